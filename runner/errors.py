@@ -58,6 +58,7 @@ __all__ = [
     "LostPeerError",
     "Mistakes",
     "NeverMetError",
+    "NoMemoryError",
     "PolicyError",
     "StageError",
     "UsageError",
@@ -108,6 +109,10 @@ class CommandGroup(Group):
 
 class LostPeerError(IncompleteError):
     """This rank lost the connection to another rank, where the cause is."""
+
+
+class NoMemoryError(IncompleteError):
+    """This rank ran out of memory."""
 
 
 class NeverMetError(StageError):

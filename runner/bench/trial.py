@@ -15,35 +15,22 @@ from runner import offline
 from runner.bench.search import Outcome, Trial
 from runner.bench.strategies import overrides
 from runner.disks import use_local_caches
-from runner.errors import StageError, UsageError
-from runner.launch.local import run_local
-from runner.launch.rank import become_rank, end_rank
-from runner.launch.srun import end_ranks, run_batch
+from runner.errors import UsageError
+from runner.launch.rank import run_rank
+from runner.launch.srun import end_ranks
+from runner.launch.start import start_ranks
 from runner.launch.train import Run, rank_command
 from runner.ranks import environment as ranks_environment
-from runner.ranks.environment import runner_command
+from runner.ranks.environment import RankEnvironment, runner_command
+from runner.ranks.heartbeat import Heartbeat
 from runner.ranks.processes import die_with_parent
+from runner.run_folder.layout import write_json
 from runner.slurm.environment import SlurmJobEnvironment
 
 TRIAL_FLAG = "AIRLIFT_TRIAL"
 """Set to 1 in the launcher of a trial, which is `runner bench` too, and in its ranks."""
 
-RESULT = "trial.json"
-"""The same name as in `runner.bench.worker`, which only ranks import."""
-
-_NO_MEMORY = (
-    "by SIGKILL",
-    "Out Of Memory",
-    "OOM Killed",
-    "bad_alloc",
-    "MemoryError",
-    "can't allocate memory",
-    "Cannot allocate memory",
-    # stage.errors.shortage prints these in place of a MemoryError. Under a memory limit, a thread
-    # cannot start because there is no memory for its stack.
-    "There is not enough memory",
-    "No more threads can be started",
-)
+RESULT, OUT_OF_MEMORY = "trial.json", "out of memory"
 
 LAST_WORDS = 12  # lines of a failed trial's log in which its error is looked for
 
@@ -130,7 +117,7 @@ def judge(
         strategy: its name.
         micro: samples per micro batch.
         code: the exit code of its launcher; None: it was ended after `limit_s` seconds.
-        result: its `trial.json`; empty where a rank was killed before it could write one.
+        result: its `trial.json`; empty where the ranks failed for another reason than memory.
         log: of its launcher.
         limit_s: the most seconds it could take.
     """
@@ -141,17 +128,10 @@ def judge(
             if key in result and key != "outcome"
         }
         return Trial(strategy, micro, "fits", **measures)
-    if result.get("outcome") == "out of memory":
-        return Trial(strategy, micro, "out of memory", "out of memory")
+    if result.get("outcome") == OUT_OF_MEMORY:
+        return Trial(strategy, micro, "out of memory", OUT_OF_MEMORY)
     if code is None:
         return Trial(strategy, micro, "too slow", f"not done after {limit_s:.0f} s")
-    # C++ and the kernel end a process that finds no memory before it can write anything.
-    if any(
-        words in _tail(path)
-        for path in (log, *log.parent.glob("logs/rank-*.log"))
-        for words in _NO_MEMORY
-    ):
-        return Trial(strategy, micro, "out of memory", "ended because memory ran out")
     said = _last_words(log)
     outcome: Outcome = "failed"
     return Trial(strategy, micro, outcome, f"{said or f'exit code {code}'} (see {log})")
@@ -177,9 +157,10 @@ def launch_trial(
     run.write_config()
     role = ranks_environment.role(environ, processes)
     argv = rank_command(run, role, environ, *arguments)
-    if role == "batch":
-        return run_batch(argv, run.folder.root)
-    return run_local(argv, processes or 1, run.folder.root)
+    outcome = start_ranks(argv, None if role == "batch" else processes or 1, run.folder, environ)
+    if outcome.kind == "no_memory":
+        write_json(run.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
+    return outcome.exit_code
 
 
 def be_a_rank(
@@ -187,18 +168,15 @@ def be_a_rank(
 ) -> NoReturn:
     """Runs one rank of a trial, and ends the process."""
     offline.set_variables(os.environ)
-    place, heartbeat = become_rank(run.folder, environ)
-    from runner.bench.worker import measure
 
-    try:
+    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
+        from runner.bench.worker import measure
+
         measure(
             run.config, run.inputs, run.folder, place, heartbeat, steps=steps, memory_gib=memory_gib
         )
-    except StageError as error:
-        # As in `runner train`: other ranks may wait for this one.
-        heartbeat.fail(f"error: {error}", error.exit_code, consequence=False)
-        os._exit(error.exit_code)
-    end_rank(0)
+
+    run_rank(run.folder, environ, work)
 
 
 def refusal(bench: Bench, strategy: str) -> str | None:

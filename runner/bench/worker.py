@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from runner.config.run_config import RunConfig
 from runner.data.store import Stores
+from runner.errors import NoMemoryError
 from runner.inputs import Inputs
 from runner.ranks.environment import RankEnvironment
 from runner.ranks.heartbeat import Heartbeat
@@ -26,7 +26,6 @@ from runner.training.out_of_memory import is_out_of_memory
 from runner.training.start import start
 
 RESULT = "trial.json"
-OUT_OF_MEMORY = "out of memory"
 EVALUATED = 2  # batches of each rank
 
 
@@ -40,7 +39,7 @@ def measure(
     steps: int,
     memory_gib: float | None,
 ) -> None:
-    """Makes `steps` steps and writes their speed to `trial.json`. Exits where memory runs out.
+    """Makes `steps` steps and writes their speed to `trial.json`.
 
     Args:
         config: the run file.
@@ -50,6 +49,9 @@ def measure(
         heartbeat: where this rank shows that it is alive.
         steps: how many.
         memory_gib: the limit of one rank; None: the device's memory, or on a CPU this rank's share.
+
+    Raises:
+        NoMemoryError: memory ran out.
     """
     _limit_memory(memory_gib, place)
     with open_console(folder.logs / f"rank-{place.rank}.log") as console:
@@ -66,7 +68,8 @@ def measure(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            _leave(folder, str(error).splitlines()[0] if str(error) else "out of memory")
+            first_line = (str(error).splitlines() or ["out of memory"])[0]
+            raise NoMemoryError(first_line, "Try a smaller micro batch.") from None
         if place.rank == 0:
             write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer)})
         trainer.ranks.barrier()
@@ -129,10 +132,3 @@ def _limit_memory(memory_gib: float | None, place: RankEnvironment) -> None:
     share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / place.local_world_size
     limit = int(memory_gib * 2**30 if memory_gib is not None else 0.8 * share)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def _leave(folder: RunFolder, words: str) -> NoReturn:
-    """Exits without cleaning up, which would wait for the other ranks in a collective."""
-    write_json(folder.root / RESULT, {"outcome": OUT_OF_MEMORY, "words": words[:300]})
-    sys.stdout.flush()
-    os._exit(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,9 +17,8 @@ from typing import Any, NoReturn
 from runner import isolation, offline
 from runner.data.recipe import data_key, recipes
 from runner.errors import IncompleteError, StageError, UsageError, suggest
-from runner.launch.local import run_local
-from runner.launch.rank import become_rank, end_rank, find_role, give_up
-from runner.launch.srun import run_batch
+from runner.launch.rank import find_role, run_rank
+from runner.launch.start import start_ranks
 from runner.launch.train import (
     Run,
     check_all_installed,
@@ -33,7 +31,8 @@ from runner.launch.train import (
 from runner.plan import devices
 from runner.plan.plan import sequence_length
 from runner.plan.shapes import ModelShape
-from runner.ranks.environment import RANK_FLAG
+from runner.ranks.environment import RANK_FLAG, RankEnvironment
+from runner.ranks.heartbeat import Heartbeat
 from runner.ranks.processes import raise_limits
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.history import earlier_facts, earlier_settings, in_yaml, settings_of
@@ -223,10 +222,8 @@ def _launch(
         name = FIRST if chosen.checkpoint is None else chosen.checkpoint.name
         arguments = rank_arguments(run, root, "--checkpoint", name)
         argv = rank_command(run, role, environ, "evaluate", *arguments)
-        if role == "batch":
-            code = run_batch(argv, folder.root)
-        else:
-            code = run_local(argv, processes, folder.root)
+        num_local = None if role == "batch" else processes
+        code = start_ranks(argv, num_local, folder, environ).exit_code
         written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
         if not any("validation_loss" in line for line in written):
             raise StageError(
@@ -251,18 +248,15 @@ def _empty(folder: RunFolder) -> None:
 def be_a_rank(chosen: Evaluation, environ: Mapping[str, str]) -> NoReturn:
     """Evaluates as one rank, and ends the process."""
     run = chosen.run
-    place, heartbeat = become_rank(run.folder, environ)
-    try:
+
+    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
         from runner.evaluate.worker import measuring
         from runner.training.start import train
 
-        work = measuring(chosen.checkpoint)
-        train(run.config, run.inputs, run.folder, place, heartbeat, work)
-    except StageError as error:
-        give_up(run.folder, place.rank, heartbeat, f"error: {error}", error)
-    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
-        give_up(run.folder, place.rank, heartbeat, traceback.format_exc(), error)
-    end_rank(0)
+        measures = measuring(chosen.checkpoint)
+        train(run.config, run.inputs, run.folder, place, heartbeat, measures)
+
+    run_rank(run.folder, environ, work)
 
 
 def stopped() -> IncompleteError:

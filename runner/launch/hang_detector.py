@@ -152,25 +152,10 @@ class HangDetector:
         except OSError:
             return ""
 
-    def first_failure(self) -> Failure | None:
-        """The earliest failure, of a rank that did not merely lose the connection to another."""
-        failures = [
-            failure for rank in range(self._ranks) if (failure := read_failure(self._logs, rank))
-        ]
-        return min(failures, key=lambda failure: (failure.consequence, failure.time), default=None)
-
-    def report_failure(self) -> list[str]:
-        """Describes the first failure for people; empty if no rank recorded one."""
-        first = self.first_failure()
-        if first is None:
-            return []
-        others = sum(read_failure(self._logs, rank) is not None for rank in range(self._ranks)) - 1
-        more = (
-            f" ({others} more failed too or lost it: their logs are beside this one's)"
-            if others
-            else ""
-        )
-        return [f"rank {first.rank} on {first.host}{more}:", *first.text.rstrip().splitlines()]
+    def failures(self) -> list[Failure]:
+        """What ranks recorded: the cause first, then those that only lost another rank."""
+        found = [read_failure(self._logs, rank) for rank in range(self._ranks)]
+        return sorted(filter(None, found), key=lambda failure: (failure.consequence, failure.time))
 
 
 def _wait(seconds: float, condition: Callable[[], bool]) -> None:

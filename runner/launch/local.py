@@ -1,8 +1,4 @@
-"""Ranks on one machine: started, watched and ended together.
-
-The same command runs once per rank; the result is one of Airlift's exit codes (0: done, 5: stopped,
-run it again). `runner.launch.srun` does the same with srun and shares the handling of signals.
-"""
+"""Ranks on one machine: started, watched and ended together."""
 
 from __future__ import annotations
 
@@ -24,17 +20,13 @@ from typing import IO
 
 from runner.errors import say
 from runner.launch.hang_detector import HangDetector
-from runner.ranks.environment import MEETING_FILE, RANK_FLAG, SENTINEL
+from runner.launch.outcome import STOP_SIGNALS, Ended
+from runner.ranks.environment import MEETING_FILE, RANK_FLAG
 from runner.ranks.heartbeat import ASK_FOR_STACKS
 from runner.ranks.network import GLOO, LOOPBACK
 from runner.ranks.processes import die_with_parent, threads_variable, why_ended
-from runner.ranks.reach import lost_by_watchdog
 from runner.ranks.rendezvous import locate
-from runner.run_folder.checkpoints import newest_first
-from runner.run_folder.layout import RunFolder
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-STDERR = 2
 STOPPING = "the ranks stop, and save a checkpoint if they have made a step"
 KILL_AFTER_S = 5.0
 TAIL_LINES = 20
@@ -45,55 +37,49 @@ TAIL_BYTES = 2**16
 def run_local(
     argv: Sequence[str],
     processes: int,
-    run_folder: Path,
-    environ: Mapping[str, str] | None = None,
-    hang_after_s: float | None = None,
-) -> int:
+    logs: Path,
+    watch: HangDetector,
+    environ: Mapping[str, str],
+) -> Ended:
     """Runs `argv` as `processes` ranks on this machine and waits for them.
 
-    Rank 0 writes to our stdout and stderr, the others to `<run folder>/logs/rank-N.log`. If a rank
-    fails, its recorded reason (else the end of its log) is printed and the others are ended: by
-    SIGTERM, five seconds later by SIGKILL. If a rank gives no heartbeat, the stack of each rank is
-    printed and all are ended the same way. SIGTERM, SIGINT and SIGHUP reach the ranks as SIGTERM,
-    SIGUSR1 as itself; a second SIGINT ends them at once. The ranks die with this process.
+    Rank 0 writes to our stdout and stderr, the others to `logs/rank-N.log`. If a rank fails, or if
+    ranks hang, the others are ended: by SIGTERM, five seconds later by SIGKILL. SIGTERM, SIGINT and
+    SIGHUP reach the ranks as SIGTERM, SIGUSR1 as itself; a second SIGINT ends them at once. The
+    ranks die with this process.
 
     Args:
         argv: the command of a rank.
-        hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
-
-    Returns:
-        0: done. 5: stopped by a signal or hanging, with or without a checkpoint; the same command
-        resumes from the newest one. Else the exit code of the first rank that failed, if it is one
-        of Airlift's exit codes, or 1.
+        watch: finds ranks that hang.
     """
-    environ = dict(os.environ if environ is None else environ)
     if ignored := locate(environ.get("MASTER_ADDR", ""), [], 1, is_first=True).ignored:
         say(ignored)
     meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
-    common = _common_environment(environ, processes, meeting)
-    sentinel = run_folder / SENTINEL
-    sentinel.unlink(missing_ok=True)
-    watch = HangDetector(run_folder / "logs", processes, hang_after_s)
+    common = _common_environment(dict(environ), processes, meeting)
     ranks: list[_LocalRank] = []
     with recorded_signals() as received:
         try:
             for rank in range(processes):
-                ranks.append(_LocalRank.start(argv, rank, processes, common, run_folder / "logs"))
-            failed, stopped, hang = _watch(ranks, received, watch)
+                log = logs / f"rank-{rank}.log" if rank else None
+                ranks.append(_LocalRank.start(argv, rank, processes, common, log))
+            failed, signals, hung = _watch(ranks, received, watch)
         finally:
             _end(ranks)
-            _wait_for_output(ranks)
+            for started in ranks:
+                if started.stderr is not None:
+                    started.stderr.wait()
             shutil.rmtree(meeting, ignore_errors=True)
-    if hang:
-        say("the ranks were ended; run the same command again to resume from the last checkpoint")
-        return 5
-    if failed is not None:
-        return _report(failed, stopped, watch, RunFolder(run_folder))
-    if sentinel.exists():
-        sentinel.unlink()
-        say("stopped by a signal; run the same command again to resume")
-        return 5
-    return 0
+    sent = frozenset(signals)
+    if failed is None:
+        return Ended(in_job=False, hung=hung, signals=sent)
+    return Ended(
+        in_job=False,
+        code=failed.process.returncode or -signal.SIGTERM,  # ended by a second Ctrl-C
+        words=failed.words(),
+        signals=sent,
+        last_words=failed.last_words(),
+        tail=[f"[rank {failed.rank}] {line}" for line in failed.tail()],
+    )
 
 
 @dataclass
@@ -106,19 +92,23 @@ class _LocalRank:
 
     @classmethod
     def start(
-        cls, argv: Sequence[str], rank: int, processes: int, common: Mapping[str, str], logs: Path
+        cls,
+        argv: Sequence[str],
+        rank: int,
+        processes: int,
+        common: Mapping[str, str],
+        log: Path | None,
     ) -> _LocalRank:
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         environ = {
             **common,
-            **place,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(processes),
             "LOCAL_WORLD_SIZE": str(processes),
         }
-        log, output = None, None
-        if rank > 0:
-            logs.mkdir(parents=True, exist_ok=True)
-            log = logs / f"rank-{rank}.log"
+        output = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
             output = log.open("ab")
         start = output.tell() if output else 0
         try:
@@ -128,6 +118,16 @@ class _LocalRank:
                 output.close()
         stderr = CopiedStderr(process.stderr) if process.stderr else None
         return cls(rank, process, log, start, stderr)
+
+    def words(self) -> str:
+        """How it ended, for people."""
+        code = self.process.returncode
+        log = f"; its log: {self.log}" if self.log else ""
+        if code >= 0:
+            return f"rank {self.rank} failed with exit code {code}; the others were ended{log}"
+        hint = f" ({why})" if (why := why_ended(code)) else ""
+        name = signal.Signals(-code).name
+        return f"rank {self.rank} was ended by {name}{hint}; the others were ended{log}"
 
     def tail(self) -> list[str]:
         if self.log is None:
@@ -163,7 +163,7 @@ class CopiedStderr:
             self._kept = (self._kept + piece)[-TAIL_BYTES:]
             with suppress(OSError):  # our terminal is gone: the rank must not end because of it
                 sys.stderr.flush()
-                _write_all(STDERR, piece)
+                _write_all(2, piece)
 
     def tail(self) -> str:
         """The end of it. Waits until the process has closed it, for a few seconds at most."""
@@ -299,12 +299,6 @@ def print_hang(watch: HangDetector, silent: dict[int, float]) -> None:
         say(line)
 
 
-def _wait_for_output(ranks: Sequence[_LocalRank]) -> None:
-    for rank in ranks:
-        if rank.stderr is not None:
-            rank.stderr.wait()
-
-
 def _end(ranks: Sequence[_LocalRank]) -> None:
     running = [rank.process for rank in ranks if rank.process.poll() is None]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -314,52 +308,3 @@ def _end(ranks: Sequence[_LocalRank]) -> None:
         deadline = time.monotonic() + KILL_AFTER_S
         while time.monotonic() < deadline and any(process.poll() is None for process in running):
             time.sleep(0.05)
-
-
-def report_lost_peer(watch: HangDetector, line: str) -> int:
-    """Reports that NCCL's watchdog ended a rank.
-
-    Args:
-        line: what the watchdog wrote.
-
-    Returns:
-        The exit code: that of the rank that failed first, else 5.
-    """
-    say(f"NCCL's watchdog ended a rank, because another rank is gone or hangs: {line}")
-    first = watch.first_failure()
-    if first is not None and not first.consequence:
-        say(f"the cause is rank {first.rank}, see above")
-        return first.code
-    say("the ranks were ended; run it again to resume from the last checkpoint")
-    return 5
-
-
-def _report(failed: _LocalRank, stopped: set[int], watch: HangDetector, folder: RunFolder) -> int:
-    code = failed.process.returncode
-    if stopped and (code == 0 or -code in stopped):
-        newest = next(iter(newest_first(folder.checkpoints)), None)
-        if newest is None:
-            say(
-                "stopped by a signal before a checkpoint was saved: "
-                "run the same command again, it starts from the beginning"
-            )
-        else:
-            say(
-                f"stopped by a signal; {newest.name} is saved: "
-                "run the same command again to resume from there"
-            )
-        return 5
-    reason = watch.report_failure()
-    for line in reason or failed.tail():
-        print(line if reason else f"[rank {failed.rank}] {line}", file=sys.stderr)
-    log = f"; its log: {failed.log}" if failed.log else ""
-    if code == -signal.SIGABRT and (line := lost_by_watchdog(failed.last_words())):
-        return report_lost_peer(watch, line)
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = f" ({why})" if (why := why_ended(code)) else ""
-        say(f"rank {failed.rank} was ended by {name}{hint}; the others were ended{log}")
-        from_outside = -code in (signal.SIGKILL, *STOP_SIGNALS)
-        return 5 if from_outside else 1
-    say(f"rank {failed.rank} failed with exit code {code}; the others were ended{log}")
-    return code if code <= 5 else 1

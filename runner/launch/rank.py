@@ -9,15 +9,23 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
+import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from runner import offline
 from runner.disks import use_local_caches
-from runner.errors import LostPeerError, NeverMetError, StageError, UsageError, shortage
+from runner.errors import (
+    LostPeerError,
+    NeverMetError,
+    NoMemoryError,
+    StageError,
+    UsageError,
+    shortage,
+)
 from runner.ranks.environment import (
     RANK_FLAG,
     TORCH_VARIABLES,
@@ -139,6 +147,25 @@ def end_rank(code: int) -> NoReturn:
     os._exit(code)
 
 
+def run_rank(
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    work: Callable[[RankEnvironment, Heartbeat], object],
+) -> NoReturn:
+    """Is a rank: does its work, and ends the process. Every rank of every command is started so.
+
+    Args:
+        work: imports torch itself; this module does not.
+    """
+    place, heartbeat = become_rank(folder, environ)
+    try:
+        work(place, heartbeat)
+    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
+        text = f"error: {error}" if isinstance(error, StageError) else traceback.format_exc()
+        give_up(folder, place.rank, heartbeat, text, error)
+    end_rank(0)
+
+
 def give_up(
     folder: RunFolder, rank: int, heartbeat: Heartbeat, text: str, error: Exception
 ) -> NoReturn:
@@ -150,9 +177,16 @@ def give_up(
     """
     fault = error if isinstance(error, StageError) else shortage(error)
     code = fault.exit_code if fault else 1
+    # A thread that cannot start has no memory for its stack.
+    is_short = fault is not None and not isinstance(error, StageError | RecursionError)
     launched = os.environ.get(RANK_FLAG) == "1"
     try:
-        heartbeat.fail(text, code, consequence=isinstance(error, LostPeerError | NeverMetError))
+        heartbeat.fail(
+            text,
+            code,
+            consequence=isinstance(error, LostPeerError | NeverMetError),
+            no_memory=isinstance(error, NoMemoryError) or is_short,
+        )
     except OSError:  # often because this disk is full: then the reason is in our output
         launched = False
     with suppress(OSError):

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
 from runner.errors import (
@@ -29,13 +28,13 @@ from runner.errors import (
     say,
 )
 from runner.launch.hang_detector import HangDetector
-from runner.launch.local import STOPPING, print_hang, recorded_signals, report_lost_peer
+from runner.launch.local import STOPPING, print_hang, recorded_signals
+from runner.launch.outcome import Ended
 from runner.ranks import network
-from runner.ranks.environment import RANK_FLAG, SENTINEL, TORCH_VARIABLES
+from runner.ranks.environment import RANK_FLAG, TORCH_VARIABLES
 from runner.ranks.heartbeat import ASK_FOR_STACKS
 from runner.ranks.node_test import Meeting, faults_in
 from runner.ranks.processes import die_with_parent, threads_variable
-from runner.ranks.reach import lost_by_watchdog
 from runner.ranks.rendezvous import (
     Master,
     address_in_slurm,
@@ -55,18 +54,11 @@ from runner.slurm.environment import (
 )
 from runner.slurm.jobs import over_job, running_step, step_name
 
-MAX_REQUEUES = 32
-"""A job is requeued at most this often: beyond that, something else than progress causes it."""
-
-SCONTROL_TIMEOUT_S = 40
 LINES_KEPT = 2000
 NODE_TEST_S = 90.0
 """How long the test of the nodes may last: a busy disk, slow to start Python, is no fault."""
 TRIES = 5
 """How often a busy Slurm controller is asked."""
-
-_STOPPED = ("Terminated", "User defined signal 1")
-"""srun's texts for ranks that got a stop signal during their imports: nothing saved, no error."""
 
 _TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.*)")
 
@@ -135,39 +127,27 @@ def find_rank_0(job: SlurmJobEnvironment, environ: Mapping[str, str]) -> Master:
 
 def run_batch(
     argv: Sequence[str],
-    run_folder: Path,
-    environ: Mapping[str, str] | None = None,
-    hang_after_s: float | None = None,
-    folders: Mapping[str, str] | None = None,
-    *,
-    tests_nodes: bool = True,
-) -> int:
+    watch: HangDetector,
+    environ: Mapping[str, str],
+    folders: Mapping[str, str],
+) -> Ended:
     """Runs `argv` as the ranks of this job and waits for them.
 
     Slurm itself signals the ranks (`--signal=TERM@300`). A stop signal to this process is passed
     on as SIGUSR1, which srun forwards to each rank; on SIGTERM srun would kill them. If the ranks
-    saved because of a signal, the job is requeued. If they hang, the stack of each rank is printed
-    and the ranks are ended.
+    hang, the stack of each rank is printed and the ranks are ended.
 
     Args:
         argv: the command of a rank.
-        hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
-        folders: what it is -> a folder that each node must have.
-        tests_nodes: whether each node of several is tested first; a rehearsal does it itself.
-
-    Returns:
-        0: done. 5: stopped, submit again. Else the exit code of the first rank that failed, if it
-        is one of Airlift's exit codes, or 1.
+        watch: finds ranks that hang.
+        folders: what it is -> a folder that each node must have; empty: the nodes are not tested.
 
     Raises:
         UsageError: this is not a job, the tasks do not divide among the nodes, rank 0 has no
             address, or srun cannot be started.
         NeverMetError: as for `check_nodes`.
     """
-    environ = os.environ if environ is None else environ
-    job = SlurmJobEnvironment.from_environ(environ)
-    if job is None:
-        raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
+    job = job_of(environ)
     port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
     name = step_name(platform.node(), os.getpid())
     master = find_rank_0(job, environ)
@@ -176,33 +156,34 @@ def run_batch(
         srun_environment(job, environ, port, master.address),
     )
     _describe(job, command, master, port)
-    if job.num_nodes > 1 and tests_nodes:
-        check_nodes(job, variables, Meeting(master.address, port, job.num_nodes - 1, folders or {}))
-    sentinel = run_folder / SENTINEL
-    sentinel.unlink(missing_ok=True)
-    watch = HangDetector(run_folder / "logs", job.num_nodes * tasks_per_node(job), hang_after_s)
-    code, first_end, hang, last_words = _srun(command, variables, watch)
+    if job.num_nodes > 1 and folders:
+        check_nodes(job, variables, Meeting(master.address, port, job.num_nodes - 1, folders))
+    code, how, hung, last_words = _srun(command, variables, watch)
     if code < 0:
         say(f"srun was ended by {signal.Signals(-code).name}")
         end_ranks(job.job_id, os.getpid())
-    if hang:
-        say("the ranks were ended; submit the run again to resume from its last checkpoint")
-        return 5
-    if sentinel.exists():
-        # Rank 0 wrote it after all ranks had saved, so errors during their exit do no harm.
-        sentinel.unlink()
-        return _requeue(job)
-    if first_end.startswith(_STOPPED):
-        say("the ranks got a stop signal before they could save")
-        return _requeue(job)
-    if code and not first_end and (error := over_job(environ)):
+    if code and not how and not hung and (error := over_job(environ)):
         raise error
-    if code:
-        for line in watch.report_failure():
-            print(line, file=sys.stderr)
-    if first_end.startswith("Aborted") and (line := lost_by_watchdog(last_words)):
-        return report_lost_peer(watch, line)
-    return _exit_code(code, first_end)
+    return Ended(
+        in_job=True,
+        code=_code_of_first_task(code, how),
+        words=how or f"srun exit code {code}",
+        hung=hung,
+        signals=frozenset((signal.SIGTERM, signal.SIGUSR1) if how else ()),
+        last_words=last_words,
+    )
+
+
+def job_of(environ: Mapping[str, str]) -> SlurmJobEnvironment:
+    """The job of this process.
+
+    Raises:
+        UsageError: there is none.
+    """
+    job = SlurmJobEnvironment.from_environ(environ)
+    if job is None:
+        raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
+    return job
 
 
 def node_test_command(job: SlurmJobEnvironment, meeting: Meeting) -> list[str]:
@@ -362,82 +343,23 @@ def end_ranks(job_id: int, launcher: int) -> None:
         say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
 
 
-def _exit_code(code: int, first_end: str) -> int:
-    """The exit code of the run.
+def _code_of_first_task(code: int, how: str) -> int:
+    """The exit code of the task that ended first; negative: the signal that ended it.
 
     srun ends the other tasks after one fails and returns *their* code, so the first task decides.
+
+    Args:
+        code: of srun.
+        how: what srun printed of the first task that ended badly: an exit code, or the text of
+            strsignal(3).
     """
     if code == 0:
         return 0
-    exited = re.match(r"Exited with exit code (\d+)", first_end)
-    if exited:
-        return int(exited[1]) if int(exited[1]) <= 5 else 1
-    ended_from_outside = first_end.startswith(("Killed", *_STOPPED, "Out Of Memory"))
-    if ended_from_outside or code < 0 or (not first_end and code > 128):
-        say(f"the ranks were ended from outside ({first_end or f'srun exit code {code}'})")
-        say("submit the run again to resume from its last checkpoint")
-        return 5
-    return 1
-
-
-def _requeue(job: SlurmJobEnvironment) -> int:
-    """Requeues the job if Slurm counts it as running and `MAX_REQUEUES` is not reached.
-
-    Returns:
-        5, always.
-    """
-    if obstacle := _why_not_requeued(job):
-        say(obstacle)
-        return 5
-    restart = job.restart_count + 1
-    # Said first: Slurm can end this script before scontrol returns.
-    say(f"job {job.job_id} goes back in the queue (restart {restart} of at most {MAX_REQUEUES})")
-    requeued = _scontrol("requeue", str(job.job_id))
-    if requeued.returncode != 0:
-        why = requeued.stderr.strip()
-        say(f"Slurm refused to requeue the job: {why}; submit the run again to resume")
-        return 5
-    # Slurm ends this script as part of the requeue; an exit before that would only race with it.
-    time.sleep(60)
-    return 5
-
-
-def _why_not_requeued(job: SlurmJobEnvironment) -> str:
-    """The reason why this job is not requeued, as a message; empty: it can be requeued."""
-    shown = _scontrol("show", "job", str(job.job_id), "--oneliner")
-    if shown.returncode != 0:
-        why = shown.stderr.strip()
-        return f"stopped: Slurm does not answer ({why}); submit the run again to resume"
-    fields = dict(field.partition("=")[::2] for field in shown.stdout.split())
-    if fields.get("BatchFlag") != "1":
-        return (
-            "stopped by a signal; run the same command again to resume (only batch jobs are "
-            "requeued)"
-        )
-    if fields.get("JobState") != "RUNNING":
-        return (
-            f"stopped: Slurm ends the job ({fields.get('JobState')}), so it is not requeued; "
-            "submit it again to resume"
-        )
-    if job.restart_count >= MAX_REQUEUES:
-        return (
-            f"stopped: requeued {job.restart_count} times already; submit the run again to resume"
-        )
-    return ""
-
-
-def _scontrol(*arguments: str, tries: int = TRIES) -> subprocess.CompletedProcess[str]:
-    """Asks Slurm's controller, up to `tries` times: the rest of the run depends on the answer."""
-    for left in reversed(range(tries)):
-        try:
-            done = ask("scontrol", *arguments, timeout_s=SCONTROL_TIMEOUT_S)
-            answer = done or subprocess.CompletedProcess(
-                arguments, 1, "", "scontrol is not on PATH"
-            )
-        except (OSError, IncompleteError) as error:
-            answer = subprocess.CompletedProcess(arguments, 1, "", str(error))
-        if answer.returncode == 0:
-            break
-        if left:
-            time.sleep(5)
-    return answer
+    if exited := re.match(r"Exited with exit code (\d+)", how):
+        return int(exited[1])
+    if how.startswith("Out Of Memory"):
+        return -signal.SIGKILL
+    for number in signal.Signals:
+        if how and how.startswith(signal.strsignal(number) or " "):
+            return -number
+    return 128 - code if code > 128 and not how else code

@@ -7,10 +7,10 @@ launcher checks, prepares the data and writes the run folder, once for all ranks
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from runner import inputs as inputs_module
@@ -24,9 +24,9 @@ from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, pr
 from runner.inputs import Inputs
 from runner.installed import check_installed, to_prepare, to_train
 from runner.launch import node_local
-from runner.launch.local import run_local
-from runner.launch.rank import become_rank, end_rank, find_role, give_up
-from runner.launch.srun import run_batch
+from runner.launch.outcome import Ended, outcome_of
+from runner.launch.rank import end_rank, find_role, run_rank
+from runner.launch.start import start_ranks
 from runner.plan import devices
 from runner.plan.plan import sequence_length
 from runner.plan.shapes import Device, ModelShape
@@ -164,7 +164,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
     isolation.isolate(os.environ, _say_once(role, environ))
     check_all_installed(run, role)
     if role == "rank" and environ.get(RANK_FLAG) == "1":
-        return _be_a_rank(run, environ)
+        run_rank(run.folder, environ, partial(_train_as, run))
     if role == "rank":
         return _be_a_rank_of_others(run, environ, dry_run=dry_run)
     num_local = processes or 1
@@ -223,10 +223,11 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     argv = rank_command(run, role, environ, "train", *rank_arguments(run, run.folder.root))
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     say("the ranks start with the import of torch: up to a minute where the disk is slow")
-    if role == "batch":
-        folders = {"the run folder": str(run.folder.root), "the bundle": str(run.inputs.bundle)}
-        return run_batch(argv, run.folder.root, hang_after_s=hang_after_s, folders=folders)
-    return run_local(argv, num_local, run.folder.root, hang_after_s=hang_after_s)
+    folders = {"the run folder": str(run.folder.root), "the bundle": str(run.inputs.bundle)}
+    processes = None if role == "batch" else num_local
+    return start_ranks(
+        argv, processes, run.folder, environ, hang_after_s=hang_after_s, folders=folders
+    ).exit_code
 
 
 def rank_arguments(run: Run, output: Path, *more: str) -> list[str]:
@@ -353,12 +354,6 @@ def failed_to_prepare(error: OSError, run: Run) -> StageError:
     )
 
 
-def _be_a_rank(run: Run, environ: Mapping[str, str]) -> int:
-    place, heartbeat = become_rank(run.folder, environ)
-    _train_as(run, place, heartbeat, nullcontext())
-    end_rank(0)
-
-
 def _be_a_rank_of_others(run: Run, environ: Mapping[str, str], *, dry_run: bool) -> int:
     """Trains as a rank that srun, torchrun or mpirun started.
 
@@ -383,14 +378,17 @@ def _be_a_rank_of_others(run: Run, environ: Mapping[str, str], *, dry_run: bool)
         print_line("dry run: nothing was started")
         return 0
     run.folder.make()
-    place, heartbeat = become_rank(run.folder, environ)
-    _train_as(
-        run, place, heartbeat, _leading(run, place, heartbeat, environ) if leads else nullcontext()
-    )
-    stopped = (run.folder.root / ranks_environment.SENTINEL).exists()
-    if stopped:
-        say("stopped by a signal; run the same command again to resume")
-    return end_rank(5 if stopped else 0)
+
+    def lead_and_train(place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
+        with _leading(run, place, heartbeat, environ) if leads else nullcontext():
+            _train_as(run, place, heartbeat)
+        stopped = (run.folder.root / ranks_environment.STOPPED).exists()
+        outcome = outcome_of(Ended(in_job=False, saved=stopped))
+        for line in outcome.messages:
+            say(line)
+        end_rank(outcome.exit_code)
+
+    return run_rank(run.folder, environ, lead_and_train)
 
 
 @contextmanager
@@ -402,7 +400,7 @@ def _leading(
 ) -> Iterator[None]:
     """Does the launcher's work in rank 0; its heartbeat shows the other ranks that it works."""
     with hold_run_folder(run.folder, environ):
-        (run.folder.root / ranks_environment.SENTINEL).unlink(missing_ok=True)
+        (run.folder.root / ranks_environment.STOPPED).unlink(missing_ok=True)
         with heartbeat.beating(PREPARE):
             in_child(_check_as_launcher, (run, place, dict(environ), True), *_CHECKING)
         run.write_config()
@@ -426,26 +424,10 @@ def _check_as_launcher(
         prepare_in_sandbox(run)
 
 
-def _train_as(
-    run: Run,
-    place: ranks_environment.RankEnvironment,
-    heartbeat: Heartbeat,
-    around: AbstractContextManager[None],
-) -> None:
-    """Trains as one rank. On a failure it ends this process instead of returning.
+def _train_as(run: Run, place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
+    from runner.training.start import train as train_rank
 
-    Args:
-        around: entered before the training and left after it.
-    """
-    try:
-        with around:
-            from runner.training.start import train as train_rank
-
-            train_rank(run.config, run.inputs, run.folder, place, heartbeat)
-    except StageError as error:
-        give_up(run.folder, place.rank, heartbeat, f"error: {error}", error)
-    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
-        give_up(run.folder, place.rank, heartbeat, traceback.format_exc(), error)
+    train_rank(run.config, run.inputs, run.folder, place, heartbeat)
 
 
 def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:

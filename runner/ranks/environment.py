@@ -38,7 +38,7 @@ MEETING_FILE = "AIRLIFT_MEETING_FILE"
 torch's TCP store would ask DNS for the name of 127.0.0.1.
 """
 
-SENTINEL = "requeue"
+STOPPED = "stopped"
 """Rank 0 writes this file to the run folder, after a barrier, when all ranks saved on a signal."""
 
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -74,6 +74,7 @@ class Failure:
         consequence: it only lost the connection to another rank.
         code: its exit code.
         text: the error and its remedy, or a traceback.
+        no_memory: it ran out of memory.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class Failure:
     consequence: bool
     code: int
     text: str
+    no_memory: bool = False
 
 
 class Heartbeat:
@@ -161,13 +163,14 @@ class Heartbeat:
             over.set()
             thread.join()
 
-    def fail(self, text: str, code: int, *, consequence: bool) -> None:
+    def fail(self, text: str, code: int, *, consequence: bool, no_memory: bool = False) -> None:
         """Records why this rank fails.
 
         Args:
             text: the error and its remedy, or a traceback.
             code: its exit code.
             consequence: it only lost the connection to another rank.
+            no_memory: it ran out of memory.
         """
         failure = Failure(
             rank=self._rank,
@@ -176,6 +179,7 @@ class Heartbeat:
             consequence=consequence,
             code=code,
             text=text,
+            no_memory=no_memory,
         )
         path = failure_path(self.logs, self._rank)
         part = path.with_suffix(".failure.part")

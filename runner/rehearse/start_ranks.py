@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
 from runner import offline
-from runner.errors import StageError, isolated
-from runner.launch.local import run_local
-from runner.launch.rank import become_rank, end_rank, give_up
+from runner.errors import isolated
+from runner.launch.rank import run_rank
+from runner.launch.start import start_ranks
 from runner.launch.train import Run
+from runner.ranks.environment import RankEnvironment
+from runner.ranks.heartbeat import Heartbeat
 from runner.rehearse.network import leave_network
 from runner.rehearse.small_run import RANKS
 
@@ -37,23 +38,20 @@ def launch(run: Run, hidden: Path, phase: str) -> int:
     """Starts the ranks behind the wall, and waits; returns the exit code."""
     refused = leave_network()
     (hidden / WALL).write_text(refused or "", encoding="utf-8")
-    return run_local(command(hidden, phase, RANK), RANKS, run.folder.root)
+    return start_ranks(command(hidden, phase, RANK), RANKS, run.folder, os.environ).exit_code
 
 
 def be_a_rank(run: Run, phase: str) -> NoReturn:
     """Does the work of a rank in one of the two phases, and ends the process."""
     offline.set_variables(os.environ)
-    place, heartbeat = become_rank(run.folder, os.environ)
-    try:
+
+    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
         from runner.rehearse.worker import WORK
         from runner.training.start import train
 
         train(run.config, run.inputs, run.folder, place, heartbeat, WORK[phase])
-    except StageError as error:
-        give_up(run.folder, place.rank, heartbeat, f"error: {error}", error)
-    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
-        give_up(run.folder, place.rank, heartbeat, traceback.format_exc(), error)
-    end_rank(0)
+
+    run_rank(run.folder, os.environ, work)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.plan.plan import TrainingPlan
-from runner.ranks.environment import SENTINEL
+from runner.ranks.environment import STOPPED
 from runner.ranks.heartbeat import Heartbeat
 from runner.run_folder.checkpoints import (
     TrainingState,
@@ -426,7 +426,7 @@ class Trainer:
     def request_continuation(self) -> None:
         """Leaves a file that says there is more to do. All ranks have saved before."""
         if self.ranks.is_first:
-            (self.folder.root / SENTINEL).write_text(
+            (self.folder.root / STOPPED).write_text(
                 f"{self.stop.received or 'a signal on another rank'}\n"
             )
         self.observer.say(f"stopped by a signal after step {self.step}; saved")

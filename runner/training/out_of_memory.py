@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.errors import IncompleteError, UsageError, human_size, says_no_memory
+from runner.errors import NoMemoryError, UsageError, human_size, says_no_memory
 from runner.plan.plan import TrainingPlan, decide
 from runner.plan.shapes import Device, ModelShape
 
@@ -42,7 +42,7 @@ def explain(
     plan: TrainingPlan,
     device: Device,
     where: str,
-) -> IncompleteError:
+) -> NoMemoryError:
     """Explains a lack of memory, with the settings that need less.
 
     Args:
@@ -77,7 +77,7 @@ def explain(
     if idle and asked and idle > asked:
         options.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (fragmentation)")
     remedy = "; or ".join(options) or "Use more devices, or devices with more memory"
-    return IncompleteError(message, f"{remedy}. Then run it again.")
+    return NoMemoryError(message, f"{remedy}. Then run it again.")
 
 
 def _options(config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device) -> list[str]:

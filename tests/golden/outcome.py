@@ -42,12 +42,11 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from runner import errors
-from runner.bench.trial import judge
+from runner.bench import trial as trials
 from runner.errors import StageError
 from runner.evaluate import launch as evaluating
 from runner.launch import hang_detector, local, train
-from runner.launch.local import run_local
-from runner.launch.srun import run_batch
+from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
 from tests.golden.record import path_of
 
@@ -143,15 +142,20 @@ def _programs(folder: Path, given: Mapping[str, Any]) -> None:
 # ---- today's judges
 
 
+def _started(argv: list[str], processes: int | None, folder: Path) -> int:
+    run = RunFolder(folder / "run")
+    return start_ranks(argv, processes, run, os.environ, hang_after_s=0.1).exit_code
+
+
 def _here(folder: Path, given: Mapping[str, Any]) -> int:
     argv = ["sh", "-c", _rank_script(folder, given)]
-    return run_local(argv, len(given["codes"]), folder / "run", hang_after_s=0.1)
+    return _started(argv, len(given["codes"]), folder)
 
 
 def _srun(folder: Path, given: Mapping[str, Any]) -> int:
     restarts = str(given.get("slurm", {}).get("restarts", 0))
     os.environ.update(JOB, SLURM_RESTART_COUNT=restarts)
-    return run_batch(["rank"], folder / "run", hang_after_s=0.1)
+    return _started(["rank"], None, folder)
 
 
 def _torchrun(folder: Path, given: Mapping[str, Any]) -> int:
@@ -196,12 +200,13 @@ def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
 
 def _trial(folder: Path, given: Mapping[str, Any]) -> str:
     run = folder / "run"
-    for name, texts in given.get("lines", {}).items():
-        log = run / ("trial.log" if name == "launcher" else f"logs/rank-{name}.log")
-        log.write_text("".join(f"{text}\n" for text in texts))
-    (run / "trial.log").touch()
-    result = json.loads(given.get("files", {}).get("trial.json", "{}"))
-    trial = judge("ddp", 4, given["launcher"], result, run / "trial.log", 600.0)
+    code = None
+    if "codes" in given:
+        argv = ["sh", "-c", _rank_script(folder, given)]
+        of_run: Any = types.SimpleNamespace(folder=RunFolder(run), write_config=lambda: None)
+        with mock.patch.object(trials, "rank_command", lambda *_: argv):
+            code = trials.launch_trial(of_run, [], len(given["codes"]), os.environ)
+    trial = trials.judge("ddp", 4, code, trials._result(run), folder / "said", 600.0)
     print(trial.words)
     return trial.outcome
 

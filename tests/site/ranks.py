@@ -105,7 +105,7 @@ def save_when_asked(folder: Path, place: ranks_environment.RankEnvironment) -> N
         if place.rank == 0:
             while len(list(folder.glob("saved-*"))) < place.world_size:
                 time.sleep(0.01)
-            (folder / ranks_environment.SENTINEL).write_text("signal")
+            (folder / ranks_environment.STOPPED).write_text("signal")
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)
@@ -144,7 +144,7 @@ def get_nowhere(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     """Gets a stop request as soon as it runs, whenever it runs."""
     with open(folder / "lives", "a") as lives:
         lives.write(".")
-    (folder / ranks_environment.SENTINEL).write_text("signal")
+    (folder / ranks_environment.STOPPED).write_text("signal")
 
 
 PROGRAMS = {

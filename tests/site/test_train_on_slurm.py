@@ -58,7 +58,7 @@ def test_a_stopped_job_is_requeued_and_one_with_a_killed_rank_resumes_when_submi
     site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
     site.run("scancel", "--signal=TERM", str(job))
     site.wait(lambda: "resumed from step-" in log(run_folder), why=lambda: log(run_folder))
-    assert not (run_folder / "requeue").exists()
+    assert not (run_folder / "stopped").exists()
     stopped = int(log(run_folder).partition("resumed from step-")[2].split()[0])
     site.wait(lambda: len(losses(run_folder)) > stopped, why=lambda: log(run_folder))
     site.control("nexec", "n2", "pkill", "-KILL", "--newest", "--full", "runner train")

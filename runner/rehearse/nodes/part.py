@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
-from runner.launch.rank import become_rank, end_rank, give_up
-from runner.launch.srun import run_batch
+from runner.launch.rank import end_rank, run_rank
+from runner.launch.start import start_ranks
 from runner.launch.train import Run, rank_command
 from runner.preflight.findings import Finding, Findings, finding_of
 from runner.ranks.environment import RANK_FLAG, RankEnvironment, rank_environment
+from runner.ranks.heartbeat import Heartbeat
 from runner.ranks.network import PEERS_ASKED, here, other_hosts, own_address_towards
 from runner.ranks.reach import HOW_TO_CHOOSE
 from runner.ranks.rendezvous import address_in_slurm
@@ -70,8 +70,10 @@ def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mappin
 
 def launch(run: Run, folder: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
-    RunFolder(folder).make()
-    return run_batch(rank_command(run, "batch", environ, *arguments), folder, tests_nodes=False)
+    rehearsal = RunFolder(folder)
+    rehearsal.make()
+    argv = rank_command(run, "batch", environ, *arguments)
+    return start_ranks(argv, None, rehearsal, environ).exit_code
 
 
 def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
@@ -83,18 +85,15 @@ def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) ->
     wait_for_all(folder, RECORD, hosts, MEASURES_S)
     if any(folder.glob(f"*.{BLOCKED}")):
         end_rank(0)  # the ranks could only wait for each other
-    place, heartbeat = become_rank(RunFolder(folder), os.environ)
-    try:
+
+    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
         from runner.rehearse.nodes.bandwidth import all_reduce
 
         result = all_reduce(run.config, place, heartbeat)
-    except StageError as error:
-        give_up(RunFolder(folder), place.rank, heartbeat, f"error: {error}", error)
-    except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
-        give_up(RunFolder(folder), place.rank, heartbeat, traceback.format_exc(), error)
-    if place.rank == 0:
-        write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
-    end_rank(0)
+        if place.rank == 0:
+            write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
+
+    run_rank(RunFolder(folder), os.environ, work)
 
 
 def _look_at_node(

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from runner.errors import UsageError
 from runner.launch import hang_detector
 from runner.launch.hang_detector import HangDetector, innermost_frames
-from runner.launch.local import run_local
+from runner.launch.start import start_ranks
 from runner.ranks.heartbeat import Heartbeat, read_failure, read_pulse
+from runner.run_folder.layout import RunFolder
 from runner.training.components.process_group import RankConfigDigest, check_agreement
 
 RANK = """\
@@ -42,9 +43,8 @@ os._exit(1)
 
 
 def run(script: str, processes: int, folder: Path, **arguments: float) -> int:
-    return run_local(
-        [sys.executable, "-c", RANK + script, str(folder)], processes, folder, **arguments
-    )
+    argv = [sys.executable, "-c", RANK + script, str(folder)]
+    return start_ranks(argv, processes, RunFolder(folder), os.environ, **arguments).exit_code
 
 
 def test_a_stopped_rank_is_a_hang_told_with_each_ranks_stack_and_ended(
@@ -184,12 +184,12 @@ def test_a_torn_pulse_or_failure_is_no_sign_and_no_crash(tmp_path: Path) -> None
     (tmp_path / "rank-0.failure").write_text('{"rank": 0}')
     assert read_pulse(tmp_path, 0) is None
     assert read_failure(tmp_path, 0) is None
-    assert HangDetector(tmp_path / "none", 1).first_failure() is None
+    assert HangDetector(tmp_path / "none", 1).failures() == []
 
 
 def test_what_an_earlier_run_left_is_not_told_again(tmp_path: Path) -> None:
     Heartbeat(tmp_path, 0).fail("of yesterday", 1, consequence=False)
-    assert HangDetector(tmp_path, 1).report_failure() == []
+    assert HangDetector(tmp_path, 1).failures() == []
 
 
 def test_the_main_thread_is_the_one_that_is_shown() -> None:

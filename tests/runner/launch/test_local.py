@@ -15,8 +15,9 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import local as ranks_module
-from runner.launch.local import run_local
+from runner.launch.start import start_ranks
 from runner.ranks import environment as ranks_environment
+from runner.run_folder.layout import RunFolder
 
 STEP = {
     "SLURM_JOB_ID": "17",
@@ -161,6 +162,13 @@ def test_a_process_without_rank_variables_is_told_which_are_missing() -> None:
         ranks_environment.rank_environment({"AIRLIFT_RANK": "1"})
 
 
+def run_local(
+    argv: list[str], processes: int, folder: Path, environ: Mapping[str, str] = os.environ
+) -> int:
+    """Runs ranks on this machine; returns the exit code."""
+    return start_ranks(argv, processes, RunFolder(folder), environ).exit_code
+
+
 def python(script: str) -> list[str]:
     return [
         sys.executable,
@@ -300,14 +308,14 @@ TEXT = {GONE!r}{ABORTED}"""
 def test_a_sentinel_of_an_earlier_run_does_not_turn_success_into_interruption(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / ranks_environment.SENTINEL).write_text("stale")
+    (tmp_path / ranks_environment.STOPPED).write_text("stale")
     assert run_local(python("pass"), 1, tmp_path) == 0
 
 
 RANK_THAT_WAITS = """
 def stop(number, frame):
     open(f'{folder}/got-{rank}', 'a').write(signal.Signals(number).name + '\\n')
-    if rank == 0: open(f'{folder}/requeue', 'w').write('signal')
+    if rank == 0: open(f'{folder}/stopped', 'w').write('signal')
     sys.exit(0)
 folder = sys.argv[1]
 for name in ('SIGTERM', 'SIGINT', 'SIGUSR1'): signal.signal(getattr(signal, name), stop)
@@ -331,7 +339,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
     def start(script: str, *under: str) -> subprocess.Popen[str]:
         main = (
-            "import sys, pathlib; from runner.launch.local import run_local\n"
+            "import pathlib, sys; from tests.runner.launch.test_local import run_local\n"
             f"sys.exit(run_local({[*python(script), str(tmp_path)]!r}, 2, "
             f"pathlib.Path({str(tmp_path)!r})))"
         )
@@ -362,7 +370,7 @@ def test_a_stop_signal_reaches_every_rank_once_and_the_run_can_be_resumed(
     assert process.returncode == 5
     assert [(tmp_path / f"got-{rank}").read_text() for rank in range(2)] == [f"{arrives}\n"] * 2
     assert "run the same command again to resume" in said
-    assert not (tmp_path / ranks_environment.SENTINEL).exists()
+    assert not (tmp_path / ranks_environment.STOPPED).exists()
 
 
 def test_a_hangup_that_nohup_ignores_stops_nothing(tmp_path: Path, launcher: Launcher) -> None:
@@ -414,7 +422,10 @@ def test_a_stop_while_the_ranks_import_torch_is_no_failure(
 def test_a_rank_that_crashes_while_it_stops_is_a_failure(
     tmp_path: Path, launcher: Launcher
 ) -> None:
-    crashes = RANK_THAT_WAITS.replace("sys.exit(0)", "os.kill(os.getpid(), signal.SIGSEGV)")
+    crashes = RANK_THAT_WAITS.replace(
+        "def stop(number, frame):\n",
+        ("def stop(number, frame):\n    os.kill(os.getpid(), signal.SIGSEGV)\n"),
+    )
     process = launcher(crashes)
     process.terminate()
     _, said = process.communicate(timeout=60)

@@ -11,6 +11,7 @@ import pytest
 from runner.bench import trial
 from runner.errors import UsageError
 from runner.evaluate import launch as evaluation
+from runner.launch.outcome import Outcome
 from runner.rehearse.nodes import part
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
@@ -40,12 +41,12 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
 ) -> None:
     started: list[list[str]] = []
 
-    def run_batch(argv: list[str], *_: object, **__: object) -> int:
+    def start_ranks(argv: list[str], *_: object, **__: object) -> Outcome:
         started.append(argv)
-        return 0
+        return Outcome("done", 0)
 
     for module in (trial, part):
-        monkeypatch.setattr(module, "run_batch", run_batch)
+        monkeypatch.setattr(module, "start_ranks", start_ranks)
     monkeypatch.setattr(trial, "use_local_caches", lambda _environ: [])
     monkeypatch.setattr("runner.offline.set_variables", lambda _environ: None)
     run = run_in(tmp_path / "run")

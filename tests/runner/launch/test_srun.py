@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import srun
+from runner.launch.outcome import Ended, outcome_of
 from runner.ranks.environment import rank_environment
 from runner.slurm.environment import SlurmJobEnvironment, cpus_per_task, tasks_per_node
 from tests.runner.launch.test_local import BATCH, STEP
@@ -118,7 +120,10 @@ def test_a_users_own_srun_that_binds_is_told_what_it_costs() -> None:
 def test_the_first_rank_that_ended_badly_decides_the_exit_code(
     code: int, first_end: str, expected: int
 ) -> None:
-    assert srun._exit_code(code, first_end) == expected
+    first = srun._code_of_first_task(code, first_end)
+    signals = frozenset((signal.SIGTERM, signal.SIGUSR1) if first_end else ())
+    ended = Ended(in_job=True, code=first, words=first_end, signals=signals)
+    assert outcome_of(ended).exit_code == expected
 
 
 def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_back(
@@ -132,9 +137,9 @@ def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_ba
     )
     scontrol.chmod(0o755)
     launcher = (
-        "import os; from runner.launch import srun;"
+        "import os; from runner.launch.requeue import requeue;"
         "from runner.slurm.environment import SlurmJobEnvironment as Job;"
-        "srun._requeue(Job.from_environ(os.environ))"
+        "requeue(Job.from_environ(os.environ))"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(

@@ -105,7 +105,7 @@ def stopped_by_ctrl_c(cluster: Cluster) -> None:
     done = steps_done(cluster.output())
     assert done < 7
     assert (cluster.output() / "checkpoints" / f"step-{done}" / "files.json").exists()
-    assert not (cluster.output() / "requeue").exists()
+    assert not (cluster.output() / "stopped").exists()
 
 
 def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -> None:

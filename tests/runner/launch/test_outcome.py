@@ -1,0 +1,37 @@
+"""How ranks ended: what is judged where no process is needed; the rest is in `tests/golden`."""
+
+from __future__ import annotations
+
+import pytest
+
+from runner.launch.outcome import Ended, outcome_of
+from runner.ranks.heartbeat import Failure
+
+
+def failure(**given: object) -> Failure:
+    whole = {"rank": 0, "host": "n1", "time": 1.0, "consequence": False, "code": 1, "text": "x"}
+    return Failure(**{**whole, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind"),
+    [
+        (Ended(in_job=False, code=-9), "no_memory"),
+        (
+            Ended(in_job=False, code=-9, failure=failure()),
+            "no_memory",
+        ),  # rank 0 lost the killed one
+        (Ended(in_job=True, code=-9, words="Out Of Memory"), "no_memory"),
+        (Ended(in_job=False, code=-6, last_words="throwing 'std::bad_alloc'"), "no_memory"),
+        (Ended(in_job=False, code=5, failure=failure(no_memory=True)), "no_memory"),
+        (Ended(in_job=False, code=1, failure=failure(), last_words="MemoryError"), "failed"),
+        (Ended(in_job=False, code=1), "failed"),
+        (Ended(in_job=False, code=-11), "failed"),
+        (Ended(in_job=False, code=-15, signals=frozenset({15})), "stopped"),
+        (Ended(in_job=False, code=-15), "failed"),
+    ],
+)
+def test_a_lack_of_memory_is_known_and_nothing_else_is_taken_for_one(
+    ended: Ended, kind: str
+) -> None:
+    assert outcome_of(ended).kind == kind
