@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import socket
 import sys
 import traceback
 import warnings
@@ -26,6 +27,7 @@ from runner.errors import (
     UsageError,
     shortage,
 )
+from runner.ranks import network
 from runner.ranks.environment import (
     RANK_FLAG,
     TORCH_VARIABLES,
@@ -91,6 +93,25 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
             print(note, flush=True)
     offline.tripwire([place.master_addr])
     return place, heartbeat
+
+
+def check_interfaces(place: RankEnvironment, environ: Mapping[str, str]) -> None:
+    """Checks that this node has the interfaces that the user named for ranks on several nodes.
+
+    Raises:
+        NeverMetError: it has not; found before torch is imported.
+    """
+    if place.local_world_size == place.world_size:
+        return
+    names = [name for _, name in socket.if_nameindex()]
+    for setting, lacking in network.wrong_interfaces(environ, names):
+        raise NeverMetError(
+            f"node {network.here(environ)}: {setting}: there is no interface {lacking}; it has "
+            f"{', '.join(names)}",
+            f"Unset {setting.partition('=')[0]} (each node then takes the interface of its route "
+            "to the others), or name one that all nodes have. Running it again unchanged will not "
+            "help.",
+        )
 
 
 def by_hand(place: RankEnvironment, environ: Mapping[str, str]) -> str:
@@ -159,6 +180,7 @@ def run_rank(
     """
     place, heartbeat = become_rank(folder, environ)
     try:
+        check_interfaces(place, environ)
         work(place, heartbeat)
     except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
         text = f"error: {error}" if isinstance(error, StageError) else traceback.format_exc()

@@ -21,10 +21,8 @@ from typing import IO
 
 from runner.errors import (
     IncompleteError,
-    NeverMetError,
     UsageError,
     human_count,
-    isolated,
     say,
 )
 from runner.launch.hang_detector import HangDetector
@@ -33,7 +31,6 @@ from runner.launch.outcome import Ended
 from runner.ranks import network
 from runner.ranks.environment import RANK_FLAG, TORCH_VARIABLES
 from runner.ranks.heartbeat import ASK_FOR_STACKS
-from runner.ranks.node_test import Meeting, faults_in
 from runner.ranks.processes import die_with_parent, threads_variable
 from runner.ranks.rendezvous import (
     Master,
@@ -55,8 +52,6 @@ from runner.slurm.environment import (
 from runner.slurm.jobs import over_job, running_step, step_name
 
 LINES_KEPT = 2000
-NODE_TEST_S = 90.0
-"""How long the test of the nodes may last: a busy disk, slow to start Python, is no fault."""
 TRIES = 5
 """How often a busy Slurm controller is asked."""
 
@@ -125,12 +120,7 @@ def find_rank_0(job: SlurmJobEnvironment, environ: Mapping[str, str]) -> Master:
     return locate(given, hosts, job.num_nodes, is_first=True, address_in_scheduler=address_in_slurm)
 
 
-def run_batch(
-    argv: Sequence[str],
-    watch: HangDetector,
-    environ: Mapping[str, str],
-    folders: Mapping[str, str],
-) -> Ended:
+def run_batch(argv: Sequence[str], watch: HangDetector, environ: Mapping[str, str]) -> Ended:
     """Runs `argv` as the ranks of this job and waits for them.
 
     Slurm itself signals the ranks (`--signal=TERM@300`). A stop signal to this process is passed
@@ -140,12 +130,10 @@ def run_batch(
     Args:
         argv: the command of a rank.
         watch: finds ranks that hang.
-        folders: what it is -> a folder that each node must have; empty: the nodes are not tested.
 
     Raises:
         UsageError: this is not a job, the tasks do not divide among the nodes, rank 0 has no
             address, or srun cannot be started.
-        NeverMetError: as for `check_nodes`.
     """
     job = job_of(environ)
     port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
@@ -156,8 +144,6 @@ def run_batch(
         srun_environment(job, environ, port, master.address),
     )
     _describe(job, command, master, port)
-    if job.num_nodes > 1 and folders:
-        check_nodes(job, variables, Meeting(master.address, port, job.num_nodes - 1, folders))
     code, how, hung, last_words = _srun(command, variables, watch)
     if code < 0:
         say(f"srun was ended by {signal.Signals(-code).name}")
@@ -184,63 +170,6 @@ def job_of(environ: Mapping[str, str]) -> SlurmJobEnvironment:
     if job is None:
         raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
     return job
-
-
-def node_test_command(job: SlurmJobEnvironment, meeting: Meeting) -> list[str]:
-    """Returns the srun command that tests each node once. Pure."""
-    return [
-        "srun",
-        f"--nodes={job.num_nodes}",
-        f"--ntasks={job.num_nodes}",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=1",
-        "--gres=none",
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        *isolated("runner.ranks.node_test", meeting.to_json()),
-    ]
-
-
-def check_nodes(job: SlurmJobEnvironment, variables: Mapping[str, str], meeting: Meeting) -> None:
-    """Lets each node of this job look at itself, and reach rank 0's node.
-
-    A test that cannot be made never ends a job: the ranks find out.
-
-    Args:
-        variables: the environment of the ranks.
-
-    Raises:
-        NeverMetError: the ranks could not work together; says what is wrong on which node.
-    """
-    began = time.monotonic()
-    ours = {name: value for name, value in variables.items() if name != RANK_FLAG}
-    try:
-        done = subprocess.run(
-            node_test_command(job, meeting),
-            env=ours,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=NODE_TEST_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"the nodes were not tested: {error}")
-        return
-    found, nodes = faults_in(done.stdout)
-    if found:
-        for fault in found:
-            say(f"{fault}\n  -> {fault.remedy}")
-        raise NeverMetError(
-            f"{'; '.join(dict.fromkeys(map(str, found)))}. The ranks were not started.",
-            f"{found[0].remedy} Running it again unchanged will not help.",
-        )
-    if len(nodes) < job.num_nodes:
-        words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        say(f"only {len(nodes)} of {job.num_nodes} nodes answered the test: {words}")
-        return
-    say(f"{job.num_nodes} nodes reach each other (tested in {time.monotonic() - began:.0f} s)")
 
 
 def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, port: int) -> None:

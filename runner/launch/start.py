@@ -25,7 +25,6 @@ def start_ranks(
     environ: Mapping[str, str],
     *,
     hang_after_s: float | None = None,
-    folders: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Runs `argv` as ranks, waits for them, and prints how they ended.
 
@@ -34,7 +33,6 @@ def start_ranks(
         processes: the number of ranks on this machine; None: those of this Slurm job, by srun. A
             job that was stopped by a signal is requeued.
         hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
-        folders: what it is -> a folder that each node of several must have. None: not tested.
 
     Raises:
         StageError: as for `run_batch`; before a rank was started.
@@ -47,7 +45,7 @@ def start_ranks(
     if job is None:
         ended = run_local(argv, ranks or 1, folder.logs, watch, environ)
     else:
-        ended = run_batch(argv, watch, environ, folders or {})
+        ended = run_batch(argv, watch, environ)
     failures = watch.failures()
     outcome = outcome_of(
         replace(

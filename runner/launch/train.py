@@ -223,11 +223,8 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     argv = rank_command(run, role, environ, "train", *rank_arguments(run, run.folder.root))
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     say("the ranks start with the import of torch: up to a minute where the disk is slow")
-    folders = {"the run folder": str(run.folder.root), "the bundle": str(run.inputs.bundle)}
     processes = None if role == "batch" else num_local
-    return start_ranks(
-        argv, processes, run.folder, environ, hang_after_s=hang_after_s, folders=folders
-    ).exit_code
+    return start_ranks(argv, processes, run.folder, environ, hang_after_s=hang_after_s).exit_code
 
 
 def rank_arguments(run: Run, output: Path, *more: str) -> list[str]:

@@ -30,8 +30,8 @@ from tests.first_job.harness import Found
 from tests.first_job.shell import test_left_in_shell, test_written_for_a_shell
 from tests.runner import test_disks
 from tests.runner.exec import test_exec, test_last_words
-from tests.runner.launch import test_surroundings
-from tests.runner.ranks import test_node_test
+from tests.runner.launch import test_rank, test_surroundings
+from tests.runner.ranks import test_reach
 from tests.runner.rehearse import test_nodes, test_rehearsal
 from tests.runner.training.engines import test_native_engines
 from tests.stage.staging.sources import test_files
@@ -131,7 +131,7 @@ TABLES = (
     Table(test_surroundings, "IMPORTS", CHECK, _part(2)),
     Table(test_last_words, "ADVISED", EXEC, _part(1), "advised"),
     Table(
-        test_node_test,
+        test_rank,
         "INTERFACES",
         TRAIN,
         _always("node n1: NCCL_SOCKET_IFNAME=", "there is no interface ib7", code=1),
@@ -164,11 +164,11 @@ def _avoided(command: str, test: Callable[..., object], *entries: str) -> tuple[
 SINGLE = (
     Single(
         "N5", TRAIN, 1, ("there is no interface",),
-        test_node_test.test_a_node_without_a_way_to_rank_0_and_one_without_an_interface_are_named,
+        test_rank.test_an_interface_that_a_node_lacks_is_named_with_what_it_has,
     ),
     Single(
-        "N7", TRAIN, 1, ("node n2: cannot reach", "no route"),
-        test_node_test.test_a_node_without_a_way_to_rank_0_and_one_without_an_interface_are_named,
+        "N7", TRAIN, 1, ("cannot reach", "no route"),
+        test_reach.test_a_store_without_a_route_is_told_with_its_address,
     ),
     Single(
         "T14", REHEARSE, 1, ("rehearsal, data: ", "WordPiece error: Missing [UNK] token"),

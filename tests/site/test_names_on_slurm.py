@@ -154,7 +154,7 @@ def test_loopback_chosen_by_the_user_is_reported_with_the_ranks_that_cannot_conn
     assert "The ranks never met" in said and "lost another rank" not in said
 
 
-@pytest.mark.slow  # tests/runner/ranks/test_node_test.py holds it without Slurm
+@pytest.mark.slow  # tests/runner/ranks/test_reach.py holds it without Slurm
 @ON_ONE_KIND
 def test_a_node_without_a_way_to_rank_0_says_so_and_not_to_run_it_again(named: NamedSite) -> None:
     named.site.control("nexec", "n1", "ip", "address", "add", f"{APART}/32", "dev", "lo")
@@ -163,12 +163,12 @@ def test_a_node_without_a_way_to_rank_0_says_so_and_not_to_run_it_again(named: N
         "no-way", f"export MASTER_ADDR={APART}", f"exec {named.train(output='no-way')}"
     )
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), said
-    assert re.search(rf"node n2: cannot reach {APART}:\d+: no route", said), said
-    assert "The ranks were not started" in said and "lost another rank" not in said
+    assert re.search(rf"rank 1 on n2 cannot reach {APART}:\d+: no route", said), said
+    assert "The ranks never met" in said and "lost another rank" not in said
 
 
 @ON_ONE_KIND
-def test_an_interface_that_the_nodes_lack_is_named_before_the_ranks_start(
+def test_an_interface_that_the_nodes_lack_is_named_before_torch_is_imported(
     named: NamedSite,
 ) -> None:
     ended, said = named.job(

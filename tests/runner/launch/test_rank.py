@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.rank import flight_recorder
+from runner.errors import NeverMetError
+from runner.launch.rank import check_interfaces, flight_recorder
+from runner.ranks.environment import RankEnvironment
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,26 @@ def test_the_log_of_a_rank_has_no_bars_and_no_libraries_own_warnings(tmp_path: P
         timeout=120,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# Entries of docs/first-job-failures.md, found before torch is imported -> variables.
+INTERFACES = {
+    "N3": {"NCCL_SOCKET_IFNAME": "ib7", "GLOO_SOCKET_IFNAME": "lo"},
+    "N4": {"NCCL_SOCKET_IFNAME": "=ib7,=ib8", "GLOO_SOCKET_IFNAME": "lo"},
+}
+
+
+@pytest.mark.parametrize("entry", INTERFACES)
+def test_an_interface_that_a_node_lacks_is_named_with_what_it_has(entry: str) -> None:
+    variables = {**INTERFACES[entry], "SLURMD_NODENAME": "n1"}
+    place = RankEnvironment(
+        rank=0, world_size=2, local_rank=0, local_world_size=1, master_addr="n1", master_port=1
+    )
+    with pytest.raises(NeverMetError) as refused:
+        check_interfaces(place, variables)
+    said, value = str(refused.value), variables["NCCL_SOCKET_IFNAME"]
+    assert f"node n1: NCCL_SOCKET_IFNAME={value}: there is no interface ib7" in said
+    assert "it has lo" in said and "Unset NCCL_SOCKET_IFNAME" in said
+    assert "unchanged will not help" in said and refused.value.exit_code == 1
+    check_interfaces(dataclasses.replace(place, local_world_size=2), variables)  # on one machine
+    check_interfaces(place, {"NCCL_SOCKET_IFNAME": "lo"})
