@@ -21,9 +21,9 @@ from pathlib import Path
 
 from runner.bench import trial
 from runner.errors import StageError
-from runner.launch import hang_detector, srun
+from runner.launch import hang_detector, requeue
 from runner.launch import submit as submission
-from runner.launch.srun import run_batch
+from runner.launch.start import start_ranks
 from runner.launch.submit import submit
 from runner.ranks import environment as ranks_environment
 from runner.ranks.heartbeat import Heartbeat
@@ -186,7 +186,8 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         held.make()
         try:
             with hold_run_folder(held, os.environ):
-                return run_batch([sys.executable, __file__, "rank", path, program], folder)
+                argv = [sys.executable, __file__, "rank", path, program]
+                return start_ranks(argv, None, held, os.environ).exit_code
         except StageError as error:
             print(error, file=sys.stderr)
             return error.exit_code
@@ -203,10 +204,10 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         if program == "hang":
             hang_after_s = 5.0
             hang_detector.STACKS_WAIT_S, hang_detector.COLLECTIVES_WAIT_S = 4.0, 0.5
-        srun.MAX_REQUEUES = BOUNDS.get(program, srun.MAX_REQUEUES)
-        return run_batch(
-            [sys.executable, __file__, "rank", path, program], folder, hang_after_s=hang_after_s
-        )
+        requeue.MAX_REQUEUES = BOUNDS.get(program, requeue.MAX_REQUEUES)
+        argv = [sys.executable, __file__, "rank", path, program]
+        run = RunFolder(folder)
+        return start_ranks(argv, None, run, os.environ, hang_after_s=hang_after_s).exit_code
     assert ranks_environment.role(os.environ) == "rank"
     place = ranks_environment.rank_environment(os.environ)
     os.environ.update(place.variables())
