@@ -1,8 +1,7 @@
-"""Writes one HTML page about one or more runs: curves as inline SVG, no network, no server.
+"""Writes one HTML page about one or more runs: curves to zoom into, no network, no server.
 
-`History` -> `curves` (what is drawn, thinned) -> `chart` (one SVG) -> `figure` -> `page` (the
-document). All of these are pure; `write` reads and writes files. The page has one small script: it
-shows the values under the pointer.
+`History` -> `curves` (what is drawn, thinned) -> `page` (the document, with uPlot in it). Both are
+pure; `write` reads and writes files.
 """
 
 from __future__ import annotations

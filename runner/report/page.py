@@ -1,29 +1,35 @@
 """The HTML document: state, warnings, curves, summary, settings, provenance. Pure.
 
 `_text` escapes everything that comes from a run folder. In addition the page forbids itself the
-network and every script but its own (Content-Security-Policy).
+network and every script but its own (Content-Security-Policy). Its curves are drawn by uPlot
+(https://github.com/leeoniya/uPlot, MIT), which is in the page; without it the tables say the same.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
+import json
 import reprlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, as_shown, human_count, human_size
-from runner.report.chart import DASHES, NUM_COLOURS
-from runner.report.curves import Chart, charts
-from runner.report.figure import figure
+from runner.report.curves import Chart, Line, charts
 from runner.report.names import short_names
 from runner.report.overview import HEADINGS, overview
-from runner.report.script import DIGEST, SCRIPT
-from runner.report.style import CSS
 from runner.run_folder.history import History, number
 
 LONGEST_VALUE = 600
 MOST_KEYS = 500
+NUM_COLOURS = 8
+DASHES = ("", "6 3", "2 2", "8 3 2 3")
+"""From the ninth run on colours repeat, and the dashes differ."""
+
+_ASSETS = Path(__file__).with_name("assets")
 PROVENANCE = (
     ("bundle_id", "Bundle"),
     ("model", "Model"),
@@ -52,7 +58,7 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
     Args:
         running: whether each run is training now; empty: none is.
     """
-    names = short_names(runs)
+    names, drawn = short_names(runs), charts(runs)
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs compared"
     folder = f'<p class="sub">{_text(str(runs[0].folder.root))}</p>' if len(runs) == 1 else ""
     body = [
@@ -61,7 +67,7 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
         _overview(overview(list(runs), list(running) or [False] * len(runs))),
         *_warnings(runs, names),
         "<h2>Curves</h2>",
-        _charts(charts(runs), names),
+        _charts(drawn, names),
         "<h2>In short</h2>",
         _summary(runs, names),
         "<h2>Settings</h2>",
@@ -70,16 +76,39 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
         _provenance(runs, names),
         f'<p class="sub">Written by runner report, airlift {_text(__version__)}.</p>',
     ]
+    css = _asset("uplot.css") + _asset("page.css")
+    scripts = [_asset("uplot.js"), _asset("page.js")]
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return "\n".join([
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta http-equiv="Content-Security-Policy" content="'
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{DIGEST}'\">",
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_text(title)}</title><style>{CSS}</style></head><body>",
+        f"<title>{_text(title)}</title><style>{css}</style></head><body>",
         *body,
-        f"<script>{SCRIPT}</script></body></html>\n",
+        f'<script type="application/json" id="charts">{_data(drawn, names)}</script>',
+        *(f"<script>{script}</script>" for script in scripts),
+        "</body></html>\n",
     ])  # fmt: skip
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """What the page's Content-Security-Policy permits."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _data(drawn: Sequence[Chart], names: Sequence[str]) -> str:
+    """The charts for the script; `<` is escaped, so that no name ends the element."""
+    document = {
+        "names": [as_shown(name) for name in names],
+        "charts": [chart.to_json() for chart in drawn],
+    }
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _overview(rows: Sequence[Sequence[str]]) -> str:
@@ -206,11 +235,7 @@ def _charts(drawn: Sequence[Chart], names: Sequence[str]) -> str:
             for index, name in enumerate(names)
         )
         legend = f'<p class="legend">{entries}</p>'
-    ends = [chart.steps for chart in drawn]
-    span = min(first for first, _ in ends), max(last for _, last in ends)
-    figures = [
-        (chart.folded, figure(chart, index, names, span)) for index, chart in enumerate(drawn)
-    ]
+    figures = [(chart.folded, _figure(chart, i, names)) for i, chart in enumerate(drawn)]
     shown = "".join(text for folded, text in figures if not folded)
     folded = "".join(text for folded, text in figures if folded)
     more = (
@@ -219,7 +244,30 @@ def _charts(drawn: Sequence[Chart], names: Sequence[str]) -> str:
         if folded
         else ""
     )
-    return f'{legend}<div class="charts">{shown}</div>{more}'
+    how = '<p class="sub">Drag over a chart to zoom in; double-click to see all of it again.</p>'
+    return f'{legend}{how}<div class="charts">{shown}</div>{more}'
+
+
+def _figure(chart: Chart, number: int, names: Sequence[str]) -> str:
+    """A chart: a place where the script draws it, and its numbers in a table."""
+    average = f"; bold: moving average of {chart.window} steps" if chart.window else ""
+    caption = f"{_text(chart.title)} <span>{_text(chart.unit + average).removeprefix('; ')}</span>"
+    table = _table(["First", "Last", "Lowest", "Highest"], [_numbers(line, names) for line in
+                   chart.lines])  # fmt: skip
+    return (
+        f'<figure data-chart="{number}"><figcaption>{caption}</figcaption>'
+        f'<div class="plot" role="img" aria-label="{_text(chart.title)}"></div>'
+        f"<details><summary>In numbers</summary>{table}</details></figure>"
+    )
+
+
+def _numbers(line: Line, names: Sequence[str]) -> tuple[str, list[str]]:
+    """A row: the run, and its first, last, lowest and highest value."""
+    name, points = names[line.run] if len(names) > 1 else "", line.finite
+    if not points:
+        return name, ["no number"] * 4
+    ends = points[0], points[-1], *(choose(points, key=lambda p: p[1]) for choose in (min, max))
+    return name, [f"{value:.5g} (step {step})" for step, value in ends]
 
 
 def _key(run: int) -> str:

@@ -79,6 +79,10 @@ class Browser:
         """Moves the pointer."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def mouse(self, kind: str, x: float, y: float, count: int = 1) -> None:
+        """Presses or releases the left button."""
+        self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
+
     def shot(self, png: Path) -> Path:
         """Writes a picture of the whole page."""
         shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True)

@@ -97,68 +97,78 @@ def test_the_curves_are_drawn(
 
 
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
-def test_ticks_are_readable_and_nothing_is_wider_than_the_screen(
-    window: Browser, one: Path, width: int
-) -> None:
+def test_nothing_is_wider_than_the_screen(window: Browser, one: Path, width: int) -> None:
     window.open(one, width)
-    heights = window.value(
-        "[...document.querySelectorAll('.tick')].map(t => t.getBoundingClientRect().height)"
-        ".filter(height => height > 0)"
-    )
-    assert heights and min(heights) >= 11
     assert window.value("document.documentElement.scrollWidth") <= width
     cells = (
-        "[...document.querySelectorAll('.overview td, .one td')]"
+        "[...document.querySelectorAll('.overview td, .one td, .uplot')]"
         ".map(c => c.getBoundingClientRect().right)"
     )
     assert max(window.value(cells)) <= width
-    outside = window.value(
-        "[...document.querySelectorAll('.tick')].filter(t => t.getBoundingClientRect().width"
-        " && (t.getBoundingClientRect().left < t.ownerSVGElement.getBoundingClientRect().left"
-        " || t.getBoundingClientRect().right > t.ownerSVGElement.getBoundingClientRect().right))"
-        ".map(t => t.textContent)"
+
+
+def area(window: Browser, share: float) -> list[float]:
+    """A point of the first chart, at a share of its width."""
+    found: list[float] = window.value(
+        "(() => { const o = document.querySelector('figure .u-over'); o.scrollIntoView();"
+        " const b = o.getBoundingClientRect();"
+        f" return [b.left + b.width * {share}, b.top + b.height / 2]; }})()"
     )
-    assert outside == []
+    return found
 
 
 def test_the_pointer_shows_the_values_of_each_run(
     window: Browser, sweep: Path, shots: Path
 ) -> None:
     window.open(sweep, DESKTOP)
-    charts = window.value("document.querySelectorAll('.charts figure').length")
-    for index in range(charts):
-        box = window.value(
-            f"(() => {{ const f = document.querySelectorAll('.charts figure')[{index}];"
-            " if (f.closest('details.more')) f.closest('details.more').open = true;"
-            " f.scrollIntoView(); const s = [...f.querySelectorAll('svg')].find(s =>"
-            " s.getBoundingClientRect().width); const b = s.getBoundingClientRect();"
-            " return [b.left + b.width * 0.6, b.top + b.height / 2]; })()"
-        )
-        window.point(*box)
-        said = window.value("document.querySelector('.tip:not([hidden])').innerText")
-        assert said.startswith("step "), said
-        for name in ("demo · lr=2e-4: ", "demo · lr=5e-4: ", "demo · lr=0.001: "):
-            assert name in said
-        if index == 0:
-            assert "(average 2." in said
-            window.shot(shots / "hover.png")
+    window.point(*area(window, 0.6))
+    said = window.value("document.querySelector('figure .u-legend').innerText")
+    for name in ("demo · lr=2e-4", "demo · lr=5e-4", "demo · lr=0.001"):
+        assert name in said and f"{name} (average)" in said
+    shown = window.value(
+        "[...document.querySelectorAll('figure .u-value')].slice(0, 7).map(v => v.textContent)"
+    )
+    assert 850 < int(shown[0].replace(",", "")) < 950 and all(float(v) > 0 for v in shown[1:7])
+    window.shot(shots / "hover.png")
 
 
-def test_without_its_script_the_page_shows_everything(window: Browser, one: Path) -> None:
-    seen = []
-    for script in (True, False):
-        window.open(one, DESKTOP, script=script)
-        seen.append(window.value("document.body.innerText"))
-    assert seen[0] == seen[1]
-    assert "Training loss" in seen[1] and "In numbers" in seen[1]
+def test_a_drag_zooms_in_and_a_double_click_shows_all_again(window: Browser, one: Path) -> None:
+    window.open(one, DESKTOP)
+    step = "document.querySelector('figure .u-value').textContent.replace(',', '')"
+
+    def step_at(share: float) -> int:
+        window.point(*area(window, share))
+        return int(window.value(step))
+
+    assert step_at(0.95) > 1300
+    (x, y), (to, _) = area(window, 0.2), area(window, 0.4)
+    window.mouse("mousePressed", x, y)
+    window.point(to, y)
+    window.mouse("mouseReleased", to, y)
+    assert 500 < step_at(0.95) < 700
+    for count in (1, 2):
+        window.mouse("mousePressed", x, y, count)
+        window.mouse("mouseReleased", x, y, count)
+    assert step_at(0.95) > 1300
 
 
-def test_the_log_axis_is_one_click_away(window: Browser, one: Path) -> None:
+def test_smoothing_and_the_log_axis_are_one_click_away(window: Browser, one: Path) -> None:
+    window.open(one, DESKTOP)
+    series = "document.querySelectorAll('figure')[0].querySelectorAll('.u-series').length"
+    assert window.value(series) == 3
+    window.value("document.querySelectorAll('figcaption input')[1].click()")
+    assert window.value(series) == 2
+    checked = "[...document.querySelectorAll('figcaption')].map(c => [c.innerText, c.querySelector"
+    boxes = window.value(f"{checked}('input') && c.querySelector('input').checked])")
+    assert [on for text, on in boxes if text.startswith("Gradient norm")] == [True]
+    window.value("document.querySelectorAll('figcaption input')[0].click()")
+    assert window.value(series) == 2
+
+
+def test_without_scripts_the_page_has_every_number(window: Browser, one: Path) -> None:
     window.open(one, DESKTOP, script=False)
-    window.value("document.querySelector('figure label').click()")
-    shown = "getComputedStyle(document.querySelector('figure .{}')).display"
-    assert window.value(shown.format("log")) == "block"
-    assert window.value(shown.format("linear")) == "none"
+    said = window.value("document.body.innerText")
+    assert "Training loss" in said and "In numbers" in said and "moving average" in said
 
 
 def test_what_is_hostile_in_a_run_folder_stays_text(window: Browser, tmp_path: Path) -> None:
@@ -166,5 +176,5 @@ def test_what_is_hostile_in_a_run_folder_stays_text(window: Browser, tmp_path: P
     window.open(write(runs, tmp_path / "page.html"), DESKTOP)
     assert window.value("document.title") == "2 runs compared"  # a script in the name sets another
     assert window.value("document.querySelectorAll('img').length") == 0
-    assert window.value("document.querySelectorAll('script').length") == 1
+    assert window.value("document.querySelectorAll('script').length") == 3
     assert window.value("document.querySelectorAll('figure').length") >= 6
