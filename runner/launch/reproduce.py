@@ -73,7 +73,7 @@ def reproduce(
     Raises:
         UsageError: no run folder, no recorded step, another bundle, or another number of ranks.
     """
-    then = History.read(recorded)
+    then = History.read(recorded, whole=True)
     if not then.steps:
         raise UsageError(
             f"{recorded}: no step was recorded, so there is nothing to compare with.",
@@ -109,7 +109,7 @@ def reproduce(
     )
     if code != 0:
         return code
-    now = History.read(target)
+    now = History.read(target, whole=True)
     verdict = compare(then, now)
     for line in describe_verdict(verdict, then.facts, now.facts):
         say(line)

@@ -30,7 +30,7 @@ def write(folders: Sequence[Path], output: Path | None) -> Path:
     Raises:
         UsageError: a folder is not a run folder.
     """
-    runs = [History.read(folder.absolute()) for folder in folders]
+    runs = [History.read(folder.absolute(), whole=True) for folder in folders]
     target = output or (
         runs[0].folder.root / "report.html" if len(runs) == 1 else Path("report.html")
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.run_folder.history import History, number
+from runner.run_folder.history import History, points
 
 MOST_POINTS = 5000
 """Per line; a screen has fewer columns, and zooming in shows more."""
@@ -114,22 +114,18 @@ def charts(runs: Sequence[History]) -> list[Chart]:
     return sorted(drawn.values(), key=lambda chart: chart.folded)
 
 
-def line_of(run: int, key: str, lines: Iterable[Mapping[str, Any]]) -> Line | None:
+def line_of(run: int, key: str, lines: Sequence[Mapping[str, Any]]) -> Line | None:
     """The line of one measure of a run, thinned; None where no entry has it."""
     scale = GIB_IN_GB if key == "memory_gib" else 1.0
-    points = [
-        (int(entry["step"]), None if (value := number(entry, key)) is None else value * scale)
-        for entry in lines
-        if key in entry
-    ]
-    if not points:
+    kept = thinned(points(lines, key))
+    if not kept:
         return None
-    kept = thinned(points)
-    return Line(run, tuple(step for step, _ in kept), tuple(_rounded(value) for _, value in kept))
+    values = tuple(None if value is None else _rounded(value * scale) for _, value in kept)
+    return Line(run, tuple(step for step, _ in kept), values)
 
 
-def _rounded(value: float | None) -> float | None:
-    return value if value is None or abs(value) > 1e300 else float(f"{value:.6g}")
+def _rounded(value: float) -> float:
+    return value if abs(value) > 1e300 else float(f"{value:.6g}")
 
 
 def _says_nothing(values: Sequence[float]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.report.names import short_names
-from runner.run_folder.history import History, number
+from runner.run_folder.history import History, numbers, points
 
 HEADINGS = ("Run", "Status", "Steps", "Time in steps", "GPU-hours", "Last loss", "Best validation")
 
@@ -38,9 +38,8 @@ def status(run: History, *, running: bool) -> str:
 def seconds_in_steps(run: History) -> float | None:
     """The time of all steps, without starts, evaluations and checkpoints; None if unknown."""
     total, before, known = 0.0, 0, False
-    for line in run.steps:
-        step = line["step"]
-        if (seconds := number(line, "step_s")) is not None and seconds >= 0:
+    for step, seconds in points(run.steps, "step_s"):
+        if seconds is not None and seconds >= 0:
             total += seconds * max(step - before, 1)
             known = True
         before = step
@@ -76,10 +75,10 @@ def _steps(run: History) -> str:
 
 
 def _last_loss(run: History) -> str:
-    found = [value for line in run.steps if (value := number(line, "loss")) is not None]
+    found = numbers(run.steps, "loss")
     return f"{found[-1]:.4g}" if found else ""
 
 
 def _best_validation(run: History) -> str:
-    found = [v for line in run.validations if (v := number(line, "validation_loss")) is not None]
+    found = numbers(run.validations, "validation_loss")
     return f"{min(found):.4g}" if found else ""

@@ -21,7 +21,7 @@ from runner.errors import __version__, as_shown, human_count, human_size
 from runner.report.curves import Chart, Line, charts
 from runner.report.names import short_names
 from runner.report.overview import HEADINGS, overview
-from runner.run_folder.history import History, number
+from runner.run_folder.history import History, numbers, points
 
 LONGEST_VALUE = 600
 MOST_KEYS = 500
@@ -148,7 +148,7 @@ def _warnings(runs: Sequence[History], names: Sequence[str]) -> list[str]:
 
 def _findings(run: History) -> Iterable[str]:
     """Warnings that follow from the metrics."""
-    broken = [line["step"] for line in run.steps if "loss" in line and number(line, "loss") is None]
+    broken = [step for step, value in points(run.steps, "loss") if value is None]
     if broken:
         yield f"the loss was not finite (nan or inf) at step {', '.join(map(str, broken[:5]))}" + (
             f" and {len(broken) - 5} more" if len(broken) > 5 else ""
@@ -157,7 +157,7 @@ def _findings(run: History) -> Iterable[str]:
         yield "no step was logged"
     elif run.num_steps is not None and run.steps[-1]["step"] < run.num_steps:
         yield f"unfinished: step {run.steps[-1]['step']} of {run.num_steps}"
-    waits = [wait for line in run.steps[1:] if (wait := number(line, "data_wait")) is not None]
+    waits = numbers(run.steps, "data_wait")[1:]
     if waits and statistics.median(waits) > 0.2:
         yield f"{statistics.median(waits):.0%} of a step is spent waiting for data"
 
@@ -197,28 +197,22 @@ def _memory(runs: Sequence[History]) -> Iterable[tuple[str, list[str]]]:
 
 def _last_size(lines: Sequence[Mapping[str, Any]], key: str) -> str:
     """The last value of a metric in GiB, for people."""
-    found = [value for line in lines if (value := number(line, key)) is not None]
+    found = numbers(lines, key)
     return human_size(found[-1] * 2**30) if found else ""
 
 
 def _first(run: History, key: str, form: str) -> str:
-    return next(
-        (form.format(value) for line in run.steps if (value := number(line, key)) is not None), ""
-    )
+    return next((form.format(value) for value in numbers(run.steps, key)), "")
 
 
 def _median(run: History, key: str, form: str) -> str:
     # The first step includes compilation and warm-up.
-    found = [value for line in run.steps[1:] if (value := number(line, key)) is not None]
+    found = numbers(run.steps, key)[1:]
     return form.format(statistics.median(found)) if found else ""
 
 
 def _best(run: History, key: str, choose: Any) -> str:
-    found = [
-        (value, line["step"])
-        for line in run.validations
-        if (value := number(line, key)) is not None
-    ]
+    found = [(value, step) for step, value in points(run.validations, key) if value is not None]
     if not found:
         return ""
     value, step = choose(found, key=lambda pair: pair[0])

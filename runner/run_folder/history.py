@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import (
@@ -24,11 +24,15 @@ from runner.errors import (
     suggest_path,
 )
 from runner.run_folder.checkpoints import read_state
+from runner.run_folder.columns import Columns
 from runner.run_folder.layout import ENDED_EARLY, EXPORTED, WEIGHTS_OF, RunFolder
 
 LARGEST_DOCUMENT = 16 * 2**20  # bytes; a larger config.yaml or environment.json is not ours
 PHASES = ("load", "train", "evaluate")
 LONGEST_LINE = 64 * 2**10  # bytes of metrics.jsonl
+END = 2 * 2**20  # bytes: some 10,000 lines
+_RARE = (b'"validation_', b'_host_gib"')
+"""What lines of measures have that are written seldom."""
 _STEP = re.compile(r"step-(\d{1,18})")
 _SLURM_LOG = re.compile(r"slurm-(\d{1,18})\.out")
 
@@ -40,8 +44,9 @@ class History:
     Attributes:
         settings: dotted key -> value of config.yaml.
         facts: environment.json.
-        steps: lines of metrics.jsonl with a `loss`, in order; the last line of each step.
-        validations: the same of lines with a `validation_...`.
+        steps: lines of metrics.jsonl with a `loss`, in order; the last line of each step. Those at
+            the end of the file, or all of them.
+        validations: the same of lines with a `validation_...`; always all of them.
         memory: phase -> `device` and `host` -> the most of any rank, GiB.
         checkpoints: the steps of the complete checkpoints, in order.
         jobs: the numbers of the Slurm jobs that wrote logs here, oldest first.
@@ -51,8 +56,8 @@ class History:
     folder: RunFolder
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]
-    steps: tuple[Mapping[str, Any], ...]
-    validations: tuple[Mapping[str, Any], ...]
+    steps: Sequence[Mapping[str, Any]]
+    validations: Sequence[Mapping[str, Any]]
     memory: Mapping[str, Mapping[str, float]]
     checkpoints: tuple[int, ...]
     jobs: tuple[int, ...]
@@ -118,8 +123,11 @@ class History:
             return True
 
     @staticmethod
-    def read(root: Path) -> History:
+    def read(root: Path, *, whole: bool = False) -> History:
         """Reads a run folder.
+
+        Args:
+            whole: all steps, as columns; else those at the end, which takes no time.
 
         Raises:
             UsageError: there is no such folder, or it is not a run folder.
@@ -127,16 +135,22 @@ class History:
         folder = RunFolder(root)
         _check_is_run_folder(folder)
         warnings: list[str] = []
-        lines = list(_metrics(folder.metrics, warnings))
+        steps = Columns()
+        some, rare = list[dict[str, Any]](), list[dict[str, Any]]()
+        for line, is_rare in _metrics(folder.metrics, warnings, whole=whole):
+            if "loss" in line:
+                (steps if whole else some).append(line)
+            if is_rare:
+                rare.append(line)
         return History(
             folder=folder,
             settings=dict(_flat(_document(folder.config, warnings))),
             facts=_document(folder.environment, warnings),
-            steps=_by_step(line for line in lines if "loss" in line),
+            steps=steps.by_step() if whole else _by_step(some),
             validations=_by_step(
-                line for line in lines if any(key.startswith("validation_") for key in line)
+                line for line in rare if any(key.startswith("validation_") for key in line)
             ),
-            memory=memory_by_phase(lines),
+            memory=memory_by_phase(rare),
             checkpoints=tuple(sorted(_numbers(folder.checkpoints, _STEP, "files.json"))),
             jobs=tuple(sorted(_numbers(folder.logs, _SLURM_LOG, None))),
             warnings=tuple(warnings),
@@ -248,6 +262,18 @@ def number(line: Mapping[str, Any], key: str) -> float | None:
         return None
 
 
+def numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """The finite numbers of one measure, in order."""
+    return [value for _, value in points(lines, key) if value is not None]
+
+
+def points(lines: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
+    """(step, value) of the lines that have a measure; None where it was no finite number."""
+    if isinstance(lines, Columns):
+        return lines.points(key)
+    return [(line["step"], number(line, key)) for line in lines if key in line]
+
+
 def _document(path: Path, warnings: list[str]) -> dict[str, Any]:
     """Reads a YAML or JSON mapping; empty, with a warning, if that fails."""
     try:
@@ -268,14 +294,21 @@ def _document(path: Path, warnings: list[str]) -> dict[str, Any]:
     return found
 
 
-def _metrics(path: Path, warnings: list[str]) -> Iterator[dict[str, Any]]:
+def _metrics(
+    path: Path, warnings: list[str], *, whole: bool
+) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The lines of a metrics.jsonl: all, or the rare ones and those at the end; if it is rare."""
     unread = 0
     try:
         with open(path, "rb") as file:
+            if not whole:
+                for raw in _rare_lines(file):
+                    if (line := _line(raw)) is not None:
+                        yield line, True
             while raw := file.readline(LONGEST_LINE):
                 line = _line(raw)
                 if line is not None:
-                    yield line
+                    yield line, _RARE[0] in raw or _RARE[1] in raw
                 # A last line without a line break is still being written.
                 elif raw.strip() and (raw.endswith(b"\n") or file.peek(1)):
                     unread += 1
@@ -297,7 +330,17 @@ def _line(raw: bytes) -> dict[str, Any] | None:
     return found if isinstance(step, int) and abs(step) <= 2**53 else None
 
 
-def _by_step(lines: Iterator[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def _rare_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines before the end of a file that have a rare measure; leaves it at its end."""
+    end = file.seek(0, 2) - END
+    file.seek(0)
+    while file.tell() < end:
+        lines = file.readlines(2**20)
+        if any(word in b"".join(lines) for word in _RARE):
+            yield from (line for line in lines if any(word in line for word in _RARE))
+
+
+def _by_step(lines: Iterable[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     last = {line["step"]: line for line in lines}
     return tuple(last[step] for step in sorted(last))
 
