@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stage.bundle.bundle import Bundle, BundleAsset
-    from stage.bundle.report import VerificationReport
+    from stage.bundle.verifier import VerificationReport
     from stage.errors import StageError
     from stage.lock.manifest import Manifest
     from stage.lock.write import Lockfile
@@ -173,7 +173,7 @@ def verify(
 ) -> VerificationReport:
     """Compares a bundle with its lock, and returns all findings.
 
-    Writes nothing: no receipt and no checkpoint to resume from. `stage verify` writes both.
+    Writes nothing: no receipt and no journal to resume from. `stage verify` writes both.
 
     Args:
         path: the folder of the bundle.
@@ -193,7 +193,7 @@ def verify(
     from pathlib import Path
 
     from stage.bundle.bundle import announced_size, check_is_bundle
-    from stage.bundle.report import LEVELS
+    from stage.bundle.verifier import LEVELS
     from stage.bundle.verify import verify as verify_bundle
     from stage.digests import is_hex
     from stage.errors import UsageError

@@ -272,14 +272,6 @@ def join_limited(things: Sequence[str], most: int) -> str:
     return f"{shown} and {len(things) - most:,} more" if len(things) > most else shown
 
 
-def format_age(seconds: float) -> str:
-    """`40 s`, `12 min`, `5 h`, `3 days`."""
-    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {name}"
-    return f"{max(seconds, 0):.0f} s"
-
-
 def is_file(path: Path) -> bool:
     """Whether the file exists. An impossible name (too long, with a zero byte) does not."""
     try:

@@ -13,7 +13,8 @@ import pytest
 from runner.config import deepspeed
 from runner.config.run_config import RunConfig
 from stage.bundle.bundle import check_is_bundle
-from stage.bundle.report import VerificationReport, read_report
+from stage.bundle.report import read_report
+from stage.bundle.verifier import VerificationReport
 from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
@@ -41,7 +42,9 @@ FILES = {
     "a list of requirements": ("requirements.txt", b"# CUDA\ntorch>=2,<3\nnumpy\n-r other.txt\n"),
     "a verification report": (
         "report.json",
-        json.dumps(VerificationReport(Path("b"), "full", None, 0, 0, ()).to_json()).encode(),
+        json.dumps(
+            VerificationReport(Path("b"), "full", None, 0, 0, (), None, (), None, None).to_json()
+        ).encode(),
     ),
     "a table (CSV)": ("t.csv", b'text,label\n"Good, really",1\n"Two\nlines",0\n'),
     "JSON data": ("d.jsonl", b'{"task": "a", "text": "b"}\n{"task": "c", "text": "d"}\n'),

@@ -29,12 +29,12 @@ from runner.resolved import EnvironmentInput as EnvironmentInput
 from runner.resolved import Inputs as Inputs
 from runner.resolved import ModelInput as ModelInput
 from runner.resolved import SplitInput as SplitInput
-from stage.bundle.advice import remedy_for_damage
 from stage.bundle.bundle import Bundle as Bundle  # for runner.examples
 from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
-from stage.bundle.receipt import state_folder as state_folder  # for runner.preflight
+from stage.bundle.receipt import remedy_for_damage
+from stage.bundle.verifier import state_folder as state_folder  # for runner.preflight
 from stage.digests import hash_file
 from stage.environment.check import imports as imports  # for runner.launch.surroundings
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import DamageError, StageError
-from stage.bundle.advice import suggest_fixes
 from stage.bundle.receipt import find as find_receipt
-from stage.bundle.receipt import find_damage, state_folder
-from stage.bundle.report import VerificationReport
-from stage.bundle.verify import verify
+from stage.bundle.receipt import find_damage
+from stage.bundle.verifier import VerificationReport, state_folder, suggest_fixes
+from stage.bundle.verify import failure_of, verify
 
 FILES_NAMED = 5  # at most so many damaged files are named in a message
 
@@ -69,5 +68,6 @@ def _damage(bundle: Path, report: VerificationReport, how: str, written: Path | 
     if more := len(report.findings) - len(named):
         named.append(f"and {more} more")
     advice = [*suggest_fixes(report, written), f"Then: stage verify {bundle}"]
-    what = "damaged" if report.failure is DamageError else "cannot be looked at"
-    return report.failure(f"{bundle}: {what} ({how}): {', '.join(named)}.", " ".join(advice))
+    failure = failure_of(report)
+    what = "damaged" if failure is DamageError else "cannot be looked at"
+    return failure(f"{bundle}: {what} ({how}): {', '.join(named)}.", " ".join(advice))

@@ -1,20 +1,69 @@
 """The layout of a bundle on disk: a BagIt 1.0 bag (RFC 8493) with a lock in it.
 
-This module has each file name of a bundle, and the texts of the files beside the payload. The
-payload is written first, then the tag files, `tagmanifest-sha256.txt` last: if it exists, the
-bundle is finished. `Bundle.open` opens a bundle for use; `stage.verify` checks all of it.
+The format itself is in `verifier`. Here are the texts of the files beside the payload. The payload
+is written first, then the tag files, `tagmanifest-sha256.txt` last: if it exists, the bundle is
+finished. `Bundle.open` opens a bundle for use; `stage.verify` checks all of it.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stage.bundle import verifier
+from stage.bundle.verifier import (
+    BAG_INFO as BAG_INFO,
+)
+from stage.bundle.verifier import (
+    BAGIT as BAGIT,
+)
+from stage.bundle.verifier import (
+    BAGIT_TEXT as BAGIT_TEXT,
+)
+from stage.bundle.verifier import (
+    FETCH_PARTIAL as FETCH_PARTIAL,
+)
+from stage.bundle.verifier import (
+    LOCK as LOCK,
+)
+from stage.bundle.verifier import (
+    MANIFEST as MANIFEST,
+)
+from stage.bundle.verifier import (
+    PATCH_PLAN as PATCH_PLAN,
+)
+from stage.bundle.verifier import (
+    PAYLOAD as PAYLOAD,
+)
+from stage.bundle.verifier import (
+    REQUEST as REQUEST,
+)
+from stage.bundle.verifier import (
+    SEAL as SEAL,
+)
+from stage.bundle.verifier import (
+    SIGNATURE as SIGNATURE,
+)
+from stage.bundle.verifier import (
+    TAG_FILES as TAG_FILES,
+)
+from stage.bundle.verifier import (
+    TAG_MANIFEST as TAG_MANIFEST,
+)
+from stage.bundle.verifier import (
+    VERIFIER as VERIFIER,
+)
+from stage.bundle.verifier import (
+    manifest_text as manifest_text,
+)
+from stage.bundle.verifier import (
+    parse_manifest as parse_manifest,
+)
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, UsageError, suggest, suggest_path
 from stage.file_kinds import MAX_START, check_kind
@@ -23,23 +72,6 @@ from stage.files import read_file, read_start, sync_folder, write_atomically
 if TYPE_CHECKING:
     from stage.lock.model import LockedAsset
     from stage.lock.write import Lockfile
-
-BAGIT = "bagit.txt"
-BAG_INFO = "bag-info.txt"
-MANIFEST = "manifest-sha256.txt"
-TAG_MANIFEST = "tagmanifest-sha256.txt"
-SIGNATURE = "tagmanifest-sha256.txt.sig"
-REQUEST = "stage.yaml"
-LOCK = "stage.lock"
-VERIFIER = "stage-verify.py"  # verifies its bundle on a machine that has only an old Python
-PAYLOAD = "data"
-FETCH_PARTIAL = "fetch.partial"  # during `stage fetch`: payload paths that it may have written
-PATCH_PLAN = "patch.json"  # a folder with it is a patch
-
-BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-
-SEAL = (TAG_MANIFEST, SIGNATURE)  # written last, removed first
-TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, VERIFIER)
 
 
 @dataclass(frozen=True)
@@ -149,24 +181,14 @@ def check_is_bundle(root: Path) -> None:
     Raises:
         UsageError: no such folder, or one without any of a bundle's files.
     """
-    if not root.exists():
-        raise UsageError(f"{root}: no such folder.", suggest_path(root))
-    if not root.is_dir():
-        with suppress(OSError):  # a pipe, or not readable: it is no bundle in any case
-            check_kind(root, read_start(root, MAX_START), "a bundle")
-        raise UsageError(f"{root}: not a bundle: it is a file.", "Give the bundle's folder.")
-    if (root / PATCH_PLAN).is_file() and not (root / LOCK).exists():
-        raise UsageError(
-            f"{root}: a patch, not a bundle.", f"Put it in place: stage apply BUNDLE {root}"
-        )
-    if not any((root / name).exists() for name in (BAGIT, LOCK, TAG_MANIFEST, FETCH_PARTIAL)):
-        inside = sorted(p.parent for p in root.glob(f"*/{LOCK}"))
-        hint = (
-            f"Did you mean {inside[0]}?"
-            if inside
-            else "Give the folder that `stage fetch -o` wrote."
-        )
-        raise UsageError(f"{root}: not a bundle: it has neither {BAGIT} nor {LOCK}.", hint)
+    try:
+        verifier.check_is_bundle(root)
+    except verifier.CannotVerify as error:
+        if root.exists() and not root.is_dir():
+            with suppress(OSError):  # a pipe, or not readable: it is no bundle in any case
+                check_kind(root, read_start(root, MAX_START), "a bundle")
+        remedy = error.remedy if root.exists() else suggest_path(root)
+        raise UsageError(error.message, remedy) from None
 
 
 def read_tag(root: Path, name: str) -> bytes:
@@ -182,24 +204,6 @@ def read_tag(root: Path, name: str) -> bytes:
         raise DamageError(
             f"{root / name}: {problem}.", f"Run `stage verify {root}` to see all that is damaged."
         ) from None
-
-
-def manifest_text(digests: Mapping[str, str]) -> bytes:
-    """A BagIt manifest (RFC 8493, 2.1.3): `<sha256>  <path>` lines, sorted by path.
-
-    `sha256sum -c` reads it too.
-    """
-    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
-
-
-def parse_manifest(data: bytes) -> dict[str, str]:
-    """Path -> sha256 of the valid lines of a manifest. `verify` reports the others."""
-    result: dict[str, str] = {}
-    for line in data.decode("utf-8", "replace").split("\n"):
-        digest, separator, path = line.partition("  ")
-        if separator and len(digest) == 64:
-            result[path] = digest
-    return result
 
 
 def payload_manifest(lock: Lockfile) -> bytes:
@@ -240,7 +244,7 @@ def bag_info_text(lock: Lockfile, facts: Iterable[tuple[str, str]]) -> bytes:
 
 def verifier_text() -> bytes:
     """The text of `stage-verify.py`."""
-    return (Path(__file__).with_name("standalone.py")).read_bytes()
+    return Path(verifier.__file__).read_bytes()
 
 
 def is_known_verifier(text: bytes) -> bool:

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from stage.bundle.inspect import (
     parquet_footer,
     safetensors_header,
 )
-from stage.bundle.report import Finding, VerificationReport
+from stage.bundle.verifier import Finding, VerificationReport
 from stage.errors import DamageError, shortage
 from stage.files import human_count
 from stage.hub.model_files import PICKLE_SUFFIXES
@@ -159,11 +159,11 @@ def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[s
     Returns:
         The report with what does not load, and what could not be checked.
     """
-    report = replace(report, level="deep")
+    report = report._replace(level="deep")
     if not report.ok:
         return report, ("loading: first repair the findings above",)
     loaded = run_load_test(report.root, Bundle.open(report.root).lock)
-    return replace(report, findings=tuple(sorted(loaded.findings))), loaded.unchecked
+    return report._replace(findings=tuple(sorted(loaded.findings))), loaded.unchecked
 
 
 def lacking(asset: LockedAsset) -> list[str]:
@@ -219,7 +219,7 @@ def _main() -> None:
     said = [item for asset in lock.assets.values() for item in _check(root, asset, lock)]
     unchecked = [f"the network: no wall could be built ({reason})"] if reason else []
     answer = {
-        "findings": [astuple(item) for item in said if isinstance(item, Finding)],
+        "findings": [list(item) for item in said if isinstance(item, Finding)],
         "unchecked": unchecked + [item for item in said if isinstance(item, str)],
     }
     os.write(out, json.dumps(answer).encode() + b"\n")

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage.bundle import bundle as layout
-from stage.bundle.advice import format_findings, is_for_a_patch, suggest_fixes
 from stage.bundle.bundle import check_is_bundle
-from stage.bundle.receipt import record, state_folder, wait_until_at_rest
+from stage.bundle.receipt import record, wait_until_at_rest
+from stage.bundle.report import format_findings
+from stage.bundle.verifier import state_folder, suggest_fixes
 from stage.bundle.verify import verify
 from stage.carry.patch import FORMAT, TAGS
 from stage.digests import hash_file, sha256_of_bytes
@@ -323,11 +324,14 @@ class _Apply:
         )
 
     def _check_sound(self) -> None:
+        state = state_folder(os.environ)
         wait_until_at_rest(self.root)  # else its receipt would not be kept
         with self.reporter.bytes_bar("verify", self.patch.lock.size) as progress:
-            report = verify(self.root, "full", progress=progress, bundle_id=self.patch.lock.id)
+            report = verify(
+                self.root, "full", state=state, progress=progress, bundle_id=self.patch.lock.id
+            )
         with suppress(OSError):  # without a record the verdict is only not remembered
-            if why_not := record(state_folder(os.environ), report):
+            if why_not := record(state, report):
                 self.reporter.note(why_not)
         if report.ok:
             return
@@ -335,7 +339,7 @@ class _Apply:
         more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
         listed = "".join(f"\n  {line}" for line in lines[:_SHOWN]) + more
         what = f"the patch is in place; {human_count(len(report.findings), 'finding')} left"
-        if not is_for_a_patch(report):
+        if not report.to_carry:
             what = "with the patch every byte of the bundle is sound; no patch repairs the rest"
         raise DamageError(
             f"{self.root}: {what}:{listed}",

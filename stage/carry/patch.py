@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
-from stage.bundle.report import VerificationReport
+from stage.bundle.verifier import VerificationReport
 from stage.digests import sha256_of_bytes
 from stage.download.partial_file import copy_hashed
 from stage.errors import DamageError, UsageError, suggest_path

@@ -27,7 +27,7 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import Receipt
 from stage.bundle.receipt import find as find_receipt
 from stage.bundle.receipt import record as record_receipt
-from stage.bundle.verify import verify
+from stage.bundle.verify import failure_of, verify
 from stage.carry.remote import PushTarget, connected
 from stage.carry.remote_bundle import (
     NO_VERIFIER,
@@ -97,7 +97,7 @@ def push(
     here = verify(root, "fast")
     if not here.ok:
         findings = human_count(len(here.findings), "finding")
-        raise here.failure(
+        raise failure_of(here)(
             f"{root}: not pushed: {findings}, the first: {here.findings[0]}.",
             f"stage verify {root}",
         )
@@ -175,7 +175,7 @@ def _check_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None
         return
     reporter.note(f"{bundle.root}: {receipt}; every byte is read here first")
     with reporter.bytes_bar("read here", bundle.lock.size) as progress:
-        report = verify(bundle.root, "full", progress=progress)
+        report = verify(bundle.root, "full", state=state, progress=progress)
     with suppress(OSError):  # without a receipt, the next push reads the bundle again
         record_receipt(state, report)
     if not report.ok:

@@ -187,7 +187,7 @@ def verify_remote(
     program, *others = verifiers
     if remote.target.host is None:
         wait_until_at_rest(Path(remote.target.folder))
-        found = verify(Path(remote.target.folder))
+        found = verify(Path(remote.target.folder), state=state)
         with suppress(OSError):  # the verdict holds without
             record(state, found)
         return program, found.to_json()

@@ -35,16 +35,16 @@ def serve(bundle: Path, host: str, port: int) -> None:
     Example:
       stage serve bundle --port 8080
     """
-    from stage.bundle.advice import remedy_for_damage
     from stage.bundle.bundle import Bundle
-    from stage.bundle.verify import verify
+    from stage.bundle.receipt import remedy_for_damage
+    from stage.bundle.verify import failure_of, verify
     from stage.serve.catalogue import Catalogue
     from stage.serve.server import BundleServer
 
     opened = Bundle.open(bundle)
     report = verify(bundle, "fast")
     if not report.ok:
-        raise report.failure(f"{bundle}: {report.findings[0]}.", remedy_for_damage(bundle))
+        raise failure_of(report)(f"{bundle}: {report.findings[0]}.", remedy_for_damage(bundle))
     catalogue = Catalogue.of(opened)
     with BundleServer(catalogue, host, port, lambda text: say(text, err=True)) as server:
         say(f"bundle {opened.id[:12]} at {server.address}, read-only, until Ctrl-C")

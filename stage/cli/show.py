@@ -11,8 +11,9 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
-from stage.bundle.receipt import find_damage, state_folder
+from stage.bundle.receipt import find_damage
 from stage.bundle.signature import check_signature, signed_by
+from stage.bundle.verifier import state_folder
 from stage.files import human_count, human_size
 from stage.lock.model import LockedAsset, LockedEnvironment
 

@@ -194,7 +194,7 @@ def push(
       stage push bundle me@cluster:bundle
       stage push bundle /media/disk/bundle
     """
-    from stage.bundle.receipt import state_folder
+    from stage.bundle.verifier import state_folder
     from stage.carry.push import push as push_bundle
     from stage.carry.remote import PushTarget
     from stage.files import check_folder_of, write_atomically

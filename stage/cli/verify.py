@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +23,8 @@ from stage.files import human_count, human_size
 
 if TYPE_CHECKING:
     from stage.bundle.receipt import KnownDamage
-    from stage.bundle.report import VerificationReport
     from stage.bundle.signature import Trust
+    from stage.bundle.verifier import VerificationReport
     from stage.progress import Reporter
 
 
@@ -54,9 +51,15 @@ if TYPE_CHECKING:
     help="Also write the findings there, as JSON.",
 )
 @click.option(
+    "--failed",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the paths of the damaged and missing files there, for rsync --files-from.",
+)
+@click.option(
     "--no-resume",
     is_flag=True,
-    help="Read everything, also what an interrupted verification found sound today.",
+    help="Read everything, also what an interrupted verification found sound.",
 )
 @click.option(
     "--id",
@@ -73,6 +76,7 @@ def verify(
     deep: bool,
     jobs: int | None,
     report: Path | None,
+    failed: Path | None,
     no_resume: bool,
     id_text: str | None,
     signers: Path | None,
@@ -88,6 +92,7 @@ def verify(
       stage verify bundle
       stage verify bundle --fast               # names and sizes
       stage verify bundle --report damage.json # for stage patch
+      stage verify bundle --failed paths       # for rsync --files-from
     """
     from stage.files import write_atomically
     from stage.progress import Reporter
@@ -102,8 +107,9 @@ def verify(
 
         check_libraries("--deep", "pyarrow")
     bundle_id = _bundle_id(id_text)
-    if report is not None:
-        _check_report_path(report, bundle)
+    for option, path in (("--report", report), ("--failed", failed)):
+        if path is not None:
+            _check_output(option, path, bundle)
     with Reporter(quiet=quiet or as_json) as reporter:
         trust = _trust(bundle, signers)
         level = "deep" if deep else "fast" if fast else "full"
@@ -117,6 +123,8 @@ def verify(
     document = result.to_json() | (trust.to_json() if trust else {})
     if report is not None:
         write_atomically(report, (json.dumps(document, indent=1) + "\n").encode())
+    if failed is not None:
+        write_atomically(failed, "".join(f"{path}\n" for path in result.to_carry).encode())
     if as_json:
         before = known if result.ok else None
         print_json(document | ({} if before is None else {"known_damage": _as_known(before)}))
@@ -125,7 +133,7 @@ def verify(
     if trust is not None and trust.error is not None:
         sys.exit(trust.error.exit_code)
     if not result.ok or known is not None:
-        sys.exit(DamageError.exit_code if known is not None else result.failure.exit_code)
+        sys.exit(DamageError.exit_code if known is not None else result.exit_code)
 
 
 def _as_known(known: KnownDamage) -> dict[str, Any]:
@@ -182,25 +190,21 @@ def _verified(
     reporter: Reporter,
 ) -> VerificationReport:
     from stage.bundle.bundle import announced_size, check_is_bundle
-    from stage.bundle.receipt import state_folder
-    from stage.bundle.resume import VerifyCheckpoint
+    from stage.bundle.verifier import state_folder
     from stage.bundle.verify import verify
 
     check_is_bundle(bundle)
     if level == "fast":
-        with _no_collections():
-            return verify(bundle, "fast", bundle_id=bundle_id)
-    journal = VerifyCheckpoint(
-        state_folder(os.environ) / "verify", bundle, reporter.note, resume=resume
-    )
-    with reporter.bytes_bar("verify", announced_size(bundle)) as bar, _no_collections():
+        return verify(bundle, "fast", bundle_id=bundle_id)
+    with reporter.bytes_bar("verify", announced_size(bundle)) as bar:
         report = verify(
             bundle,
-            "full",
             jobs=jobs,
-            progress=bar,
-            journal=journal,
             bundle_id=bundle_id,
+            state=state_folder(os.environ),
+            note=reporter.note,
+            resume=resume,
+            progress=bar,
         )
     if level == "deep":
         from stage.bundle.load_test import verify_deep
@@ -212,19 +216,10 @@ def _verified(
     return report
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Turns garbage collection off: a lock has many objects and no cycles, so it frees nothing."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
     """Writes a receipt. Where that fails, prints it and continues: the verdict holds without."""
-    from stage.bundle.receipt import record, state_folder
+    from stage.bundle.receipt import record
+    from stage.bundle.verifier import state_folder
 
     try:
         why_not = record(state_folder(os.environ), report)
@@ -239,7 +234,8 @@ def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:
 
 def _known_damage(report: VerificationReport) -> KnownDamage | None:
     """The damage on record: found now, or by an earlier verification and not repaired since."""
-    from stage.bundle.receipt import find_damage, state_folder
+    from stage.bundle.receipt import find_damage
+    from stage.bundle.verifier import state_folder
 
     was_all_read = report.ok and report.level != "fast"
     if was_all_read or report.is_another:
@@ -247,18 +243,18 @@ def _known_damage(report: VerificationReport) -> KnownDamage | None:
     return find_damage(state_folder(os.environ), report.root)
 
 
-def _check_report_path(report: Path, bundle: Path) -> None:
-    """Whether the report can be written is found out before hours of reading, not after."""
+def _check_output(option: str, path: Path, bundle: Path) -> None:
+    """Whether a file can be written is found out before hours of reading, not after."""
     from stage.files import check_folder_of
 
-    if bundle.resolve() in report.resolve().parents:
+    if bundle.resolve() in path.resolve().parents:
         raise UsageError(
-            f"--report {report}: inside the bundle it would itself be an extra file.",
+            f"{option} {path}: inside the bundle it would itself be an extra file.",
             "Put it beside the bundle.",
         )
-    if report.is_dir():
-        raise UsageError(f"--report {report}: is a folder.", "Give the name of a file.")
-    check_folder_of(report, "--report ")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder.", "Give the name of a file.")
+    check_folder_of(path, f"{option} ")
 
 
 def _print(
@@ -268,8 +264,9 @@ def _print(
     known: KnownDamage | None,
     quiet: bool,
 ) -> None:
-    from stage.bundle.advice import format_findings, suggest_fixes
     from stage.bundle.bundle import VERIFIER
+    from stage.bundle.report import format_findings
+    from stage.bundle.verifier import suggest_fixes
 
     is_signed = trust is not None and trust.signer is not None
     for line in format_findings(result):
@@ -287,7 +284,7 @@ def _print(
         _print_known_damage(result, known)
     elif not quiet:
         _print_sound(result, is_signed)
-    if result.has_unknown_verifier and not is_signed:
+    if not is_signed and _has_unknown_verifier(result):
         say(
             f"{result.root}: its {VERIFIER} is none that this version of airlift knows: another "
             "version wrote it, or somebody replaced it. The bundle id does not cover it: do not "
@@ -303,13 +300,21 @@ def _print(
         say(f"error: {trust.error}", err=True)
 
 
+def _has_unknown_verifier(result: VerificationReport) -> bool:
+    from stage.bundle.bundle import VERIFIER, is_known_verifier
+    from stage.files import read_file
+
+    return VERIFIER in result.unproven and not is_known_verifier(
+        read_file(result.root / VERIFIER, follow=False)
+    )
+
+
 def _print_sound(result: VerificationReport, is_signed: bool) -> None:
-    from stage.bundle.advice import describe_proof
+    from stage.bundle.verifier import describe_proof
 
     files, size = human_count(result.files, "file"), human_size(result.size)
     say(f"{result.root}: sound: {files}, {size}, {_how(result)}")
-    say(f"bundle id {result.bundle_id}")
-    for line in describe_proof(result, signed=is_signed):
+    for line in describe_proof(result, is_signed):
         say(line)
 
 
@@ -317,7 +322,7 @@ def _print_known_damage(result: VerificationReport, known: KnownDamage) -> None:
     """For a verification that does not read the bytes that an earlier one found to be damaged."""
     import time
 
-    from stage.bundle.advice import suggest_fixes
+    from stage.bundle.verifier import suggest_fixes
 
     say(f"{result.root}: known to be damaged; {_how(result)}")
     findings = human_count(len(known.report.findings), "finding")

@@ -186,17 +186,15 @@ def test_a_patch_made_from_the_record_mends_it_and_ends_it(
 def test_what_closed_rights_hid_is_no_damage_once_they_are_open(
     terminal: Terminal, carried: Path, tmp_path: Path
 ) -> None:
-    from dataclasses import replace
-
     from stage.bundle.receipt import find_damage, record
-    from stage.bundle.report import Finding
+    from stage.bundle.verifier import Finding
     from stage.bundle.verify import verify
 
-    closed = Finding(TOKENIZER, "unreadable", "sha256 of it", os.strerror(errno.EACCES))
-    record(tmp_path / "s", replace(verify(carried), findings=(closed,)))
+    closed = Finding(TOKENIZER, "closed", "sha256 of it", os.strerror(errno.EACCES))
+    record(tmp_path / "s", verify(carried)._replace(findings=(closed,)))
     assert find_damage(tmp_path / "s", carried) is None, "it can be read now"
     unloadable = Finding(TOKENIZER, "unloadable", "a tokenizer", "none")
-    record(tmp_path / "s", replace(verify(carried), findings=(unloadable,)))
+    record(tmp_path / "s", verify(carried)._replace(findings=(unloadable,)))
     assert find_damage(tmp_path / "s", carried) is None, "every byte is as it was fetched"
 
 
@@ -344,7 +342,7 @@ def test_a_receipt_has_its_own_fields_alone(carried: Path, tmp_path: Path) -> No
 
     state = tmp_path / "s"
     flip(carried / TOKENIZER)
-    record(state, verify(carried))
+    record(state, verify(carried, state=state))
     assert find(state, carried) == "not verified here"
     flip(carried / TOKENIZER)
     assert stage("verify", carried).returncode == 0

@@ -58,7 +58,7 @@ print(json.dumps([took, sorted(set(sys.modules) - before)]))
 STEPS = {
     "attribute": "import stage; assert stage.verify(path, quiet=True).ok",
     "from": "from stage import verify; assert verify(path, 'fast').ok",
-    "submodule": "import stage.bundle.payload; assert stage.bundle.payload.in_order",
+    "submodule": "import stage.bundle.verifier; assert stage.bundle.verifier.share_out",
     "same names": "import stage.bundle.verify, stage.staging.fetch; assert callable(stage.fetch)",
     "from the submodule": "from stage.bundle.verify import verify as v; assert v is not None",
     "bundle": "import stage; assert stage.open_bundle(path)['bert'].path.is_dir()",

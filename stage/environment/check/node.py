@@ -10,8 +10,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from stage.bundle.advice import remedy_for_damage
 from stage.bundle.bundle import Bundle
+from stage.bundle.receipt import remedy_for_damage
 from stage.errors import DamageError, IncompleteError, UsageError
 
 PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"

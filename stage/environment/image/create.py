@@ -8,8 +8,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from stage.bundle.advice import remedy_for_damage
 from stage.bundle.bundle import Bundle
+from stage.bundle.receipt import remedy_for_damage
 from stage.digests import hash_file
 from stage.errors import DamageError, StageError, UsageError
 from stage.lock.model import LockedAsset

@@ -25,7 +25,8 @@ from runner.preflight.access import disk_needed
 from runner.preflight.preflight import check
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle, finish
-from stage.bundle.receipt import record, state_folder
+from stage.bundle.receipt import record
+from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.digests import hash_file
 from tests.runner.conftest import Cluster
@@ -277,7 +278,7 @@ def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     copy = tmp_path / "carried"
     shutil.copytree(terminal.cluster.bundle, copy)
-    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", 0)
+    monkeypatch.setattr("stage.bundle.verifier.UNSURE_NS", 0)
     terminal.cluster.write()
     dry_run = ("train", "tiny.yaml", "--processes", "2", "--dry-run")
     assert (
@@ -288,7 +289,8 @@ def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     for command in ("train", "check", "prepare", "submit"):
         said = terminal.refused(command, "tiny.yaml", code=3, bundle=copy)
         assert "`bundle.verified: required`" in said and f"stage verify {copy}" in said
-    assert record(state_folder(os.environ), verify(copy)) is None
+    state = state_folder(os.environ)
+    assert record(state, verify(copy, state=state)) is None
     code, out, err = terminal.run(*dry_run, bundle=copy)
     assert code == 0 and "every byte verified 0 s ago on " in out and "unchanged since" in out, err
     (copy / "data/models/tiny-bert/config.json").touch()
@@ -322,11 +324,12 @@ def test_folders_that_changed_places_are_not_what_was_verified(
 ) -> None:
     """To rename a folder changes no `stat` of a file in it: the other model would be trained."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", 0)
+    monkeypatch.setattr("stage.bundle.verifier.UNSURE_NS", 0)
     copy = tmp_path / "carried"
     shutil.copytree(terminal.cluster.bundle, copy)
     _with_a_twin(copy)
-    assert record(state_folder(os.environ), verify(copy)) is None
+    state = state_folder(os.environ)
+    assert record(state, verify(copy, state=state)) is None
     terminal.cluster.write(**REQUIRED)
     assert terminal.run("check", "tiny.yaml", bundle=copy)[0] == 0
     models = copy / "data/models"

@@ -1,4 +1,4 @@
-"""What `stage verify` prints about a damage. (test_thousand_damages.py has many.)"""
+"""What `stage verify` prints about a damage. (tests/golden/verdicts.py has a thousand.)"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.bundle.report import VerificationReport
+from stage.bundle.verifier import VerificationReport
 from stage.bundle.verify import verify
 from stage.digests import sha256_of_bytes
 from stage.errors import UsageError
@@ -23,7 +23,7 @@ from tests.stage.bundles import BIG, BIG_SIZE, contents, make_bundle
 from tests.stage.damages import DAMAGES, NEED_BIG, Damage, files
 
 SEED = int(os.environ.get("AIRLIFT_DAMAGE_SEED") or 20_260_203)
-BY_COMMAND = 20  # of the damages that test_thousand_damages.py makes by the hundred
+BY_COMMAND = 20  # of the damages that tests/golden/verdicts.py makes by the hundred
 Damaged = Callable[[Damage, random.Random], tuple[Path, set[str]]]
 
 
@@ -217,6 +217,7 @@ def test_json_is_one_document_and_the_report_the_same(
                 "problem": "mismatched",
                 "expected": f"{len(contents()['data/models/bert/model.safetensors'])} bytes",
                 "found": "5 bytes",
+                "code": "mismatched",
             }
         ]
         if is_damaged

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from stage.bundle.receipt import find_damage, state_folder
+from stage.bundle.receipt import find_damage
+from stage.bundle.verifier import state_folder
 from stage.cli import main
 from tests.stage.bundles import make_bundle
 

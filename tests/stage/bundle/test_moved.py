@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.payload import Batch
+from stage.bundle import verifier
 from stage.bundle.receipt import Receipt, find, record
-from stage.bundle.resume import VerifyCheckpoint
 from stage.bundle.verify import verify
 from stage.carry.push import push
 from stage.carry.remote import PushTarget
@@ -26,7 +25,7 @@ TICK_S = 0.1
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two models with files of the same sizes, and what does not change."""
-    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", int(TICK_S * 10**9))
+    monkeypatch.setattr(verifier, "UNSURE_NS", int(TICK_S * 10**9))
     files = {
         f"{MODELS}/{version}/{part}/{name}": f"{name} of the {version} {part} one\n".encode()
         for version in ("new", "old")
@@ -68,15 +67,17 @@ def test_moved_before_a_verification(bundle: Path, move: Callable[[Path], object
 def test_moved_after_a_verification_no_receipt_holds(
     bundle: Path, tmp_path: Path, move: Callable[[Path], object]
 ) -> None:
-    assert record(tmp_path / "mine", verify(bundle)) is None
+    state = tmp_path / "mine"
+    assert record(state, verify(bundle, state=state)) is None
     shutil.copytree(tmp_path / "mine", tmp_path / "another user's")
     move(bundle)
-    for state in ("mine", "another user's"):
-        assert str(find(tmp_path / state, bundle)).startswith("changed since it was verified")
+    for user in ("mine", "another user's"):
+        assert str(find(tmp_path / user, bundle)).startswith("changed since it was verified")
 
 
 def test_moved_and_moved_back_the_receipt_holds(bundle: Path, tmp_path: Path) -> None:
-    assert record(tmp_path / "state", verify(bundle)) is None
+    state = tmp_path / "state"
+    assert record(state, verify(bundle, state=state)) is None
     for _ in range(2):
         MOVES["folders"](bundle)
     assert isinstance(find(tmp_path / "state", bundle), Receipt)
@@ -86,31 +87,24 @@ class Interrupted(Exception):
     """Stands for Ctrl-C."""
 
 
-class InterruptedCheckpoint(VerifyCheckpoint):
-    """Ends the verification as soon as a batch is kept."""
-
-    def add(self, batch: Batch) -> None:
-        super().add(batch)
-        raise Interrupted
-
-
 @pytest.mark.parametrize("by_id", [False, True], ids=["", "id"])
 def test_moved_after_an_interruption_it_is_read_again(
     bundle: Path, tmp_path: Path, move: Callable[[Path], object], by_id: bool
 ) -> None:
     bundle_id = verify(bundle, "fast").bundle_id if by_id else None
-    notes: list[str] = []
-    with pytest.raises(Interrupted):
-        verify(
-            bundle,
-            jobs=1,
-            journal=InterruptedCheckpoint(tmp_path / "state", bundle, notes.append, after_s=0),
-            bundle_id=bundle_id,
-        )
+    state, notes = tmp_path / "state", list[str]()
+
+    def end(journal: verifier.Journal, expected: object) -> None:
+        raise Interrupted
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(verifier.Journal, "fold", end)  # everything is read
+        verify(bundle, jobs=1, state=state, bundle_id=bundle_id)
     move(bundle)
-    checkpoint = VerifyCheckpoint(tmp_path / "state", bundle, notes.append)
-    report = verify(bundle, journal=checkpoint, bundle_id=bundle_id)
-    assert not report.ok and report.stamp is None and notes == []
+    report = verify(bundle, state=state, note=notes.append, bundle_id=bundle_id)
+    moved = [finding for finding in report.findings if finding.problem != "extra"]
+    resumed = int(notes[0].split()[1]) if notes else 0
+    assert not report.ok and report.stamp is None and resumed == 8 - len(moved)
 
 
 def test_moved_while_it_is_read_the_receipt_holds_for_nothing(
@@ -124,8 +118,9 @@ def test_moved_while_it_is_read_the_receipt_holds_for_nothing(
             move(bundle)
 
     moved: list[int] = []
-    assert record(tmp_path / "state", verify(bundle, jobs=1, progress=move_once)) is None
-    assert moved and isinstance(find(tmp_path / "state", bundle), str)
+    state = tmp_path / "state"
+    assert record(state, verify(bundle, jobs=1, state=state, progress=move_once)) is None
+    assert moved and isinstance(find(state, bundle), str)
     assert not verify(bundle).ok
 
 
@@ -133,7 +128,7 @@ def test_moved_before_a_push_it_is_read_and_not_sent(
     bundle: Path, tmp_path: Path, move: Callable[[Path], object]
 ) -> None:
     state, there = tmp_path / "state", tmp_path / "there"
-    assert record(state, verify(bundle)) is None
+    assert record(state, verify(bundle, state=state)) is None
     move(bundle)
     with Reporter(quiet=True) as reporter, pytest.raises(DamageError):
         push(

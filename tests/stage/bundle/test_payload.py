@@ -14,36 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage.bundle import bundle as layout
-from stage.bundle.payload import PayloadFile, batches, in_order
+from stage.bundle import verifier
 from stage.bundle.verify import verify
 from stage.digests import sha256_of_bytes
 from stage.errors import StageError
-from stage.processes import MOST_PIECES
 from tests.stage.bundles import BIG, make_bundle
 
 files = st.lists(st.integers(0, 100_000) | st.integers(65 * 2**20, 2**36), max_size=40)
 
 
-@given(
-    files,
-    st.integers(1, 300),
-    st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 900)), max_size=6),
-)
-def test_batches_are_all_there_is_to_read_and_no_more(
-    sizes: list[int], jobs: int, runs: list[tuple[int, int]]
-) -> None:
-    work = in_order(PayloadFile(str(i), size, "s") for i, size in enumerate(sizes))
-    skip: list[range] = []
-    for start, length in sorted(runs):
-        if start + length <= len(work) and (not skip or start >= skip[-1].stop):
-            skip.append(range(start, start + length))
-    shared = batches(work, jobs, skip)
-    places = list(itertools.chain(*shared))
-    assert sorted([*places, *itertools.chain(*skip)]) == list(range(len(work)))
-    assert all(shared) and len(shared) <= MOST_PIECES
-    # A batch ends with the file that fills it.
-    costs = [sum(work[place].size for place in batch[:-1]) for batch in shared]
-    assert not costs or max(costs) <= max(2**30, sum(file.size for file in work) // 500)
+@given(files, st.integers(1, 300))
+def test_shares_are_all_there_is_to_read_and_no_more(sizes: list[int], jobs: int) -> None:
+    sizes = sorted(sizes, reverse=True)
+    shared = verifier.share_out(sizes, jobs)
+    assert list(itertools.chain(*shared)) == list(range(len(sizes)))
+    assert all(shared) and len(shared) <= 2048
+    # A share ends with the file that fills it.
+    costs = [sum(sizes[place] for place in share[:-1]) for share in shared]
+    assert not costs or max(costs) <= max(2**23, sum(sizes) // 32 + 2**21)
 
 
 @pytest.fixture(scope="module")

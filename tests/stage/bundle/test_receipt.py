@@ -10,11 +10,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from stage.bundle.receipt import Receipt, find, record, state_folder
-from stage.bundle.stamp import TICK_NS, UNSURE_NS, now_ns, unsure_ns
+from stage.bundle import verifier
+from stage.bundle.receipt import Receipt, find, record
+from stage.bundle.verifier import (
+    EXPIRES_S,
+    TICK_NS,
+    UNSURE_NS,
+    now_ns,
+    rests_after,
+    state_folder,
+    unsure_ns,
+)
 from stage.bundle.verify import verify
 from tests.stage.bundles import BIG, make_bundle
 
@@ -24,7 +34,7 @@ TICK_S = 0.1
 @pytest.fixture
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle on a disk whose clock tells changes apart after `TICK_S`, not after two seconds."""
-    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", int(TICK_S * 10**9))
+    monkeypatch.setattr(verifier, "UNSURE_NS", int(TICK_S * 10**9))
     root = make_bundle(tmp_path / "bundle").root
     time.sleep(1.5 * TICK_S)
     return root
@@ -36,36 +46,53 @@ def state(tmp_path: Path) -> Path:
 
 
 def verified(root: Path, state: Path) -> Receipt:
-    assert record(state, verify(root)) is None
+    assert record(state, verify(root, state=state)) is None
     receipt = find(state, root)
     assert isinstance(receipt, Receipt), receipt
     return receipt
 
 
 def test_it_says_what_how_when_and_where(bundle: Path, state: Path) -> None:
-    report = verify(bundle)
+    report = verify(bundle, state=state)
     receipt = verified(bundle, state)
     (path,) = (state / "receipts").iterdir()
     document = json.loads(path.read_text())
-    assert {
-        key: document[key]
-        for key in ("format", "level", "files", "bytes", "bundle_id", "path", "host")
-    } == {
-        "format": 2,
+    times = {name: document.pop(name) for name in ("began", "ended")}
+    assert times["began"] <= times["ended"] <= time.time()
+    assert report.stamp is not None and document == {
+        "format": 3,
         "level": "full",
         "files": report.files,
         "bytes": report.size,
         "bundle_id": report.bundle_id,
+        "seal": report.seal,
         "path": str(bundle.resolve()),
         "host": os.uname().nodename,
+        "digest": report.stamp.digest,
+        "contents": report.stamp.contents,
     }
     assert (
-        document["tool"].startswith("airlift ")
-        and document["began"] <= document["ended"] <= time.time()
-    )
-    assert document["stamp"]["files"] == report.files and document["stamp"]["size"] == report.size
-    assert (
         receipt.describe(receipt.ended + 7300) == f"every byte verified 2 h ago on {receipt.host}"
+    )
+
+
+def test_it_holds_for_30_days(bundle: Path, state: Path) -> None:
+    verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    document = json.loads(path.read_text())
+    for age_s, holds in ((EXPIRES_S - 60, True), (EXPIRES_S + 60, False)):
+        times = dict.fromkeys(("began", "ended"), time.time() - age_s)
+        path.write_text(json.dumps(document | times))
+        found = find(state, bundle)
+        assert isinstance(found, Receipt) == holds, found
+    assert str(found).startswith("verified 30 days ago on ") and "holds for 30 days" in str(found)
+
+
+def test_a_hard_link_voids_it_and_that_is_said(bundle: Path, state: Path, tmp_path: Path) -> None:
+    verified(bundle, state)
+    os.link(bundle / BIG, tmp_path / "link")
+    assert str(find(state, bundle)).endswith(
+        " (only ctimes: chmod, chown or a new hard link move them too)"
     )
 
 
@@ -136,25 +163,26 @@ def test_a_copy_elsewhere_is_not_verified_by_it(bundle: Path, state: Path, tmp_p
 def test_damage_takes_the_receipt_back(bundle: Path, state: Path) -> None:
     verified(bundle, state)
     (bundle / "data/files/notes/empty").unlink()
-    assert record(state, verify(bundle, "fast")) is None
+    assert record(state, verify(bundle, "fast", state=state)) is None
     assert find(state, bundle) == "not verified here"
 
 
 def test_a_look_at_names_and_sizes_is_no_verification(bundle: Path, state: Path) -> None:
-    assert record(state, verify(bundle, "fast")) is None
+    assert record(state, verify(bundle, "fast", state=state)) is None
     assert find(state, bundle) == "not verified here"
     verified(bundle, state)
-    record(state, verify(bundle, "fast"))
+    record(state, verify(bundle, "fast", state=state))
     assert isinstance(find(state, bundle), Receipt), "a look takes nothing back"
 
 
 def test_what_was_written_just_before_gets_none_and_is_told_why(
-    tmp_path: Path, state: Path
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change within the same tick of the disk's clock, after the reading, would not be seen."""
+    monkeypatch.setattr(verifier, "KERNELS_OWN", frozenset())
     root = make_bundle(tmp_path / "bundle").root
     os.utime(next(path for path in (root / "data").rglob("*") if path.is_file()))
-    assert "changed just before they were read" in str(record(state, verify(root)))
+    assert "changed just before they were read" in str(record(state, verify(root, state=state)))
     assert find(state, root) == "not verified here"
 
 
@@ -163,13 +191,12 @@ def test_a_change_in_the_tick_after_the_waiting_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for _ in range(20):
         path.write_bytes(b"one")
-        before = path.stat().st_ctime_ns
-        patience = unsure_ns(tmp_path, before)
-        while before + patience >= now_ns():
+        before, unsure = path.stat(), unsure_ns(tmp_path)
+        while rests_after(before, unsure) >= now_ns():
             time.sleep(0.001)
         path.write_bytes(b"two")
-        assert path.stat().st_ctime_ns > before
-        if patience > TICK_NS:  # no disk of the kernel's own: once is long enough
+        assert path.stat().st_ctime_ns > before.st_ctime_ns
+        if unsure > TICK_NS:  # no disk of the kernel's own: once is long enough
             break
 
 
@@ -217,19 +244,21 @@ def test_the_patience_is_short_only_where_this_kernels_clock_stamps_and_the_disk
     fine: bool,
 ) -> None:
     (tmp_path / "mountinfo").write_text(MOUNTED.format(root=root, below=below))
-    monkeypatch.setattr("stage.bundle.stamp.MOUNTS", tmp_path / "mountinfo")
-    assert unsure_ns(Path(place), stamp) == (TICK_NS if fine else UNSURE_NS)
+    monkeypatch.setattr(verifier, "MOUNTS", tmp_path / "mountinfo")
+    status: os.stat_result = SimpleNamespace(st_ctime_ns=stamp)  # type: ignore[assignment]
+    patience = TICK_NS if fine else UNSURE_NS
+    assert rests_after(status, unsure_ns(Path(place))) == stamp + patience
     (tmp_path / "mountinfo").unlink()
-    assert unsure_ns(Path(place), stamp) == UNSURE_NS
+    assert rests_after(status, unsure_ns(Path(place))) == stamp + UNSURE_NS
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[]", '{"stamp": {}}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 3}', "[]", '{"stamp": {}}', "\xff"])
 def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: str) -> None:
     verified(bundle, state)
     (path,) = (state / "receipts").iterdir()
     path.write_text(text, encoding="latin-1")
     assert "cannot be read" in str(find(state, bundle))
-    for other in (1, 3):
+    for other in (2, 4):
         path.write_text(json.dumps({"format": other}))
         assert f"format {other}, which" in str(find(state, bundle))
 
@@ -258,9 +287,7 @@ def test_a_user_without_a_home_folder_gets_the_verdict_without_a_receipt(
     )
     command = [sys.executable, "-c", script, str(bundle), "--jobs", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr.startswith(
-        "the verdict holds; no receipt of it could be"
-    ), done.stderr
+    assert done.returncode == 0 and "\nthe verdict holds; no receipt of it could be" in done.stderr
     assert "no home folder" in done.stderr
 
 
@@ -279,7 +306,7 @@ def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0 and done.stderr.startswith("the verdict holds; no receipt")
+    assert done.returncode == 0 and "\nthe verdict holds; no receipt" in done.stderr
     (bundle / BIG).unlink()
     assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
     assert find(state_folder(environment), bundle) == "not verified here"

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stage.bundle.report import VerificationReport
-from stage.bundle.resume import EXPIRES_S, VerifyCheckpoint
-from stage.bundle.stamp import UNSURE_NS
+from stage.bundle import verifier
+from stage.bundle.verifier import EXPIRES_S, UNSURE_NS, VerificationReport
 from stage.bundle.verify import verify
+from stage.errors import IncompleteError
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
 
 
@@ -28,90 +32,81 @@ def old_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def notes() -> list[str]:
-    return []
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
 
 
 @pytest.fixture
-def journal(tmp_path: Path, notes: list[str]) -> Callable[..., VerifyCheckpoint]:
-    def make(root: Path, **options: object) -> VerifyCheckpoint:
-        return VerifyCheckpoint(
-            tmp_path / "state", root, notes.append, **{"after_s": 0.0, **options}
-        )  # type: ignore[arg-type]
-
-    return make
+def notes() -> list[str]:
+    return []
 
 
 class Interrupted(Exception):
     """Stands for Ctrl-C."""
 
 
-def interrupt(root: Path, journal: VerifyCheckpoint, **options: object) -> int:
-    """Verifies until the first batch, the large file, was read; returns the bytes read by then."""
-    read: list[int] = []
+def interrupt(root: Path, state: Path, files: int = 1, **options: Any) -> None:
+    """Verifies until this many files were read, the largest first."""
+    keep, read = verifier.Journal.keep, []
 
-    def progress(count: int) -> None:
-        read.append(count)
-        if sum(read) > BIG_SIZE:
+    def keep_some(journal: verifier.Journal, path: str, status: os.stat_result) -> None:
+        keep(journal, path, status)
+        read.append(path)
+        if len(read) == files:
             raise Interrupted
 
-    with pytest.raises(Interrupted):
-        verify(root, jobs=1, journal=journal, progress=progress, **options)  # type: ignore[arg-type]
-    return sum(read[:-1])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(verifier.Journal, "keep", keep_some)
+        verify(root, jobs=1, state=state, **options)
 
 
-def go_on(
-    root: Path, journal: VerifyCheckpoint, **options: object
-) -> tuple[VerificationReport, int]:
+def go_on(root: Path, state: Path, **options: Any) -> tuple[VerificationReport, int]:
     read: list[int] = []
-    return verify(root, journal=journal, progress=read.append, **options), sum(read)  # type: ignore[arg-type]
+    return verify(root, state=state, progress=read.append, **options), sum(read)
+
+
+def journal_of(state: Path) -> Path:
+    (path,) = (state / "verify").iterdir()
+    return path
 
 
 def test_it_goes_on_where_it_stopped_and_says_so(
-    old_bundle: Path, journal: Callable[..., VerifyCheckpoint], notes: list[str], tmp_path: Path
+    old_bundle: Path, state: Path, notes: list[str], tmp_path: Path
 ) -> None:
-    before = interrupt(old_bundle, journal(old_bundle))
-    report, read = go_on(old_bundle, journal(old_bundle))
-    assert report.ok and report.stamp == verify(old_bundle).stamp is not None
-    assert before == BIG_SIZE and read == report.size - before
-    assert len(notes) == 1 and notes[0].startswith("resumed: ") and "--no-resume" in notes[0]
-    assert list((tmp_path / "state").iterdir()) == [], (
+    interrupt(old_bundle, state)
+    report, read = go_on(old_bundle, state, note=notes.append)
+    assert report.ok and read == report.size - BIG_SIZE
+    other = verify(old_bundle, state=tmp_path / "other").stamp
+    assert report.stamp is not None and other is not None and report.stamp.digest == other.digest
+    assert len(notes) == 1 and notes[0].startswith("resumed: 1 of 9 files, ")
+    assert "--no-resume" in notes[0]
+    assert list((state / "verify").iterdir()) == [], (
         "a verification that ended is never answered from memory"
     )
-    assert go_on(old_bundle, journal(old_bundle))[1] == report.size
+    assert go_on(old_bundle, state)[1] == report.size
 
 
-def test_killed_it_goes_on_by_the_command(old_bundle: Path, tmp_path: Path) -> None:
-    """SIGKILL, as at the end of a job's time; its children end by themselves."""
-    script = f"""
-import os, signal
-from pathlib import Path
-from stage.bundle.resume import VerifyCheckpoint as Journal
-from stage.bundle.verify import verify
-class Killed(Journal):
-    def add(self, batch):
-        super().add(batch)
-        os.kill(os.getpid(), signal.SIGKILL)
-root = Path({str(old_bundle)!r})
-journal = Killed(Path({str(tmp_path)!r}) / "airlift/verify", root, print, after_s=0)
-verify(root, jobs=2, journal=journal)
-"""
-    killed = subprocess.run([sys.executable, "-c", script], timeout=60, stdout=subprocess.DEVNULL)
-    assert killed.returncode == -signal.SIGKILL
-    command = [sys.executable, "-m", "stage", "verify", str(old_bundle)]
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    first = subprocess.run(command, env=environment, capture_output=True, text=True)
-    again = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert first.returncode == again.returncode == 0 and first.stdout == again.stdout
-    assert first.stderr.startswith("resumed: ") and again.stderr == ""
-
-
-def test_anew_when_told_so(
-    old_bundle: Path, journal: Callable[..., VerifyCheckpoint], notes: list[str]
-) -> None:
-    interrupt(old_bundle, journal(old_bundle))
-    report, read = go_on(old_bundle, journal(old_bundle, resume=False))
+def test_anew_when_told_so(old_bundle: Path, state: Path, notes: list[str]) -> None:
+    interrupt(old_bundle, state)
+    report, read = go_on(old_bundle, state, note=notes.append, resume=False)
     assert read == report.size and notes == []
+
+
+def test_another_node_takes_the_journal_over(
+    old_bundle: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS numbers its mounts on each node: the device is another, the files are the same."""
+    interrupt(old_bundle, state)
+    lstat = os.lstat
+
+    def with_another_device(path: Any, **options: Any) -> os.stat_result:
+        status = lstat(path, **options)
+        named = {name: getattr(status, name) for name in dir(status) if name.startswith("st_")}
+        return os.stat_result([*status[:2], status.st_dev + 1, *status[3:]], named)
+
+    monkeypatch.setattr(os, "lstat", with_another_device)
+    report, read = go_on(old_bundle, state)
+    assert report.ok and read == report.size - BIG_SIZE
 
 
 TICK_S = 0.1  # no clock of a file system that tests run on is as coarse
@@ -120,7 +115,7 @@ TICK_S = 0.1  # no clock of a file system that tests run on is as coarse
 @pytest.fixture
 def copy(old_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy to damage, where a change is told from another after `TICK_S`, not two seconds."""
-    monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", int(TICK_S * 10**9))
+    monkeypatch.setattr(verifier, "UNSURE_NS", int(TICK_S * 10**9))
     root = tmp_path / "bundle"
     subprocess.run(["cp", "-a", "--sparse=always", old_bundle, root], check=True)
     time.sleep(1.5 * TICK_S)
@@ -128,11 +123,9 @@ def copy(old_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.parametrize("change", ["in place", "times set back", "another in its place"])
-def test_damage_after_the_first_reading_is_found(
-    copy: Path, journal: Callable[..., VerifyCheckpoint], change: str, notes: list[str]
-) -> None:
+def test_damage_after_the_first_reading_is_found(copy: Path, state: Path, change: str) -> None:
     """With the size, and the mtime where a tool sets that back, as before."""
-    assert interrupt(copy, journal(copy)) == BIG_SIZE
+    interrupt(copy, state)
     before = (copy / BIG).stat()
     if change == "another in its place":
         subprocess.run(
@@ -143,62 +136,206 @@ def test_damage_after_the_first_reading_is_found(
         file.write(b"damaged")
     if change != "in place":
         os.utime(copy / BIG, ns=(before.st_atime_ns, before.st_mtime_ns))
-    report, _ = go_on(copy, journal(copy))
+    report, _ = go_on(copy, state)
     assert [finding.path for finding in report.findings] == [BIG] and report.stamp is None
 
 
-def test_damage_is_never_remembered(copy: Path, journal: Callable[..., VerifyCheckpoint]) -> None:
+def test_after_a_folder_was_renamed_every_file_below_it_is_read_again(
+    copy: Path, state: Path
+) -> None:
+    """To rename a folder and back changes no `stat` of a file in it: the path alone tells."""
+    interrupt(copy, state, files=9)
+    (copy / "data/models").rename(copy / "data/aside")
+    assert not verify(copy, state=state).ok
+    (copy / "data/aside").rename(copy / "data/models")
+    interrupt(copy, state, files=9)
+    lines = journal_of(state).read_bytes()
+    journal_of(state).write_bytes(lines.replace(b"data/models/", b"data/older/"))
+    report, read = go_on(copy, state)
+    below = sum(p.stat().st_size for p in (copy / "data/models").rglob("*") if p.is_file())
+    assert report.ok and read == below
+
+
+def test_damage_is_never_remembered(copy: Path, state: Path) -> None:
     with open(copy / BIG, "r+b") as file:
         file.seek(BIG_SIZE - 1)
         file.write(b"x")
     time.sleep(1.5 * TICK_S)
-    assert interrupt(copy, journal(copy)) == BIG_SIZE
-    report, read = go_on(copy, journal(copy))
-    assert [finding.path for finding in report.findings] == [BIG] and read == report.size
+    interrupt(copy, state)
+    assert BIG.encode() not in journal_of(state).read_bytes()
+    report, read = go_on(copy, state)
+    assert [finding.path for finding in report.findings] == [BIG] and read >= BIG_SIZE
 
 
 def test_what_was_written_just_before_is_not_remembered(
-    tmp_path: Path, journal: Callable[..., VerifyCheckpoint]
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change in the same tick of the file system's clock could not be told."""
-    root = make_bundle(tmp_path / "bundle").root
-    interrupt(root, journal(root))
-    report, read = go_on(root, journal(root))
-    assert report.ok and read == report.size
+    monkeypatch.setattr(verifier, "KERNELS_OWN", frozenset())
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    interrupt(root, state, files=8)
+    report, read = go_on(root, state)
+    assert report.ok and read == report.size and report.stamp is None
 
 
-SPOILED = ["expired", "from the future", "torn", "no journal", "another digest", "another bundle"]
+SPOILED = ["expired", "from the future", "torn", "no journal", "other facts", "another bundle"]
 
 
 @pytest.mark.parametrize("spoil", SPOILED)
 def test_a_journal_that_cannot_be_believed_is_not(
-    old_bundle: Path,
-    journal: Callable[..., VerifyCheckpoint],
-    tmp_path: Path,
-    spoil: str,
-    notes: list[str],
+    old_bundle: Path, state: Path, spoil: str, notes: list[str]
 ) -> None:
-    interrupt(old_bundle, journal(old_bundle))
-    (path,) = (tmp_path / "state").iterdir()
-    lines = path.read_text().splitlines()
-    at = lines[0].partition(",")[0]
+    interrupt(old_bundle, state)
+    text = journal_of(state).read_bytes()
+    began = text.split(b"began ")[1].split(b"\n")[0]
     texts = {
-        "expired": [line.replace(at, f"[{time.time() - EXPIRES_S - 60}") for line in lines],
-        "from the future": [line.replace(at, f"[{time.time() + 9999}") for line in lines],
-        "torn": [line[:-9] for line in lines],
-        "no journal": ["{}", "[1, 2", '"', '[1e999, [], 0, "", [0]]', "\x00"],
-        "another digest": [line.replace('", [', '0", [') for line in lines],
-        "another bundle": [line.replace("data/", "data/other/") for line in lines],
+        "expired": text.replace(began, b"%d" % (time.time() - EXPIRES_S - 60)),
+        "from the future": text.replace(began, b"%d" % (time.time() + 9999)),
+        "torn": text[:-9],
+        "no journal": b"began x\n{}\n[1, 2\n\x00\xff\nbegan 1e999\ndata\n \n",
+        "other facts": text.replace(b" %d " % BIG_SIZE, b" %d " % (BIG_SIZE + 1)),
+        "another bundle": text.replace(b"data/", b"data/other/"),
     }
-    path.write_text("\n".join(texts[spoil]))
-    report, read = go_on(old_bundle, journal(old_bundle))
+    journal_of(state).write_bytes(texts[spoil])
+    report, read = go_on(old_bundle, state, note=notes.append)
     assert report.ok and read == report.size and notes == []
 
 
 def test_where_nothing_can_be_kept_that_is_said_and_no_obstacle(
-    old_bundle: Path, journal: Callable[..., VerifyCheckpoint], tmp_path: Path, notes: list[str]
+    old_bundle: Path, state: Path, notes: list[str]
 ) -> None:
-    (tmp_path / "state").write_text("a file where a folder should be")
-    report, read = go_on(old_bundle, journal(old_bundle))
+    state.write_text("a file where a folder should be")
+    report, read = go_on(old_bundle, state, note=notes.append)
     assert report.ok and read == report.size
     assert len(notes) == 1 and "if this is interrupted, the next one starts again" in notes[0]
+
+
+def test_old_journals_leave(old_bundle: Path, state: Path) -> None:
+    (state / "verify").mkdir(parents=True)
+    for name, age in (("old", EXPIRES_S + 60), ("young", 60)):
+        (state / "verify" / name).touch()
+        os.utime(state / "verify" / name, (time.time() - age,) * 2)
+    verify(old_bundle, state=state)
+    assert [path.name for path in (state / "verify").iterdir()] == ["young"]
+
+
+FILES = 2000
+# Stands for larger files: each digest takes some time, asleep or at work.
+SLOWER = """
+import hashlib, os, sys, time
+sha256, asleep, busy = hashlib.sha256, {asleep}, {busy}
+def slower(*data):
+    time.sleep(asleep)
+    end = time.process_time() + busy
+    while time.process_time() < end:
+        pass
+    return sha256(*data)
+hashlib.sha256 = slower
+"""
+STAGE = "from stage.__main__ import main\nsys.argv[0] = 'stage'\nmain()\n"
+ALONE = "import runpy\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = {f"data/files/notes/{n:04d}.txt": f"note {n}\n".encode() for n in range(FILES)}
+    root = make_bundle(tmp_path_factory.mktemp("many") / "bundle", big=False, files=files).root
+    time.sleep(UNSURE_NS / 10**9 + 0.1)
+    return root
+
+
+def command(entrance: str, root: Path, asleep: float = 0, busy: float = 0) -> list[str]:
+    program = SLOWER.format(asleep=asleep, busy=busy)
+    if entrance == "stage verify":
+        return [sys.executable, "-c", program + STAGE, "verify", str(root), "--jobs", "2"]
+    script = str(root / "stage-verify.py")
+    return [sys.executable, "-c", program + ALONE, script, str(root), "--jobs", "2"]
+
+
+def lines_of(state: Path) -> list[bytes]:
+    """The paths in the journal, in the order in which they were read."""
+    lines = journal_of(state / "airlift").read_bytes().split(b"\n")[:-1]
+    return [line.split(b" ")[0] for line in lines if line.startswith(b"data/")]
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("entrance", ["stage verify", "stage-verify.py"])
+def test_killed_ten_times_it_reads_no_file_twice_but_those_in_hand(
+    many: Path, tmp_path: Path, entrance: str
+) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    for kill in range(1, 11):
+        process = subprocess.Popen(
+            command(entrance, many, asleep=0.0005), env=environment, stderr=subprocess.DEVNULL
+        )
+        enough = kill * FILES // 12
+        wait_for(lambda: (tmp_path / "airlift/verify").is_dir())
+        wait_for(lambda: bool(list((tmp_path / "airlift/verify").iterdir())))
+        wait_for(lambda enough=enough: len(lines_of(tmp_path)) >= enough)  # type: ignore[misc]
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        before = -1
+        while before != (before := len(lines_of(tmp_path))):  # its children notice, and end
+            time.sleep(0.02)
+    counts = Counter(lines_of(tmp_path))
+    assert set(counts.values()) == {1} and FILES * 10 // 12 <= len(counts) < FILES
+    done = subprocess.run(
+        command(entrance, many), env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"resumed: {len(counts)} of {FILES} files")
+    again = subprocess.run(
+        command(entrance, many), env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (again.returncode, again.stderr, again.stdout) == (0, "", done.stdout)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("entrance", ["stage verify", "stage-verify.py"])
+def test_ended_by_the_limit_of_cpu_time_it_says_so_and_goes_on(
+    many: Path, tmp_path: Path, entrance: str, jobs: str
+) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    words = [*command(entrance, many, busy=0.002)[:-1], jobs]
+    script = f"ulimit -t 3; exec {shlex.join(words)}"
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 5 and "(ulimit -t) ended it" in done.stderr, done.stderr
+    assert "\n  -> Run it again: it resumes." in done.stderr
+    read = len(lines_of(tmp_path))
+    assert len(set(lines_of(tmp_path))) == read > 100
+    done = subprocess.run(
+        command(entrance, many), env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr.startswith(f"resumed: {read} of {FILES} files")
+
+
+def test_a_child_that_was_killed_is_no_verdict(old_bundle: Path, state: Path) -> None:
+    parent, keep = os.getpid(), verifier.Journal.keep
+
+    def keep_and_die(journal: verifier.Journal, path: str, status: os.stat_result) -> None:
+        keep(journal, path, status)
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(IncompleteError, match="was ended"):
+        patch.setattr(verifier.Journal, "keep", keep_and_die)
+        verify(old_bundle, jobs=2, state=state)
+    report, read = go_on(old_bundle, state)
+    assert report.ok and read < report.size
+
+
+def test_a_full_disk_leaves_no_journal_and_the_verdict(
+    copy: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(copy / "data/files")
+    monkeypatch.setattr(verifier.Journal, "_write", lambda journal, line: None)
+    report = verify(copy, jobs=1, state=state)
+    assert {finding.problem for finding in report.findings} == {"missing"}

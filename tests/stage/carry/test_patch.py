@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.receipt import Receipt, find, state_folder
+from stage.bundle.receipt import Receipt, find
 from stage.bundle.report import read_report
+from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.carry.apply import apply
 from stage.carry.patch import patch_damage
@@ -274,8 +275,8 @@ def test_apply_leaves_the_receipt_of_its_verification_although_files_are_new(
     """It waits until a later change would show; and a bundle that is not sound gets none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     if unsure_ms:  # a disk that keeps coarse times
-        monkeypatch.setattr("stage.bundle.stamp.KERNELS_OWN", frozenset())
-        monkeypatch.setattr("stage.bundle.stamp.UNSURE_NS", unsure_ms * 10**6)
+        monkeypatch.setattr("stage.bundle.verifier.KERNELS_OWN", frozenset())
+        monkeypatch.setattr("stage.bundle.verifier.UNSURE_NS", unsure_ms * 10**6)
     make_bundle(tmp_path / "sound", big=False)
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "sound", copy)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.receipt import Receipt, find, state_folder
+from stage.bundle.receipt import Receipt, find
+from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here

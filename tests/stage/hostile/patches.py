@@ -12,7 +12,7 @@ from typing import Any
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import PATCH_PLAN as PLAN
 from stage.bundle.bundle import manifest_text
-from stage.bundle.report import Finding, VerificationReport
+from stage.bundle.verifier import Finding, VerificationReport
 from stage.carry.patch import patch_damage
 from stage.digests import sha256_of_bytes
 from stage.progress import Reporter
@@ -39,9 +39,8 @@ CONFIG = "data/models/bert/config.json"
 
 
 def report_of(root: Path, *findings: Finding) -> VerificationReport:
-    return VerificationReport(
-        root, "full", sha256_of_bytes((root / layout.LOCK).read_bytes()), 1, 1, findings
-    )
+    bundle_id = sha256_of_bytes((root / layout.LOCK).read_bytes())
+    return VerificationReport(root, "full", bundle_id, 1, 1, findings, None, (), None, None)
 
 
 def applied(change: Callable[[Path], object]) -> Prepare:

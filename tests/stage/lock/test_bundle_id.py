@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
+from stage.bundle import verifier
 from stage.bundle.bundle import manifest_text, parse_manifest
 from stage.bundle.receipt import Receipt, find
-from stage.bundle.report import BY_ID, VerificationReport, read_report
+from stage.bundle.report import read_report
+from stage.bundle.verifier import BY_ID, VerificationReport
 from stage.bundle.verify import verify
 from stage.carry.patch import patch_damage
 from stage.digests import sha256_of_bytes
@@ -26,7 +28,7 @@ from stage.errors import DamageError
 from stage.progress import Reporter
 from tests.stage.bundles import BIG, make_bundle
 
-TEMPLATE = Path(layout.__file__).with_name("standalone.py")
+TEMPLATE = Path(verifier.__file__)
 IN_THE_BIG_FILE = 40 * 2**20
 
 

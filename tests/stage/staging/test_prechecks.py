@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from stage.bundle.load_test import LoadReport, _way_out
-from stage.bundle.report import Finding
+from stage.bundle.verifier import Finding
 from stage.lock.model import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
 from stage.lock.write import Lockfile
 from stage.staging.prechecks import Omitted, omitted_files

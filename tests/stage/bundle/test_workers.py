@@ -6,22 +6,30 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stage.errors import IncompleteError
-from stage.processes import MOST_PIECES, Send, Workers
+from stage.bundle.verifier import MOST_SHARES, CannotVerify, run_in_workers
+
+MESSAGES = list[list[object]]
+Send = Callable[[list[object]], None]
+
+
+def messages(work: Callable[[int, Send], None], count: int, jobs: int) -> MESSAGES:
+    received: MESSAGES = []
+    run_in_workers(work, count, jobs, received.append)
+    return received
 
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
-@pytest.mark.parametrize("count", [0, 1, 3, MOST_PIECES])
+@pytest.mark.parametrize("count", [0, 1, 3, 2 * MOST_SHARES])
 def test_each_piece_is_done_once(processes: int, count: int) -> None:
     def work(number: int, send: Send) -> None:
         send(["did", number])
 
-    with Workers(work, count, processes) as workers:
-        assert sorted(workers.messages()) == [["did", number] for number in range(count)]
+    assert sorted(messages(work, count, processes)) == [["did", n] for n in range(count)]
 
 
 def test_pieces_go_to_whoever_is_free(tmp_path: Path) -> None:
@@ -33,8 +41,7 @@ def test_pieces_go_to_whoever_is_free(tmp_path: Path) -> None:
             time.sleep(0.001)
         send(["by", os.getpid()])
 
-    with Workers(work, 20, 2) as workers:
-        by = [pid for _, pid in workers.messages()]
+    by = [pid for _, pid in messages(work, 20, 2)]
     assert len(by) == 20 and len(set(by)) == 2 and os.getpid() not in by
 
 
@@ -43,12 +50,17 @@ def test_a_worker_that_is_ended_from_outside_is_no_verdict() -> None:
         if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where memory is short
 
-    with (
-        Workers(work, 8, 2) as workers,
-        pytest.raises(IncompleteError, match="ended before its work was done") as caught,
-    ):
-        list(workers.messages())
+    with pytest.raises(CannotVerify, match="was ended") as caught:
+        messages(work, 8, 2)
     assert caught.value.exit_code == 5
+
+
+def test_a_fault_in_a_worker_is_told_by_its_name() -> None:
+    def work(number: int, send: Send) -> None:
+        raise MemoryError("no page left")
+
+    with pytest.raises(CannotVerify, match="failed: MemoryError: no page left"):
+        messages(work, 8, 2)
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
@@ -68,8 +80,7 @@ def test_where_no_more_processes_are_allowed_fewer_do_it_all(
         send([number])
 
     monkeypatch.setattr(os, "fork", limited)
-    with Workers(work, 9, 4) as workers:
-        assert sorted(workers.messages()) == [[number] for number in range(9)]
+    assert sorted(messages(work, 9, 4)) == [[number] for number in range(9)]
 
 
 def test_leaving_ends_the_work(tmp_path: Path) -> None:
@@ -77,11 +88,16 @@ def test_leaving_ends_the_work(tmp_path: Path) -> None:
 
     def work(number: int, send: Send) -> None:
         (tmp_path / str(os.getpid())).touch()
-        time.sleep(60)
-
-    with Workers(work, 8, 2):
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.001)
+        send([number])
+        time.sleep(60)
+
+    def leave(message: list[object]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_workers(work, 8, 2, leave)
     for child in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(child.name), 0)
@@ -96,7 +112,6 @@ def test_a_ctrl_c_that_was_ignored_stays_ignored_in_the_workers() -> None:
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Workers(work, 3, 2) as workers:
-            assert sorted(workers.messages()) == [[0], [1], [2]]
+        assert sorted(messages(work, 3, 2)) == [[0], [1], [2]]
     finally:
         signal.signal(signal.SIGINT, before)
