@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 
 from stage import __version__
-from stage.bundle.verifier import age as format_age
 from stage.cli.base import Choice, Group, json_option, print_json, quiet_option, silent
 from stage.cli.base import say as print_line
 from stage.errors import (
@@ -28,6 +27,7 @@ from stage.errors import (
 )
 from stage.file_kinds import DS_CONFIG, RUN_FILE, check_kind, suggest_file
 from stage.files import (
+    format_age,
     human_count,
     human_size,
     read_start,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from stage.bundle.verifier import age as format_age  # noqa: F401 - others take it from here
 from stage.errors import IncompleteError, UsageError
 
 MAX_NUMBER = 2**63 - 1  # every reader of JSON and every file system can hold it
