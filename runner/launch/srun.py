@@ -1,7 +1,7 @@
-"""Ranks on the nodes of a Slurm job: started with srun, stopped by signal, requeued.
+"""Ranks on the nodes of a Slurm job: started with srun, and watched.
 
 This code runs in the batch script, or in an salloc shell. Slurm signals the ranks; they save a
-checkpoint, write a sentinel file and exit. The job is requeued here, after all ranks are gone.
+checkpoint, write the file `stopped` and exit.
 """
 
 from __future__ import annotations
