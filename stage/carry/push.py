@@ -1,52 +1,47 @@
 """`stage push`: sends a finished bundle to another machine or disk, and verifies it there.
 
-rsync sends in three steps over one ssh connection. First it sends missing files, and appends to
-files that are cut short (not to files that have other names there, such as those of a store). Then
-it sends files of another size or time. The tag manifest comes last: until all files are there, the
-remote bundle is unfinished. Then the remote host verifies every byte. Damaged files are sent once
-more with rsync's checksums, and verified again: a bit flip keeps size and time, and only
-`--checksum` without `--append-verify` repairs it.
-
-Files that replace a remote file are read here first: damage of this copy must not replace a sound
-file (docs/adr/0007). For a new target the whole bundle is read first, unless a receipt says that it
-was read already.
+This bundle is read first, unless a receipt says that it was read already: its damage must not
+replace a sound file (docs/adr/0007). Then rsync sends what differs, over one ssh connection, the
+tag manifest last: until all files are there, the remote bundle is unfinished. Then the remote host
+verifies every byte. Damaged files are sent once more, compared by checksum (a bit flip keeps size
+and time), and verified again.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shlex
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle
-from stage.bundle.receipt import Receipt
+from stage.bundle.bundle import VERIFIER, Bundle
+from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
-from stage.bundle.receipt import record as record_receipt
 from stage.bundle.verify import failure_of, verify
-from stage.carry.remote import PushTarget, connected
-from stage.carry.remote_bundle import (
-    NO_VERIFIER,
-    RemoteState,
-    files_to_replace,
-    inspect_remote,
-    verify_remote,
-)
-from stage.carry.rsync import Transfer, check_rsync
+from stage.carry.ssh import PushTarget, RemoteShell, connected
 from stage.digests import hash_file
-from stage.errors import DamageError, UsageError
-from stage.files import format_age, human_count, human_size, join_limited
-from stage.lock.model import LockedFile
+from stage.errors import DamageError, IncompleteError, UsageError, as_shown
+from stage.files import human_count, join_limited, read_file
 from stage.paths import printable
 from stage.progress import Reporter
-from stage.threads import together
 
-_READERS = 4  # files read at a time; more do not make one disk faster
 _SHOWN = 10  # names in one line
+_MIN_RSYNC = (3, 1)  # --info=progress2
+_PATIENCE_S = 5.0  # how long a terminated rsync may take to end
+_NO_VERIFIER = (
+    "there is neither `stage` nor a python3 (3.6 or newer) that can run this bundle's "
+    f"{VERIFIER} there"
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ def push(
     Args:
         ssh: the command for all connections.
         delete: remove files at the target that the bundle does not have.
-        state: the folder of verification receipts (`stage.bundle.receipt.state_folder`).
+        state: the folder of verification receipts (`stage.bundle.verifier.state_folder`).
 
     Returns:
         The outcome; its report's `ok` says whether every byte at the target is right.
@@ -102,67 +97,74 @@ def push(
             f"stage verify {root}",
         )
     _check_not_itself(root, target)
-    check_rsync()
+    _check_rsync()
     with connected(target, ssh) as remote:
         found = inspect_remote(remote, root)
         _check_not_another(root, target, found, bundle)
-        reporter.note(f"{target}: {found.describe()}; verifier there: {_first(found.verifiers)}")
+        first = found.verifiers[0] if found.verifiers else "none"
+        reporter.note(f"{target}: {found.state}; verifier there: {first}")
         if not found.verifiers:
-            reporter.warn(f"{target}: the copy will not be verified: {NO_VERIFIER}")
-        if found.state in ("absent", "empty"):
-            _check_sound_bundle(bundle, state, reporter)
-        transfer = Transfer(remote, root, quiet=quiet)
-        remote.run(f"mkdir -p {shlex.quote(remote.folder)}", f"{target}: cannot make the folder")
-        _send(transfer, bundle, found, reporter, delete=delete)
-        reporter.note(f"{target}: all files are sent")
+            reporter.warn(f"{target}: the copy will not be verified: {_NO_VERIFIER}")
+        _check_sound_here(bundle, state, reporter)
+        _send(remote, bundle, found, reporter, delete=delete, quiet=quiet)
         if found.verifiers:
             reporter.note(f"{target}: every byte is read there now; this can take long")
         verifier, report = verify_remote(remote, found.verifiers, state)
         damaged = _damaged_of(bundle, report)
         if damaged:
-            _check_sound_here(bundle, damaged, target, reporter, were_sent=True)
             files = human_count(len(damaged), "file")
             reporter.warn(f"{target}: {files} not as sent; sending again with checksums")
-            transfer.repair(damaged)
+            run_rsync(remote, root, "--checksum", names=damaged, quiet=quiet)
             verifier, report = verify_remote(remote, found.verifiers, state)
     return PushOutcome(target, bundle.id, verifier, len(damaged), report)
 
 
-def _first(verifiers: Sequence[str]) -> str:
-    return verifiers[0] if verifiers else "none"
+def _check_not_itself(root: Path, target: PushTarget) -> None:
+    here, there = root.resolve(), Path(target.folder).resolve()
+    if target.host is None and (here == there or here in there.parents or there in here.parents):
+        raise UsageError(
+            f"{target}: lies inside {root}, or {root} inside it.", "Give another folder."
+        )
 
 
-def _send(
-    transfer: Transfer, bundle: Bundle, found: RemoteState, reporter: Reporter, *, delete: bool
-) -> None:
-    """Sends all files, the tag manifest last; with `delete`, removes what is not of the bundle."""
-    remote, target = transfer.remote, transfer.remote.target
-    appendable = None
-    if found.state in ("finished", "begun"):
-        replaced = transfer.replaced()
-        _check_sound_here(bundle, replaced, target, reporter)
-        appendable = _appendable(bundle, replaced, files_to_replace(remote), target, reporter)
-    if found.is_finished and not found.has(bundle.id):
-        seal = " ".join(remote.inside(name) for name in (layout.TAG_MANIFEST, layout.SIGNATURE))
-        remote.run(f"rm -f {seal}", f"{target}: cannot remove the old tag manifest")
-    transfer.append(appendable)
-    transfer.update()
-    removed = transfer.remove_extra() if delete else []
-    if removed:
-        names = join_limited([printable(path) for path in removed], _SHOWN)
-        reporter.note(f"{target}: removed there, as not of this bundle: {names}")
-    transfer.finish()
+def _check_rsync() -> None:
+    """Checks that rsync here is new enough. That of macOS is not.
+
+    Raises:
+        UsageError: there is no rsync, or it is too old, or it is another program.
+    """
+    remedy = "Install rsync 3.1 or newer (apt install rsync; brew install rsync)."
+    if shutil.which("rsync") is None:
+        raise UsageError("There is no rsync on PATH.", remedy)
+    text = subprocess.run(["rsync", "--version"], capture_output=True, text=True).stdout
+    version = re.match(r"rsync\s+version v?(\d+)\.(\d+)", text)
+    if version is None or (int(version[1]), int(version[2])) < _MIN_RSYNC:
+        first = (text.splitlines() or ["something else"])[0]
+        raise UsageError(
+            f"The rsync on PATH is too old or another program: {as_shown(first)}.", remedy
+        )
 
 
-def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:
-    """Files of the bundle that a remote report names and that are here to be sent again."""
-    payload = {file.path for file in bundle.lock.files}
-    ours = {*payload, *layout.TAG_FILES, *layout.SEAL}
-    paths = [finding["path"] for finding in report["findings"]]
-    return [path for path in paths if path in ours and (bundle.root / path).is_file()]
+def _check_not_another(root: Path, target: PushTarget, found: RemoteState, bundle: Bundle) -> None:
+    """Refuses to turn a bundle of another name into this one: the target may be a typing error.
+
+    Raises:
+        UsageError: a bundle of another name is there.
+    """
+    if found.name is None or found.name == bundle.lock.name:
+        return
+    beside = PushTarget(target.host, f"{target.folder}-{bundle.lock.name}")
+    remove = shlex.join(["rm", "-r", target.folder])
+    raise UsageError(
+        f"{target}: another bundle is there: {printable(found.name)}; "
+        f"{root} is {printable(bundle.lock.name)}. Nothing was changed.",
+        "Give it a folder of its own: "
+        f"{shlex.join(['stage', 'push', str(root), str(beside)])}   "
+        f"(or, if nobody needs that other bundle, remove it there: {remove})",
+    )
 
 
-def _check_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None:
+def _check_sound_here(bundle: Bundle, state: Path, reporter: Reporter) -> None:
     """Reads the whole bundle, unless a receipt covers it: verified, and no file touched since.
 
     Raises:
@@ -177,73 +179,9 @@ def _check_sound_bundle(bundle: Bundle, state: Path, reporter: Reporter) -> None
     with reporter.bytes_bar("read here", bundle.lock.size) as progress:
         report = verify(bundle.root, "full", state=state, progress=progress)
     with suppress(OSError):  # without a receipt, the next push reads the bundle again
-        record_receipt(state, report)
+        record(state, report)
     if not report.ok:
-        raise _damaged_here(
-            bundle, [finding.path for finding in report.findings], "Nothing was sent."
-        )
-
-
-def _check_sound_here(
-    bundle: Bundle,
-    paths: Collection[str],
-    target: PushTarget,
-    reporter: Reporter,
-    *,
-    were_sent: bool = False,
-) -> None:
-    """Reads those payload files of this bundle that will replace a file at the target.
-
-    Args:
-        were_sent: whether they were sent already and will be sent again.
-
-    Raises:
-        DamageError: some are not as they were fetched.
-    """
-    wanted = set(paths)
-    files = [file for file in bundle.lock.files if file.path in wanted]
-    if not files:
-        return
-    size, began = sum(file.size for file in files), time.monotonic()
-    with reporter.bytes_bar("read here", size) as progress:
-
-        def is_damaged(file: LockedFile) -> bool:
-            return hash_file(bundle.root / file.path, progress=progress).sha256 != file.sha256
-
-        are_damaged = together(is_damaged, files, _READERS)
-    damaged = [file.path for file, bad in zip(files, are_damaged, strict=True) if bad]
-    if damaged:
-        done = "The copy there has that damage too." if were_sent else "Nothing was sent."
-        raise _damaged_here(bundle, damaged, done)
-    if not were_sent:
-        which = f"{human_count(len(files), 'file')} ({human_size(size)})"
-        took = format_age(time.monotonic() - began)
-        reporter.note(
-            f"{bundle.root}: read {which} in {took} that will replace files there: sound here"
-        )
-
-
-def _appendable(
-    bundle: Bundle,
-    replaced: Collection[str],
-    kept: Collection[str],
-    target: PushTarget,
-    reporter: Reporter,
-) -> list[str] | None:
-    """The files that rsync may append to at the target; None: all.
-
-    Args:
-        kept: files there that rsync must not write into (`files_to_replace`).
-    """
-    if not kept:
-        return None
-    if changing := sorted({*replaced} & {*kept}):
-        names = join_limited([printable(path) for path in changing], _SHOWN)
-        reporter.note(
-            f"{target}: replaced there, never written into, as hard-linked or read-only: {names}"
-        )
-    ours = [*(file.path for file in bundle.lock.files), *sorted(layout.TAG_FILES)]
-    return [path for path in ours if path not in kept]
+        raise _damaged_here(bundle, [f.path for f in report.findings], "Nothing was sent.")
 
 
 def _damaged_here(bundle: Bundle, damaged: Sequence[str], done: str) -> DamageError:
@@ -257,34 +195,319 @@ def _damaged_here(bundle: Bundle, damaged: Sequence[str], done: str) -> DamageEr
     )
 
 
-def _check_not_another(root: Path, target: PushTarget, found: RemoteState, bundle: Bundle) -> None:
-    """Refuses to turn a bundle of another name into this one: the target may be a typing error.
+def _send(
+    remote: RemoteShell,
+    bundle: Bundle,
+    found: RemoteState,
+    reporter: Reporter,
+    *,
+    delete: bool,
+    quiet: bool,
+) -> None:
+    """Sends all files, the tag manifest last; with `delete`, removes what is not of the bundle."""
+    root, target = bundle.root, remote.target
+    script = f"mkdir -p {shlex.quote(remote.folder)}"
+    if found.lock_sha256 != bundle.id:  # until all is there, it is no finished bundle
+        script += f" && rm -f {' '.join(remote.inside(name) for name in layout.SEAL)}"
+    remote.run(script, f"{target}: cannot make the folder, or remove an old tag manifest")
+    without_seal = [f"--exclude=/{name}" for name in layout.SEAL]
+    run_rsync(remote, root, *without_seal, quiet=quiet)
+    if delete:
+        options = ("--delete", "--existing", "--ignore-existing", "-8", "--out-format=%i|%n")
+        changes = run_rsync(remote, root, *options, *without_seal, quiet=True, capture=True)
+        lines = sorted(line for line in changes.split("\n") if line.startswith("*deleting"))
+        if lines:
+            names = [printable(line.partition("|")[2]) for line in lines]
+            removed = join_limited(names, _SHOWN)
+            reporter.note(f"{target}: removed there, as not of this bundle: {removed}")
+    # By checksum: another bundle's lock may have the same size and time.
+    last = [name for name in (*layout.TAG_FILES, *layout.SEAL) if (root / name).is_file()]
+    run_rsync(remote, root, "--checksum", names=last, quiet=quiet)
+    reporter.note(f"{target}: all files are sent")
+
+
+def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:
+    """Files of the bundle that a remote report names and that can be sent again.
 
     Raises:
-        UsageError: a bundle of another name is there.
+        DamageError: they are damaged here, on a disk that changed them after they were read.
     """
-    if found.name is None or found.name == bundle.lock.name:
-        return
-    folder = target.folder.rpartition("/")[0]
-    name = root.resolve().name
-    beside = PushTarget(target.host, f"{folder}/{name}" if folder else name)
-    if beside == target:
-        beside = PushTarget(target.host, f"{target.folder}-{bundle.lock.name}")
-    remove = shlex.join(["rm", "-r", target.folder])
-    raise UsageError(
-        f"{target}: another bundle is there: {printable(found.name)}; "
-        f"{root} is {printable(bundle.lock.name)}. Nothing was changed.",
-        "Give it a folder of its own: "
-        f"{shlex.join(['stage', 'push', str(root), str(beside)])}   "
-        f"(or, if nobody needs that other bundle, remove it there: {remove})",
+    expected = {file.path: file.sha256 for file in bundle.lock.files}
+    ours = {*expected, *layout.TAG_FILES, *layout.SEAL}
+    paths = [finding["path"] for finding in report["findings"]]
+    damaged = [path for path in paths if path in ours and (bundle.root / path).is_file()]
+    here = [
+        path
+        for path in damaged
+        if path in expected and hash_file(bundle.root / path).sha256 != expected[path]
+    ]
+    if here:
+        raise _damaged_here(bundle, here, "The copy there has that damage too.")
+    return damaged
+
+
+def run_rsync(
+    remote: RemoteShell,
+    root: Path,
+    *options: str,
+    names: Iterable[str] | None = None,
+    quiet: bool,
+    capture: bool = False,
+) -> str:
+    """Runs rsync from a bundle to the target.
+
+    Each file that differs is replaced by a new one, so what shares it there (hard links of a
+    store, of a snapshot) stays as it is. What came of an interrupted file is not sent again.
+
+    Args:
+        names: the files to compare; None: all.
+        capture: return its output instead of showing it.
+
+    Raises:
+        IncompleteError: it failed; files that were sent are kept.
+    """
+    # -s: names go over the protocol, not through a shell there. u+w: files of a store are
+    # read-only here, but who has the copy may want to change or delete it.
+    command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", "--no-whole-file", *options]
+    if sys.stderr.isatty() and not quiet:
+        command.append("--info=progress2")
+    if remote.target.host:
+        command += ["-e", shlex.join([*shlex.split(remote.ssh), *remote.options])]
+    if names is not None:
+        command += ["--from0", "--files-from=-"]
+    # An absolute path: rsync reads `run-12:00` as a folder on the host `run-12`.
+    command += [f"{root.absolute()}/", remote.rsync_target]
+    listed = "".join(f"{name}\0" for name in names or ()).encode()
+    output = subprocess.PIPE if capture else sys.stderr
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output) as running:
+        try:
+            printed, _ = running.communicate(listed)
+        except BaseException:  # SIGTERM: its remote half then keeps the partial file
+            running.terminate()
+            try:
+                running.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                running.kill()
+            raise
+    code = running.returncode
+    if code == 0:
+        return os.fsdecode(printed or b"")
+    what, remedy = _MEANING.get(code, ("see above", _ABOVE))
+    if code < 0:
+        what, remedy = f"killed by signal {-code}", _AGAIN
+    raise IncompleteError(
+        f"{remote.target}: rsync ended with {code} ({what}). Files that arrived are kept.",
+        remedy.format(there=remote.by_hand, bundle=shlex.quote(str(root))),
     )
 
 
-def _check_not_itself(root: Path, target: PushTarget) -> None:
-    if target.host is not None:
-        return
-    here, there = root.resolve(), Path(target.folder).resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise UsageError(
-            f"{target}: lies inside {root}, or {root} inside it.", "Give another folder."
+_AGAIN = "Run the same command again: it resumes."
+_ABOVE = f"Its lines above say why: correct that, then: {_AGAIN}"
+_VERSIONS = "Compare `{there}rsync --version` with `rsync --version`: both need 3.1 or newer."
+_NOISE = f"`{{there}}true` must print nothing. {_VERSIONS}"
+_MEMORY = f"More memory (`ulimit -v`) or processes (`ulimit -u`), here or there; then: {_AGAIN}"
+_RUNS = "`{there}rsync --version` must work: load rsync in ~/.bashrc there, for all shells."
+# Exit codes of rsync(1) and its errcode.h, and of the ssh that it runs: what they mean, what helps.
+_MEANING = {
+    1: ("an option that the rsync here or there does not know", _VERSIONS),
+    2: ("what came back is not what an rsync says", _NOISE),
+    3: ("a folder could not be entered or made", _ABOVE),
+    4: ("something that the rsync here or there cannot do", _VERSIONS),
+    5: ("the rsync there did not begin to talk", _NOISE),
+    6: ("a log file could not be written", _ABOVE),
+    10: ("the connection failed", _AGAIN),
+    11: (
+        "reading or writing failed, often a full disk or quota there",
+        f"Free space or quota there, then: {_AGAIN}",
+    ),
+    12: (
+        "the connection broke, or the rsync there ended",
+        f"{_AGAIN} If it ends at once each time: {_NOISE}",
+    ),
+    13: ("a message could not be read or written", _AGAIN),
+    14: ("a process or a pipe could not be made", _MEMORY),
+    15: ("another process of rsync crashed", _MEMORY),
+    16: ("another process of rsync was killed", _MEMORY),
+    19: ("interrupted", _AGAIN),
+    20: ("interrupted", _AGAIN),
+    21: ("another process of rsync was lost", _MEMORY),
+    22: ("no memory", _MEMORY),
+    23: ("some files could not be read here or written there", _ABOVE),
+    24: ("files of this bundle vanished while they were sent", "stage verify {bundle}"),
+    30: ("no bytes for a while", _AGAIN),
+    35: ("no answer for a while", _AGAIN),
+    124: ("the shell there failed", _NOISE),
+    125: ("the shell there was killed", _AGAIN),
+    126: ("rsync may not be run there", _RUNS),
+    127: ("no rsync is found there", _RUNS),
+    255: ("ssh: no connection, or it broke", f"{_AGAIN} If it fails each time: {{there}}true"),
+}
+
+
+@dataclass(frozen=True)
+class RemoteState:
+    """What the probe found at the target.
+
+    Attributes:
+        state: of the folder, in words.
+        lock_sha256: digest of the lock there; None: there is no lock, or no `sha256sum`.
+        name: the name of the bundle there, from its lock; None where that cannot be read.
+        verifiers: the programs that can verify there, the best first: `stage`, `stage-verify.py`.
+    """
+
+    state: str
+    lock_sha256: str | None
+    name: str | None
+    verifiers: tuple[str, ...]
+
+
+# What is refused belongs to somebody: never written to. Keys of a lock are sorted, and `name` is
+# the last, on its own line.
+_PROBE = """
+echo begin=yes
+d={folder}
+if [ ! -e "$d" ]; then echo "state=nothing there"
+elif [ ! -d "$d" ]; then echo "refused=a file"
+elif [ -z "$(ls -A "$d")" ]; then echo "state=nothing there"
+elif [ -f "$d/{tags}" ]; then echo "state=a bundle is there"
+elif [ -f "$d/{bagit}" ] || [ -f "$d/{info}" ]; then echo "state=part of a bundle is there"
+else echo "refused=a folder with other things in it"; fi
+if [ -f "$d/{lock}" ]; then
+  echo "lock=$(sha256sum "$d/{lock}" 2>/dev/null | cut -c1-64)"
+  echo "end_of_lock=$(tail -c 2000 "$d/{lock}" 2>/dev/null | tail -n 2)"
+fi
+if command -v rsync >/dev/null 2>&1; then echo rsync=yes; fi
+if stage --version >/dev/null 2>&1; then echo stage=yes; fi
+if python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null
+then echo python=yes; fi
+echo end=yes
+"""
+
+
+def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
+    """Looks at the target before anything is sent.
+
+    Raises:
+        UsageError: a file or somebody's folder is there; or there is no rsync.
+        IncompleteError: no connection, or no shell.
+    """
+    script = _PROBE.format(
+        folder=shlex.quote(remote.folder),
+        tags=layout.TAG_MANIFEST,
+        bagit=layout.BAGIT,
+        info=layout.BAG_INFO,
+        lock=layout.LOCK,
+    )
+    output = remote.run(script, f"{remote.target}: cannot look there")
+    greeting, begins, output = output.rpartition("begin=yes\n")
+    answers = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
+    if not begins or "end" not in answers:
+        raise IncompleteError(
+            f"{remote.target}: its shell does not answer as `sh` does.",
+            f"Give a login node, where `{remote.by_hand}'echo a; echo b'` prints two lines.",
         )
+    if greeting:
+        raise UsageError(
+            f"{remote.target}: its shell prints text before each command: "
+            f"{' '.join(greeting.split())[:60]!r}. rsync takes that for its own and ends.",
+            "Print it in terminals only: in ~/.bashrc there, put `[ -t 1 ] &&` before the command "
+            f"that prints it. `{remote.by_hand}true` must print nothing.",
+        )
+    if "refused" in answers:
+        raise UsageError(
+            f"{remote.target}: is {answers['refused']}, not a bundle.",
+            f"Give a new folder: {remote.target}/bundle",
+        )
+    if "rsync" not in answers:
+        raise UsageError(
+            f"{remote.target}: there is no rsync there.",
+            "Load or install it there, or carry the folder another way.",
+        )
+    try:
+        name = json.loads(f"{{{answers.get('end_of_lock', '')}}}").get("name")
+    except ValueError:
+        name = None
+    has_stage = remote.target.host is None or "stage" in answers
+    verifiers = ["stage"] * has_stage + [VERIFIER] * ("python" in answers and _is_ours(root))
+    return RemoteState(answers.get("state", ""), answers.get("lock"), name, tuple(verifiers))
+
+
+def _is_ours(root: Path) -> bool:
+    """Whether airlift wrote the bundle's own verifier: it could be any program."""
+    try:
+        return layout.is_known_verifier(read_file(root / VERIFIER, follow=False))
+    except OSError:
+        return False
+
+
+def verify_remote(
+    remote: RemoteShell, verifiers: tuple[str, ...], state: Path
+) -> tuple[str, dict[str, Any]]:
+    """Verifies the bundle at the target, and leaves a receipt there, as `stage verify` does.
+
+    Args:
+        verifiers: `RemoteState.verifiers`.
+        state: the folder of receipts of this machine, for a target that is a folder here.
+
+    Returns:
+        The program that verified, and its report as `stage verify --json` prints it.
+
+    Raises:
+        IncompleteError: nothing there can verify, or the verifier could not finish.
+    """
+    folder = shlex.quote(remote.folder)
+    if remote.target.host is None:
+        wait_until_at_rest(Path(remote.target.folder))
+        found = verify(Path(remote.target.folder), state=state)
+        with suppress(OSError):  # the verdict holds without
+            record(state, found)
+        return "stage", found.to_json()
+    for program in verifiers:
+        command = "stage verify" if program == "stage" else f"python3 -I {remote.inside(VERIFIER)}"
+        done = remote.ask(f"{command} --json {folder}")
+        if done.returncode == 2 and program != verifiers[-1]:
+            continue  # an older `stage`, which has printed why
+        with suppress(ValueError, TypeError, KeyError):
+            report = json.loads(done.stdout)
+            if done.returncode in (0, 1) and isinstance(report["findings"], list):
+                return program, report
+        how = "the connection broke" if done.returncode == 255 else f"exit code {done.returncode}"
+        raise IncompleteError(
+            f"{remote.target}: all files are sent, but `{program}` could not verify them there "
+            f"({how}).",
+            f"Run it on {remote.target.host}: {command} {folder}",
+        )
+    check = f"cd {folder} && sha256sum -c --quiet {layout.TAG_MANIFEST} {layout.MANIFEST}"
+    raise IncompleteError(
+        f"{remote.target}: all files are sent, but the copy is NOT VERIFIED: {_NO_VERIFIER}.",
+        f"Check the bytes with coreutils; no output means that they are right: "
+        f"{remote.by_hand}{shlex.quote(check)}\n"
+        "     (it does not report extra files). Or make python3 available to "
+        f"`{remote.by_hand}python3`, and push again.",
+    )
+
+
+def suggest_repairs(outcome: PushOutcome, bundle: Path, report: Path, ssh: str) -> list[str]:
+    """Lines with commands for damage that a push could not repair.
+
+    Args:
+        report: the file with the findings of the remote verification.
+        ssh: the command the push connected with.
+    """
+    problems = {finding["problem"] for finding in outcome.report["findings"]}
+    option = ["--ssh", ssh] if ssh != "ssh" else []
+    again = shlex.join(["stage", "push", str(bundle), str(outcome.target), *option])
+    patch = f"{bundle.resolve().name}.patch"
+    make = ["stage", "patch", str(bundle), "--report", str(report), "-o", patch]
+    lines: list[str] = []
+    if problems - {"extra"}:
+        lines += [
+            "Sent twice and still damaged: check the disk or the file system there; then: " + again,
+            f"To carry only the damaged files: {shlex.join(make)}",
+            f"and there: {shlex.join(['stage', 'apply', outcome.target.folder, patch])}",
+        ]
+    if "extra" in problems:
+        lines.append(
+            f"Files are there that the bundle does not have. To remove them: {again} --delete"
+        )
+    return lines

@@ -196,7 +196,7 @@ def push(
     """
     from stage.bundle.verifier import state_folder
     from stage.carry.push import push as push_bundle
-    from stage.carry.remote import PushTarget
+    from stage.carry.ssh import PushTarget
     from stage.files import check_folder_of, write_atomically
     from stage.progress import Reporter
 
@@ -238,7 +238,7 @@ def _print_push(outcome: PushOutcome) -> None:
 def _damaged_there(
     outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str
 ) -> DamageError:
-    from stage.carry.remedies import suggest_repairs
+    from stage.carry.push import suggest_repairs
     from stage.files import human_count
 
     findings = human_count(len(outcome.report["findings"]), "finding")

@@ -13,7 +13,7 @@ from stage.bundle import verifier
 from stage.bundle.receipt import Receipt, find, record
 from stage.bundle.verify import verify
 from stage.carry.push import push
-from stage.carry.remote import PushTarget
+from stage.carry.ssh import PushTarget
 from stage.errors import DamageError
 from stage.progress import Reporter
 from tests.stage.bundles import make_bundle

@@ -1,4 +1,4 @@
-"""The target of a push: a folder on another host, reached by ssh, or a folder here.
+"""A folder on another host, reached by ssh, or a folder here; and shell scripts that run there.
 
 All shell scripts and rsync use one ssh connection, so ssh asks for a password once.
 """
@@ -27,6 +27,11 @@ class PushTarget:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.folder}" if self.host else self.folder
+
+    @property
+    def bare_host(self) -> str:
+        """The host as ssh takes it: an IPv6 address without brackets."""
+        return re.sub(r"[][]", "", self.host or "")
 
     @staticmethod
     def parse(text: str) -> PushTarget:
@@ -91,7 +96,7 @@ class RemoteShell:
         """What a user writes before a command to run it at the target; empty for a folder here."""
         if not self.target.host:
             return ""
-        return f"{self.ssh} {shlex.quote(re.sub('[][]', '', self.target.host))} "
+        return f"{self.ssh} {shlex.quote(self.target.bare_host)} "
 
     def inside(self, name: str) -> str:
         """The path of a file in the folder, quoted for the shell."""
@@ -119,22 +124,22 @@ class RemoteShell:
             UsageError: it failed on this machine.
         """
         done = self.ask(script)
-        if done.returncode == 255 and self.target.host:
+        if done.returncode == 0:
+            return done.stdout
+        if self.target.host is None:
+            raise UsageError(
+                f"{problem} (exit code {done.returncode}).", "Give a folder that you may write."
+            )
+        if done.returncode == 255:
             raise IncompleteError(
                 f"{self.target.host}: no connection by `{self.ssh}`, or it broke: see above.",
                 f"Try it: {self.by_hand}true   (port or key: --ssh 'ssh -p 2222 -i KEY')",
             )
-        if done.returncode != 0 and self.target.host is None:
-            raise UsageError(
-                f"{problem} (exit code {done.returncode}).", "Give a folder that you may write."
-            )
-        if done.returncode != 0:
-            said = f": {as_shown(done.stdout.strip()[-200:])}" if done.stdout.strip() else ""
-            raise IncompleteError(
-                f"{problem} (exit code {done.returncode}){said}.",
-                "Fix that there, then run the same command again.",
-            )
-        return done.stdout
+        said = f": {as_shown(done.stdout.strip()[-200:])}" if done.stdout.strip() else ""
+        raise IncompleteError(
+            f"{problem} (exit code {done.returncode}){said}.",
+            "Fix that there, then run the same command again.",
+        )
 
 
 @contextmanager
@@ -153,17 +158,15 @@ def connected(target: PushTarget, ssh: str) -> Iterator[RemoteShell]:
             f"--ssh: there is no `{command[0] if command else ''}` on PATH.",
             "Install OpenSSH's client.",
         )
+    is_openssh = Path(command[0]).name == "ssh"
+    is_shared = is_openssh and "ControlPath" not in ssh and "ControlMaster" not in ssh
     # A short folder: the name of a Unix socket has at most 104 bytes.
     with tempfile.TemporaryDirectory(prefix="stage-", dir="/tmp") as folder:
-        shared = ("ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60")
-        own = "ControlPath" in ssh or "ControlMaster" in ssh
-        is_openssh = Path(command[0]).name == "ssh"
         settings = _plain(command) if is_openssh else ()
-        is_shared = is_openssh and not own
         if is_shared:
-            settings += shared
+            settings += ("ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60")
         options = tuple(part for setting in settings for part in ("-o", setting))
-        host = target.host.replace("[", "").replace("]", "")
+        host = target.bare_host
         try:
             yield RemoteShell(target, (*command, *options, host, "sh -s"), ssh, options)
         finally:
