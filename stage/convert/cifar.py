@@ -98,7 +98,10 @@ def _rows(
     for path in paths:
         where = f"{what}: {path}"
         batch = read_pickle(files[path], where)
-        pixels, count = _pixels(batch, where)
+        data = batch.get(b"data") if isinstance(batch, dict) else None
+        if not isinstance(data, Array) or data.shape[1:] != (ROW,):
+            raise _odd(where, f"`data` is not an array of rows of {ROW} bytes")
+        pixels, count = data.as_rows(), data.shape[0]
         labels = [
             _labels(batch, key, count, len(names[column]), where)
             for column, (key, _) in columns.items()
@@ -112,18 +115,6 @@ def _rows(
             ]
             numbers = [pa.array(column[start:end], pa.int64()) for column in labels]
             yield pa.record_batch([pa.array(images, IMAGE), *numbers], schema=schema)
-
-
-def _pixels(batch: Any, where: str) -> tuple[bytes, int]:
-    data = batch.get(b"data") if isinstance(batch, dict) else None
-    if (
-        not isinstance(data, Array)
-        or data.dtype != "u1"
-        or len(data.shape) != 2
-        or data.shape[1] != ROW
-    ):
-        raise _odd(where, f"`data` is not an array of rows of {ROW} bytes")
-    return data.as_rows(), data.shape[0]
 
 
 def _labels(

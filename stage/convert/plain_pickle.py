@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 import struct
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +20,10 @@ MAX_SIZE = 1 << 30  # bytes
 
 
 class Array:
-    """A numpy array as a pickle describes it: shape, dtype (`u1`, `<i8`) and the raw bytes."""
+    """A numpy array of bytes as a pickle describes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.shape: tuple[int, ...] = ()
-        self.dtype = ""
         self.is_fortran = False
         self.data = b""
 
@@ -34,48 +32,35 @@ class Array:
         match state:
             case (
                 int(),
-                tuple() as shape,
-                DType() as dtype,
-                bool() | int() as fortran,
+                (int() as rows, int() as columns),
+                DType(),
+                is_fortran,
                 bytes() | str() as data,
             ):
-                pass
+                raw = data.encode("latin1") if isinstance(data, str) else data
             case _:
-                raise pickle.UnpicklingError("an array whose state is not numpy's")
-        raw = data.encode("latin1") if isinstance(data, str) else data
-        count = 1
-        for length in shape:
-            if not isinstance(length, int) or length < 0:
-                raise pickle.UnpicklingError("an array with an invalid shape")
-            count *= length
-        if count * dtype.size != len(raw):
-            raise pickle.UnpicklingError(f"an array of {count} numbers with {len(raw)} bytes")
-        self.shape, self.dtype, self.is_fortran, self.data = shape, dtype.name, bool(fortran), raw
+                raise pickle.UnpicklingError("an array that is not of rows of bytes")
+        if min(rows, columns) < 0 or rows * columns != len(raw):
+            raise pickle.UnpicklingError(f"an array of {rows} x {columns} with {len(raw)} bytes")
+        self.shape, self.is_fortran, self.data = (rows, columns), bool(is_fortran), raw
 
     def as_rows(self) -> bytes:
-        """The bytes of a two-dimensional array of bytes, row by row."""
-        if not self.is_fortran:
-            return self.data
+        """Its bytes row by row."""
         rows = self.shape[0]
-        return b"".join(self.data[row::rows] for row in range(rows))
+        if self.is_fortran:
+            return b"".join(self.data[row::rows] for row in range(rows))
+        return self.data
 
 
 class DType:
-    """A numpy dtype of plain numbers: `u1`, `i8`, `f4`, `b1`; `size` in bytes."""
+    """numpy's dtype of bytes."""
 
     def __init__(self, code: object = "", *_: object) -> None:
-        text = code.decode("latin1") if isinstance(code, bytes) else code
-        match = re.fullmatch(r"[<>|=]?([buif])([1248])", text) if isinstance(text, str) else None
-        if match is None:
-            raise pickle.UnpicklingError(f"an array of {text!r}, not of numbers")
-        self.name, self.size = match[1] + match[2], int(match[2])
+        if code not in ("u1", b"u1", "|u1", b"|u1"):
+            raise pickle.UnpicklingError(f"an array of {code!r}, not of bytes")
 
     def __setstate__(self, state: object) -> None:
-        """numpy's `dtype.__reduce__`: ignored; CIFAR's arrays are bytes, without a byte order."""
-
-
-def _reconstruct(*_: object) -> Array:
-    return Array()
+        """numpy's `dtype.__reduce__`: ignored; bytes have no byte order."""
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
@@ -88,12 +73,10 @@ def _encode(text: object, encoding: object = "latin1") -> bytes:
 _BUILDERS: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): Array,
     ("numpy", "dtype"): DType,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): Array,
+    ("numpy._core.multiarray", "_reconstruct"): Array,
     ("_codecs", "encode"): _encode,
 }
-
-
 _BROKEN = (
     pickle.UnpicklingError,
     struct.error,
@@ -104,6 +87,8 @@ _BROKEN = (
     AttributeError,
     AssertionError,
     OverflowError,
+    MemoryError,
+    RecursionError,
 )
 
 
@@ -190,9 +175,6 @@ def read_pickle(path: Path, where: str) -> Any:
         ) from None
     except _BROKEN as error:
         raise DamageError(
-            f"{where}: not a pickle of plain data: {error}.", "Check its address and sha256."
-        ) from None
-    except (MemoryError, RecursionError) as error:
-        raise DamageError(
-            f"{where}: a pickle that does not end: {type(error).__name__}.", "Check its sha256."
+            f"{where}: not a pickle of plain data: {error or type(error).__name__}.",
+            "Check its address and sha256.",
         ) from None

@@ -141,11 +141,11 @@ def test_a_zip_may_have_a_comment(tmp_path: Path) -> None:
     ("data", "said"),
     [
         (ZIP + b"more", "follows its end"),
-        (ZIP + bytes(70_000), "no end"),
+        (ZIP + bytes(70_000), "not a zip file"),
         (WITH_COMMENT + b"more", "follows its end"),
-        (WITH_COMMENT[:-1], "cut off"),
-        (ZIP[:-1], "no end"),
-        (ZIP[: len(ZIP) // 2], "no end"),
+        (WITH_COMMENT[:-1], "comment is cut off"),
+        (ZIP[:-1], "not a zip file"),
+        (ZIP[: len(ZIP) // 2], "not a zip file"),
         (zipped([("lost", b"0")]) + ZIP, "precedes"),
     ],
     ids=[
