@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from stage.bundle.verifier import age as format_age  # noqa: F401 - others take it from here
+from stage.bundle import verifier
 from stage.errors import IncompleteError, UsageError
 
+format_age = verifier.age  # `40 s`, `12 min`, `5 h`, `3 days`
 MAX_NUMBER = 2**63 - 1  # every reader of JSON and every file system can hold it
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
 _PART = 2**22  # bytes read in one go

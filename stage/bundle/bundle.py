@@ -17,52 +17,22 @@ from typing import TYPE_CHECKING
 
 from stage.bundle import verifier
 from stage.bundle.verifier import (
-    BAG_INFO as BAG_INFO,
-)
-from stage.bundle.verifier import (
-    BAGIT as BAGIT,
-)
-from stage.bundle.verifier import (
-    BAGIT_TEXT as BAGIT_TEXT,
-)
-from stage.bundle.verifier import (
-    FETCH_PARTIAL as FETCH_PARTIAL,
-)
-from stage.bundle.verifier import (
-    LOCK as LOCK,
-)
-from stage.bundle.verifier import (
-    MANIFEST as MANIFEST,
-)
-from stage.bundle.verifier import (
-    PATCH_PLAN as PATCH_PLAN,
-)
-from stage.bundle.verifier import (
-    PAYLOAD as PAYLOAD,
-)
-from stage.bundle.verifier import (
-    REQUEST as REQUEST,
-)
-from stage.bundle.verifier import (
-    SEAL as SEAL,
-)
-from stage.bundle.verifier import (
-    SIGNATURE as SIGNATURE,
-)
-from stage.bundle.verifier import (
-    TAG_FILES as TAG_FILES,
-)
-from stage.bundle.verifier import (
-    TAG_MANIFEST as TAG_MANIFEST,
-)
-from stage.bundle.verifier import (
-    VERIFIER as VERIFIER,
-)
-from stage.bundle.verifier import (
-    manifest_text as manifest_text,
-)
-from stage.bundle.verifier import (
-    parse_manifest as parse_manifest,
+    BAG_INFO,
+    BAGIT,
+    BAGIT_TEXT,
+    FETCH_PARTIAL,
+    LOCK,
+    MANIFEST,
+    PATCH_PLAN,
+    PAYLOAD,
+    REQUEST,
+    SEAL,
+    SIGNATURE,
+    TAG_FILES,
+    TAG_MANIFEST,
+    VERIFIER,
+    manifest_text,
+    parse_manifest,
 )
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, UsageError, suggest, suggest_path
@@ -72,6 +42,26 @@ from stage.files import read_file, read_start, sync_folder, write_atomically
 if TYPE_CHECKING:
     from stage.lock.model import LockedAsset
     from stage.lock.write import Lockfile
+
+
+__all__ = [  # of the format
+    "BAGIT",
+    "BAGIT_TEXT",
+    "BAG_INFO",
+    "FETCH_PARTIAL",
+    "LOCK",
+    "MANIFEST",
+    "PATCH_PLAN",
+    "PAYLOAD",
+    "REQUEST",
+    "SEAL",
+    "SIGNATURE",
+    "TAG_FILES",
+    "TAG_MANIFEST",
+    "VERIFIER",
+    "manifest_text",
+    "parse_manifest",
+]
 
 
 @dataclass(frozen=True)

@@ -178,9 +178,10 @@ def collisions(paths):  # type: (Iterable[str]) -> List[Tuple[str, str]]
     files, folders, seen = {}, {}, {}  # type: Dict[str, str], Dict[str, str], Dict[str, str]
     pairs = []
     for path in sorted(paths):
-        first = files.setdefault(folded(path), path)
-        if first is not path:
-            pairs.append((first, path))
+        key = folded(path)
+        if key in files:
+            pairs.append((files[key], path))
+        files.setdefault(key, path)
         end = path.rfind("/")
         while end > 0 and path[:end] not in folders:
             folders[path[:end]] = path
