@@ -1,8 +1,9 @@
 """What this process is, a launcher or a rank, and the variables and command of a rank.
 
 `role` says whether this process is a rank, the launcher of a Slurm job, or the launcher on one
-machine. A launcher calls `start_ranks` (`runner.launch.start`). A rank calls `rank_environment` and exports `RankEnvironment.variables()` before it imports torch or
-deepspeed. Nothing here imports torch.
+machine. A launcher calls `start_ranks` (`runner.launch.start`). A rank calls `rank_environment` and
+exports `RankEnvironment.variables()` before it imports torch or deepspeed. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
