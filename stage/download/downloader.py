@@ -32,6 +32,7 @@ from stage.errors import PolicyError, UsageError
 from stage.files import human_size, is_pointer
 from stage.progress import Reporter
 from stage.threads import Stopped
+from stage.version import __version__
 
 MAX_REDIRECTS = 8
 MAX_RATIO = 1000  # deflate reaches 1032:1
@@ -166,7 +167,7 @@ class Downloader:
         """
         url = download.url
         for _ in range(MAX_REDIRECTS):
-            headers = {"Accept-Encoding": "identity"}
+            headers = {"User-Agent": f"airlift/{__version__}", "Accept-Encoding": "identity"}
             if offset:
                 headers["Range"] = f"bytes={offset}-"
                 if not download.evidence and download.version:
@@ -176,7 +177,7 @@ class Downloader:
                 headers["Authorization"] = f"Bearer {download.token}"
             elif download.login and at_home:
                 headers |= urllib3.make_headers(basic_auth=download.login)
-            response = self.connections.get(url, headers)
+            response = self.connections.request("GET", url, headers)
             if response.status in (200, 206):
                 return response
             discard(response)

@@ -22,7 +22,6 @@ import urllib3
 from stage.download.retry import AttemptFailed
 from stage.errors import IncompleteError, UsageError
 from stage.paths import problem_with_address
-from stage.version import __version__
 
 # urllib3 builds this object from `retries=False` again for each request.
 _NO_RETRIES = urllib3.Retry(False, redirect=False)
@@ -56,22 +55,14 @@ class Connections:
             tuple[str, str, int | None], urllib3.ProxyManager | urllib3.HTTPConnectionPool
         ] = {}
 
-    def get(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
-        """Sends a GET; the caller streams the body.
-
-        Raises:
-            urllib3.exceptions.HTTPError: no answer.
-            UsageError: the environment names a proxy that cannot be used.
-        """
-        return self.request("GET", url, {"User-Agent": f"airlift/{__version__}", **headers})
-
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes = b""
     ) -> urllib3.BaseHTTPResponse:
         """Sends a request; the caller streams the body of the answer.
 
         Raises:
-            urllib3.exceptions.HTTPError, UsageError: as for `get`.
+            urllib3.exceptions.HTTPError: no answer.
+            UsageError: the environment names a proxy that cannot be used.
         """
         pool = self._pool(url)
         response = pool.urlopen(
@@ -89,7 +80,7 @@ class Connections:
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Turns the errors of `get`, and of reading its answer, into ours.
+        """Turns the errors of `request`, and of reading its answer, into ours.
 
         Raises:
             IncompleteError: no trusted TLS connection; another attempt would not help.

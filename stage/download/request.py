@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stage.digests import Digest, Expected
 
@@ -35,14 +35,11 @@ class Download:
     url: str
     expected: Expected
     refused: Callable[[int, str | None], Exception]
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     version: str | None = None
     redirects_expire: bool = True
-    login: str | None = None
+    login: str | None = field(default=None, repr=False)
     pin: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Download({self.what!r}, {self.size})"
 
     @property
     def size(self) -> int | None:

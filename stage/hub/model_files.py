@@ -66,12 +66,11 @@ _TOKENIZER_FILES = re.compile(
 _MODULE_FOLDER = re.compile(r"(\w+_)?\d+_\w+")
 _CHAT_TEMPLATE = re.compile(r"additional_chat_templates/[^/]*\.jinja")
 _STEMS = ("model", "adapter_model", "diffusion_pytorch_model")
-_SHARD = re.compile(rf"({'|'.join(_STEMS)})-(\d{{5}})-of-(\d{{5}})\.safetensors")
+_SHARD = re.compile(rf"((?:.*/)?(?:{'|'.join(_STEMS)}))-(\d{{5}})-of-(\d{{5}})\.safetensors")
 _INDEX = re.compile(rf"({'|'.join(_STEMS)})\.safetensors\.index\.json")
 _PICKLED = re.compile(
     r"(pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.bin"
 )
-_UPLOAD_IS_INCOMPLETE = "The upload is incomplete: try another revision, or ask its owner."
 
 
 def select_by_patterns(
@@ -136,7 +135,7 @@ def select_model(
     paths = [file.path for file in files]
     kept = [path for path in paths if why_left(path, (), exclude) is None]
     folders = _folders_with_parts(kept)
-    weights = {folder: _weights(folder, kept, paths, what) for folder in folders}
+    weights = {folder: _weights(folder, kept, what) for folder in folders}
     if "model_index.json" in kept:
         # A diffusers pipeline loads its folders; weights beside them are for other tools.
         weights[""] = set()
@@ -183,47 +182,30 @@ def _folders_with_parts(paths: Collection[str]) -> set[str]:
     return {""}
 
 
-def _weights(folder: str, kept: Iterable[str], paths: Iterable[str], what: str) -> set[str]:
+def _weights(folder: str, kept: Iterable[str], what: str) -> set[str]:
     """The safetensors that from_pretrained reads from a folder: it tries a single file first.
 
-    Args:
-        kept: the paths that `exclude` leaves, of `paths`.
-        what: the asset's name in messages.
+    Raises:
+        UsageError: shards are missing.
     """
-    inside = {p for p in kept if _folder(p) == folder and p.endswith(".safetensors")}
+    inside = [p for p in kept if _folder(p) == folder and p.endswith(".safetensors")]
     chosen: set[str] = set()
     for stem in _STEMS:
-        single = f"{folder}/{stem}.safetensors".removeprefix("/")
-        shards = {
-            path: match
-            for path in paths
-            if _folder(path) == folder and (match := _SHARD.fullmatch(_name(path)))
-            if match[1] == stem
-        }
-        if single in inside:
-            chosen.add(single)
-        elif there := inside & set(shards):
-            total = max(int(shards[path][3]) for path in there)
-            missing = set(range(1, total + 1)) - {int(shards[path][2]) for path in there}
-            _check_shards(total, missing, sorted(set(shards) - there), what)
-            chosen |= there
-    return chosen or inside
-
-
-def _check_shards(total: int, missing: set[int], dropped: Sequence[str], what: str) -> None:
-    if missing and dropped:
-        raise UsageError(
-            f"{what}: `exclude` drops {len(dropped)} of {total} weight files "
-            f"({printable(dropped[0])}): the others do not load without it.",
-            "Remove the pattern from `exclude`; to train from scratch, exclude all weights: "
-            '`exclude: ["*.safetensors"]`.',
-        )
-    if missing:
-        raise UsageError(
-            f"{what}: the repository lacks {len(missing)} of {total} weight files, "
-            f"number {min(missing)} first.",
-            _UPLOAD_IS_INCOMPLETE,
-        )
+        single = {p for p in inside if _name(p) == f"{stem}.safetensors"}
+        shards = [m for p in inside if (m := _SHARD.fullmatch(p)) and _name(m[1]) == stem]
+        if shards and not single:
+            total = max(int(shard[3]) for shard in shards)
+            missing = set(range(1, total + 1)) - {int(shard[2]) for shard in shards}
+            if missing:
+                raise UsageError(
+                    f"{what}: {len(missing)} of {total} weight files are missing, number "
+                    f"{min(missing)} first: the others do not load without them.",
+                    "If a pattern of `exclude` takes it, remove that pattern; to train from "
+                    'scratch, exclude all weights: `exclude: ["*.safetensors"]`. Else the upload '
+                    "is incomplete: try another revision, or ask its owner.",
+                )
+        chosen |= single or {shard[0] for shard in shards}
+    return chosen or set(inside)
 
 
 def _reason_against(path: str, by_folder: Mapping[str, set[str]]) -> str | None:
@@ -242,7 +224,7 @@ def _reason_against(path: str, by_folder: Mapping[str, set[str]]) -> str | None:
     if suffix == ".safetensors":
         return "another copy of the weights"
     if _INDEX.fullmatch(name):
-        return None if any(_SHARD.fullmatch(_name(w)) for w in weights) else _INDEX_ALONE
+        return None if any(map(_SHARD.fullmatch, weights)) else _INDEX_ALONE
     if suffix in PICKLE_SUFFIXES or name.startswith("pytorch_model.bin"):
         return _PICKLE
     if suffix in _OTHER_WEIGHTS or name.startswith(("tf_model", "flax_model", "rust_model")):
@@ -311,7 +293,7 @@ def _check_weights(
     if _INDEX_ALONE in reasons.values():
         raise UsageError(
             f"{what}: the repository has an index of weight files, and none of the files.",
-            _UPLOAD_IS_INCOMPLETE,
+            "The upload is incomplete: try another revision, or ask its owner.",
         )
 
 

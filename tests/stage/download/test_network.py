@@ -144,7 +144,9 @@ def test_a_proxys_address_is_read_as_curl_reads_it(
         monkeypatch.setenv("http_proxy", f"{before}{proxy.address}")
         monkeypatch.setenv("no_proxy", "")
         with closing(
-            Connections(read_timeout_s=5, at_once=1, trust=tls_context()).get(web.url("/f"), {})
+            Connections(read_timeout_s=5, at_once=1, trust=tls_context()).request(
+                "GET", web.url("/f"), {}
+            )
         ) as answer:
             assert (answer.status, answer.data) == (200, b"bytes")
         assert len(proxy.seen) == 1
@@ -163,7 +165,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_in_words(
     connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
     for ask in (
         lambda: hub("http://hub.test").repository("bert", "model", "acme/bert", "main"),
-        lambda: connections.get("http://hub.test/f", {}),
+        lambda: connections.request("GET", "http://hub.test/f", {}),
     ):
         with pytest.raises(UsageError, match="that the environment names") as refused:
             ask()

@@ -259,11 +259,11 @@ def test_weights_that_from_pretrained_does_not_read_are_not_passed_over(
     [
         (
             "config.json model-00001-of-00003.safetensors model-00003-of-00003.safetensors",
-            "lacks 1 of 3 weight files, number 2",
+            "1 of 3 weight files are missing, number 2 first",
         ),
         (
             "config.json model-00002-of-00002.safetensors model.safetensors.index.json",
-            "lacks 1 of 2",
+            "1 of 2 weight files are missing, number 1 first",
         ),
         (
             "config.json model.safetensors.index.json",
@@ -272,7 +272,7 @@ def test_weights_that_from_pretrained_does_not_read_are_not_passed_over(
         (
             "model_index.json unet/config.json "
             "unet/diffusion_pytorch_model-00001-of-00002.safetensors",
-            "lacks 1 of 2 weight files, number 2",
+            "1 of 2 weight files are missing, number 2 first",
         ),
     ],
 )
@@ -294,7 +294,7 @@ def test_shards_that_are_missing_do_not_matter_to_a_tokenizer() -> None:
     paths = "config.json tokenizer.json tokenizer_config.json model-00001-of-00002.safetensors"
     taken, _ = selected(paths, tokenizer_only=True)
     assert set(taken) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-    with pytest.raises(UsageError, match="lacks 1 of 2 weight files"):
+    with pytest.raises(UsageError, match="1 of 2 weight files are missing"):
         selected(paths)
 
 
