@@ -79,16 +79,18 @@ def _redirect(path: str, query: str, note: str | None) -> Answer:
 
 
 def _refs(found: ServedRepository) -> Answer:
-    groups: dict[str, list[dict[str, str]]] = {"branches": [], "tags": [], "converts": []}
-    names = [(name, v.commit) for v in found.versions for name in v.revisions if name != v.commit]
-    for name, commit in sorted(names):
-        if name.startswith(_CONVERSIONS):
-            row = {"name": name.removeprefix(_CONVERSIONS), "ref": name, "targetCommit": commit}
-            groups["converts"].append(row)
-        elif not name.startswith("refs/") and not is_hex(name, 40):
-            row = {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
-            groups["branches"].append(row)
-    return json_answer(groups)
+    names = sorted((n, v.commit) for v in found.versions for n in v.revisions if n != v.commit)
+    branches = [
+        {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
+        for name, commit in names
+        if not name.startswith("refs/") and not is_hex(name, 40)
+    ]
+    converts = [
+        {"name": name.removeprefix(_CONVERSIONS), "ref": name, "targetCommit": commit}
+        for name, commit in names
+        if name.startswith(_CONVERSIONS)
+    ]
+    return json_answer({"branches": branches, "tags": [], "converts": converts})
 
 
 def _file(
@@ -174,14 +176,13 @@ def _licences(card: Mapping[str, Any]) -> list[str]:
 
 
 def _siblings(version: Version, *, with_blobs: bool) -> list[dict[str, Any]]:
-    siblings = []
-    for name, file in sorted(version.listed.items()):
-        if file is not None:
-            sibling: dict[str, Any] = {"rfilename": name}
-            if with_blobs:
-                sibling |= {"size": file.size, **_lfs(file), "blobId": file.git_sha1}
-            siblings.append(sibling)
-    return siblings
+    files = [(name, file) for name, file in sorted(version.listed.items()) if file is not None]
+    if not with_blobs:
+        return [{"rfilename": name} for name, _ in files]
+    return [
+        {"rfilename": name, "size": file.size, **_lfs(file), "blobId": file.git_sha1}
+        for name, file in files
+    ]
 
 
 def _list(catalogue: Catalogue, kind: str, request: Request) -> Answer:
