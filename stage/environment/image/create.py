@@ -1,6 +1,6 @@
 """A bundle's environment -> a prefix on the cluster, by its `bootstrap.sh`. No network.
 
-The script and the image are compared with `stage.lock` first. A failure leaves no files.
+The script is compared with `stage.lock` first; it compares the image. A failure leaves no files.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
 from stage.digests import hash_file
 from stage.errors import DamageError, StageError, UsageError
-from stage.lock.model import LockedAsset
 
-_READ = ("bootstrap.sh", "image.tar.gz")
+_SCRIPT = "bootstrap.sh"
 
 
 def create(root: Path, name: str, prefix: Path) -> None:
@@ -22,22 +21,9 @@ def create(root: Path, name: str, prefix: Path) -> None:
 
     Raises:
         UsageError: no such environment.
-        DamageError: a file of the bundle differs from the fetched one.
+        DamageError: its script differs from the fetched one.
         StageError: the message, remedy and exit code of `bootstrap.sh`.
     """
-    asset = _find_environment(root, name)
-    _check_files(root, asset)
-    script = (root / asset.folder).absolute() / "bootstrap.sh"
-    done = subprocess.run(
-        ["/bin/sh", script, prefix.absolute()], stderr=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode != 0:
-        message, _, remedy = done.stderr.strip().partition("\n  -> ")
-        code = done.returncode if done.returncode in (1, 2, 5) else 5
-        raise StageError(message, remedy, exit_code=code)
-
-
-def _find_environment(root: Path, name: str) -> LockedAsset:
     bundle = Bundle.open(root)
     asset = bundle.asset(name)
     if asset.environment is None:
@@ -46,19 +32,18 @@ def _find_environment(root: Path, name: str) -> LockedAsset:
             f"{root}: `{name}` is no environment, but a {asset.kind}.",
             f"Environments in it: {there}.",
         )
-    return asset
-
-
-def _check_files(root: Path, asset: LockedAsset) -> None:
-    """Compares the files that `bootstrap.sh` reads, and itself, with the lock."""
-    for file in asset.files:
-        if file.path.removeprefix(f"{asset.folder}/") not in _READ:
-            continue
-        path = root / file.path
-        if not path.is_file():
-            problem = f"{file.path} is missing"
-        elif hash_file(path).sha256 != file.sha256:
-            problem = f"{file.path} is not the file that was fetched"
-        else:
-            continue
-        raise DamageError(f"{root}: {problem}. Nothing was created.", remedy_for_damage(root))
+    script = (root / asset.folder).absolute() / _SCRIPT
+    locked = [file.sha256 for file in asset.files if file.path == f"{asset.folder}/{_SCRIPT}"]
+    if not script.is_file() or hash_file(script).sha256 not in locked:
+        raise DamageError(
+            f"{root}: {asset.folder}/{_SCRIPT} is missing, or is not the file that was fetched. "
+            "Nothing was created.",
+            remedy_for_damage(root),
+        )
+    done = subprocess.run(
+        ["/bin/sh", script, prefix.absolute()], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        message, _, remedy = done.stderr.strip().partition("\n  -> ")
+        code = done.returncode if done.returncode in (1, 2, 5) else 5
+        raise StageError(message, remedy, exit_code=code)

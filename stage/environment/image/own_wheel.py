@@ -91,22 +91,20 @@ def unmet_requirements(locked: Iterable[tuple[str, str]], python: str, platform:
         "sys_platform": "linux" if platform.startswith("linux") else "darwin",
         "extra": "",
     }
-    unmet: list[str] = []
-    for text in _distribution().requires or []:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate(target):
-            continue
-        if not _is_met(requirement, versions.get(canonicalize_name(requirement.name))):
-            unmet.append(f"{requirement.name}{requirement.specifier}")
-    return unmet
+    stated = map(Requirement, _distribution().requires or [])
+    return [
+        f"{requirement.name}{requirement.specifier}"
+        for requirement in stated
+        if requirement.marker is None or requirement.marker.evaluate(target)
+        if not _is_met(requirement, versions.get(canonicalize_name(requirement.name), ""))
+    ]
 
 
-def _is_met(requirement: Requirement, version: str | None) -> bool:
+def _is_met(requirement: Requirement, version: str) -> bool:
     try:
-        found = Version(version or "")
+        return requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
         return False
-    return requirement.specifier.contains(found, prereleases=True)
 
 
 def _distribution() -> metadata.Distribution:

@@ -212,10 +212,9 @@ class Uv:
             text=True,
             check=False,
         )
-        if done.returncode != 0:
-            return None, done.stderr
-        document = tomllib.loads(output.read_text(encoding="utf-8"))
-        output.unlink()  # uv prefers the versions of an output file that exists
+        solved = done.returncode == 0
+        document = tomllib.loads(output.read_text(encoding="utf-8")) if solved else None
+        output.unlink(missing_ok=True)  # uv prefers the versions of an output file that exists
         return document, done.stderr
 
     def _common(self) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from stage.digests import sha256_of_bytes
 from stage.environment.image.create import create
-from stage.errors import DamageError, UsageError
+from stage.errors import StageError, UsageError
 from stage.lock.model import LockedFile
 from stage.staging.sources.files import bring_local
 from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap
@@ -151,9 +151,9 @@ def test_a_random_byte_of_the_image_is_refused_by_name(
     image = environment_laptop.asset / "image.tar.gz"
     tampered(environment_laptop.bundle, tmp_path / "bundle", image, random.Random(seed))
     (tmp_path / "cluster").mkdir()
-    with pytest.raises(DamageError, match=r"image\.tar\.gz is not the file that was") as refused:
+    with pytest.raises(StageError, match=r"image\.tar\.gz is damaged: it is not the") as refused:
         create(tmp_path / "bundle", "small-env", tmp_path / "cluster/env")
-    assert refused.value.exit_code == 1
+    assert refused.value.exit_code == 1 and "stage verify" in refused.value.remedy
     done = bootstrap(tmp_path / "bundle/data/envs/small-env", tmp_path / "cluster/env")
     assert done.returncode == 1
     assert "image.tar.gz is damaged" in done.stderr
