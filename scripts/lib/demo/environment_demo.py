@@ -86,7 +86,7 @@ def travel(folder: Path, shell: Shell) -> dict[Path, str]:
         raise DemoError("not everything held")
     asset, runs = laptop / "bundle" / "data" / "envs" / ASSET, folder / "cluster" / "output"
     return {
-        asset: "the asset: packages, image, bootstrap.sh",
+        asset: "the asset: image, bootstrap.sh",
         laptop / "conda-lock.yml": "the lock",
         runs: "the runs: logs/, metrics.jsonl, environment.json, demo/model",
         CACHE: "wheels for the next run; you may delete it",
