@@ -80,7 +80,8 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment with packages of a few lines; the job's Python is its."""
     prefix = tmp_path / "env"
     venv.create(prefix, with_pip=False, symlinks=True)
-    code = dict.fromkeys(("transformers", "safetensors", "numpy", "deepspeed"), SAFE)
+    names = ("transformers", "safetensors", "numpy", "pyarrow", "deepspeed")
+    code = dict.fromkeys(names, SAFE)
     write_packages(prefix, torch=TORCH, **code)
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
     return prefix
@@ -112,7 +113,7 @@ def test_a_shell_that_works_is_one_line_and_no_finding(
     assert said(found) == ""
     assert found.lines == [
         f"the job's shell works here: 1 module and 1 line of setup; {python}/bin/python imports "
-        "torch, transformers, safetensors, numpy, deepspeed"
+        "torch, transformers, safetensors, numpy, pyarrow, deepspeed"
     ]
 
 
@@ -364,7 +365,10 @@ def test_the_real_environment_imports_what_the_run_needs(
     monkeypatch.setattr(surroundings, "LIMIT_S", 600.0)  # a loaded machine
     found = tried(cluster, lora={"rank": 2, "targets": ["query"]}, model={"asset": "tiny-bert"})
     assert said(found) == ""
-    assert "imports torch, transformers, safetensors, numpy, deepspeed, peft" in found.lines[-1]
+    assert (
+        "imports torch, transformers, safetensors, numpy, pyarrow, deepspeed, peft"
+        in found.lines[-1]
+    )
 
 
 def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
