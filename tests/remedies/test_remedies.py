@@ -134,6 +134,15 @@ RUN_FILES = (
         {"task": "causal-lm", "whole_words": True},
     ),
     Case("runner/config/checkpoint.py", "For instance: every", {"checkpoint": {"every": "often"}}),
+    Case(ENGINE, "Set engine.name: deepspeed", {"engine": {"name": "ddp", "offload": "cpu"}}),
+    Case(
+        "runner/config/samples/chats.py",
+        "For instance: fields: ",
+        {
+            "task": "instruction",
+            "dataset": {"asset": "chats", "messages": "m", "fields": {"rolle": "from"}},
+        },
+    ),
 )
 
 
