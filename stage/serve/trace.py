@@ -300,7 +300,7 @@ class _Handler(HubHandler):
         self.close_connection = True
         try:
             other = _connected(host, int(port))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UsageError) as error:
             return self._refuse(502, f"stage trace: {self.path}: {error}")
         with other:
             self.send_response_only(200)
