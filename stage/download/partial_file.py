@@ -116,8 +116,9 @@ def copy_hashed(
     target.parent.mkdir(parents=True, exist_ok=True)
     path = partial_path(target, Digest("sha256", hashlib.sha256(str(source).encode()).hexdigest()))
     path.unlink(missing_ok=True)
+    most = min(PIECE, size + 1)  # a whole piece of memory for each small file costs more than it
     with open(source, "rb", buffering=0) as reader, Partial(path, size, False, progress) as partial:
-        while piece := reader.read(PIECE):
+        while piece := reader.read(most):
             partial.append(piece)
         digests = partial.finish()
     path.replace(target)

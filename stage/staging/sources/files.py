@@ -23,6 +23,7 @@ class PathSource(AssetSource[PathRequest]):
     # A pin says what a bundle holds. A file that never entered one (its conversion failed, for
     # example) may be corrected: the next run takes it as it is then.
     is_pinned_when_resolved = False
+    is_local = True
 
     @cached_property
     def _base(self) -> Path:

@@ -75,10 +75,12 @@ class AssetSource(ABC, Generic[R]):
         what: names the asset in messages, with `file:line`.
         is_pinned_when_resolved: whether the lock keeps what was resolved before the bundle is
             finished.
+        is_local: whether files are copied from this machine.
         what_decides_bytes: why files that are made again may differ.
     """
 
     is_pinned_when_resolved = True
+    is_local = False
     what_decides_bytes = (
         "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
     )
