@@ -7,6 +7,7 @@ change). No code in the input is run, not even in a pickle.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,14 @@ class Split:
 
     shards: tuple[Path, ...]
     origin: str
+
+
+def made_with() -> dict[str, str]:
+    """The versions here of what decides the bytes of converted files."""
+    import pyarrow as pa
+
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"pyarrow": pa.__version__, "python": python}
 
 
 def convert(

@@ -216,6 +216,7 @@ class LockedAsset:
         licence: as the repository states it (SPDX where the Hub uses it), or None.
         configs: for a dataset by splits, config -> split -> `LockedSplit`.
         made_from: the inputs of files with a `made_by`.
+        made_with: the versions of pyarrow and Python, which decide the bytes of converted files.
         environment: None for other kinds.
         base: the model that an adapter needs; None also if that is no Hub repository.
         code: Python code among its files, by repository.
@@ -231,6 +232,7 @@ class LockedAsset:
     licence: str | None = None
     configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
     made_from: tuple[Ingredient, ...] = ()
+    made_with: Mapping[str, str] = field(default_factory=dict)
     environment: LockedEnvironment | None = None
     base: Base | None = None
     code: tuple[Code, ...] = ()

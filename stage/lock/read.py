@@ -70,6 +70,7 @@ def _asset(fields: Fields, name: str) -> LockedAsset:
             request.texts(key)
         elif isinstance(value, dict):
             request.wrong(key, "should be a text, a number, true or false, or a list of texts")
+    made_with = fields.maybe_inside("made_with")
     return LockedAsset(
         name=name,
         kind=kind,
@@ -84,6 +85,7 @@ def _asset(fields: Fields, name: str) -> LockedAsset:
         licence=fields.maybe("licence", str),
         configs=_configs(fields.inside("configs")) if kind == "dataset" else {},
         made_from=tuple(map(_ingredient, fields.each("made_from"))),
+        made_with={key: made_with.take(key, str) for key in made_with.data} if made_with else {},
         environment=_environment(fields.inside("environment")) if kind == "environment" else None,
         base=_base(base) if (base := fields.maybe_inside("base")) else None,
         code=tuple(map(_code, fields.each("code"))),

@@ -83,6 +83,7 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
         "made_from": [
             _ingredient_to_json(i) for i in sorted(asset.made_from, key=_made_from_order)
         ],
+        "made_with": dict(asset.made_with),
         "aliases": sorted(asset.aliases),
         "base": asdict(asset.base) if asset.base else None,
         "code": [

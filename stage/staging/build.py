@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle.inspect import parquet_footer
+from stage.convert.convert import made_with
 from stage.digests import FileDigests, hash_file
 from stage.errors import DamageError, UsageError
 from stage.files import human_count
@@ -40,6 +41,7 @@ def build_asset(
         StageError: what the source refuses.
         DamageError: the results differ from the lock.
     """
+    _check_versions(asset, source)
     root, reporter = folder.root, source.run.reporter
     workdir = root / WORKSHOP / asset.name
     out = workdir / "made"
@@ -61,6 +63,26 @@ def build_asset(
         path.replace(root / file.path)
     shutil.rmtree(workdir, ignore_errors=True)
     return complete, digests
+
+
+def _check_versions(asset: LockedAsset, source: AssetSource[Any]) -> None:
+    """Checks before anything is fetched that the locked bytes can result.
+
+    Raises:
+        UsageError: the lock was made with other versions.
+    """
+    if asset.made_with and asset.made_with != (here := made_with()):
+        manifest = source.run.manifest
+        then, now = (
+            ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+            for versions in (asset.made_with, here)
+        )
+        raise UsageError(
+            f"{source.what}: {manifest.lock_path.name} was made with {then}. Here are {now}, which "
+            "may write other bytes of the same rows.",
+            f"Fetch with the versions of the lock, or make it anew: "
+            f"{manifest.update_command(asset.name)}",
+        )
 
 
 def _fetch_inputs(

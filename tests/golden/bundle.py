@@ -74,6 +74,7 @@ def made_with(text: str) -> Json:
 
 def _asset(asset: Json, document: Json) -> Json:
     """An asset of the lock. Digest and size of what a library wrote go to their own part."""
+    asset.pop("made_with", None)
     for file in asset["files"]:
         if file["path"].endswith(".parquet") and file.get("made_by") not in (None, "download"):
             document[MADE][file["path"]] = ""

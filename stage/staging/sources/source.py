@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from stage.convert.convert import CONFIG, Split, convert
+from stage.convert.convert import CONFIG, Split, convert, made_with
 from stage.digests import FileDigests, hash_file, sha256_of_bytes
 from stage.download.downloader import Downloader
 from stage.download.http import Connections, timeout_s, tls_context
@@ -229,7 +229,7 @@ def in_config(asset: LockedAsset, config: str, how: str, splits: Mapping[str, Sp
         for split in splits.values()
         for shard in split.shards
     ]
-    return replace(asset, configs={config: locked}), files
+    return replace(asset, configs={config: locked}, made_with=made_with()), files
 
 
 def open_sources(run: Run) -> dict[str, AssetSource[Any]]:

@@ -160,3 +160,23 @@ def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
     Path("in/test.csv").write_text("a,b\n")
     manifest(path="in", convert="csv")
     assert "warning: x: default/test: has no row" in stage("fetch", "m.yaml", "-o", "c").output
+
+
+def test_other_versions_than_the_locks_are_named_and_an_update_takes_them(
+    stage: Callable[..., Result],
+) -> None:
+    Path("a.csv").write_text("a,b\n1,x\n")
+    manifest(path="a.csv", convert="csv")
+    stage("fetch", "m.yaml", "-o", "b")
+    lock = json.loads(Path("m.lock").read_text())
+    here = lock["assets"]["x"]["made_with"]
+    assert sorted(here) == ["pyarrow", "python"]
+    lock["assets"]["x"]["made_with"] = {"pyarrow": "1.2.3", "python": "3.0"}
+    Path("m.lock").write_text(json.dumps(lock))
+    said = stage("fetch", "m.yaml", "-o", "c", code=2).output
+    assert "m.lock was made with pyarrow 1.2.3, python 3.0." in said
+    assert f"Here are pyarrow {here['pyarrow']}, python {here['python']}" in said
+    assert "--update x" in said and not list(Path("c").rglob("*.parquet"))
+    stage("fetch", "m.yaml", "-o", "c", "--update", "x")
+    assert json.loads(Path("m.lock").read_text())["assets"]["x"]["made_with"] == here
+    assert Bundle.open(Path("c")).id == Bundle.open(Path("b")).id
