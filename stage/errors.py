@@ -47,20 +47,14 @@ class StageError(Exception):
 _BIDI_CONTROLS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 
-def is_control_character(character: str) -> bool:
-    """Whether a character is a control character, a bidi control, or a lone surrogate."""
-    return (
-        unicodedata.category(character) in ("Cc", "Cs")
-        or unicodedata.bidirectional(character) in _BIDI_CONTROLS
-    )
-
-
 def as_shown(text: str) -> str:
     """Text that is safe for a terminal or a log: control characters are escaped, except line ends.
 
     Names from a Hub or a damaged disk can hold escape sequences that change what a person reads.
     """
-    return "".join(ascii(c)[1:-1] if c != "\n" and is_control_character(c) else c for c in text)
+    hidden = {c for c in set(text) - {"\n"} if unicodedata.category(c) in ("Cc", "Cs")}
+    hidden |= {c for c in set(text) if unicodedata.bidirectional(c) in _BIDI_CONTROLS}
+    return text.translate({ord(c): ascii(c)[1:-1] for c in hidden})
 
 
 class DamageError(StageError):
