@@ -17,9 +17,11 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
+from stage.digests import hash_file
 from stage.environment.solve import rattler
 from stage.environment.solve.conflicts import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
@@ -157,7 +159,9 @@ def _solve(
             raise _failure(done.stdout + done.stderr, spec, profile)
         document = yaml.safe_load(lock.read_text(encoding="utf-8"))
     for entry in document["package"]:
-        entry["url"] = without_secrets(entry["url"])
+        entry["url"] = url = without_secrets(entry["url"])
+        if url.startswith("file:") and not entry["hash"].get("sha256"):
+            entry["hash"]["sha256"] = hash_file(Path(unquote(urlsplit(url).path))).sha256
     text = yaml.safe_dump(document).encode()
     try:
         return EnvironmentLock.parse(text, str(spec.path), profile.platform).of("conda")

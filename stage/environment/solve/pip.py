@@ -2,7 +2,7 @@
 
 The file is the best wheel for the target's Python, machine and glibc, or the sdist of a package
 that is published as source only. uv takes wheels only, so it goes back to old versions, even to
-empty placeholders, where a newer version has only a source: that is printed, or refused.
+empty placeholders, where a newer version has only a source. `_catch_up` looks for that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def lock_pip(request: PipRequest) -> list[Package]:
     with tempfile.TemporaryDirectory(prefix="airlift-lock-") as name:
         run = Uv(Path(name), request)
         document, said = _with_extras(run)
-        _report_older(run, request, document)
+        document, said = _catch_up(run, request, document, said)
         _check_extras(run, request, document, said)
         _check_placeholders(run, request, document)
         fitting = wheel_tags.ranks(request.python, request.profile.machine, request.profile.glibc)
@@ -74,7 +74,10 @@ def _with_extras(run: Uv) -> tuple[Document, str]:
     extras: dict[str, set[str]] = {name: set() for name in run.stubbed}
     for _ in range(_ROUNDS):
         run.write_stubs(extras)
-        document, said = _resolved(run)
+        attempt, said = _attempt(run)
+        if attempt is None:
+            raise run.failure(said)
+        document = attempt
         new = {(n, e) for n, e in _missing_extras(said) if e not in extras.get(n, {e})}
         if not new:
             break
@@ -83,19 +86,36 @@ def _with_extras(run: Uv) -> tuple[Document, str]:
     return document, said
 
 
-def _resolved(run: Uv) -> tuple[Document, str]:
+def _attempt(run: Uv, *constraints: str) -> tuple[Document | None, str]:
     """Resolves; permits packages that are published as source only when they turn out needed."""
     for _ in range(_MOST_SOURCES):
-        document, said = run.compile()
-        if document is not None:
-            return document, said
-        if not run.permit_sources(said):
+        document, said = run.compile(*constraints)
+        if document is not None or not run.permit_sources(said):
             break
-    raise run.failure(said)
+    return document, said
 
 
-def _report_older(run: Uv, request: PipRequest, document: Document) -> None:
-    """Prints which requirements are older than their newest version, on any platform.
+def _catch_up(run: Uv, request: PipRequest, document: Document, said: str) -> tuple[Document, str]:
+    """Resolves again where a version is old only because newer ones need sources."""
+    for name, newest in _behind(run, request, document):
+        before = set(run.sources)
+        _attempt(run, f"{name}>={newest}")
+        if run.sources == before:
+            continue
+        again, output = run.compile()
+        if again is not None:
+            document, said = again, output
+        else:
+            run.sources = before
+            request.say(
+                f"{name}: older than the newest, {newest}, which could not be built from source "
+                "here"
+            )
+    return document, said
+
+
+def _behind(run: Uv, request: PipRequest, document: Document) -> list[tuple[str, str]]:
+    """Requirements of the spec that have less than their newest version: name, newest.
 
     Requirements that an earlier lock or a constraint of airlift holds back are left out.
     """
@@ -108,13 +128,7 @@ def _report_older(run: Uv, request: PipRequest, document: Document) -> None:
         if request.kept.get(r.name) != chosen[r.name]
     }
     newest = _versions({"packages": run.newest_anywhere(moving.values()) if moving else []})
-    older = [name for name in moving if _is_older(chosen[name], newest.get(name, ""))]
-    if older:
-        listed = ", ".join(f"{name} {chosen[name]} ({newest[name]})" for name in older)
-        request.say(
-            f"older than the newest: {listed}. To see why, or to have it built where only its "
-            "source is published, write NAME>=NEWEST"
-        )
+    return [(name, v) for name, v in newest.items() if _is_older(chosen.get(name, v), v)]
 
 
 def _versions(document: Document) -> dict[str, str]:

@@ -117,8 +117,11 @@ class Uv:
             lines.append(f"{name} @ {path.as_uri()}\n")
         (self._folder / "provided.txt").write_text("".join(lines))
 
-    def compile(self) -> tuple[dict[str, Any] | None, str]:
+    def compile(self, *more: str) -> tuple[dict[str, Any] | None, str]:
         """Resolves the requirements.
+
+        Args:
+            more: constraints for this call only.
 
         Returns:
             the pylock document (PEP 751), None without a solution; and the output of uv.
@@ -128,7 +131,7 @@ class Uv:
         """
         request = self._request
         constraints = self._folder / "constraints.txt"
-        listed = [*(r.text for r in request.spec.pip.constraints), *request.constraints]
+        listed = [*(r.text for r in request.spec.pip.constraints), *request.constraints, *more]
         constraints.write_text("".join(f"{text}\n" for text in listed))
         _write_kept(self._folder / "pylock.toml", request.kept)
         command = self._command()

@@ -207,22 +207,6 @@ def test_without_any_conda_nothing_is_looked_for_on_the_network(desk: Desk, tmp_
     assert desk.versions["tool"] == "1.0"
 
 
-def test_a_channel_without_sha256_is_refused_with_what_gives_it_some(desk: Desk) -> None:
-    """An md5 alone proves nothing."""
-    repodata = desk.channel / "noarch/repodata.json"
-    before = repodata.read_text()
-    document = json.loads(before)
-    for record in document["packages.conda"].values():
-        del record["sha256"]
-    repodata.write_text(json.dumps(document))
-    desk.lock_path.unlink()
-    try:
-        said = desk.refused(2)
-    finally:
-        repodata.write_text(before)
-    assert "has no sha256" in said and "rattler-index" in said
-
-
 def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
     desk: Desk,
 ) -> None:
