@@ -1,10 +1,10 @@
 """`stage push`: sends a finished bundle to another machine or disk, and verifies it there.
 
 This bundle is read first, unless a receipt says that it was read already: its damage must not
-replace a sound file (docs/adr/0007). Then rsync sends what differs, over one ssh connection, the
-tag manifest last: until all files are there, the remote bundle is unfinished. Then the remote host
-verifies every byte. Damaged files are sent once more, compared by checksum (a bit flip keeps size
-and time), and verified again.
+replace a sound file (docs/adr/0007). Then rsync appends to files that are cut short there, and
+sends all others that differ, over one ssh connection, the tag manifest last: until all files are
+there, the remote bundle is unfinished. Then the remote host verifies every byte. Damaged files are
+sent once more, compared by checksum (a bit flip keeps size and time), and verified again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from stage.paths import printable
 from stage.progress import Reporter
 
 _SHOWN = 10  # names in one line
-_MIN_RSYNC = (3, 1)  # --info=progress2
+_MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
 _PATIENCE_S = 5.0  # how long a terminated rsync may take to end
 _NO_VERIFIER = (
     "there is neither `stage` nor a python3 (3.6 or newer) that can run this bundle's "
@@ -211,6 +211,17 @@ def _send(
         script += f" && rm -f {' '.join(remote.inside(name) for name in layout.SEAL)}"
     remote.run(script, f"{target}: cannot make the folder, or remove an old tag manifest")
     without_seal = [f"--exclude=/{name}" for name in layout.SEAL]
+    names = None
+    if found.state != "nothing there":
+        # What has other names there (in a store, a snapshot) would change under all of them. What
+        # is read-only cannot be opened to append.
+        find = "find . -type f \\( -links +1 -o ! -perm -200 \\) -print0"
+        problem = f"{target}: cannot find out which files there have other names (hard links)"
+        shared = remote.run(f"cd {shlex.quote(remote.folder)} && {find}", problem).split("\0")
+        files = {f"./{file.path}": file.path for file in bundle.lock.files}
+        names = [files[path] for path in files.keys() - set(shared)]
+    # Resumes inside files that are cut short. The other calls replace a file by a new one.
+    run_rsync(remote, root, "--append-verify", *without_seal, names=names, quiet=quiet)
     run_rsync(remote, root, *without_seal, quiet=quiet)
     if delete:
         options = ("--delete", "--existing", "--ignore-existing", "-8", "--out-format=%i|%n")
@@ -256,9 +267,6 @@ def run_rsync(
 ) -> str:
     """Runs rsync from a bundle to the target.
 
-    Each file that differs is replaced by a new one, so what shares it there (hard links of a
-    store, of a snapshot) stays as it is. What came of an interrupted file is not sent again.
-
     Args:
         names: the files to compare; None: all.
         capture: return its output instead of showing it.
@@ -267,8 +275,8 @@ def run_rsync(
         IncompleteError: it failed; files that were sent are kept.
     """
     # -s: names go over the protocol, not through a shell there. u+w: files of a store are
-    # read-only here, but who has the copy may want to change or delete it.
-    command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", "--no-whole-file", *options]
+    # read-only here, but the next push may have to append to them.
+    command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", *options]
     if sys.stderr.isatty() and not quiet:
         command.append("--info=progress2")
     if remote.target.host:

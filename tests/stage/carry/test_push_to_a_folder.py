@@ -154,7 +154,7 @@ def test_a_file_with_other_names_there_is_replaced_and_what_has_the_other_names_
     assert done.returncode == 0, done.stderr
     assert verify(snapshot).ok and verify(snapshot).bundle_id == before
     assert verify(there).ok and verify(there).bundle_id == verify(new).bundle_id
-    assert not [path for path in inodes if (there / path).stat().st_ino == inodes[path]]
+    assert [path for path in inodes if (there / path).stat().st_ino == inodes[path]] == [alone]
 
 
 def test_another_bundle_there_is_refused_with_a_folder_to_take(
