@@ -213,7 +213,7 @@ CASES = [
             parquet,
             card={
                 "dataset_info": {
-                    "config_name": "plain",
+                    "config_name": "default",
                     "splits": [{"name": "train", "num_examples": 99}],
                 }
             },
@@ -246,7 +246,7 @@ CASES = [
             parquet,
             card={
                 "dataset_info": {
-                    "config_name": "plain",
+                    "config_name": "default",
                     "splits": [{"name": "train", "num_examples": True}, {"name": 5}, 6],
                 }
             },
