@@ -26,7 +26,6 @@ from packaging.utils import canonicalize_name
 
 from scripts.lib.conda.channel import File, Package, write_package
 from stage.environment.image.own_wheel import write_wheel
-from stage.environment.solve.lock import own_requirements
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.installation import DISTRIBUTION
@@ -185,6 +184,8 @@ class EnvironmentLaptop:
         return self.bundle / "data/envs/small-env"
 
     def lock(self, conda: list[str], pip: list[Path]) -> None:
+        from stage.environment.solve.lock import own_requirements  # needs the extra `laptop`
+
         spec = EnvironmentSpec.load(self.folder / "environment.yml")
         asked = content_hash(spec, Profile.load(self.folder / "cluster.yml"), own_requirements())
         (self.folder / "conda-lock.yml").write_bytes(lock_text(self.channel, conda, pip, asked))
