@@ -83,7 +83,8 @@ def problem_with_address(url: str) -> str | None:
     except ValueError as error:
         return str(error).lower()
     if parts.scheme not in ("http", "https"):
-        return f"it begins with `{parts.scheme}:`, not with https:// or http://"
+        begins = f" (but with `{parts.scheme}:`)" if parts.scheme else ""
+        return f"it does not begin with https:// or http://{begins}"
     return "it names no host" if not parts.hostname or port == 0 else None
 
 
