@@ -165,7 +165,8 @@ def problem_with_path(path):  # type: (str) -> Optional[str]
 def folded(path):  # type: (str) -> str
     """A path on a disk that ignores case and normalises (APFS, NTFS): equal ones are one file."""
     if ORDINARY.match(path):
-        return path.lower()
+        lower = path.lower()
+        return path if path == lower else lower  # of most, one text in memory is enough
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
@@ -224,11 +225,12 @@ class CannotVerify(Exception):
 
 # A payload file as the canonical text of a lock has it: with its path, sha256 and size. A large
 # lock consists of such rows: read as JSON they would take ten times the memory.
-_TEXT = r'"(?:[^"\\\x00-\x1f]|\\["\\bfnrt]|\\u00(?:0[0-7bef]|1[0-9a-f]))*"'
+_PLAIN = r'[^"\\\x00-\x1f]*'
+_TEXT = '"' + _PLAIN + r'(?:\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))' + _PLAIN + ')*"'
 _ROW = r'    \{\n(?:     "made_by": TEXT,\n)?     "origin": TEXT,\n     "path": (TEXT),\n'
 _ROW += r'     "sha256": "([0-9a-f]{64})",\n     "size": (0|[1-9][0-9]{0,18})(?:,\n'
 _ROW += r'     "upstream": \{\n      "(?:lfs-sha256|git-sha1)": TEXT\n     \})?\n    \}(?=,?\n)'
-ROW = re.compile(_ROW.replace("TEXT", _TEXT))
+ROW = re.compile(_ROW.replace("TEXT", _TEXT).encode())
 _TAKEN = "<row>"
 _NOT_A_LOCK = "Make it again with `stage lock`, or take it from the bundle's origin."
 
@@ -248,13 +250,13 @@ class Lock(object):
     def __init__(self, data, where=LOCK):  # type: (bytes, str) -> None
         self.files, self.where = {}, where  # type: Dict[str, Entry], str
         try:
-            rows, text = [], data.decode()  # type: List[Row], str
-            document = self._without_rows(text, rows)
+            data.decode()  # all of it is UTF-8
+            rows = []  # type: List[Row]
+            document = self._without_rows(data, rows)
             if document is None:
-                rows, document = [], json.loads(text)
-            self.is_canonical = bool(rows) or _canonical(document) == text
-            self.id = sha256_of(data if self.is_canonical else _canonical(document).encode())
-            del text
+                rows, document = [], json.loads(data.decode())
+            self.is_canonical = bool(rows) or _canonical(document) == data
+            self.id = sha256_of(data if self.is_canonical else _canonical(document))
             self._take(document, iter(rows))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             problem = "%s: not JSON, or not a lock: a field is not what it should be." % where
@@ -265,18 +267,19 @@ class Lock(object):
         self.is_complete = None not in [digest for _, digest in self.files.values()]
         self.size = sum(size or 0 for size, _ in self.files.values())
 
-    def _without_rows(self, text, rows):  # type: (str, List[Row]) -> Any
+    def _without_rows(self, data, rows):  # type: (bytes, List[Row]) -> Any
         """The document with `_TAKEN` for each row, if its text is canonical; else None."""
 
-        def take(match):  # type: (Any) -> str
-            path, digest, size = match.groups()
+        def take(match):  # type: (Any) -> bytes
+            path, digest, size = match.group(1).decode(), match.group(2).decode(), match.group(3)
             rows.append((json.loads(path) if "\\" in path else path[1:-1], int(size), digest))
-            return '    "%s"' % _TAKEN
+            return taken
 
-        rest = "" if _TAKEN in text else ROW.sub(take, text)
+        taken = b'    "%s"' % _TAKEN.encode()
+        rest = b"" if _TAKEN.encode() in data else ROW.sub(take, data)
         if not rows:
             return None
-        document = json.loads(rest)
+        document = json.loads(rest.decode())
         files = [row for asset in document["assets"].values() for row in asset["files"]]
         is_usual = files.count(_TAKEN) == len(rows) and _canonical(document) == rest
         return document if is_usual else None
@@ -312,9 +315,9 @@ class Lock(object):
         raise CannotVerify("%s: the path %s." % (self.where, problem), _NOT_A_LOCK, 3)
 
 
-def _canonical(document):  # type: (Any) -> str
+def _canonical(document):  # type: (Any) -> bytes
     options = {"indent": 1, "sort_keys": True, "ensure_ascii": False, "allow_nan": False}  # type: Any
-    return json.dumps(document, **options) + "\n"
+    return (json.dumps(document, **options) + "\n").encode()
 
 
 # --- Findings and remedies ------------------------------------------------------------------------
@@ -572,11 +575,13 @@ def judge_lock(tags, where, findings):
     if not lock.is_complete or not lock.is_canonical:
         expected = "a complete lock in its one true text"
         findings.add(LOCK, "invalid", expected, "an edited or unfinished one")
-    implied = {BAGIT: BAGIT_TEXT}
-    if lock.is_complete and MANIFEST in tags:
-        implied[MANIFEST] = manifest_text({path: str(row[1]) for path, row in lock.files.items()})
+    manifest = hashlib.sha256()  # of the whole text, which would take much memory
+    for path in sorted(lock.files):
+        manifest.update(("%s  %s\n" % (lock.files[path][1], path)).encode(*UTF_8))
+    implied = {BAGIT: sha256_of(BAGIT_TEXT), MANIFEST: manifest.hexdigest()}
     for path in implied:
-        if path in tags and tags[path] != implied[path]:
+        is_known = path in tags and (lock.is_complete or path != MANIFEST)
+        if is_known and sha256_of(tags[path]) != implied[path]:
             findings.add(path, "invalid", "the text that %s implies" % LOCK, "another")
     lines = tags.get(BAG_INFO, b"").decode("utf-8", "replace").splitlines()
     oxum = "%d.%d" % (lock.size, len(lock.files))
@@ -1004,9 +1009,11 @@ def line_of(path, status):  # type: (str, os.stat_result) -> bytes
 
 def stamp_of(lines, since):  # type: (Iterable[bytes], float) -> Stamp
     """Folds the lines of all payload files into one digest."""
-    ordered = sorted(lines)
-    contents = b"\n".join(line.rpartition(b" ")[0] for line in ordered)
-    return Stamp(sha256_of(b"\n".join(ordered)), sha256_of(contents), since)
+    digest, contents = hashlib.sha256(), hashlib.sha256()
+    for line in sorted(lines):
+        digest.update(line + b"\n")
+        contents.update(line.rpartition(b" ")[0] + b"\n")
+    return Stamp(digest.hexdigest(), contents.hexdigest(), since)
 
 
 def unsure_ns(root):  # type: (Path) -> int
@@ -1112,13 +1119,12 @@ class Journal(object):
 
     def fold(self, expected):  # type: (Mapping[str, Entry]) -> Optional[Stamp]
         """The stamp of all files; None if a line is missing."""
-        lines = dict(self.taken)
+        lines = set(self.taken.values())
         for line in self._lines(self.start):
-            path = line.rsplit(b" ", 4)[0].decode(*UTF_8)
-            if path in expected:
-                lines[path] = line
+            if line.rsplit(b" ", 4)[0].decode(*UTF_8) in expected:
+                lines.add(line)
         is_whole = self.file >= 0 and len(lines) == len(expected)
-        return stamp_of(lines.values(), self.since) if is_whole else None
+        return stamp_of(lines, self.since) if is_whole else None
 
     def _lines(self, start=0):  # type: (int) -> List[bytes]
         if self.file < 0:
