@@ -126,7 +126,10 @@ class PathSource(AssetSource[PathRequest]):
 
 def _digests(asset: LockedAsset) -> dict[str, str | None]:
     """The sha256 of each local file, by its path beside the manifest."""
-    return {file.origin: file.sha256 for file in asset.made_from or asset.files}
+    folder = f"{asset.folder}/"
+    return {i.origin: i.sha256 for i in asset.made_from} or {
+        file.path.removeprefix(folder): file.sha256 for file in asset.files
+    }
 
 
 def bring_local(
