@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from stage.convert.convert import made_with
 from stage.errors import Mistakes, PolicyError, UsageError, suggest
 from stage.files import human_count, human_size, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES
@@ -211,17 +212,23 @@ def _check_updates(run: Run) -> None:
 
 
 def _keep_known_digests(lock: Lockfile, previous: Lockfile) -> Lockfile:
-    """An asset that is resolved again to the same files keeps its completed entry."""
+    """An asset that is resolved again to the same files keeps its completed entry.
+
+    Not where its files were made with other versions than those here: they are made anew.
+    """
     for name, asset in lock.assets.items():
         old = previous.assets.get(name)
-        if old is not None and asset.source.type == "hub" and _pins(asset) == _pins(old):
+        if old is None or asset.source.type != "hub" or _pins(asset) != _pins(old):
+            continue
+        if not old.made_with or old.made_with == made_with():
             lock = lock.with_asset(old)
     return lock
 
 
 def _pins(asset: LockedAsset) -> LockedAsset:
     """What decides all files of an asset of a Hub: the same commit, chosen from in the same way."""
-    return replace(asset, request=dict(asset.request), files=(), made_from=(), configs={})
+    request = dict(asset.request)
+    return replace(asset, request=request, files=(), made_from=(), made_with={}, configs={})
 
 
 def _with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:

@@ -83,9 +83,10 @@ class UrlSource(AssetSource[UrlRequest]):
             self._check_name(asset, name, self.what)
         if request.unpack:
             (archive,), how = files.values(), "unpack"
-            files = {name: out / name for name in unpack(archive, out, self.what)}
+            folder = out / "unpacked"
+            files = {name: folder / name for name in unpack(archive, folder, self.what)}
         if request.convert:
-            parquet = out.with_name("parquet")
+            parquet = out / "parquet"
             return self.converted(asset, request.convert, request.separator, files, parquet)
         return asset, [
             (LockedFile(f"{asset.folder}/{name}", 0, None, None, name, how), path)
