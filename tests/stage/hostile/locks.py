@@ -303,6 +303,12 @@ CASES = [
         ("stage.lock", "one true text"),
         sealed(lambda text: text + b"\n"),
     ),
+    Case(
+        "sealed: path of another asset",
+        3,
+        ("outside its asset",),
+        sealed(lambda t: t.replace(b'"data/models/bert/vocab', b'"data/models/other/vocab')),
+    ),
     Case("sealed: UTF-16", 2, ("not JSON",), sealed(lambda text: text.decode().encode("utf-16"))),
     Case("shown: no JSON", 2, ("not JSON",), sealed(lambda text: text[:-5], "show")),
     Case(
