@@ -80,10 +80,11 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(size, _MAX_HEADER):
                 raise ValueError(f"its header would have {length} bytes, the file has {size}")
-            header: dict[str, Any] = loads(
-                file.read(length)
-            )  # each key once, as the format demands
-        header.pop("__metadata__", None)
+            # Each key once, as the format demands.
+            header: dict[str, Any] = loads(file.read(length))
+        metadata = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("its `__metadata__` is no table of texts")
         end = 0
         for begin, until in sorted(map(_span, header.values())):
             if begin != end:
@@ -116,6 +117,8 @@ def _span(entry: Any) -> tuple[int, int]:
     """
     (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], entry["dtype"]
     known = _DTYPE.fullmatch(dtype)
+    if type(begin) is not int or type(end) is not int:
+        raise ValueError(f"a tensor from byte {begin} to {end}")
     if known is None or len(shape) > 64 or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError(f"a tensor of {ascii(dtype)[:20]} {str(shape)[:40]}")
     if (end - begin) * 8 != math.prod(shape) * int(known[1] or 8):

@@ -10,8 +10,6 @@ import pytest
 from click.testing import Result
 from hypothesis import HealthCheck, settings
 
-from stage.download.retry import RetryPolicy
-from stage.staging.sources import source as sources
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import run_here
 
@@ -32,4 +30,7 @@ def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual attempts with short pauses, unless the server asks for one (`test_retry.py`)."""
+    from stage.download.retry import RetryPolicy  # the tests of the core have no urllib3
+    from stage.staging.sources import source as sources
+
     monkeypatch.setattr(sources, "RetryPolicy", partial(RetryPolicy, first_s=0.02))
