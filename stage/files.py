@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from stage.bundle import verifier
 from stage.errors import IncompleteError, UsageError
 
-format_age = verifier.age  # `40 s`, `12 min`, `5 h`, `3 days`
 MAX_NUMBER = 2**63 - 1  # every reader of JSON and every file system can hold it
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
 _PART = 2**22  # bytes read in one go
@@ -251,6 +249,13 @@ def free_space(folder: Path) -> int:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
+
+
+def format_age(seconds: float) -> str:
+    """`40 s`, `12 min`, `5 h`, `3 days`."""
+    from stage.bundle.verifier import age  # not at the top: `stage --help` does not need it
+
+    return age(seconds)
 
 
 def human_size(size: int | float) -> str:
