@@ -78,7 +78,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(size, _MAX_HEADER):
+            if length > min(size - 8, _MAX_HEADER):
                 raise ValueError(f"its header would have {length} bytes, the file has {size}")
             # Each key once, as the format demands.
             header: dict[str, Any] = loads(file.read(length))

@@ -44,6 +44,7 @@ from stage.bundle.verifier import (
     write_json,
     write_receipt,
 )
+from stage.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,7 @@ def record(state: Path, report: VerificationReport) -> str | None:
     """
     kept = _damage_path(state, report.root)
     findings = {f.path: f for f in report.findings if f.code not in ("unloadable", "closed")}
-    if report.ok and report.level != "fast":
-        kept.unlink(missing_ok=True)
-    elif findings:
+    if findings:
         as_found: dict[str, Any] = {path: _look(report.root / path) for path in findings}
         if report.level == "fast":  # it has not read the bytes: it adds to what is known
             for finding, look in _still_so(kept, report.root):
@@ -151,7 +150,7 @@ def _still_so(kept: Path, root: Path) -> list[tuple[Finding, Any]]:
         looks = document["as_found"]
         findings = from_json(document).findings
         return [(f, looks[f.path]) for f in findings if _look(root / f.path) == looks[f.path]]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, UsageError):
         return []
 
 

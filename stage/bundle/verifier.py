@@ -787,13 +787,14 @@ REPORT_EVERY = 2**25  # bytes between two reports of progress
 
 
 def read_files(root, work, expected, jobs, findings, read, done):
-    # type: (bytes, Sequence[str], Mapping[str, Entry], int, Findings, Count, Callable[[str, os.stat_result], None]) -> None
+    # type: (bytes, Sequence[str], Mapping[str, Entry], int, Findings, Count, Callable[[str, os.stat_result, int], None]) -> None
     """Reads files on every core, and notes those that differ from what is expected.
 
     Args:
         work: the paths, the largest file first.
         read: called with the number of bytes just read.
-        done: called with path and status of each sound file, in the process that read it.
+        done: called with path, status and the time (ns) before its reading, for each sound file,
+            in the process that read it.
     """
     shares = share_out([expected[path][0] or 0 for path in work], jobs)
     folder, parent, buffers = os.open(root, os.O_RDONLY | os.O_DIRECTORY), os.getpid(), []  # type: int, int, List[memoryview]
@@ -822,6 +823,7 @@ def read_files(root, work, expected, jobs, findings, read, done):
                 os._exit(1)  # who asked was killed
             path, digest, size = work[place], None, 0  # type: str, Optional[str], int
             wanted, right = expected[path]
+            before = now_ns()
             try:
                 source = os.open(path.encode(*UTF_8), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
                 try:
@@ -836,7 +838,7 @@ def read_files(root, work, expected, jobs, findings, read, done):
                 send(["bad", place, 0, None, error.errno])
                 continue
             if digest == right and size == status.st_size:
-                done(path, status)
+                done(path, status, before)
             else:
                 send(["bad", place, size, digest, 0])
         send(["read", small])
@@ -1071,8 +1073,11 @@ class Journal(object):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             for other in self.path.parent.iterdir():
-                if other.stat().st_mtime < self.began - EXPIRES_S:
-                    other.unlink()
+                try:
+                    if other.stat().st_mtime < self.began - EXPIRES_S:
+                        other.unlink()
+                except OSError:  # another verification ended meanwhile
+                    continue
             self.file = os.open(str(self.path), os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
             again = "if this is interrupted, the next one starts again"
@@ -1096,9 +1101,10 @@ class Journal(object):
                 lines[line] = min(began, lines.get(line, began))
         self.start = 0 if self.file < 0 else os.fstat(self.file).st_size
         self._write(b"\nbegan %d" % self.began)
+        root = os.fsencode(str(self.root))
         for path in work if lines else ():
             try:
-                line = line_of(path, os.lstat(os.path.join(str(self.root), path)))
+                line = line_of(path, os.lstat(os.path.join(root, path.encode(*UTF_8))))
             except OSError:
                 continue
             if line in lines:
@@ -1112,9 +1118,13 @@ class Journal(object):
             )
         return [path for path in work if path not in self.taken]
 
-    def keep(self, path, status):  # type: (str, os.stat_result) -> None
-        """Keeps a sound file, in the process that read it, unless it was changed just before."""
-        if self.file >= 0 and rests_after(status, self.unsure) < now_ns():
+    def keep(self, path, status, before):  # type: (str, os.stat_result, int) -> None
+        """Keeps a sound file, in the process that read it.
+
+        Not one that was changed just before its reading began: a change during the reading could
+        have the same time.
+        """
+        if self.file >= 0 and rests_after(status, self.unsure) < before:
             self._write(line_of(path, status))
 
     def fold(self, expected):  # type: (Mapping[str, Entry]) -> Optional[Stamp]
@@ -1146,7 +1156,8 @@ class Journal(object):
             if self.file >= 0:
                 self.path.unlink()
         except OSError as error:
-            self.note("%s: %s: remove it" % (self.path, error.strerror))
+            if error.errno != errno.ENOENT:  # two verifications at once: the other one ended
+                self.note("%s: %s: remove it" % (self.path, error.strerror))
 
     def __enter__(self):  # type: () -> Journal
         return self
@@ -1182,6 +1193,9 @@ def write_receipt(state, report):  # type: (Path, VerificationReport) -> Optiona
         path.unlink()
     if not report.ok or report.level == "fast":
         return None
+    damage = path.with_suffix(".damage.json")  # what `stage verify` had found is repaired
+    if damage.exists():
+        damage.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
     if stamp is None:
         return (
@@ -1238,6 +1252,8 @@ def parse_arguments():  # type: () -> Any
     for option, path in (("--report", arguments.report), ("--failed", arguments.failed)):
         if path is not None and arguments.bundle.resolve() in path.resolve().parents:
             add.error("%s: inside the bundle it would itself be an extra file" % option)
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            add.error("%s: %s: no file can be written there" % (option, path))
     return arguments
 
 

@@ -135,7 +135,8 @@ def _open(root: Path) -> _Patch:
     recorded = layout.parse_manifest(found.get(f"data/{layout.TAG_MANIFEST}", b""))
     digests = layout.parse_manifest(found[layout.TAG_MANIFEST]) | names
     digests |= {f"data/{name}": digest for name, digest in recorded.items()}
-    needed = (layout.PATCH_PLAN, layout.MANIFEST, *(f"data/{name}" for name in TAGS[:-1]))
+    required = [name for name in TAGS if name not in (layout.SIGNATURE, layout.VERIFIER)]
+    needed = (layout.PATCH_PLAN, layout.MANIFEST, *(f"data/{name}" for name in required))
     for name in (*needed, *carried):
         if sha256_of_bytes(found.get(name, b"")) != digests.get(name):
             raise _damaged(root / name, "not the sha256 that its manifest has")
@@ -201,7 +202,7 @@ class _Apply:
         before = self.had if self.is_update else self.patch.lock.files
         known = {file.path: file.sha256 for file in before}
         todo = [file for file in self.patch.lock.files if self._is_needed(file, known)]
-        for path in (*(file.path for file in todo), *tags, f"{WORKSHOP}/x"):
+        for path in (*(file.path for file in todo), *tags, *layout.SEAL, f"{WORKSHOP}/x"):
             self._check_place(path)
         self._build_all(todo, tags)
         sync_disk(self.root)
@@ -285,6 +286,8 @@ class _Apply:
 
     def _build_all(self, todo: list[LockedFile], tags: list[str]) -> None:
         """Writes all new files into the workshop. Where that fails, the bundle is unchanged."""
+        if not _holds_files_alone(self.work):  # nothing is ever written through a link
+            shutil.rmtree(self.work)
         self.work.mkdir(exist_ok=True)
         try:
             missing = sum(f.size for f in todo if not _is_regular(self.work / f.path))
@@ -345,6 +348,12 @@ class _Apply:
             f"{self.root}: {what}:{listed}",
             "\n     ".join([*suggest_fixes(report, None), f"Then: stage verify {self.root}"]),
         )
+
+
+def _holds_files_alone(folder: Path) -> bool:
+    """Whether nothing below a folder is a link or a special file; it may not exist yet."""
+    inside = (Path(top, name) for top, dirs, files in os.walk(folder) for name in (*dirs, *files))
+    return all(_is_folder(path) or _is_regular(path) for path in inside)
 
 
 def _is_folder(path: Path) -> bool:

@@ -166,7 +166,16 @@ class _ArrowReader:
         if set(found.names) != set(before.names):
             have, had = ", ".join(found.names), ", ".join(before.names)
             raise ValueError(f"it has the columns {have}; the files before it {had}.")
+        if found.metadata and before.metadata and found.metadata != before.metadata:
+            raise ValueError(
+                "the names of its classes, or what its columns hold, are others than in the files "
+                "before it."
+            )
         self._schema = pa.unify_schemas([before, found], promote_options="permissive")
+        for name in self._schema.names:
+            one, other = before.field(name).type, found.field(name).type
+            if pa.types.is_decimal(one) != pa.types.is_decimal(other):
+                raise ValueError(f"its column {name} is {other}; the files before it have {one}.")
         return self._schema
 
     def rows(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

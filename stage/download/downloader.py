@@ -87,7 +87,7 @@ class Downloader:
                 return digests
             path.unlink()
             progress(-digests.size)
-            if last_chance or (download.pin and not partial.resumed):
+            if last_chance or (download.pin and not (partial.resumed or partial.taken_over)):
                 break  # TCP and TLS exclude damage on the way, so a pin is out of date
             self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
         raise mismatch_error(download, problem)

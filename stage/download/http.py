@@ -7,6 +7,7 @@ retries nothing: `downloader` and `stage.hub.client` decide on both.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import ssl
 import time
@@ -32,9 +33,10 @@ DEFAULT_TIMEOUT_S = 10.0  # huggingface_hub's own default for a read
 def timeout_s() -> float:
     """Seconds a server may stay silent: $HF_HUB_DOWNLOAD_TIMEOUT, as for huggingface_hub."""
     try:
-        return float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")) or DEFAULT_TIMEOUT_S
+        seconds = float(os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", ""))
     except ValueError:
         return DEFAULT_TIMEOUT_S
+    return seconds if 0 < seconds < math.inf else DEFAULT_TIMEOUT_S
 
 
 class Connections:
@@ -89,7 +91,10 @@ class Connections:
         try:
             yield
         except urllib3.exceptions.SSLError as error:
-            raise _untrusted(what, error) from None
+            if "certificate" in str(error).lower():
+                raise _untrusted(what, error) from None
+            # A handshake that was cut, or one bad record: the next attempt may succeed.
+            raise AttemptFailed(_describe(error), unreached=not self._answered) from None
         except urllib3.exceptions.HTTPError as error:
             cause = getattr(error, "original_error", error)  # of a proxy
             unreached = isinstance(cause, _NOT_CONNECTED) and not self._answered

@@ -103,20 +103,21 @@ class Retries:
 
         Args:
             what: the name of the request in messages.
-            received: bytes so far. An attempt that adds some starts the count of failures again.
+            received: bytes so far. More than ever before starts the count of failures again.
             advice: added to the remedy where it gives up.
 
         Raises:
             IncompleteError: too many failures, or the server asks for too long a wait.
             Stopped: `stop` was set.
         """
-        failures = 0
+        failures, most = 0, received()
         while True:
-            before = received()
             try:
                 return attempt()
             except AttemptFailed as failed:
-                failures = 1 if received() > before else failures + 1
+                now = received()
+                failures = 1 if now > most else failures + 1
+                most = max(most, now)  # an attempt may begin again at the first byte
                 self._wait(what, failed, failures, advice)
 
     def _wait(self, what: str, failed: AttemptFailed, failures: int, advice: str) -> None:

@@ -41,7 +41,7 @@ def build_asset(
         StageError: what the source refuses.
         DamageError: the results differ from the lock.
     """
-    _check_versions(asset, source)
+    check_versions(asset, source)
     root, reporter = folder.root, source.run.reporter
     workdir = root / WORKSHOP / asset.name
     out = workdir / "made"
@@ -65,7 +65,7 @@ def build_asset(
     return complete, digests
 
 
-def _check_versions(asset: LockedAsset, source: AssetSource[Any]) -> None:
+def check_versions(asset: LockedAsset, source: AssetSource[Any]) -> None:
     """Checks before anything is fetched that the locked bytes can result.
 
     Raises:

@@ -38,7 +38,7 @@ from stage.lock.manifest import Manifest
 from stage.lock.model import LockedAsset, LockedFile, LockedSplit
 from stage.lock.write import Lockfile
 from stage.progress import Reporter
-from stage.staging.build import build_asset
+from stage.staging.build import build_asset, check_versions
 from stage.staging.options import FetchOptions
 from stage.staging.plan import FetchOutcome, Plan, check_space_for_local, print_plan, was_made
 from stage.staging.prechecks import check_complete_for_loading, check_nesting
@@ -220,6 +220,7 @@ class _Fetch:
         }
         for name in sorted(self.to_make):
             self.sources[name].check_may_make(self.lock.assets[name])
+            check_versions(self.lock.assets[name], self.sources[name])
 
     def _bring(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
         """Takes a file that is on this machine already, else fetches it."""

@@ -136,7 +136,15 @@ class Sharing:
     def is_free(self, file: LockedFile) -> bool:
         """Whether the file needs no space on the disk."""
         disk = _disk_of(self._root)
-        return any(_disk_of(path) == disk for path, _ in self._copies(file))
+        copies = (path for path, _ in self._copies(file) if self._may_link(path))
+        return any(_disk_of(path) == disk for path in copies)
+
+    def _is_stored(self, path: Path) -> bool:
+        return self._store is not None and self._store.root in path.parents
+
+    def _may_link(self, path: Path) -> bool:
+        """Whether a local copy is in the store or in this bundle: other owners may write to it."""
+        return self._is_stored(path) or self._root in path.parents
 
     def take(self, file: LockedFile, progress: Callable[[int], None]) -> FileDigests | None:
         """Puts a local file into the bundle, and hashes it before it has its name there.
@@ -154,8 +162,13 @@ class Sharing:
         expected = file.expected
         try:
             for source, where in self._copies(file):
-                if not _share(source, partial):
-                    shutil.copyfile(source, partial)
+                try:
+                    if not _share(source, partial, link=self._may_link(source)):
+                        shutil.copyfile(source, partial)
+                except (FileNotFoundError, PermissionError) as error:
+                    if error.filename == str(source):  # gone since, or another user's
+                        continue
+                    raise
                 digests = hash_file(partial, git=expected.needs_git, progress=progress)
                 if expected.mismatch(digests) is None:
                     # A rename onto another name of the same file does nothing (rename(2)).
@@ -172,7 +185,7 @@ class Sharing:
 
     def _drop(self, file: LockedFile, source: Path, digests: FileDigests) -> None:
         """Removes a damaged content from the store; other copies belong to somebody else."""
-        if self._store is None or self._store.root not in source.parents:
+        if not self._is_stored(source):
             return
         others = ""
         if source.lstat().st_nlink > 1:
@@ -262,8 +275,8 @@ def _add(path: Path, entry: Path) -> bool:
     return True
 
 
-def _share(source: Path, target: Path) -> bool:
-    """Makes `target` a reflink, else a hard link; False if neither is possible."""
+def _share(source: Path, target: Path, *, link: bool = True) -> bool:
+    """Makes `target` a reflink, else if `link` a hard link; False if neither is possible."""
     target.unlink(missing_ok=True)
     with suppress(OSError), open(source, "rb") as reader, open(target, "xb") as writer:
         fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
@@ -271,7 +284,9 @@ def _share(source: Path, target: Path) -> bool:
         return True
     target.unlink(missing_ok=True)
     with suppress(OSError):  # another disk, no hard links there, too many of them, or gone
-        if source.lstat().st_uid == os.geteuid():  # another user may change it after the check
+        if (
+            link and source.lstat().st_uid == os.geteuid()
+        ):  # another user may change it after the check
             os.link(source, target, follow_symlinks=False)
             return True
     return False

@@ -13,7 +13,7 @@ from runner.inputs import EnvironmentInput, resolve
 from runner.installed import check_environment
 from tests.runner.conftest import Cluster
 
-PACKAGES = ("python", "pytorch", "transformers", "safetensors", "numpy", "DeepSpeed")
+PACKAGES = ("python", "pytorch", "transformers", "safetensors", "numpy", "pyarrow", "DeepSpeed")
 
 
 def lacks(cluster: Cluster, *packages: str, files: tuple[str, ...] = ()) -> str:

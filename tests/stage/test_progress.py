@@ -38,7 +38,7 @@ def in_terminal(columns: int, *command: str | Path, **environment: str) -> str:
     """The output of a command on a terminal of that width, with its stdout."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    shown = {"TERM": "xterm", **environment}
+    shown = {"TERM": "xterm", "COLUMNS": "", **environment}  # xdist sets it in its workers
     process = subprocess.Popen(
         command,
         stdin=theirs,

@@ -66,7 +66,7 @@ def by_name(path: str) -> str | None:
             return _FOLDERS[folder]
     if name in _NAMES:
         return _NAMES[name]
-    if name == ".env" or (name.startswith(".env.") and not name.endswith(_TEMPLATES)):
+    if name in (".env", ".envrc") or (name.startswith(".env.") and not name.endswith(_TEMPLATES)):
         return "settings, often with passwords and tokens"
     return next((what for suffix, what in _SUFFIXES.items() if name.endswith(suffix)), None)
 

@@ -74,7 +74,10 @@ class UrlSource(AssetSource[UrlRequest]):
         return folder / name, self.run.downloader.fetch(download, folder / name, progress)
 
     def input_name(self, origin: str) -> str:
-        return file_name(origin, self.what)
+        """As in the base class. The lock may be somebody else's, and `%2F..` leads out."""
+        name = file_name(origin, self.what)
+        check_path(name, self.what)
+        return name
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         request, how = self.request, "download"

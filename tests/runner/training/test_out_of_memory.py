@@ -27,10 +27,10 @@ GPT2_LARGE = ModelShape(774_030_080, 1024, 1280, 36, 50257)
 # A rank of `runner train`. Its model raises the error of CUDA's allocator in its third pass.
 RANK = """
 import os, sys
-from contextlib import nullcontext
 from pathlib import Path
 import torch
-from runner.launch.rank import become_rank
+from functools import partial
+from runner.launch.rank import run_rank
 from runner.launch.train import Run, _train_as
 calls = []
 def fail(module, *_):
@@ -41,8 +41,7 @@ def fail(module, *_):
 torch.nn.modules.module.register_module_forward_pre_hook(fail)
 run = Run.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
 run.folder.make()
-place, heartbeat = become_rank(run.folder, os.environ)
-_train_as(run, place, heartbeat, nullcontext())
+run_rank(run.folder, os.environ, partial(_train_as, run))
 """
 
 

@@ -24,6 +24,7 @@ def shelf(tmp_path: Path) -> Path:
     (shelf / "report.json").write_text(json.dumps(verify(bundle).to_json()))
     (bundle / "data/files/notes/a").write_bytes(tiny()["data/files/notes/a"])
     (shelf / "patch").mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", shelf / "key"], check=True)
     return shelf
 
 

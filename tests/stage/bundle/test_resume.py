@@ -49,8 +49,8 @@ def interrupt(root: Path, state: Path, files: int = 1, **options: Any) -> None:
     """Verifies until this many files were read, the largest first."""
     keep, read = verifier.Journal.keep, []
 
-    def keep_some(journal: verifier.Journal, path: str, status: os.stat_result) -> None:
-        keep(journal, path, status)
+    def keep_some(journal: verifier.Journal, path: str, *facts: Any) -> None:
+        keep(journal, path, *facts)
         read.append(path)
         if len(read) == files:
             raise Interrupted
@@ -317,11 +317,24 @@ def test_ended_by_the_limit_of_cpu_time_it_says_so_and_goes_on(
     assert done.returncode == 0 and done.stderr.startswith(f"resumed: {read} of {FILES} files")
 
 
+def test_a_file_that_may_change_while_it_is_read_is_not_remembered(
+    copy: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Lustre a change in the same second has the same ctime: the reading may be long."""
+    monkeypatch.setattr(verifier, "unsure_ns", lambda _root: UNSURE_NS)
+    status = min(copy.rglob("*.txt")).stat()
+    with verifier.Journal(state, copy, "seal", None) as journal:
+        journal.keep("data/a", status, status.st_ctime_ns + UNSURE_NS // 2)
+        assert not journal._lines()
+        journal.keep("data/a", status, status.st_ctime_ns + 2 * UNSURE_NS)
+        assert len(journal._lines()) == 1
+
+
 def test_a_child_that_was_killed_is_no_verdict(old_bundle: Path, state: Path) -> None:
     parent, keep = os.getpid(), verifier.Journal.keep
 
-    def keep_and_die(journal: verifier.Journal, path: str, status: os.stat_result) -> None:
-        keep(journal, path, status)
+    def keep_and_die(journal: verifier.Journal, path: str, *facts: Any) -> None:
+        keep(journal, path, *facts)
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
 

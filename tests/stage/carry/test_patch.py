@@ -197,6 +197,23 @@ def test_nothing_is_written_through_a_link(sound: Path, copy: Path, tmp_path: Pa
     assert not (outside / "vocab.txt").exists()
 
 
+@pytest.mark.parametrize("name", ["stage.yaml", "data/models/bert/vocab.txt", "data"])
+def test_nothing_is_written_through_a_link_in_a_workshop_that_came_with_the_bundle(
+    sound: Path, copy: Path, tmp_path: Path, name: str
+) -> None:
+    outside = tmp_path / "precious"
+    outside.mkdir() if name == "data" else outside.write_text("precious")
+    for damaged in ("stage.yaml", "data/models/bert/vocab.txt"):
+        (copy / damaged).write_bytes(b"damaged")
+    patch = patch_for(sound, copy, tmp_path)
+    link = copy / "workshop.partial" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    apply(copy, patch, QUIET)
+    assert state(copy) == state(sound)
+    assert not any(outside.iterdir()) if name == "data" else outside.read_text() == "precious"
+
+
 def test_a_file_of_a_patch_that_no_bundle_has_is_not_taken(
     sound: Path, copy: Path, tmp_path: Path
 ) -> None:

@@ -109,6 +109,18 @@ def test_an_attempt_with_new_bytes_starts_the_count_again() -> None:
     assert called(Flaky(AttemptFailed("reset"), 9, bytes_each=1), attempts=3) == "done"
 
 
+def test_an_attempt_that_begins_again_and_gets_less_far_does_not() -> None:
+    """Without ranges each attempt begins at the first byte: that could go on for years."""
+    counts = iter([0, 90, 10, 20, 30])
+    retries = Retries(RetryPolicy(attempts=3, first_s=0.001), Reporter(quiet=True))
+
+    def attempt() -> None:
+        raise AttemptFailed("reset")
+
+    with pytest.raises(IncompleteError, match="gave up after 3 attempts"):
+        retries.call("x", attempt, lambda: next(counts))
+
+
 def test_a_server_that_asks_for_an_hour_is_reported_at_once() -> None:
     with pytest.raises(IncompleteError, match="asks to wait 3600 s"):
         called(Flaky(AttemptFailed("HTTP 429", 3600.0), 1))

@@ -79,6 +79,7 @@ def _lock_of(entry: dict[str, Any], **more: Any) -> bytes:
 URL = "http://127.0.0.1:9/x.bin"
 PINNED = {"url": URL, "sha256": "a" * 64}
 NOTES = {"path": "notes"}
+OUTSIDE = {"url": "http://127.0.0.1:9/..%2F..%2F..%2Fevil", "sha256": "a" * 64}
 A, B = "data/models/bert/config.json", "data/models/bert/model.safetensors"
 
 CASES = [
@@ -262,6 +263,19 @@ CASES = [
                 made_from=[{"origin": "http://127.0.0.1:9/evil", "size": 1, "sha256": "a" * 64}],
             ),
             asset(**PINNED),
+        ),
+    ),
+    Case(
+        "an address whose file name leads out",
+        3,
+        ("`..`",),
+        follow(
+            _lock_of(
+                OUTSIDE,
+                source={"type": "url", "url": OUTSIDE["url"]},
+                made_from=[{"origin": OUTSIDE["url"], "size": 1, "sha256": "a" * 64}],
+            ),
+            asset(**OUTSIDE),
         ),
     ),
     Case(

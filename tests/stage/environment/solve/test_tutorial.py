@@ -93,7 +93,8 @@ def fill(index: Index) -> None:
         ]
         index.add(wheel("datasets", version, requires=needs))
     index.add(wheel("huggingface-hub", "0.36.2", requires=["tqdm>=4.42.1"]))
-    index.add_stand_ins([text for text in own_requirements() if not text.startswith("tqdm")])
+    own = [text for text in own_requirements() if not text.startswith("tqdm")]
+    index.add_stand_ins([*own, "pyarrow>=12"])
     needs = [
         "hjson",
         "ninja",
