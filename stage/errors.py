@@ -169,16 +169,6 @@ _NO_MEMORY = (
 )
 
 
-def require_damage(error: OSError) -> None:
-    """Raises an error of the system that is no evidence of damage.
-
-    Raises:
-        OSError: `error` itself, if it says nothing about the file (`NO_MEANS`).
-    """
-    if error.errno in NO_MEANS:
-        raise error
-
-
 def says_no_memory(text: str) -> bool:
     """Whether the output of a process, or of a library in C++ or Rust, reports a lack of memory."""
     return any(message in text for message in _NO_MEMORY)
