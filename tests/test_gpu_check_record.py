@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import StageError, UsageError
-from runner.ranks.processes import is_alive
+from runner.processes import is_alive
 from scripts.lib.gpu_check import facts
 from scripts.lib.gpu_check.limited import run_limited
 from scripts.lib.gpu_check.node import run_item

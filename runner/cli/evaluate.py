@@ -39,8 +39,8 @@ def evaluate(
       runner evaluate runs/my.yaml --bundle bundle --checkpoint best
       runner evaluate runs/my.yaml --bundle bundle --set dataset.validation=test
     """
-    from runner.evaluate.launch import evaluate as evaluate_run
     from runner.launch.train import Run
+    from runner.trials.evaluate import evaluate as evaluate_run
 
     loaded = Run.load(run, bundle, output, overrides)
     with silent(if_=quiet):

@@ -44,8 +44,8 @@ def rehearse(
       runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
     from runner.launch.train import Run
-    from runner.rehearse.nodes import part
-    from runner.rehearse.stages import Stages
+    from runner.trials import node_part as part
+    from runner.trials.stages import Stages
 
     load = partial(Run.load, run, bundle, output, overrides)
     if job and part.is_part(os.environ):
@@ -53,7 +53,7 @@ def rehearse(
     stages = Stages((lambda _line: None) if quiet else _print)
     try:
         if job:
-            from runner.rehearse.nodes.job import rehearse_in_job
+            from runner.trials.rehearse_job import rehearse_in_job
 
             command = ["rehearse", str(run.absolute()), "--bundle", str(bundle.absolute()), "--job"]
             command += [word for text in overrides for word in ("--set", text)]
@@ -61,7 +61,7 @@ def rehearse(
             command += ["--output", str(loaded.folder.root)]
             rehearse_in_job(loaded, command, os.environ, stages)
         else:
-            from runner.rehearse.rehearsal import rehearse as rehearse_here
+            from runner.trials.rehearse import rehearse as rehearse_here
 
             stages.say(f"rehearsing {run}; nothing of it stays")
             rehearse_here(load(), os.environ, stages)

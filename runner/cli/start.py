@@ -67,8 +67,8 @@ def check(
 
 
 def _check_run(run: Run, processes: int | None) -> None:
-    from runner.installed import left_to_ranks
-    from runner.launch.check import examine
+    from runner.job.check import examine
+    from runner.job.installed import left_to_ranks
 
     found = examine(run, processes, os.environ)
     for line in () if found.errors else found.lines:
@@ -92,7 +92,7 @@ def _next(run: Run, processes: int | None) -> str:
     Where that Python cannot train, it is what gives it the packages.
     """
     from runner.inputs import environments
-    from runner.installed import how_to_install, note_for_job
+    from runner.job.installed import how_to_install, note_for_job
 
     queue = processes is None and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch")
     note = note_for_job(run.config, run.inputs) or ""
@@ -116,9 +116,9 @@ def _check_as_json(
 ) -> int:
     """Prints one JSON document with everything that `check` finds; returns the exit code."""
     from runner import isolation
-    from runner.launch.check import document, examine
+    from runner.job.check import document, examine
+    from runner.job.findings import Findings
     from runner.launch.train import Run
-    from runner.preflight.findings import Findings
 
     lines: list[str] = []
     isolation.isolate(dict(os.environ), lines.append, [*sys.path])
@@ -188,9 +188,9 @@ def train(
       runner train runs/my.yaml --bundle bundle --dry-run
       runner train --reproduce output/my --bundle bundle
     """
+    from runner.closed_pipe import outlive_readers
     from runner.launch.train import Run
     from runner.launch.train import train as train_run
-    from runner.ranks.closed_pipe import outlive_readers
 
     outlive_readers()
     if (run is None) == (recorded is None):
@@ -249,9 +249,9 @@ def submit(
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
     """
     from runner import offline
+    from runner.job.plan import check_batch
     from runner.launch.submit import request
     from runner.launch.train import Run
-    from runner.plan.plan import check_batch
     from runner.slurm.job_array import members
     from runner.slurm.script import sbatch_script
 
@@ -306,7 +306,7 @@ def _check_request(run: Run, *, with_shell: bool) -> None:
     Raises:
         StageError: it cannot work, or another launcher trains in its folder.
     """
-    from runner.launch.check import examine
+    from runner.job.check import examine
     from runner.run_folder.run_lock import check_not_held
 
     found = examine(run, None, os.environ, to_submit=True, with_shell=with_shell)

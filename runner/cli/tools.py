@@ -46,7 +46,7 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     Example:
       runner init masked-lm --bundle bundle -o runs/my.yaml
     """
-    from runner.examples import new_run_file
+    from runner.job.examples import new_run_file
 
     path = output or Path(f"{task}.yaml")
     text, said = new_run_file(task, path, bundle)
@@ -134,10 +134,10 @@ def bench(
       runner bench runs/my.yaml --bundle bundle --strategies ddp,zero2,fsdp-full
     """
     from runner import isolation, offline
-    from runner.bench.compare import Request, become_part, compare
-    from runner.bench.strategies import chosen
-    from runner.bench.trial import TRIAL_FLAG
     from runner.launch.train import Run
+    from runner.trials.bench import Request, become_part, compare
+    from runner.trials.strategies import chosen
+    from runner.trials.trial import TRIAL_FLAG
 
     offline.set_variables(os.environ)
     if os.environ.get(TRIAL_FLAG) == "1":

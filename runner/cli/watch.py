@@ -124,7 +124,7 @@ def report(runs: tuple[Path, ...], output: Path | None, quiet: bool) -> None:
       runner report output/my
       runner report output/* -o compare.html
     """
-    from runner.report import write
+    from runner.run_folder.report import write
     from runner.run_folder.status import find, members
 
     if len(runs) == 1 and members(runs[0]):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Set
 
+from runner.config.chats import OURS, Naming
 from runner.config.data import DatasetConfig
-from runner.config.samples.chats import OURS, Naming
 from runner.errors import Lines, Mistakes, UsageError, suggest
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Literal
 
+from runner.config.chats import check_naming
 from runner.config.fields import Where, dotted, setting
-from runner.config.samples.chats import check_naming
-from runner.config.samples.held_out import check_share, share_of
+from runner.config.held_out import check_share, share_of
 from runner.errors import Lines, UsageError, suggest
 
 Auto = Literal["auto"]

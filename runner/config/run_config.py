@@ -37,9 +37,9 @@ from runner.config.engine import (
 )
 from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
+from runner.config.masking import check_masking, keys_not_masked
 from runner.config.overrides import override
-from runner.config.samples.masking import check_masking, keys_not_masked
-from runner.config.samples.vocabulary import TokenizerConfig, check_tokens
+from runner.config.vocabulary import TokenizerConfig, check_tokens
 from runner.errors import (
     RUN_FILE,
     DamageError,

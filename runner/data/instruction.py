@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runner.config.chats import Naming, UnknownRoleError, unknown_role
 from runner.config.data import DatasetConfig
-from runner.config.samples.chats import Naming, UnknownRoleError, unknown_role
 from runner.data.documents import Document
 from runner.data.recipe import Recipe
 from runner.data.table import columns, row_of

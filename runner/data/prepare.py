@@ -16,16 +16,16 @@ from typing import TypeAlias
 
 from runner.config.tasks import data_of
 from runner.data import images, tokens
+from runner.data import labelled_store as labelled
+from runner.data.classes import Classes, listed
 from runner.data.images import ImageFacts, ImageStore
-from runner.data.labelled import store as labelled
-from runner.data.labelled.classes import Classes, listed
-from runner.data.labelled.store import LabelledFacts, LabelledStore
+from runner.data.labelled_store import LabelledFacts, LabelledStore
 from runner.data.recipe import Recipe
 from runner.data.store import FACTS, StoreFacts, TokenStore, facts_text
 from runner.data.table import reading
 from runner.errors import UsageError, human_count, human_size
 from runner.inputs import check_file
-from runner.ranks.processes import is_alive
+from runner.processes import is_alive
 
 AnyStore: TypeAlias = TokenStore | ImageStore | LabelledStore
 AnyFacts: TypeAlias = StoreFacts | ImageFacts | LabelledFacts

@@ -50,8 +50,8 @@ from runner.inputs import (
     running_tree,
 )
 from runner.isolation import isolate, note_for_script
-from runner.ranks.environment import variables_between_nodes
-from runner.ranks.mpi import mpi_task
+from runner.launch.environment import variables_between_nodes
+from runner.launch.mpi import mpi_task
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(

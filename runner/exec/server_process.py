@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from runner.ranks.processes import birth_time, is_alive
+from runner.processes import birth_time, is_alive
 
 LOOK_EVERY_S = 0.5
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -17,26 +17,26 @@ from typing import Any, cast
 
 from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
+from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
-from runner.config.samples.held_out import Part
 from runner.errors import DamageError, Mistakes, StageError, UsageError, human_count, suggest
+from runner.inputs.assets import DatasetInput as DatasetInput
+from runner.inputs.assets import EnvironmentInput as EnvironmentInput
+from runner.inputs.assets import Inputs as Inputs
+from runner.inputs.assets import ModelInput as ModelInput
+from runner.inputs.assets import SplitInput as SplitInput
 from runner.inputs.damage import Verification as Verification  # for all who use inputs
 from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
 from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
 from runner.inputs.damage import verification as verification
-from runner.resolved import DatasetInput as DatasetInput
-from runner.resolved import EnvironmentInput as EnvironmentInput
-from runner.resolved import Inputs as Inputs
-from runner.resolved import ModelInput as ModelInput
-from runner.resolved import SplitInput as SplitInput
-from stage.bundle.bundle import Bundle as Bundle  # for runner.examples
+from stage.bundle.bundle import Bundle as Bundle  # for runner.job.examples
 from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
-from stage.bundle.inspect import index_problems as index_problems  # for runner.preflight
-from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.plan
+from stage.bundle.inspect import index_problems as index_problems  # for runner.job
+from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.job
 from stage.bundle.receipt import remedy_for_damage
-from stage.bundle.verifier import state_folder as state_folder  # for runner.preflight
+from stage.bundle.verifier import state_folder as state_folder  # for runner.job
 from stage.digests import hash_file
-from stage.environment.check import imports as imports  # for runner.launch.surroundings
+from stage.environment.check import imports as imports  # for runner.job.surroundings
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve import children

@@ -1,8 +1,8 @@
 """Detects ranks that hang, and finds the rank that failed first.
 
-The launcher reads the files of the ranks (`runner.ranks.heartbeat`) and never waits for a rank. A
-rank hangs if its heartbeat does not change for longer than a step can take. Clocks of other nodes
-are not compared: only whether the file changed since the last look.
+The launcher reads the files of the ranks (`runner.run_folder.heartbeat`) and never waits for a
+rank. A rank hangs if its heartbeat does not change for longer than a step can take. Clocks of other
+nodes are not compared: only whether the file changed since the last look.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from runner.ranks.heartbeat import (
+from runner.run_folder.heartbeat import (
     JOIN,
     PREPARE,
     SLOW_PHASES,

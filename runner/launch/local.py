@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from runner.errors import say
+from runner.launch.environment import MEETING_FILE, RANK_FLAG
 from runner.launch.hang_detector import HangDetector
+from runner.launch.network import GLOO, LOOPBACK
 from runner.launch.outcome import STOP_SIGNALS, Ended
-from runner.ranks.environment import MEETING_FILE, RANK_FLAG
-from runner.ranks.heartbeat import ASK_FOR_STACKS
-from runner.ranks.network import GLOO, LOOPBACK
-from runner.ranks.processes import die_with_parent, threads_variable, why_ended
-from runner.ranks.rendezvous import locate
+from runner.launch.rendezvous import locate
+from runner.processes import die_with_parent, threads_variable, why_ended
+from runner.run_folder.heartbeat import ASK_FOR_STACKS
 
 STOPPING = "the ranks stop, and save a checkpoint if they have made a step"
 KILL_AFTER_S = 5.0

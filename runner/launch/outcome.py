@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runner.errors import says_no_memory
-from runner.ranks.heartbeat import Failure
-from runner.ranks.reach import lost_by_watchdog
+from runner.launch.reach import lost_by_watchdog
+from runner.run_folder.heartbeat import Failure
 
 Kind = Literal["done", "stopped", "failed", "hung", "no_memory"]
 

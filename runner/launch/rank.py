@@ -27,8 +27,8 @@ from runner.errors import (
     UsageError,
     shortage,
 )
-from runner.ranks import network
-from runner.ranks.environment import (
+from runner.launch import network
+from runner.launch.environment import (
     RANK_FLAG,
     TORCH_VARIABLES,
     RankEnvironment,
@@ -38,8 +38,8 @@ from runner.ranks.environment import (
     rank_number,
     role,
 )
-from runner.ranks.heartbeat import Heartbeat, flight_prefix
-from runner.ranks.processes import raise_limits, threads_variable, too_few_files
+from runner.processes import raise_limits, threads_variable, too_few_files
+from runner.run_folder.heartbeat import Heartbeat, flight_prefix
 from runner.run_folder.layout import RunFolder
 from runner.slurm.jobs import over_job
 
@@ -48,7 +48,7 @@ RECORDED = 2000
 
 
 def find_role(environ: Mapping[str, str], processes: int | None) -> Role:
-    """What this process is, as `runner.ranks.environment.role` finds it.
+    """What this process is, as `runner.launch.environment.role` finds it.
 
     Raises:
         UsageError: as for that; or the variables are of a job that is over.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError, format_age, human_count
+from runner.launch import environment as ranks_environment
 from runner.launch.train import Run, train, world_size
-from runner.ranks import environment as ranks_environment
 from runner.run_folder.history import History, number
 
 _EXPLAINS = (

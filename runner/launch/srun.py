@@ -25,20 +25,20 @@ from runner.errors import (
     human_count,
     say,
 )
+from runner.launch import network
+from runner.launch.environment import RANK_FLAG, TORCH_VARIABLES
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import STOPPING, print_hang, recorded_signals
 from runner.launch.outcome import Ended
-from runner.ranks import network
-from runner.ranks.environment import RANK_FLAG, TORCH_VARIABLES
-from runner.ranks.heartbeat import ASK_FOR_STACKS
-from runner.ranks.processes import die_with_parent, threads_variable
-from runner.ranks.rendezvous import (
+from runner.launch.rendezvous import (
     Master,
     address_in_slurm,
     free_port,
     locate,
     read_ephemeral_ports,
 )
+from runner.processes import die_with_parent, threads_variable
+from runner.run_folder.heartbeat import ASK_FOR_STACKS
 from runner.slurm.commands import ask
 from runner.slurm.environment import (
     BINDS_GPUS,

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runner.errors import say
+from runner.launch.environment import STOPPED
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
 from runner.launch.requeue import requeue
 from runner.launch.srun import job_of, run_batch
-from runner.ranks.environment import STOPPED
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import tasks_per_node

@@ -27,11 +27,11 @@ from runner.errors import (
     say,
     write_atomically,
 )
-from runner.installed import is_light
-from runner.plan import devices
-from runner.plan.devices import NodeShape
-from runner.plan.shapes import Device
-from runner.ranks.environment import runner_command
+from runner.job import devices
+from runner.job.devices import NodeShape
+from runner.job.installed import is_light
+from runner.job.shapes import Device
+from runner.launch.environment import runner_command
 from runner.run_folder.layout import RunFolder, write_json
 from runner.run_folder.run_lock import age_s, hold_run_folder
 from runner.slurm.commands import ask, job_number

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runner import inputs as inputs_module
 from runner import isolation, offline
+from runner.child import in_child
 from runner.config.explain import choices_as_comments, explain_choices
 from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, is_prepared, prepare
@@ -22,23 +23,21 @@ from runner.data.recipe import recipes
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
 from runner.inputs import Inputs
-from runner.installed import check_installed, to_prepare, to_train
+from runner.job import devices, preflight
+from runner.job.findings import Findings
+from runner.job.installed import check_installed, to_prepare, to_train
+from runner.job.plan import sequence_length
+from runner.job.shapes import Device, ModelShape
+from runner.job.tools import check_tools
+from runner.job.transformers_tables import leave_torch_alone
+from runner.launch import environment as ranks_environment
 from runner.launch import node_local
+from runner.launch.environment import RANK_FLAG
 from runner.launch.outcome import Ended, outcome_of
 from runner.launch.rank import end_rank, find_role, run_rank
 from runner.launch.start import start_ranks
-from runner.plan import devices
-from runner.plan.plan import sequence_length
-from runner.plan.shapes import Device, ModelShape
-from runner.plan.transformers_tables import leave_torch_alone
-from runner.preflight import preflight
-from runner.preflight.findings import Findings
-from runner.preflight.tools import check_tools
-from runner.ranks import environment as ranks_environment
-from runner.ranks.child import in_child
-from runner.ranks.environment import RANK_FLAG
-from runner.ranks.heartbeat import PREPARE, Heartbeat
-from runner.ranks.processes import raise_limits
+from runner.processes import raise_limits
+from runner.run_folder.heartbeat import PREPARE, Heartbeat
 from runner.run_folder.history import changed_since, describe_finished
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import RunLock, hold_run_folder, holder_of

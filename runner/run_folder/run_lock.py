@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runner.errors import FULL_DISK, IncompleteError, UsageError, say
-from runner.ranks.processes import birth_time, is_alive
+from runner.processes import birth_time, is_alive
 from runner.run_folder.layout import HOLDER, RunFolder
 from runner.slurm.jobs import running_step, states, step_name
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_size, nearest_name, suggest_path
-from runner.ranks.processes import is_alive
+from runner.processes import is_alive
 from runner.run_folder.history import History, is_run_folder, number
 from runner.run_folder.run_lock import RunLock, holder_of
 from runner.slurm import jobs

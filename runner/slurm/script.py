@@ -158,7 +158,7 @@ def sbatch_script(request: SbatchRequest) -> str:
 def shell_lines(request: SbatchRequest) -> list[tuple[str, str]]:
     """Returns the lines before the command, each with its key in the run file; empty: ours.
 
-    `runner check` runs the same lines in a login shell (`runner.launch.surroundings`).
+    `runner check` runs the same lines in a login shell (`runner.job.surroundings`).
 
     Raises:
         UsageError: a line break in one of them.

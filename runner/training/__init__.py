@@ -1,1 +1,1 @@
-"""Inside the ranks: the only folder of `runner` that imports torch, with `runner.bench.worker`."""
+"""Inside the ranks: the only folder of `runner` that imports torch, with `runner.trials`."""

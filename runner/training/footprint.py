@@ -7,7 +7,7 @@ they keep there: fused attention (no map of scores), dropout (one byte per eleme
 which the meta device does not have.
 
 Not measured: the allocator's fragmentation, NCCL's buffers, workspaces of cuBLAS and cuDNN.
-`runner.plan.activations` leaves a share of the device for them.
+`runner.job.activations` leaves a share of the device for them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from runner.config.tasks import data_of
 from runner.data.recipe import documents_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan.activations import Footprint, bucket_bytes, estimated
-from runner.plan.memory import frozen_width
-from runner.plan.model_layers import on_meta
-from runner.plan.plan import TrainingPlan
-from runner.plan.shapes import ModelShape
+from runner.job.activations import Footprint, bucket_bytes, estimated
+from runner.job.memory import frozen_width
+from runner.job.model_layers import on_meta
+from runner.job.plan import TrainingPlan
+from runner.job.shapes import ModelShape
 from runner.training.components import lora
 from runner.training.components.batch_norm import check_batch_norm
 from runner.training.components.device import DTYPES

@@ -18,15 +18,15 @@ from runner.config.run_config import RunConfig
 from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
-from runner.plan.plan import TrainingPlan
-from runner.ranks.environment import STOPPED
-from runner.ranks.heartbeat import Heartbeat
+from runner.job.plan import TrainingPlan
+from runner.launch.environment import STOPPED
 from runner.run_folder.checkpoints import (
     TrainingState,
     check_not_past_the_end,
     check_resumable,
     signature,
 )
+from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import (
     EXPORTED,
     WEIGHTS_OF,

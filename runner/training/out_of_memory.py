@@ -9,8 +9,8 @@ import torch
 
 from runner.config.run_config import RunConfig
 from runner.errors import NoMemoryError, UsageError, human_size, says_no_memory
-from runner.plan.plan import TrainingPlan, decide
-from runner.plan.shapes import Device, ModelShape
+from runner.job.plan import TrainingPlan, decide
+from runner.job.shapes import Device, ModelShape
 
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>bytes|KiB|MiB|GiB)"

@@ -24,12 +24,12 @@ from runner.data.store import Stores
 from runner.disks import what_is_used_up
 from runner.errors import IncompleteError, LostPeerError, StageError
 from runner.inputs import Inputs, running_tree, unreadable
-from runner.plan.plan import TrainingPlan, check_step, decide, num_steps
-from runner.plan.shapes import Device, shape_of
-from runner.ranks.environment import MEETING_FILE, RankEnvironment
-from runner.ranks.heartbeat import Heartbeat
-from runner.ranks.processes import threads_variable
+from runner.job.plan import TrainingPlan, check_step, decide, num_steps
+from runner.job.shapes import Device, shape_of
+from runner.launch.environment import MEETING_FILE, RankEnvironment
+from runner.processes import threads_variable
 from runner.run_folder.checkpoints import newest_first
+from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
 from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, Part

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.report import write
+from runner.run_folder.report import write
 from tests.browser.chromium import CHROMIUM, Browser, browser
 from tests.runner.folders import hostile_folder, line, run_folder
 

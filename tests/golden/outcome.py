@@ -42,12 +42,12 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from runner import errors
-from runner.bench import trial as trials
 from runner.errors import StageError
-from runner.evaluate import launch as evaluating
 from runner.launch import hang_detector, local, train
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
+from runner.trials import evaluate as evaluating
+from runner.trials import trial as trials
 from tests.golden.record import path_of
 
 Row = dict[str, Any]

@@ -16,8 +16,8 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.plan.plan import decide
-from runner.plan.shapes import Device, ModelShape, with_lora
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape, with_lora
 
 RUNS = Path(__file__).parents[2] / "runs"
 GIB = 2**30

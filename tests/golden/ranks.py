@@ -25,18 +25,18 @@ from unittest import mock
 from click.testing import CliRunner
 
 from runner.cli import main as runner
+from runner.launch import environment as ranks_environment
+from runner.launch import network
 from runner.launch.rank import become_rank
 from runner.launch.train import Run
-from runner.ranks import environment as ranks_environment
-from runner.ranks import network
-from runner.rehearse import start_ranks
 from runner.run_folder.layout import RunFolder
+from runner.trials import rehearse_ranks as start_ranks
 from tests.runner.conftest import RUN, _stage_bundle
 
 ADDRESSES = {"n1": "10.77.0.1", "n2": "10.77.0.2"}
-HELPER = "runner.ranks.child"
+HELPER = "runner.child"
 """Prepares the data in a process of its own. It is no rank, and really runs."""
-REHEARSAL = "runner.rehearse.start_ranks"
+REHEARSAL = "runner.trials.rehearse_ranks"
 STARTS = ("srun ", *(f"runner {name}" for name in ("train", "evaluate", "bench", "rehearse")),
           REHEARSAL)  # fmt: skip
 JOB = {

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from runner.launch.environment import rank_environment
 from runner.launch.train import Run
-from runner.ranks.environment import rank_environment
-from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.device import StopRequest
 from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join

@@ -129,14 +129,14 @@ RUN_FILES = (
     Case(LORA, "Remove it, or set bits", {"lora": {}, "quantization": {"bits": 8, "double": True}}),
     Case(LORA, "Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
     Case(
-        "runner/config/samples/masking.py",
+        "runner/config/masking.py",
         "Remove {}, or set task",
         {"task": "causal-lm", "whole_words": True},
     ),
     Case("runner/config/checkpoint.py", "For instance: every", {"checkpoint": {"every": "often"}}),
     Case(ENGINE, "Set engine.name: deepspeed", {"engine": {"name": "ddp", "offload": "cpu"}}),
     Case(
-        "runner/config/samples/chats.py",
+        "runner/config/chats.py",
         "For instance: fields: ",
         {
             "task": "instruction",

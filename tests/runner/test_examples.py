@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 from runner.cli import main
 from runner.config.run_config import RunConfig
-from runner.examples import EXAMPLES
-from runner.examples.columns import choose
 from runner.inputs import SplitInput, resolve
+from runner.job.example_columns import choose
+from runner.job.examples import EXAMPLES
 from tests.support.staging import run_as
 
 ROOT = Path(__file__).resolve().parents[2]

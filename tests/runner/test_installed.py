@@ -10,7 +10,7 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import EnvironmentInput, resolve
-from runner.installed import check_environment
+from runner.job.installed import check_environment
 from tests.runner.conftest import Cluster
 
 PACKAGES = ("python", "pytorch", "transformers", "safetensors", "numpy", "pyarrow", "DeepSpeed")

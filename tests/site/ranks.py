@@ -19,18 +19,18 @@ import sys
 import time
 from pathlib import Path
 
-from runner.bench import trial
 from runner.errors import StageError
+from runner.launch import environment as ranks_environment
 from runner.launch import hang_detector, requeue
 from runner.launch import submit as submission
 from runner.launch.start import start_ranks
 from runner.launch.submit import submit
-from runner.ranks import environment as ranks_environment
-from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.job_array import members
 from runner.slurm.script import SbatchRequest
+from runner.trials import trial
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:

@@ -91,7 +91,7 @@ def serve(meeting: str, suite: int) -> None:
     from importlib import import_module
 
     from runner import offline
-    from runner.ranks.processes import is_alive
+    from runner.processes import is_alive
 
     offline.set_variables(os.environ)
     for name in IMPORTS:

@@ -14,10 +14,10 @@ from types import FrameType
 import torch
 
 from runner.config.run_config import SlurmConfig
-from runner.plan.devices import accelerators_meant, broken, unusable, unused_gpus
-from runner.plan.gpus import BF16_SINCE, FP16_SINCE
-from runner.plan.host_memory import host_memory
-from runner.plan.shapes import Device
+from runner.job.devices import accelerators_meant, broken, unusable, unused_gpus
+from runner.job.gpus import BF16_SINCE, FP16_SINCE
+from runner.job.host_memory import host_memory
+from runner.job.shapes import Device
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

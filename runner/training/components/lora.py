@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan.memory import frozen_width
-from runner.plan.shapes import check_targets, default_targets
+from runner.job.memory import frozen_width
+from runner.job.shapes import check_targets, default_targets
 from runner.training.components.device import DTYPES
 
 Weights = dict[str, torch.Tensor]

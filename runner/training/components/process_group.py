@@ -25,11 +25,11 @@ import torch.distributed as dist
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import Inputs
-from runner.plan.plan import TrainingPlan
-from runner.plan.shapes import Device
-from runner.ranks.environment import RankEnvironment
-from runner.ranks.heartbeat import JOIN, LOAD, Heartbeat, flight_prefix
-from runner.ranks.reach import explain_joining, says_lost_peer, wait_for_rank_0
+from runner.job.plan import TrainingPlan
+from runner.job.shapes import Device
+from runner.launch.environment import RankEnvironment
+from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
+from runner.run_folder.heartbeat import JOIN, LOAD, Heartbeat, flight_prefix
 
 T = TypeVar("T")
 GROUP_TIMEOUT = timedelta(hours=1)  # a rank may be busy with writing a large checkpoint

@@ -2,7 +2,7 @@
 
 Model FLOPs utilization (MFU) is the FLOPs that the model needs, divided by the FLOPs that the
 devices could do (PaLM, arXiv:2204.02311, appendix B). Recomputed activations do not count, nor do
-logits that are never computed. MFU is written only for devices in `runner.plan.peaks`.
+logits that are never computed. MFU is written only for devices in `runner.job.peaks`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.errors import StageError
-from runner.plan.peaks import peak_flops
-from runner.plan.plan import TrainingPlan
-from runner.plan.shapes import Device, ModelShape
-from runner.ranks.processes import birth_time
+from runner.job.peaks import peak_flops
+from runner.job.plan import TrainingPlan
+from runner.job.shapes import Device, ModelShape
+from runner.processes import birth_time
 from runner.run_folder.checkpoints import newest_first
 from runner.training.components.speed import uses_tf32
 

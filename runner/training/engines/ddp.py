@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
 from runner.training.engines.compiling import compile_model
 from runner.training.engines.native import NativeEngine

@@ -22,7 +22,7 @@ from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, isolated
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device

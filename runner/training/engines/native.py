@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from runner.config.run_config import RunConfig
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines import dcp

@@ -18,7 +18,7 @@ from runner.config.tasks import TASKS
 from runner.data.recipe import documents_of
 from runner.errors import human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
 
 UNSTATED = "not stated"

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled.store import LabelledFacts, LabelledRows
+from runner.data.labelled_store import LabelledFacts, LabelledRows
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample

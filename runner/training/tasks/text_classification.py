@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled.store import LabelledFacts
+from runner.data.labelled_store import LabelledFacts
 from runner.inputs import ModelInput
 from runner.training.tasks.classification import Classification, scores
 

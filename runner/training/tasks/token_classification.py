@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled.store import LabelledFacts
+from runner.data.labelled_store import LabelledFacts
 from runner.inputs import ModelInput
 from runner.training.tasks.classification import Classification, Classify, f1, scores
 from runner.training.tasks.language import IGNORED

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from runner.rehearse.nodes.kernels import run_kernels
+from runner.trials.kernels import run_kernels
 
 GIB = 2**30
 LONGEST_S = 1.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import StageError
-from runner.ranks.environment import runner_command
+from runner.launch.environment import runner_command
 
 STEPS = 6
 HANG_S = 30

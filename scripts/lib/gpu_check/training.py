@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from runner.bench.compare import prepare_trials
-from runner.bench.strategies import STRATEGIES
-from runner.bench.trial import Bench, run_trial
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.errors import StageError, isolated
+from runner.job import devices
+from runner.job.activations import measured
+from runner.job.memory import model_state
+from runner.job.plan import decide
+from runner.job.shapes import shape_of
 from runner.launch.train import Run
-from runner.plan import devices
-from runner.plan.activations import measured
-from runner.plan.memory import model_state
-from runner.plan.plan import decide
-from runner.plan.shapes import shape_of
 from runner.run_folder.layout import RunFolder
+from runner.trials.bench import prepare_trials
+from runner.trials.strategies import STRATEGIES
+from runner.trials.trial import Bench, run_trial
 from scripts.lib.gpu_check.limited import run_limited
 from scripts.lib.gpu_check.materials import Workload
 

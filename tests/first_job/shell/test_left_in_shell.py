@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.launch.environment import rank_environment
+from runner.launch.network import GLOO, NCCL, loopback_variables
 from runner.launch.rank import by_hand
-from runner.ranks.environment import rank_environment
-from runner.ranks.network import GLOO, NCCL, loopback_variables
 from tests.first_job.harness import Found, assert_found, programs, run_runner, write_run
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}

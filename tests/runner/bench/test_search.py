@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.bench.search import SearchResult, Trial, search
-from runner.bench.strategies import BY_DEFAULT, STRATEGIES, chosen
-from runner.bench.table import markdown, rows, svg, text
-from runner.bench.trial import judge
 from runner.errors import UsageError
+from runner.trials.bench_table import markdown, rows, svg, text
+from runner.trials.search import SearchResult, Trial, search
+from runner.trials.strategies import BY_DEFAULT, STRATEGIES, chosen
+from runner.trials.trial import judge
 from tests.runner.conftest import Cluster
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runner.installed import how_to_install
+from runner.job.installed import how_to_install
 from tests.runner.conftest import RUN
 from tests.support.light import ROOT, closure, declared, make_light
 from tests.support.once import once

@@ -6,7 +6,7 @@ import pytest
 
 from runner.config.model_types import LORA_TARGETS, MODEL_TYPES
 from runner.config.tasks import TASKS
-from runner.plan import transformers_tables
+from runner.job import transformers_tables
 
 
 def test_every_task_has_a_table() -> None:

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from runner.config.chats import Naming
 from runner.config.columns import check_columns, fitting
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.config.samples.chats import Naming
 from runner.data.instruction import Writer
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
@@ -21,7 +21,7 @@ from runner.data.store import TOKENS
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.preflight.texts import check_roles
+from runner.job.texts import check_roles
 from tests.runner.conftest import Cluster
 from tests.runner.data.test_prepare import digest
 

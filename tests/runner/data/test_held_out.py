@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
-from runner.config.samples.held_out import Part
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
 from runner.data.table import columns, row_of

@@ -17,12 +17,12 @@ from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
 from runner.errors import CommandGroup, IncompleteError, UsageError
 from runner.inputs import check_not_inside, resolve
+from runner.job import access
+from runner.job.access import disk_still_needed
+from runner.job.shapes import ModelShape
 from runner.launch.rank import give_up
-from runner.plan.shapes import ModelShape
-from runner.preflight import access
-from runner.preflight.access import disk_still_needed
-from runner.ranks.heartbeat import Heartbeat
 from runner.run_folder.checkpoints import TrainingState, check_before_launch, signature
+from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
 from runner.training.start import disk_error

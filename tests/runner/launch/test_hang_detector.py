@@ -17,14 +17,14 @@ from runner.errors import UsageError
 from runner.launch import hang_detector
 from runner.launch.hang_detector import HangDetector, innermost_frames
 from runner.launch.start import start_ranks
-from runner.ranks.heartbeat import Heartbeat, read_failure, read_pulse
+from runner.run_folder.heartbeat import Heartbeat, read_failure, read_pulse
 from runner.run_folder.layout import RunFolder
 from runner.training.components.process_group import RankConfigDigest, check_agreement
 
 RANK = """\
 import os, signal, sys, time
 from pathlib import Path
-from runner.ranks.heartbeat import Heartbeat as Vitals
+from runner.run_folder.heartbeat import Heartbeat as Vitals
 rank = int(os.environ['RANK'])
 vitals = Vitals(Path(sys.argv[1]) / 'logs', rank)
 def wait_in_a_collective():
@@ -136,7 +136,7 @@ def test_torchs_last_collectives_of_a_hang_are_in_logs(
     """torch itself writes them only when a collective times out, which takes half an hour."""
     joined = """
 import torch.distributed as dist
-from runner.ranks.environment import rank_environment
+from runner.launch.environment import rank_environment
 from runner.training.components.process_group import meet
 place = rank_environment(os.environ)
 ranks = meet('ddp', 'cpu', place, os.environ['AIRLIFT_MEETING_FILE'], vitals)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
+from runner.launch import environment as ranks_environment
 from runner.launch import local as ranks_module
 from runner.launch.start import start_ranks
-from runner.ranks import environment as ranks_environment
 from runner.run_folder.layout import RunFolder
 
 STEP = {
@@ -292,7 +292,7 @@ def test_the_rank_that_failed_decides_although_the_watchdog_ended_another_first(
 ) -> None:
     script = f"""
 from pathlib import Path
-from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.heartbeat import Heartbeat
 logs = Path({str(tmp_path)!r}) / "logs"
 vitals = Heartbeat(logs, rank)
 if rank == 0:
@@ -467,7 +467,7 @@ def _runs(pid: int) -> bool:
 
 def test_launching_imports_no_torch() -> None:
     code = (
-        "import sys, runner.ranks.environment; "
+        "import sys, runner.launch.environment; "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,8 +15,8 @@ from runner.config.run_config import RunConfig
 from runner.disks import disk_type
 from runner.errors import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
+from runner.launch import environment as ranks_environment
 from runner.launch import node_local
-from runner.ranks import environment as ranks_environment
 from runner.slurm.environment import SlurmJobEnvironment
 from stage.bundle.bundle import Bundle
 from tests.stage.bundles import make_bundle

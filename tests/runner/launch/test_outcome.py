@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.launch.outcome import Ended, outcome_of
-from runner.ranks.heartbeat import Failure
+from runner.run_folder.heartbeat import Failure
 
 
 def failure(**given: object) -> Failure:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import NeverMetError
+from runner.launch.environment import RankEnvironment
 from runner.launch.rank import check_interfaces, flight_recorder
-from runner.ranks.environment import RankEnvironment
 
 
 @pytest.mark.parametrize(

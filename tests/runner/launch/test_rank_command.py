@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from runner.bench import trial
 from runner.errors import UsageError
-from runner.evaluate import launch as evaluation
 from runner.launch.outcome import Outcome
-from runner.rehearse.nodes import part
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.training.components.device import dropout_seed
+from runner.trials import evaluate as evaluation
+from runner.trials import node_part as part
+from runner.trials import trial
 from tests.runner.launch.test_local import BATCH
 
 CONTAINER = ("apptainer", "exec", "--nv", "image.sif")

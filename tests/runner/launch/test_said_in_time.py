@@ -12,8 +12,8 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from runner.job.resume import note_changes
 from runner.launch import train
-from runner.preflight.resume import note_changes
 from runner.run_folder.layout import RunFolder
 from runner.slurm.job_array import members
 from tests.runner.conftest import RUN
@@ -87,7 +87,7 @@ def test_a_sweep_makes_no_folder_with_a_name_too_long_for_a_disk() -> None:
 def test_more_ranks_than_cores_is_not_told_to_fit(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runner.launch.check.usable_cores", lambda: 2)
+    monkeypatch.setattr("runner.job.check.usable_cores", lambda: 2)
     terminal.cluster.write(batch={"global": 64})
     _, said, _ = terminal.run("check", "tiny.yaml", "--processes", "64")
     assert "64 ranks share 2 cores of this machine: --processes 2 is faster" in said

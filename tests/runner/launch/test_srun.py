@@ -12,8 +12,8 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import srun
+from runner.launch.environment import rank_environment
 from runner.launch.outcome import Ended, outcome_of
-from runner.ranks.environment import rank_environment
 from runner.slurm.environment import SlurmJobEnvironment, cpus_per_task, tasks_per_node
 from tests.runner.launch.test_local import BATCH, STEP
 

@@ -16,11 +16,11 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.inputs import resolve
-from runner.installed import for_tokenizer
-from runner.launch import surroundings
-from runner.launch.surroundings import start
+from runner.job import surroundings
+from runner.job.findings import Findings
+from runner.job.installed import for_tokenizer
+from runner.job.surroundings import start
 from runner.launch.train import Run
-from runner.preflight.findings import Findings
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal

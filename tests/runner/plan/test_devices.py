@@ -12,13 +12,13 @@ import pytest
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
+from runner.job import devices, gpus
+from runner.job.devices import NodeShape
+from runner.job.gpus import GIB, Gpu
+from runner.job.host_memory import host_memory
+from runner.job.plan import decide
+from runner.job.shapes import ModelShape
 from runner.launch.submit import types_of_gpus
-from runner.plan import devices, gpus
-from runner.plan.devices import NodeShape
-from runner.plan.gpus import GIB, Gpu
-from runner.plan.host_memory import host_memory
-from runner.plan.plan import decide
-from runner.plan.shapes import ModelShape
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.plan.load_memory import describe_at_load, peak_at_load
-from runner.plan.plan import TrainingPlan
-from runner.plan.shapes import Device, ModelShape
+from runner.job.load_memory import describe_at_load, peak_at_load
+from runner.job.plan import TrainingPlan
+from runner.job.shapes import Device, ModelShape
 
 GIB = 2**30
 GPU = Device("cuda", "H100", 80 * GIB, True, True, 200 * GIB)

@@ -10,9 +10,9 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan.memory import model_state
-from runner.plan.plan import decide
-from runner.plan.shapes import (
+from runner.job.memory import model_state
+from runner.job.plan import decide
+from runner.job.shapes import (
     Device,
     ModelShape,
     check_targets,

@@ -9,7 +9,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.plan import model_layers
+from runner.job import model_layers
 from tests.runner.conftest import Cluster
 
 

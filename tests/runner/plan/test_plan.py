@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.plan.memory import state_needed
-from runner.plan.plan import TrainingPlan, check_batch, decide, num_steps, sequence_length
-from runner.plan.shapes import Device, ModelShape
+from runner.job.memory import state_needed
+from runner.job.plan import TrainingPlan, check_batch, decide, num_steps, sequence_length
+from runner.job.shapes import Device, ModelShape
 
 GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)

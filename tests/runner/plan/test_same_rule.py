@@ -14,11 +14,11 @@ import pytest
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
-from runner.plan import devices, gpus
-from runner.plan.devices import NodeShape
-from runner.plan.gpus import GIB, Gpu
-from runner.plan.plan import decide
-from runner.plan.shapes import Device, ModelShape
+from runner.job import devices, gpus
+from runner.job.devices import NodeShape
+from runner.job.gpus import GIB, Gpu
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import GPT2, Terminal, terminal
 
@@ -157,8 +157,8 @@ def test_fewer_checkpoints_are_advised_only_where_that_is_enough(
         )
 
     from runner.inputs import resolve
-    from runner.plan.shapes import shape_of
-    from runner.preflight.access import disk_needed
+    from runner.job.access import disk_needed
+    from runner.job.shapes import shape_of
 
     config = RunConfig.load(terminal.cluster.write())
     shape = shape_of(config, resolve(config, terminal.cluster.bundle).model)

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import Inputs, resolve
-from runner.preflight.findings import Findings
-from runner.preflight.model import check_model, newer_transformers
-from runner.preflight.preflight import examine
-from runner.preflight.vocabulary import Vocabulary, check_vocabulary, read_vocabulary
-from runner.preflight.weights import check_weights
+from runner.job.findings import Findings
+from runner.job.model import check_model, newer_transformers
+from runner.job.preflight import examine
+from runner.job.vocabulary import Vocabulary, check_vocabulary, read_vocabulary
+from runner.job.weights import check_weights
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 
@@ -288,8 +288,11 @@ def test_neither_torch_nor_transformers_is_needed_for_a_faulty_tokenizer(
     code = f"""
 import sys
 from pathlib import Path
-from runner.preflight import vocabulary, weights, access, places
-from runner.preflight import preflight
+from runner.job import vocabulary
+from runner.job import weights
+from runner.job import access
+from runner.job import places
+from runner.job import preflight
 print(vocabulary.read_vocabulary(Path({str(cluster.bundle)!r}) / "data/models/tiny-bert").size)
 print("torch" in sys.modules, "transformers" in sys.modules)
 """

@@ -11,7 +11,7 @@ import pytest
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.preflight.vocabulary import serves
+from runner.job.vocabulary import serves
 from tests.runner.conftest import Cluster
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
@@ -119,4 +119,4 @@ def test_a_second_check_imports_no_transformers(cluster: Cluster, kind: str) -> 
     done = cluster.run("check", "tiny.yaml", "--processes", "2", PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "runner.preflight.preflight" in imported and "transformers" not in imported
+    assert "runner.job.preflight" in imported and "transformers" not in imported

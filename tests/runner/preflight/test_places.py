@@ -24,7 +24,7 @@ from runner.errors import (
     join_errors,
 )
 from runner.inputs import resolve
-from runner.preflight.access import (
+from runner.job.access import (
     check_quota,
     check_readable,
     check_writable,
@@ -32,10 +32,10 @@ from runner.preflight.access import (
     nearest_folder,
     quota_left,
 )
-from runner.preflight.findings import FAULTS
-from runner.preflight.places import check_own_name, check_places
-from runner.preflight.preflight import examine
-from runner.preflight.settings import check_precision
+from runner.job.findings import FAULTS
+from runner.job.places import check_own_name, check_places
+from runner.job.preflight import examine
+from runner.job.settings import check_precision
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
@@ -67,7 +67,7 @@ sys.path.insert(0, {str(root)!r})
 from pathlib import Path
 from runner.errors import StageError
 from runner.exec.run import _check_can_start
-from runner.preflight.access import check_readable, check_writable
+from runner.job.access import check_readable, check_writable
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 try:
@@ -146,7 +146,7 @@ def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
     code = (
         "import sys; from pathlib import Path\n"
         "from runner.errors import StageError\n"
-        "from runner.preflight.access import check_writable\n"
+        "from runner.job.access import check_writable\n"
         "try: check_writable(Path('disk/run'))\n"
         "except StageError as error: print(error.exit_code, error)"
     )

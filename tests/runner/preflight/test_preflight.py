@@ -19,10 +19,10 @@ from runner.cli import main
 from runner.config.run_config import RunConfig
 from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs, resolve
-from runner.installed import is_installed
-from runner.plan.shapes import shape_of
-from runner.preflight.access import disk_needed
-from runner.preflight.preflight import check
+from runner.job.access import disk_needed
+from runner.job.installed import is_installed
+from runner.job.preflight import check
+from runner.job.shapes import shape_of
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle, finish
 from stage.bundle.receipt import record
@@ -468,7 +468,7 @@ def test_a_package_that_is_missing_is_reported_before_anything_starts(
     if key.startswith("optimizer"):
         config = replace(config, optimizer=replace(config.optimizer, name=value))
     monkeypatch.setattr(
-        "runner.preflight.preflight.is_installed",
+        "runner.job.preflight.is_installed",
         lambda name: name != package and is_installed(name),
     )
     with pytest.raises(UsageError, match=f"needs {package}"):

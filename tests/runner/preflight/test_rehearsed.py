@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.preflight import rehearsed
-from runner.preflight.findings import Finding
+from runner.job import rehearsed
+from runner.job.findings import Finding
 
 FAULT = Finding("error", "n2: NCCL_SOCKET_IFNAME=eth9: no such interface.", "unset it.", 2)
 

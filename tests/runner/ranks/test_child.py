@@ -17,7 +17,7 @@ import sys
 sys.path[:0] = [{root!r}, {here!r}]
 import click
 from runner.cli import main
-from runner.ranks.child import in_child
+from runner.child import in_child
 import {module}
 main.add_command(click.Command("prepare", callback=lambda: in_child(*{module}.WORK)))
 main(["prepare"])

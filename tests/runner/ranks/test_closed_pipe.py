@@ -11,7 +11,7 @@ import pytest
 
 RANK = """
 import pathlib, sys
-from runner.ranks.closed_pipe import outlive_readers
+from runner.closed_pipe import outlive_readers
 from runner.training.components.metrics import open_console
 outlive_readers()
 print("before", flush=True)
@@ -25,7 +25,7 @@ sys.stderr.write("after")
 """
 FULL = """
 import sys
-from runner.ranks.closed_pipe import outlive_readers
+from runner.closed_pipe import outlive_readers
 outlive_readers()
 print("lost", flush=True)
 """

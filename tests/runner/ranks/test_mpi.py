@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.ranks import environment as ranks_environment
+from runner.launch import environment as ranks_environment
 from runner.run_folder.layout import read_metrics
 from tests.runner.conftest import Cluster
 from tests.runner.launch.test_local import STEP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.ranks.network import missing_interfaces
+from runner.launch.network import missing_interfaces
 
 
 @pytest.mark.parametrize(

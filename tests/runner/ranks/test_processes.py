@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.ranks.processes import birth_time, is_alive
+from runner.processes import birth_time, is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 

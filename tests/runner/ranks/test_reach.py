@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import IncompleteError, NeverMetError, StageError, UsageError
-from runner.ranks import network, reach
-from runner.ranks.heartbeat import JOIN, PREPARE, Heartbeat
-from runner.ranks.rendezvous import locate
+from runner.launch import network, reach
+from runner.launch.rendezvous import locate
+from runner.run_folder.heartbeat import JOIN, PREPARE, Heartbeat
 
 # As torch 2.13 raises them: two nodes of Debian's kind, a port without a listener, a port in use.
 GLOO = (

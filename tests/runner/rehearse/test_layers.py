@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runner.inputs import ModelInput, safetensors_header
-from runner.rehearse.layers import Small, cut, kept_weights, narrowed
-from runner.rehearse.small_model import WEIGHTS, write
+from runner.trials.layers import Small, cut, kept_weights, narrowed
+from runner.trials.small_model import WEIGHTS, write
 
 SHORT: dict[str, Any] = {
     "hidden_size": 32,

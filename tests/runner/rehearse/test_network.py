@@ -11,7 +11,7 @@ import pytest
 
 ASK = """
 import ctypes, encodings.idna, json, os, socket, sys
-from runner.rehearse.network import leave_network
+from runner.trials.network import leave_network
 uid = int(sys.argv[1])
 if uid != os.geteuid():  # an ordinary user; as such a process starts, /proc/self is its own
     os.setgroups([]); os.setgid(uid); os.setuid(uid)

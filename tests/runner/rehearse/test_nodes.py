@@ -13,9 +13,10 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.errors import StageError, UsageError
-from runner.preflight.findings import Finding
-from runner.rehearse.nodes import kernels, look
-from runner.rehearse.nodes.ports import try_ports
+from runner.job.findings import Finding
+from runner.trials import kernels
+from runner.trials import node_look as look
+from runner.trials.ports import try_ports
 from tests.runner.conftest import Cluster
 
 THERE = ["lo", "eth0", "eth10", "ib0"]

@@ -241,7 +241,7 @@ def test_a_model_that_the_disk_does_not_take_ends_it_at_the_export(cluster: Clus
 
 
 NARROW = """\
-import runner.rehearse.rehearsal as rehearsal
+import runner.trials.rehearse as rehearsal
 rehearsal.memory_here = lambda environ: 3
 rehearsal.memory_needed = lambda config, model: 2 if model.path.name == SMALL else 4
 from runner.__main__ import main

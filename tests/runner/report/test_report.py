@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import runner.report
+import runner.run_folder.report
 from runner.cli import main
-from runner.report import write
-from runner.report.curves import charts, thinned
-from runner.report.names import short_names
 from runner.run_folder.history import History
+from runner.run_folder.report import write
+from runner.run_folder.report_curves import charts, thinned
+from runner.run_folder.report_names import short_names
 from tests.runner.folders import hostile_folder, line, run_folder
 
 UPLOT = {
@@ -127,7 +127,7 @@ def test_the_page_asks_nothing_of_a_network_and_has_the_scripts_that_it_permits(
 
 def test_uplot_is_the_published_one_with_its_licence() -> None:
     """npm, uplot 1.6.32."""
-    assets = Path(runner.report.__file__).with_name("assets")
+    assets = Path(runner.run_folder.report.__file__).with_name("assets")
     digests = {
         name: hashlib.sha256((assets / name).read_bytes()).hexdigest()
         for name in ("uplot.js", "uplot.css", "uplot-license.txt")

@@ -16,7 +16,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch.train import Run
-from runner.ranks.heartbeat import read_pulse
+from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
@@ -150,8 +150,8 @@ def said(run: Run) -> str:
 def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     ended: object, shared_cluster: Cluster
 ) -> None:
-    from runner.evaluate.launch import choose
-    from runner.evaluate.worker import measuring
+    from runner.trials.evaluate import choose
+    from runner.trials.evaluate_worker import measuring
 
     path = shared_cluster.write(steps=2, **SMALL)
     run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ())
@@ -186,7 +186,7 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
 def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     ended: object, shared_cluster: Cluster
 ) -> None:
-    from runner.evaluate.launch import choose
+    from runner.trials.evaluate import choose
 
     path = shared_cluster.write(steps=4, **SMALL)
     run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
@@ -199,7 +199,7 @@ def test_a_share_that_is_held_out_of_another_bundle_is_doubted(
     shared_cluster: Cluster, tmp_path: Path
 ) -> None:
     """20 % of 61 rows are other rows than 20 % of 60."""
-    from runner.evaluate.launch import doubt
+    from runner.trials.evaluate import doubt
 
     path = shared_cluster.write(steps=4, **SMALL)
     for share, sets in ((True, ["dataset.validation=5%"]), (False, [])):

@@ -23,7 +23,7 @@ from transformers import modeling_utils
 
 from runner.config.run_config import RunConfig
 from runner.inputs import ModelInput
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.training.engines import make_engine
 from runner.training.tasks.causal_lm import CausalLM
 

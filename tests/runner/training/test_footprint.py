@@ -15,10 +15,10 @@ import transformers
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.plan import activations
-from runner.plan.activations import Footprint, bucket_bytes, estimated
-from runner.plan.plan import decide
-from runner.plan.shapes import Device, ModelShape
+from runner.job import activations
+from runner.job.activations import Footprint, bucket_bytes, estimated
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape
 from runner.training.components.device import DTYPES
 from runner.training.footprint import (
     SIZES,
@@ -202,7 +202,7 @@ def test_a_model_is_measured_once_until_something_changes(
         return Footprint(len(started), 2, 3, 4, "" if len(started) < 4 else "it failed")
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("runner.plan.activations.in_child", here)
+    monkeypatch.setattr("runner.job.activations.in_child", here)
     shape = ModelShape(500_000, 80, 96, 3, 500)
 
     def each(*overrides: str, length: int = LENGTH) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from runner.ranks.heartbeat import clear, read_pulse
+from runner.run_folder.heartbeat import clear, read_pulse
 from runner.run_folder.layout import read_metrics
 from tests.runner.conftest import Cluster, assert_same_story, rank_pids
 

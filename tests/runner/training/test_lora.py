@@ -16,7 +16,7 @@ from runner.config.tasks import TASKS
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.inputs import resolve
-from runner.plan.transformers_tables import models_in_transformers, targets_in_peft
+from runner.job.transformers_tables import models_in_transformers, targets_in_peft
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.plan.plan import decide
-from runner.plan.shapes import Device, ModelShape
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape
 from runner.training.out_of_memory import explain, is_out_of_memory
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm

@@ -148,7 +148,7 @@ HELPERS = (
     "stage.bundle.load_test",
     "stage.convert.pickled_weights",
     "stage.environment.image.link",
-    "runner.ranks.child",
+    "runner.child",
     "pip",
     "conda_lock",
 )

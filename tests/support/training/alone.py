@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.launch.train import Run
-from runner.ranks.heartbeat import Heartbeat
+from runner.run_folder.heartbeat import Heartbeat
 from tests.runner.conftest import Cluster
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
 
 def begun(run: Run) -> Trainer:
     """A rank that has loaded everything but a checkpoint."""
-    from runner.ranks.environment import rank_environment
+    from runner.launch.environment import rank_environment
     from runner.training.components.device import StopRequest
     from runner.training.components.metrics import Console
     from runner.training.start import start

@@ -22,9 +22,9 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     )  # fmt: skip
     import torch.distributed as dist
 
+    from runner.launch.environment import rank_environment
     from runner.launch.train import Run
-    from runner.ranks.environment import rank_environment
-    from runner.ranks.heartbeat import Heartbeat
+    from runner.run_folder.heartbeat import Heartbeat
     from runner.training.components.device import StopRequest
     from runner.training.components.metrics import open_console
     from runner.training.start import start

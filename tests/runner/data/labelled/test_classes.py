@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runner.data.labelled.classes import Classes, classes_of, listed, united
+from runner.data.classes import Classes, classes_of, listed, united
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 from tests.support.training.twins import labelled_parquet

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from runner.config.data import DatasetConfig
-from runner.data.labelled.samples import IGNORED, needs_space
-from runner.data.labelled.store import LabelledStore, unite
+from runner.data.labelled_samples import IGNORED, needs_space
+from runner.data.labelled_store import LabelledStore, unite
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.preflight.texts import check_classes
+from runner.job.texts import check_classes
 from tests.runner.data.test_prepare import digest
 
 

@@ -92,8 +92,8 @@ def test_a_cpu_needs_none_of_it(settings: list[str]) -> None:
 def test_mfu_in_float32_is_of_the_peak_of_the_kernels_in_use(
     environ: dict[str, str], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runner.plan.peaks import peak_flops
-    from runner.plan.shapes import Device
+    from runner.job.peaks import peak_flops
+    from runner.job.shapes import Device
     from runner.training.components.speed import uses_tf32
 
     a100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 1, True, True)

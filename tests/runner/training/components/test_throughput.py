@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.plan.peaks import PEAKS, peak_flops
-from runner.plan.plan import decide
-from runner.plan.shapes import Device, ModelShape
+from runner.job.peaks import PEAKS, peak_flops
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape
 from runner.training.components.throughput import StepClock, flops_per_token, not_finite
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -86,8 +86,8 @@ from pathlib import Path
 from typing import Any
 from torch import nn
 from runner.config.run_config import RunConfig
-from runner.ranks.environment import RankEnvironment
-from runner.plan.plan import TrainingPlan as Plan
+from runner.launch.environment import RankEnvironment
+from runner.job.plan import TrainingPlan as Plan
 from runner.training.engines import make_engine
 from runner.training.components.process_group import join
 

@@ -40,7 +40,7 @@ while at + 7 <= len(data):
 
 
 def is_here() -> bool:
-    from runner.installed import is_installed
+    from runner.job.installed import is_installed
 
     return is_installed("wandb")
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from runner.config.run_config import RunConfig
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.training.engines import Engine, make_engine
 from runner.training.tasks.causal_lm import _output_embedding
 from runner.training.tasks.language import Language

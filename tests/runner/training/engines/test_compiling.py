@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from runner.config.run_config import RunConfig
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.run_folder.checkpoints import STATE, TrainingState
 from runner.training.engines import Engine, make_engine
 from runner.training.engines.compiling import compile_blocks, compile_model

@@ -93,7 +93,7 @@ def test_without_a_compiler_nothing_is_compiled(
     import torch
     from torch import nn
 
-    from runner.plan.plan import TrainingPlan
+    from runner.job.plan import TrainingPlan
     from runner.training.engines import make_engine
 
     (tmp_path / "run.yaml").write_text(RUN_FILE)
@@ -112,7 +112,7 @@ def test_ddp_names_weights_that_take_no_part_in_the_loss(tmp_path: Path, ranks: 
     import torch
     from torch import nn
 
-    from runner.plan.plan import TrainingPlan
+    from runner.job.plan import TrainingPlan
     from runner.training.engines import make_engine
 
     class Half(nn.Module):
@@ -169,7 +169,7 @@ def test_batch_norm_whose_weights_would_be_cast_is_refused(
     """Its running means would not move, or torch would refuse it in a step."""
     from torch import device, nn
 
-    from runner.plan.plan import TrainingPlan
+    from runner.job.plan import TrainingPlan
     from runner.training.engines import make_engine
 
     run_file = tmp_path / "run.yaml"

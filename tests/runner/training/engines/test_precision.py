@@ -78,7 +78,7 @@ def test_the_types_of_a_ds_config_are_kept_and_printed(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from runner.config.run_config import RunConfig
-    from runner.plan.plan import TrainingPlan
+    from runner.job.plan import TrainingPlan
     from runner.training.engines.deepspeed import ds_config, note_on_sums
 
     (tmp_path / "run.yaml").write_text(RUN_FILE)
@@ -102,7 +102,7 @@ def test_deepspeed_is_set_to_be_fast_unless_the_ds_config_says_otherwise(tmp_pat
     from dataclasses import replace
 
     from runner.config.run_config import RunConfig
-    from runner.plan.plan import TrainingPlan
+    from runner.job.plan import TrainingPlan
     from runner.training.engines.deepspeed import ds_config
 
     (tmp_path / "run.yaml").write_text(RUN_FILE)

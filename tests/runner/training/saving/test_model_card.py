@@ -14,7 +14,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.inputs import resolve
-from runner.plan.plan import TrainingPlan
+from runner.job.plan import TrainingPlan
 from runner.training.saving.model_card import model_card
 from scripts.lib.demo.repositories import DATASET
 from stage.bundle.bundle import Bundle

@@ -1,0 +1,110 @@
+"""Runs one of our functions in an isolated child process of a launcher.
+
+The child reads a pickled `(function, arguments)` from stdin; its arguments are a file descriptor
+for the answer and the launcher's process id. It answers with a pickled
+`(result, StageError or None)`.
+`multiprocessing` would start it as `python -c`, which imports from the current folder first: a
+`struct.py` or `random.py` of the user there would replace Python's own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from runner.closed_pipe import outlive_readers
+from runner.errors import StageError, isolated, shortage
+from runner.processes import die_with, why_ended
+
+T = TypeVar("T")
+
+
+def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str, remedy: str) -> T:
+    """Calls `work(*arguments)` in a child process, which ends with this one.
+
+    Args:
+        work: a function of one of our modules.
+        arguments: can be pickled.
+        purpose: its purpose, for the message if it is killed: "preparing the data".
+        remedy: the advice in that message.
+
+    Returns:
+        What `work` returned; it must be possible to pickle it.
+
+    Raises:
+        StageError: `work` raised it, or the child was killed.
+    """
+    receiver, sender = os.pipe()
+    with open(receiver, "rb") as answer:
+        # The child takes a Ctrl-C only when its `main` can: Python would print a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            child = subprocess.Popen(
+                isolated("runner.child", str(sender), str(os.getpid())),
+                stdin=subprocess.PIPE,
+                pass_fds=[sender],
+            )
+        finally:
+            os.close(sender)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        child.communicate(pickle.dumps((work, arguments)))
+        answered = answer.read()
+    if child.returncode != 0 or not answered:
+        # Linux kills a process that uses too much memory; exit code 1 would blame the data.
+        why = why_ended(child.returncode)
+        is_limit = "ulimit" in why
+        raise StageError(
+            f"{purpose} ended with {child.returncode} (see above; -9 is often too little memory).",
+            f"{why[0].upper()}{why[1:]}." if is_limit else remedy,
+            exit_code=5 if child.returncode < 0 else 1,
+        )
+    result, problem = pickle.loads(answered)
+    if problem is not None:
+        raise problem
+    return cast("T", result)
+
+
+def main() -> None:
+    """The child: reads the function, calls it and writes the answer.
+
+    The launcher reports a Ctrl-C, which reaches both.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        _work()
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _work() -> None:
+    answer, launcher = map(int, sys.argv[1:])
+    die_with(launcher)
+    outlive_readers()
+    work, arguments = pickle.load(sys.stdin.buffer)
+    outcome = _call(work, arguments)
+    with open(answer, "wb") as file:
+        pickle.dump(outcome, file)
+
+
+def _call(work: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any, StageError | None]:
+    try:
+        return work(*arguments), None
+    except StageError as error:
+        return None, error
+    except Exception as error:
+        if fault := shortage(error):
+            return None, fault
+        raise
+
+
+if __name__ == "__main__":
+    main()

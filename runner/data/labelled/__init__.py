@@ -1,1 +1,0 @@
-"""Texts and words with classes, prepared once: text-classification and token-classification."""

@@ -1,1 +1,0 @@
-"""`runner evaluate`: the measures of a checkpoint, or of the first weights; nothing is trained."""

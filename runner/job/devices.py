@@ -1,0 +1,449 @@
+"""Predicts which device each rank will have, before a rank starts and without torch.
+
+On the machine that will train, `here` asks the driver. On a login node, `of_job` uses the names
+that Slurm has for the GPUs of a job. The answer is None where nothing certain is known. Then the
+ranks find out.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.config.run_config import SlurmConfig
+from runner.errors import UsageError, human_count
+from runner.job.gpus import (
+    BF16_SINCE,
+    FP16_SINCE,
+    Gpu,
+    ask_driver,
+    driver_fault,
+    gpu_named,
+    hides_all,
+    visible_of,
+)
+from runner.job.host_memory import host_memory
+from runner.job.shapes import Device
+from runner.slurm.script import GPU_OPTIONS
+
+NODES_OF_NVIDIA, NODES_OF_AMD = ("dev/nvidia0", "dev/dxg"), ("dev/kfd",)
+NODE_OF_A_DEVICE = ("dev/nvidia0", "dev/nvidiactl", "dev/kfd", "dev/dxg", "proc/driver/nvidia/gpus")
+# Accelerators that torch reaches neither as CUDA nor as ROCm. For each: names in Slurm's gres,
+# environment variables set by schedulers, device nodes.
+OTHERS: dict[str, tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]] = {
+    "Ascend NPU": (
+        frozenset({"npu", "ascend", "huawei"}),
+        ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
+        ("dev/davinci0", "dev/davinci_manager"),
+    ),
+    "Cambricon MLU": (frozenset({"mlu"}), ("MLU_VISIBLE_DEVICES",), ("dev/cambricon_dev0",)),
+    "Gaudi HPU": (frozenset({"hpu", "gaudi"}), ("HABANA_VISIBLE_DEVICES",), ("dev/hl0",)),
+    "XPU": (frozenset({"xpu"}), (), ()),
+    "TPU": (frozenset({"tpu"}), ("TPU_VISIBLE_CHIPS",), ()),
+}
+# GPUs that torch reaches as CUDA devices where it was built for them (ROCm, Hygon's DTK).
+ROCM_GRES = frozenset({"dcu", "hip", "rocm"})
+ROCM_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+USABLE = (
+    "Training here runs on GPUs that torch sees as CUDA devices "
+    "(NVIDIA; AMD and Hygon with their torch), or on CPUs"
+)
+TO_THE_CPU = (
+    "To train on the CPU all the same: export CUDA_VISIBLE_DEVICES= (in slurm.setup for a job)."
+)
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """CPUs, GPUs and memory (bytes; 0: not known) of one node, as `sinfo` shows them."""
+
+    cpus: int
+    gpus: int
+    memory: int = 0
+    gpu_types: tuple[str, ...] = ()
+
+
+def here(num_local: int, environ: Mapping[str, str], *, own_torch: bool = True) -> Device | None:
+    """Returns the device of each rank on this machine.
+
+    Args:
+        num_local: number of ranks on this machine.
+        environ: environment variables of the ranks.
+        own_torch: whether the ranks use the torch of this environment. If so, a torch without CUDA
+            means the CPU.
+
+    Returns:
+        The device; None: there is a GPU, but the driver does not answer.
+    """
+    host = host_memory(environ) // num_local
+    if (own_torch and _torch_for_cpus()) or hides_all(environ):
+        return Device.cpu(host)
+    if not any((Path("/") / path).exists() for path in NODE_OF_A_DEVICE):
+        return Device.cpu(host)
+    visible = visible_of(ask_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
+    return _device(visible[0], host) if visible else None
+
+
+def notes(
+    slurm: SlurmConfig, num_local: int, environ: Mapping[str, str], *, own_torch: bool = True
+) -> list[str]:
+    """Describes the accelerators of this node for the user, before ranks start.
+
+    Args:
+        slurm: what the run file requests from Slurm.
+        num_local: number of ranks on this node.
+        environ: environment variables of the ranks.
+        own_torch: as for `here`.
+
+    Returns:
+        One line per fact that the user should know.
+
+    Raises:
+        UsageError: accelerators were requested, or this machine's driver is broken, and the ranks
+            cannot use them.
+    """
+    if hides_all(environ):
+        given = _given(environ) or _asked_in_job(slurm, environ)
+        return (
+            [f"{given}, and CUDA_VISIBLE_DEVICES hides them: training is on the CPU"]
+            if given
+            else []
+        )
+    torch = _torch_for_cpus() if own_torch else None
+    if (meant := accelerators_meant(slurm, environ)) and torch:
+        raise unusable(meant, f"torch {torch} is for CPUs only")
+    has_node = any((Path("/") / path).exists() for path in NODE_OF_A_DEVICE)
+    kind = next((kind for kind, (_, names, _) in OTHERS.items() if _is_set(names, environ)), None)
+    if kind and not has_node:
+        raise unusable(meant, f"torch does not see a {kind} as a CUDA device")
+    if meant and not has_node:
+        raise unusable(meant, "this node has no device of a GPU (/dev/nvidia0, /dev/kfd)")
+    if not torch and outside_jobs(environ) and (fault := driver_fault()):
+        raise broken(fault)
+    lines = [
+        f"this node has a {kind} (/{path}), which is not used: {USABLE[0].lower()}{USABLE[1:]}"
+        for kind, (_, _, paths) in OTHERS.items()
+        for path in paths[:1]
+        if (Path("/") / path).exists()
+    ]
+    if torch and has_node:
+        return [*lines, f"this node has GPUs, which are not used: torch {torch} is for CPUs only"]
+    number = len(visible_of(ask_driver(), environ.get("CUDA_VISIBLE_DEVICES"))) if has_node else 0
+    number = int(_number_given(environ) or number)
+    if number > num_local and "SLURM_JOB_ID" not in environ:  # in a job, the launcher prints it
+        lines.append(_idle(number, num_local, "are here"))
+    if (asked := _asked_in_job(slurm, environ)) and number and number != slurm.gpus_per_node > 0:
+        lines.append(f"{asked}; this node has {number}")
+    return lines
+
+
+def _idle(gpus: int, ranks: int, where: str) -> str:
+    return (
+        f"{human_count(gpus, 'GPU')} {where} and {human_count(ranks, 'rank')} on each node: "
+        f"{gpus - ranks} stay idle "
+        f"(one machine: --processes {gpus}; a job: slurm.tasks_per_node: {gpus})"
+    )
+
+
+def unusable(meant: str, why: str) -> UsageError:
+    """Returns the error for an accelerator that was requested and cannot be used.
+
+    Training on the CPU instead would be silent and slow, so it is refused.
+
+    Args:
+        meant: a text that says who requested the accelerator.
+        why: the reason why the ranks cannot use it.
+    """
+    return UsageError(
+        f"{meant or 'an accelerator is there'} on {platform.node()}, and the ranks cannot use it: "
+        f"{why}.",
+        f"{USABLE}: take a torch for this device and its driver (stage env check says which), "
+        f"and in a container --nv. {TO_THE_CPU}",
+    )
+
+
+def broken(fault: str) -> UsageError:
+    """Returns the error for GPUs of this machine that cannot be used, although nobody asked for
+    them by name. Training on the CPU instead would be silent and slow.
+
+    Args:
+        fault: what the driver or torch says.
+    """
+    return UsageError(
+        f"{platform.node()} has a GPU, and it cannot be used: {fault.rstrip('.')}.",
+        "Look at `nvidia-smi`; after an update of the driver, restart the machine; torch may also "
+        f"need a newer driver (stage env check), and a container --nv. {TO_THE_CPU}",
+    )
+
+
+def outside_jobs(environ: Mapping[str, str]) -> bool:
+    """Whether all devices of this machine are ours: a job of Slurm may have none of its node's."""
+    return "SLURM_JOB_ID" not in environ and not hides_all(environ)
+
+
+def unused_gpus(environ: Mapping[str, str], *, rocm: bool) -> str:
+    """Why this machine, where torch finds no GPU, has one all the same; empty: it has none.
+
+    Args:
+        environ: environment variables of the rank.
+        rocm: torch is built for AMD's GPUs, not for NVIDIA's.
+    """
+    if not outside_jobs(environ):
+        return ""
+    if not rocm:
+        if fault := driver_fault():
+            return fault
+        if number := len(ask_driver()):
+            return f"nvidia-smi lists {human_count(number, 'GPU')}"
+    there = [Path("/", path) for path in (NODES_OF_AMD if rocm else NODES_OF_NVIDIA)]
+    return next((f"{path} is there" for path in there if _may_use(path)), "")
+
+
+def _may_use(path: Path) -> bool:
+    """Whether a device exists and no scheduler has closed it for this process."""
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except (FileNotFoundError, PermissionError):
+        return False
+    except OSError:  # the driver's own fault
+        return True
+    return True
+
+
+def accelerators_meant(slurm: SlurmConfig, environ: Mapping[str, str]) -> str:
+    """Describes who requested accelerators here.
+
+    Returns:
+        A text; empty: nobody did, or CUDA_VISIBLE_DEVICES hides them all.
+    """
+    return "" if hides_all(environ) else _given(environ) or _asked_in_job(slurm, environ)
+
+
+def _given(environ: Mapping[str, str]) -> str:
+    if (count := _number_given(environ)) and int(count):
+        return f"Slurm has given this job {human_count(int(count), 'GPU')}"
+    variables = (*(name for _, names, _ in OTHERS.values() for name in names), *ROCM_VARIABLES)
+    named = next((name for name in variables if _is_set((name,), environ)), None)
+    return f"{named}={environ[named]} names an accelerator" if named else ""
+
+
+def _number_given(environ: Mapping[str, str]) -> str:
+    count = environ.get("SLURM_GPUS_ON_NODE", "")
+    return count if count.isdigit() else ""
+
+
+def _asked_in_job(slurm: SlurmConfig, environ: Mapping[str, str]) -> str:
+    """Describes what the run file requests from Slurm; empty outside a job."""
+    if "SLURM_JOB_ID" not in environ:
+        return ""
+    if slurm.gpus_per_node:
+        gpus = human_count(slurm.gpus_per_node, "GPU")
+        return f"the run file asks for {gpus} per node (slurm.gpus_per_node)"
+    names = [*(f"gres: {name}" for name in _gres_names(slurm) if _accelerator_of(name))]
+    names += [name for name in GPU_OPTIONS if name in slurm.options]
+    return f"the run file asks for accelerators (slurm.options {names[0]})" if names else ""
+
+
+def _gres_names(slurm: SlurmConfig) -> list[str]:
+    """Returns the names in `gres`: `gpu` and `npu` for `gpu:a800:4,gres/npu:8`."""
+    entries = str(slurm.options.get("gres", "")).lower().split(",")
+    return [entry.split(":")[0].removeprefix("gres/").strip() for entry in entries if entry.strip()]
+
+
+def _accelerator_of(gres: str) -> str:
+    """Returns the kind of accelerator for a name in Slurm's gres; empty: no known accelerator."""
+    if gres in ("gpu", *ROCM_GRES):
+        return "GPU"
+    return next((kind for kind, (names, _, _) in OTHERS.items() if gres in names), "")
+
+
+def _is_set(names: Sequence[str], environ: Mapping[str, str]) -> bool:
+    return any(
+        re.match(r"\s*(\d|all\b|\w+-)", environ.get(name, ""), re.IGNORECASE) for name in names
+    )
+
+
+def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
+    """Describes, for the user, the accelerators that a job will request.
+
+    Args:
+        slurm: what the run file requests from Slurm.
+        ranks: number of ranks per node.
+
+    Returns:
+        One line per fact that the user should know.
+
+    Raises:
+        UsageError: the job requests accelerators that no rank can use.
+    """
+    for name in _gres_names(slurm):
+        if (kind := _accelerator_of(name)) not in ("", "GPU"):
+            raise UsageError(
+                f"slurm.options gres: {name}: a {kind} cannot be used.",
+                f"{USABLE}. Ask for those: slurm.gpus_per_node, or slurm.options gres gpu:TYPE:N; "
+                "or remove the gres to train on CPUs.",
+            )
+    gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
+    per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
+    in_options = _counts_asked(slurm)
+    equal = slurm.gpus_per_node in (max(in_options), sum(in_options))
+    if per_node and slurm.gpus_per_node and any(in_options) and not equal:
+        raise UsageError(
+            f"slurm.gpus_per_node: {slurm.gpus_per_node}, and slurm.options asks for "
+            f"{human_count(sum(in_options), 'GPU')} of a node, which is what the job would get.",
+            "Make them equal, or remove one of them.",
+        )
+    if per_node and 0 < gpus < ranks and not _on_cpus(slurm):
+        raise UsageError(
+            f"slurm.tasks_per_node: {ranks} ranks on each node, and "
+            f"{human_count(gpus, 'GPU')} asked for there: two ranks cannot share one.",
+            f"Set slurm.tasks_per_node: {gpus} (or omit it), or slurm.gpus_per_node: {ranks}.",
+        )
+    return [_idle(gpus, ranks, "are asked for")] if per_node and gpus > ranks else []
+
+
+def torch_without_gpus(slurm: SlurmConfig) -> str:
+    """Returns the version of the installed torch if the job asks for GPUs that it cannot use.
+
+    Args:
+        slurm: what the run file requests from Slurm.
+    """
+    gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
+    return _torch_for_cpus() if gpus or _types_asked(slurm) else ""
+
+
+def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> Device | None:
+    """Returns the best device that the ranks of a job could get. Pure.
+
+    A run that does not fit on the best device fits on no device of the job.
+
+    Args:
+        slurm: what the run file requests from Slurm.
+        nodes: the nodes of the partition; empty where Slurm could not be asked.
+        num_local: number of ranks per node.
+
+    Returns:
+        The device; None: not known.
+    """
+    wanted = max(slurm.gpus_per_node, *_counts_asked(slurm))
+    fitting = [node for node in nodes if node.gpus >= wanted]
+    host = _memory_asked(slurm) or max((node.memory for node in fitting), default=0)
+    types = _types_asked(slurm)
+    if not wanted and not types:
+        return Device.cpu(host // num_local) if host else None
+    named = types or sorted({kind for node in fitting for kind in node.gpu_types})
+    gpus = [gpu_named(name) for name in named]
+    known = [gpu for gpu in gpus if gpu is not None]
+    if not known or len(known) < len(gpus):
+        return None
+    best = max(known, key=lambda gpu: (gpu.memory, gpu.capability or 0))
+    capability = max(gpu.capability or math.inf for gpu in known)
+    return _device(
+        Gpu(" or ".join(gpu.name for gpu in known), best.memory, capability), host // num_local
+    )
+
+
+def _on_cpus(slurm: SlurmConfig) -> bool:
+    """Whether `slurm.setup` hides all GPUs."""
+    given = [re.search(r"\bCUDA_VISIBLE_DEVICES=(\S*)", line) for line in slurm.setup]
+    values = [match[1].strip("'\"") for match in given if match]
+    return bool(values) and hides_all({"CUDA_VISIBLE_DEVICES": values[-1]})
+
+
+def asks_for_gpus(slurm: SlurmConfig) -> bool:
+    """Whether a job requests GPUs, by `gpus_per_node` or in `slurm.options`."""
+    return bool(max(slurm.gpus_per_node, *_counts_asked(slurm)) or _types_asked(slurm))
+
+
+def gpus_of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape]) -> list[Gpu]:
+    """Returns the kinds of GPU that a job could get; empty: not known. Pure.
+
+    Args:
+        nodes: the nodes of the partition.
+    """
+    named = _types_asked(slurm) or sorted({kind for node in nodes for kind in node.gpu_types})
+    gpus = [gpu_named(name) for name in named]
+    return [gpu for gpu in gpus if gpu is not None] if None not in gpus else []
+
+
+def _device(gpu: Gpu, host: int) -> Device:
+    # An unknown capability must not refuse a run that could work.
+    capability = gpu.capability if gpu.capability is not None else math.inf
+    return Device(
+        "cuda",
+        gpu.name,
+        gpu.memory,
+        capability >= BF16_SINCE,
+        capability >= FP16_SINCE,
+        host_memory=host,
+    )
+
+
+def _torch_for_cpus() -> str:
+    """Returns the version of the installed torch if it is a build for CPUs; else empty.
+
+    conda's build has no `+cpu` in its version; torch/version.py says it of every build.
+    """
+    try:
+        torch = importlib.metadata.distribution("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    try:
+        text = Path(str(torch.locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    says_none = [
+        re.search(rf"^{name}\b[^=\n]*=\s*None\s*$", text, re.M) for name in ("cuda", "hip")
+    ]
+    return torch.version if torch.version.endswith("+cpu") or all(says_none) else ""
+
+
+def _types_asked(slurm: SlurmConfig) -> list[str]:
+    """Returns the types of GPU in `slurm.options`.
+
+    Examples: `gres: gpu:a800:4`, `gpus-per-node: a800:4`, `constraint: a100`.
+    """
+    types = [entry[0] for entry in _gpus_asked(slurm) if entry and not entry[0].isdigit()]
+    if not types:
+        features = re.findall(r"[\w-]+", str(slurm.options.get("constraint", "")))
+        types = [feature for feature in features if gpu_named(feature)]
+    return types
+
+
+def _counts_asked(slurm: SlurmConfig) -> list[int]:
+    """Returns, for each request in `slurm.options`, how many GPUs a node must have; 0: no request.
+
+    `gpus` counts for the whole job, other options count per task or socket. For those, a node has
+    at least one.
+    """
+    counts = [
+        int(entry[-1]) if entry and entry[-1].isdigit() else 1 for entry in _gpus_asked(slurm)
+    ]
+    per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
+    return [0, *(count if per_node else min(count, 1) for count in counts)]
+
+
+def _gpus_asked(slurm: SlurmConfig) -> list[list[str]]:
+    """Splits each request for GPUs at colons: `gpu:a800:4` in `gres` is `["a800", "4"]`."""
+    options = {name: str(value) for name, value in slurm.options.items()}
+    gpus = ("gpu", *ROCM_GRES)
+    listed = [
+        e.strip().removeprefix("gres/").split(":") for e in options.get("gres", "").split(",")
+    ]
+    # A gres name other than `gpu` (`dcu`) stays in the entry: it counts as an unknown type.
+    entries = [
+        entry[1:] if entry[0] == "gpu" else entry for entry in listed if entry[0].lower() in gpus
+    ]
+    return entries + [options[name].split(":") for name in GPU_OPTIONS if name in options]
+
+
+def _memory_asked(slurm: SlurmConfig) -> int:
+    """Returns the bytes of `slurm.options.mem`; 0: not given, or all memory of the node."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", str(slurm.options.get("mem", "")), re.IGNORECASE)
+    return int(match[1]) * 1024 ** ("KMGT".index(match[2].upper() or "M") + 1) if match else 0

@@ -1,0 +1,279 @@
+"""`runner init`: a run file from an example, with what is in a bundle. The examples are in runs/.
+
+task, bundle -> `new_run_file` -> the text of a run file, and lines that explain its choices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.config.tasks import TASKS, data_of
+from runner.data.tokenizer_files import has_tokenizer
+from runner.errors import UsageError, as_shown, read_value
+from runner.inputs import Bundle, SplitInput
+from runner.job.example_columns import KEYS, choose
+from runner.job.shapes import ModelShape
+from runner.job.transformers_tables import is_encoder, model_types
+
+EXAMPLES = {
+    "masked-lm": "bert-large-deepspeed.yaml",
+    "causal-lm": "gpt2-large-fsdp.yaml",
+    "instruction": "neural-chat-qlora.yaml",
+    "text-classification": "bert-mrpc.yaml",
+    "token-classification": "bert-conll2003.yaml",
+    "image-classification": "cifar10-ddp.yaml",
+}
+"""Task -> the example that its run file begins as."""
+
+_STEPS_OF_AN_EPOCH = 20  # with fewer, the batch of an example is too large
+_VALIDATION = ("validation", "valid", "val", "dev", "test")
+
+
+@dataclass(frozen=True)
+class _Model:
+    name: str
+    kind: str
+    settings: Mapping[str, Any]
+    has_weights: bool
+    why_not: Mapping[str, str]
+    """Task -> why it is not for that task; in a few words, or none: its type says it."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A dataset: key of the run file -> its value; comments; the rows of the training split."""
+
+    keys: Mapping[str, str]
+    comments: Mapping[str, str]
+    rows: int | None
+
+
+def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
+    """Returns the text of a new run file, and lines that explain it.
+
+    Args:
+        task: a key of `EXAMPLES`.
+        path: the file that will be written.
+        bundle: whose assets are used; None: those of the example.
+
+    Raises:
+        UsageError: the bundle has no model or no dataset for the task.
+        DamageError: the bundle's lock is damaged.
+    """
+    example = Path(__file__).parents[1] / "examples" / EXAMPLES[task]
+    blocks = _blocks(example.read_text(encoding="utf-8"))
+    where = "BUNDLE" if bundle is None else str(bundle)
+    head = f"# Next: runner check {path} --bundle {where}   (it prints the other keys, too)\n"
+    blocks["name"] = f"name: {_name(path)}\n"
+    blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
+    if bundle is None:
+        said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
+        return head + "".join(blocks.values()), said
+    opened = Bundle.open(bundle)
+    (model, others), data = _model(task, opened), _data(task, opened)
+    _adapt(blocks, model)
+    init, why = "pretrained", "init: scratch trains from config.json alone"
+    if not model.has_weights:
+        init, why = "scratch", "no weights of it are in the bundle"
+    blocks["model"] = (
+        f"model: {{asset: {_word(model.name)}, init: {init}}}   # {why}{_also(others)}\n"
+    )
+    lines = [
+        f"  {key}: {value}" + (f"   # {data.comments[key]}" if data.comments.get(key) else "")
+        for key, value in data.keys.items()
+    ]
+    blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
+    _shrink_batch(blocks, data.rows)
+    said = [f"model {model.name}: {_why(others)}", *_describe(data)]
+    if environment := _environment(opened):
+        blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
+        said.append(f"environment {environment}: the ranks run in it")
+    return head + "".join(blocks.values()), said
+
+
+def _blocks(text: str) -> dict[str, str]:
+    """Key -> its lines and the comments above it; those above the first key are omitted."""
+    blocks: dict[str, str] = {}
+    key = above = ""
+    for line in text.splitlines(keepends=True):
+        if found := re.match(r"([a-z_]+):", line):
+            blocks[found[1]] = (above if key else "") + line
+            key, above = found[1], ""
+        elif line.startswith("#"):
+            above += line
+        else:
+            blocks[key] += line
+    return blocks
+
+
+def _adapt(blocks: dict[str, str], model: _Model) -> None:
+    """Removes from an example what fits its own model only."""
+    length = ModelShape.of(model.settings, None).longest
+    found = re.match(r"sequence_length: (\d+)", blocks.get("sequence_length", ""))
+    if found and length and length < int(found[1]):
+        blocks["sequence_length"] = f"sequence_length: {length}   # tokens: all that it takes\n"
+    if model.name == read_value(blocks["model"])["model"]["asset"]:
+        return
+    if "lora" in blocks:
+        blocks["lora"] = re.sub(r", targets: \[[^]]*\]", "", blocks["lora"])
+    if "quantization" in blocks:
+        blocks["quantization"] = f"# {blocks['quantization'].rstrip()}   # needs a GPU\n"
+        blocks["optimizer"] = blocks["optimizer"].replace("paged_adamw_8bit", "adamw")
+
+
+def _as_examples(slurm: Mapping[str, Any]) -> str:
+    """The block `slurm`: what every site names in its own way is only an example, in comments."""
+    lines = ["# Yours to fill in: `sinfo -s` lists partitions and GPUs, `module avail` modules."]
+    lines.append("slurm:")
+    values: dict[str, Any] = {**slurm}
+    values.setdefault("modules", ["nvidia/cuda/12.2"])
+    for key, value in values.items():
+        written = value if key == "partition" else json.dumps(value)
+        unset = "# " if key in ("partition", "modules") else ""
+        lines.append(f"  {unset}{key}: {written}   # an example")
+    return "\n".join([*lines, ""])
+
+
+def _shrink_batch(blocks: dict[str, str], rows: int | None) -> None:
+    """Leaves the batch to Airlift where the example's would be a large part of the data."""
+    batch = read_value(blocks["batch"])["batch"]
+    if rows is not None and rows < _STEPS_OF_AN_EPOCH * batch["global"]:
+        blocks["batch"] = (
+            f"batch: {{global: auto, micro: auto}}   # sequences per step; the example has "
+            f"{batch['global']}, for more data than these {rows} rows\n"
+        )
+
+
+def _model(task: str, bundle: Bundle) -> tuple[_Model, list[str]]:
+    """The model for a task, and the names of others that fit as well.
+
+    Raises:
+        UsageError: there is none.
+    """
+    models = _models(bundle)
+    types = model_types(TASKS[task].table)
+    # Of a type that no table has, a newer transformers may know more.
+    rank = {m.name: (not m.has_weights, m.kind not in types) for m in models}
+    found = [m for m in models if task not in m.why_not]
+    if not found:
+        have = ", ".join(
+            f"{m.name} ({m.kind}{m.why_not[task] and ': ' + m.why_not[task]})" for m in models
+        )
+        fit = [other for other in TASKS if any(other not in m.why_not for m in models)]
+        raise UsageError(
+            f"{bundle.root}: no model in this bundle fits the task {task}.",
+            f"Its models: {have or 'none'}. "
+            + (f"Tasks that they fit: {', '.join(fit)}. " if fit else "")
+            + "Or stage another one: stage init, stage fetch.",
+        )
+    best = min(found, key=lambda m: rank[m.name])
+    return best, [m.name for m in found if rank[m.name] == rank[best.name] and m is not best]
+
+
+def _models(bundle: Bundle) -> list[_Model]:
+    found = []
+    for name, asset in bundle.lock.assets.items():
+        path = bundle.asset_path(name) / "config.json"
+        if asset.kind not in ("model", "files") or not path.is_file():
+            continue
+        try:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            kind = str(settings["model_type"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        files = [file.path.removeprefix(f"{asset.folder}/") for file in asset.files]
+        has_weights = any(file.endswith(".safetensors") for file in files)
+        reasons = {task: _why_not(task, kind, settings, files) for task in TASKS}
+        why_not = {task: why for task, why in reasons.items() if why is not None}
+        found.append(_Model(name, kind, settings, has_weights, why_not))
+    return found
+
+
+def _why_not(task: str, kind: str, settings: Mapping[str, Any], files: Sequence[str]) -> str | None:
+    """Why `check` refuses a model for a task: as in `_Model`; None: it does not."""
+    tables = {name: model_types(kind.table) for name, kind in TASKS.items()}
+    if kind not in tables[task] and any(kind in types for types in tables.values()):
+        return ""
+    if TASKS[task].table == "CAUSAL_LM" and is_encoder(settings):
+        return "an encoder"
+    return "no tokenizer" if data_of(task) != "images" and not has_tokenizer(files) else None
+
+
+def _data(task: str, bundle: Bundle) -> _Data:
+    found = []
+    for name, asset in bundle.lock.assets.items():
+        for config, splits in asset.configs.items():
+            train = "train" if "train" in splits else next(iter(splits), None)
+            if train is None:
+                continue
+            chosen, more = choose(task, _split(bundle, train, splits[train]))
+            if chosen:
+                comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
+                if "messages" in chosen:
+                    comments["messages"] = "lists of {role, content} or {from, value}"
+                validation = next((v for v in _VALIDATION if v in splits and v != train), "null")
+                keys = {"asset": _word(name)}
+                keys |= {"config": _word(config)} if len(asset.configs) > 1 else {}
+                keys |= {key: _word(column) for key, column in chosen.items()}
+                keys["train"] = _word(train)
+                keys["validation"] = validation if validation == "null" else _word(validation)
+                comments["validation"] = (
+                    "null: none" if validation != "null" else "5%: holds out a share of train"
+                )
+                found.append(_Data(keys, comments, splits[train].rows))
+    if not found:
+        wanted = " and ".join(KEYS[task])
+        have = [name for name, asset in bundle.lock.assets.items() if asset.kind == "dataset"]
+        raise UsageError(
+            f"{bundle.root}: no dataset in this bundle has columns for the task {task} ({wanted}).",
+            f"Its datasets: {', '.join(have) or 'none'}; `stage show {bundle.root}` lists columns.",
+        )
+    others = [data.keys["asset"] for data in found[1:]]
+    comments = {**found[0].comments, "asset": _also(others).removeprefix("; ")}
+    keys = {
+        key: value for key, value in found[0].keys.items() if (key, value) != ("config", "auto")
+    }
+    return _Data(keys, comments, found[0].rows)
+
+
+def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
+    files = tuple(bundle.root / shard for shard in locked.shards)
+    columns = {column.name: column.type for column in locked.schema or ()}
+    return SplitInput(name, files, (), locked.rows or 0, columns)
+
+
+def _describe(data: _Data) -> list[str]:
+    keys = {key: value for key, value in data.keys.items() if key != "asset"}
+    what = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    return [f"dataset {data.keys['asset']}: {what}"]
+
+
+def _environment(bundle: Bundle) -> str | None:
+    kinds = {name: asset.kind for name, asset in bundle.lock.assets.items()}
+    return next((name for name, kind in kinds.items() if kind == "environment"), None)
+
+
+def _why(others: Sequence[str]) -> str:
+    if others:
+        return f"the first that fits the task; also: {', '.join(others)}"
+    return "the only one that fits the task"
+
+
+def _also(others: Sequence[str]) -> str:
+    """The other possible values, for the end of a line: names can hold line breaks."""
+    return f"; also: {' '.join(as_shown(', '.join(others)).split())}" if others else ""
+
+
+def _name(path: Path) -> str:
+    return re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"
+
+
+def _word(text: str) -> str:
+    """Text as a value in YAML: plain where that means the same."""
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text) and read_value(text) == text
+    return text if is_plain else json.dumps(text)

@@ -1,0 +1,252 @@
+"""Computes how many bytes of a model's state each rank holds, and whether they fit. Pure.
+
+(run file, model's shape, device, number of ranks) -> bytes per ZeRO stage. A run that does not fit
+is refused with a setting that would fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from runner.config.engine import OPTIMIZERS
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError, human_count, human_size
+from runner.job.shapes import Device, ModelShape, human_parameters
+
+# Bytes per parameter of weights and gradients that every engine keeps for its own: DeepSpeed in 16
+# bits has 16-bit weights, sums of gradients in float32 and a float32 copy of the weights (ZeRO,
+# arXiv:1910.02054, 3.1, with wider gradients); otherwise weights and gradients are float32.
+WIDE = 4
+# Bytes per parameter that the optimizer's moments take on the device.
+MOMENT_BYTES = {
+    "adamw": 8,
+    "lion": 4,
+    "sgd": 4,
+    "adafactor": 0,
+    "adamw_8bit": 2,
+    "paged_adamw_8bit": 0,
+}
+SHARE_FOR_STATE = 0.7  # of a device's memory; the rest is for activations and fragmentation
+
+
+def check_fits(
+    config: RunConfig,
+    needs: Mapping[int, int],
+    shape: ModelShape,
+    device: Device,
+    world_size: int,
+    stage: int,
+) -> None:
+    """Refuses a run only if it certainly does not fit: the state alone is larger than the memory.
+
+    Args:
+        config: the run file.
+        needs: ZeRO stage -> bytes of state per rank.
+        shape: the model's counts.
+        device: the device of each rank.
+        world_size: number of ranks.
+        stage: the chosen ZeRO stage.
+
+    Raises:
+        UsageError: it does not fit; the message says which setting would fit.
+    """
+    if needs[stage] > device.memory:
+        how = (
+            f"at ZeRO stage {stage}"
+            if config.engine.name == "deepspeed"
+            else f"with {config.engine.name}"
+        )
+        raise too_large(config, needs[stage], device.memory, how, shape, device, world_size)
+
+
+def too_large(
+    config: RunConfig,
+    need: int,
+    available: int,
+    how: str,
+    shape: ModelShape,
+    device: Device,
+    world_size: int,
+) -> UsageError:
+    """Returns the error for a model that does not fit, with a setting that would fit.
+
+    Args:
+        config: the run file.
+        need: bytes that a rank needs.
+        available: bytes that a rank has.
+        how: under which setting it does not fit.
+        shape: the model's counts.
+        device: the device of each rank.
+        world_size: number of ranks.
+    """
+    return UsageError(
+        f"{config.place('engine')}: "
+        f"the model's state does not fit {how}: {human_size(need)} per rank on "
+        f"{human_count(world_size, 'rank')}, "
+        f"{human_size(available)} are available on {device.name}.",
+        would_fit(config, shape, device, world_size),
+    )
+
+
+def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: int) -> str:
+    """Returns what to set so that the model's state fits. Pure.
+
+    It tries the stages without offload first, then with offload, then more devices.
+    """
+    also = ""
+    if "deepspeed" not in OPTIMIZERS[config.optimizer.name]:
+        also = ", and optimizer.name: adamw"
+        config = replace(config, optimizer=replace(config.optimizer, name="adamw"))
+    available = int(device.memory * SHARE_FOR_STATE)
+    trained = shape.num_parameters if shape.num_trained is None else shape.num_trained
+    on_host = trained * sum(state_parts(config)) // world_size
+    for offload in ("none", "cpu"):
+        if offload == "cpu" and (
+            device.kind == "cpu" or config.optimizer.name not in ("adamw", "lion", "sgd")
+        ):
+            continue
+        for stage in (1, 2) if config.quantization else (1, 2, 3):
+            need = model_state(config, shape, stage, world_size, offload)
+            # At stage 3 the weights that LoRA does not train go to the host as well.
+            host = on_host + (int(frozen_bytes(config, shape)) // world_size if stage == 3 else 0)
+            has_host = not device.host_memory or host <= device.host_memory * SHARE_FOR_STATE
+            if need <= available and (offload == "none" or has_host):
+                beside = (
+                    f", and {human_size(host)} of the node's memory" if offload == "cpu" else ""
+                )
+                spread = _how_to_spread(config, stage, offload)
+                return f"{spread}{also}: {human_size(need)} per rank{beside}."
+    if config.quantization:
+        return "Use devices with more memory: each holds all quantised weights."
+    if shape.num_trained is not None:
+        if "engine.zero" in config.theirs or "engine.offload" in config.theirs:
+            return "Use more devices, or devices with more memory."
+        return (
+            "Add `quantization: {bits: 4}` with engine: {name: deepspeed, zero: 2}, "
+            "or use more devices."
+        )
+    least = math.ceil(shape.num_parameters * sum(state_parts(config)) / available)
+    if device.kind == "cpu":
+        return f"Give the job more memory, or use at least {least} ranks that have as much each."
+    return f"Use at least {least} devices."
+
+
+def _how_to_spread(config: RunConfig, stage: int, offload: str) -> str:
+    if config.engine.config is None:
+        return f"Set engine: {{name: deepspeed, zero: {stage}" + (
+            ", offload: cpu}" if offload == "cpu" else "}"
+        )
+    settings = [config.how_to_set("engine.zero", stage)]
+    if config.engine.offload != offload:
+        settings.append(config.how_to_set("engine.offload", offload))
+    return "; ".join(settings)
+
+
+def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[int, int]:
+    """Returns ZeRO stage -> bytes of model state on each rank's device, for this run's settings.
+
+    A quantised model has no stage 3: its packed bytes cannot be partitioned as weights.
+    """
+    stages = range(3 if config.quantization else 4)
+    return {
+        stage: model_state(config, shape, stage, world_size, config.engine.offload)
+        for stage in stages
+    }
+
+
+def model_state(
+    config: RunConfig, shape: ModelShape, stage: int, world_size: int, offload: str = "none"
+) -> int:
+    """Returns the bytes of model state on each rank's device.
+
+    Trained weights count with gradients and moments, all other weights count alone.
+
+    Args:
+        config: the run file.
+        shape: the model's counts.
+        stage: what the ranks partition, as a ZeRO stage, for every engine.
+        world_size: number of ranks.
+        offload: as for `state_bytes`.
+    """
+    parts = state_parts(config)
+    if shape.num_trained is None:
+        return state_bytes(shape.num_parameters, stage, world_size, parts, offload)
+    frozen = frozen_bytes(config, shape)
+    if stage == 3:
+        frozen = 0 if offload != "none" else frozen / world_size
+    return state_bytes(shape.num_trained, stage, world_size, parts, offload) + int(frozen)
+
+
+def frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """Returns the bytes of the weights that LoRA does not train; 0: all are trained."""
+    if shape.num_trained is None:
+        return 0
+    quantized = shape.num_quantized * (config.quantization.bytes_each if config.quantization else 0)
+    return quantized + (shape.num_parameters - shape.num_quantized) * frozen_width(config)
+
+
+def frozen_width(config: RunConfig) -> int:
+    """Returns the bytes of a weight that is neither trained nor quantised.
+
+    FSDP2 needs one width for all weights, the other engines do not.
+    """
+    return 4 if config.precision == "fp32" or config.engine.name == "fsdp" else 2
+
+
+def describe_state(config: RunConfig, shape: ModelShape) -> str:
+    """Describes the parts of a model's state."""
+    each = sum(state_parts(config))
+    if shape.num_trained is None:
+        return f"{each} bytes x {human_parameters(shape.num_parameters)}"
+    return (
+        f"{each} bytes x {human_parameters(shape.num_trained)} that are trained and "
+        f"{human_size(int(frozen_bytes(config, shape)))} that are not"
+    )
+
+
+class StateParts(NamedTuple):
+    """Bytes of model state per parameter on a device, before the ranks partition it.
+
+    Attributes:
+        weights: those that are computed with.
+        gradients: their sums.
+        optimizer: its moments, and a float32 copy of the weights if there is one.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+
+
+def state_parts(config: RunConfig) -> StateParts:
+    """Returns the bytes per parameter, for this run's engine, precision and optimizer."""
+    optimizer = config.optimizer
+    moments = MOMENT_BYTES[optimizer.name]
+    if optimizer.name == "sgd" and not optimizer.momentum:
+        moments = 0
+    if config.engine.name == "deepspeed" and config.precision != "fp32":
+        return StateParts(2, WIDE, WIDE + moments)
+    return StateParts(WIDE, WIDE, moments)
+
+
+def state_bytes(
+    num_parameters: int, stage: int, world_size: int, parts: StateParts, offload: str = "none"
+) -> int:
+    """Returns the bytes of model state on each rank's device (arXiv:1910.02054, fig. 1).
+
+    Args:
+        num_parameters: of the model.
+        stage: ZeRO stage.
+        world_size: number of ranks.
+        parts: bytes per parameter.
+        offload: if not `none`, the optimizer's part is not on the device, and at stage 2 nor are
+            the gradients. At stage 3 nothing but one layer is on the device.
+    """
+    weights, gradients, _ = parts
+    if offload != "none" and stage:
+        return int(num_parameters * {1: weights + gradients, 2: weights, 3: 0}[stage])
+    whole = {0: sum(parts), 1: weights + gradients, 2: weights, 3: 0}[stage]
+    return int(num_parameters * (whole + (sum(parts) - whole) / world_size))

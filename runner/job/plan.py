@@ -1,0 +1,421 @@
+"""Decides what `auto` means for this model on this number of devices of this kind. Pure.
+
+(run file, model's shape, device) -> `TrainingPlan`: sequence length, batch triple, precision,
+partitioning, offload. Each choice has a reason, which is printed. An impossible setting is refused
+here, before a model is built. The message names the nearest possible setting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from runner.config.engine import EngineConfig
+from runner.config.fields import Choice
+from runner.config.run_config import RunConfig
+from runner.errors import UsageError, human_count, human_size
+from runner.job.activations import USABLE, Footprint, estimated
+from runner.job.memory import (
+    SHARE_FOR_STATE,
+    check_fits,
+    describe_state,
+    model_state,
+    state_needed,
+    too_large,
+)
+from runner.job.shapes import Device, ModelShape
+
+LONGEST_BY_DEFAULT = 512
+DEFAULT_GLOBAL = 32
+MICRO_ON_CPU = 8
+MICRO_UNKNOWN = 32
+LARGE_STEP = 1024
+TIMES_IN_A_STEP = 10
+"""A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
+SURELY = 10
+"""A micro batch that fits so many times, as it is estimated, is not measured."""
+# (run file with its precision, tokens per sequence, ZeRO stage) -> the memory of a micro batch.
+Measure = Callable[[RunConfig, int, int], Footprint]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """All settings of one run, decided.
+
+    Attributes:
+        sequence_length: tokens per sequence.
+        world_size: number of ranks.
+        total: sequences per optimizer step.
+        micro: sequences per forward pass of a rank.
+        accumulation: forward passes of a rank per optimizer step.
+        precision: `bf16`, `fp16` or `fp32`.
+        zero: what the ranks partition, as a ZeRO stage, for every engine.
+        choices: what the user did not choose, for printing.
+        offload: where the optimizer state is (at stage 3 also the weights); `none`: on the device.
+    """
+
+    sequence_length: int
+    world_size: int
+    total: int
+    micro: int
+    accumulation: int
+    precision: str
+    zero: int
+    choices: tuple[Choice, ...]
+    offload: str = "none"
+
+
+def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice | None]:
+    """Returns the sequence length (tokens), and the choice if it was automatic.
+
+    Raises:
+        UsageError: it is longer than the model's positions.
+    """
+    wanted = config.sequence_length
+    if config.task == "image-classification":
+        return shape.longest or 1, None
+    if wanted == "auto":
+        length = min(shape.longest or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
+        return length, Choice(
+            "sequence_length",
+            length,
+            f"the model takes {shape.longest or 'any'}; at most {LONGEST_BY_DEFAULT} unless asked",
+        )
+    if shape.longest and wanted > shape.longest:
+        raise UsageError(
+            f"{config.place('sequence_length')}: "
+            f"sequence_length {wanted}: the model `{config.model.asset}` has "
+            f"{shape.longest} positions.",
+            f"Set sequence_length: {shape.longest} or less.",
+        )
+    return int(wanted), None
+
+
+def decide(
+    config: RunConfig,
+    shape: ModelShape,
+    device: Device,
+    world_size: int,
+    measure: Measure | None = None,
+) -> TrainingPlan:
+    """Decides everything that is `auto`.
+
+    Args:
+        config: the run file.
+        shape: the model's counts.
+        device: the device of each rank.
+        world_size: number of ranks.
+        measure: the memory of a micro batch; called only where it decides something. None: a
+            formula estimates it.
+
+    Raises:
+        UsageError: the batch does not divide among the ranks, the device lacks the precision, or
+            the model's state does not fit.
+    """
+    length, chosen = sequence_length(config, shape)
+    precision, why_precision = _precision(config, device)
+    config = replace(config, precision=precision)  # type: ignore[arg-type]  # one of its values
+    zero, spread = _spread(config, shape, device, world_size, precision)
+    offload, offload_choice = _offload(config, device)
+    total, micro, accumulation, batch_choices = _batch(
+        config, shape, device, world_size, length, zero, offload, measure
+    )
+    choices = [
+        *([chosen] if chosen else []),
+        Choice("precision", precision, why_precision),
+        spread,
+        *([offload_choice] if offload_choice else []),
+        *batch_choices,
+    ]
+    decided = tuple(choice for choice in choices if choice.reason != config.as_said(choice.key))
+    return TrainingPlan(
+        length, world_size, total, micro, accumulation, precision, zero, decided, offload
+    )
+
+
+def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
+    """Returns the number of optimizer steps of the whole run.
+
+    Args:
+        config: the run file.
+        num_sequences: sequences in one epoch.
+        total: sequences per optimizer step.
+    """
+    return (
+        config.steps
+        if config.steps is not None
+        else max(1, math.ceil((config.epochs or 0) * num_sequences / total))
+    )
+
+
+def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, str] | None:
+    """Refuses a step that has each sequence many times. It teaches no more than one that has each
+    once, and may never end.
+
+    Args:
+        config: the run file.
+        num_sequences: sequences in one epoch.
+        total: sequences per optimizer step.
+
+    Returns:
+        A warning and its remedy, where a step has some of them several times.
+
+    Raises:
+        UsageError: that is so. A small step is a trial with little data, and is not refused.
+    """
+    times = total // max(1, num_sequences)
+    data = f"{config.place('batch.global')}: the training data are "
+    data += human_count(num_sequences, "sequence")
+    remedy = config.how_to_set("batch.global", f"{num_sequences} or less")
+    remedy += ", or give it more data."
+    if total >= LARGE_STEP and times >= TIMES_IN_A_STEP:
+        raise UsageError(
+            f"{data}, and each step would take {total:,}: each of "
+            f"them {times:,} times. batch.global counts sequences, not tokens.",
+            remedy,
+        )
+    if num_sequences < total:
+        return f"{data}, a step takes {total}: each step has some of them several times.", remedy
+    return None
+
+
+def check_batch(config: RunConfig, world_size: int) -> None:
+    """Refuses an impossible batch triple and names the nearest possible one.
+
+    Raises:
+        UsageError: `batch.global` is not a multiple of ranks x micro.
+    """
+    total, micro = config.batch.total, config.batch.micro
+    unit = world_size * (micro if isinstance(micro, int) else 1)
+    if isinstance(total, int) and total % unit:
+        below, above = total - total % unit, total + unit - total % unit
+        nearest = f"{below} or {above}" if below else str(above)
+        ranks = human_count(world_size, "rank")
+        what = f"{ranks} x micro {micro}" if isinstance(micro, int) else ranks
+        remedy = config.how_to_set("batch.global", nearest)
+        if isinstance(micro, int) and total % world_size == 0:
+            share = total // world_size
+            fitting = max(d for d in range(1, min(micro, share) + 1) if share % d == 0)
+            other = config.how_to_set("batch.micro", fitting)
+            remedy += f", or {other[0].lower()}{other[1:]}"
+        raise UsageError(
+            f"{config.place('batch.global')}: batch.global {total} does not divide among {what}.",
+            f"{remedy}.",
+        )
+
+
+def accumulation_of(config: RunConfig, total: int, micro: int, world_size: int) -> Choice:
+    """Returns the micro batches per step on each rank.
+
+    The reason also explains the difference where the user's ds_config.json has another number.
+    """
+    accumulation = total // (world_size * micro)
+    why = f"{total} = {human_count(world_size, 'rank')} x {micro} x {accumulation}"
+    if config.accumulation is not None and config.accumulation != accumulation:
+        why += (
+            f"; {Path(config.engine.config or '').name} says gradient_accumulation_steps: "
+            f"{config.accumulation}, with which a step would have "
+            f"{world_size * micro * config.accumulation} sequences: batch.global decides"
+        )
+    return Choice("accumulation", accumulation, why)
+
+
+def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
+    wanted = config.precision
+    if wanted == "bf16" and device.kind == "cuda" and not device.has_bf16:
+        raise UsageError(
+            f"{config.place('precision')}: "
+            f"precision bf16: the device {device.name} does not have it.",
+            config.how_to_set("precision", "fp16, or auto" if device.has_fp16 else "fp32, or auto")
+            + ".",
+        )
+    if wanted == "fp16" and not device.has_fp16:
+        others = "bf16, fp32" if device.has_bf16 else "fp32"
+        raise UsageError(
+            f"{config.place('precision')}: "
+            f"precision fp16: the device {device.name} does not have it.",
+            config.how_to_set("precision", f"{others}, or auto") + ".",
+        )
+    if wanted != "auto":
+        return wanted, config.as_said("precision")
+    if device.kind == "cpu":
+        return "fp32", "on a CPU"
+    if device.has_bf16:
+        return "bf16", f"{device.name} has it"
+    return (
+        ("fp16", f"{device.name} has no bf16; with loss scaling")
+        if device.has_fp16
+        else ("fp32", f"{device.name} has neither")
+    )
+
+
+def stage_of(engine: EngineConfig) -> int:
+    """What the ranks of ddp and fsdp partition, as a ZeRO stage."""
+    return 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
+
+
+def _spread(
+    config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str
+) -> tuple[int, Choice]:
+    """Decides what the ranks partition, as a ZeRO stage."""
+    engine = config.engine
+    needs = state_needed(config, shape, world_size)
+    if engine.name == "deepspeed":
+        zero, why = _zero(config, needs, shape, device, world_size, precision)
+        return zero, Choice("engine.zero", zero, why)
+    zero = stage_of(engine)
+    check_fits(config, needs, shape, device, world_size, zero)
+    size = f"{human_size(needs[zero])} of model state per rank"
+    if engine.name == "ddp":
+        return 0, Choice(
+            "engine.name", "ddp", f"as the run file says; {size}, everything on every rank"
+        )
+    why = "as the run file says" if engine.sharding else "the least memory"
+    return zero, Choice("engine.sharding", engine.sharding or "full", f"{why}; {size}")
+
+
+def _zero(
+    config: RunConfig,
+    needs: Mapping[int, int],
+    shape: ModelShape,
+    device: Device,
+    world_size: int,
+    precision: str,
+) -> tuple[int, str]:
+    lowest = 0 if precision == "fp32" else 1
+    if config.engine.offload != "none":
+        lowest = max(lowest, 3 if config.engine.offload == "nvme" else 1)
+    available = int(device.memory * SHARE_FOR_STATE)
+    wanted = config.engine.zero
+    if wanted != "auto":
+        stage = max(int(wanted), lowest)
+        check_fits(config, needs, shape, device, world_size, stage)
+        why_higher = _why_not_lower(config, precision)
+        return stage, config.as_said("engine.zero") if wanted >= lowest else why_higher
+    highest = max(needs)
+    for stage in range(lowest, highest + 1):
+        if needs[stage] <= available:
+            where = f", offload {config.engine.offload}" if config.engine.offload != "none" else ""
+            return stage, (
+                f"the lowest that fits: {describe_state(config, shape)}{where} are "
+                f"{human_size(needs[stage])} per rank of {human_size(available)} "
+                f"({SHARE_FOR_STATE:.0%} of {device.name})"
+            )
+    raise too_large(
+        config,
+        needs[highest],
+        available,
+        f"at any ZeRO stage up to {highest}",
+        shape,
+        device,
+        world_size,
+    )
+
+
+def _why_not_lower(config: RunConfig, precision: str) -> str:
+    if config.engine.offload == "nvme":
+        return "DeepSpeed offloads to NVMe at stage 3 only"
+    if precision == "fp32":
+        return "stage 0 offloads nothing"
+    # At stage 0 DeepSpeed's bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
+    return f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
+
+
+def _offload(config: RunConfig, device: Device) -> tuple[str, Choice | None]:
+    wanted = config.engine.offload
+    if wanted == "cpu" and device.kind == "cpu" and config.engine.name == "fsdp":
+        return "none", Choice("engine.offload", "none", "everything is on the CPU already")
+    return wanted, None
+
+
+def _batch(
+    config: RunConfig,
+    shape: ModelShape,
+    device: Device,
+    world_size: int,
+    length: int,
+    zero: int,
+    offload: str,
+    measure: Measure | None,
+) -> tuple[int, int, int, list[Choice]]:
+    choices = []
+    check_batch(config, world_size)
+    total, micro = config.batch.total, config.batch.micro
+    if total == "auto":
+        theirs = config.accumulation or 1
+        total, why = _automatic_total(micro, theirs, world_size)
+        choices.append(Choice("batch.global", total, f"{DEFAULT_GLOBAL}, to a multiple of {why}"))
+        if theirs != 1 and micro == "auto":
+            micro = total // (world_size * theirs)
+            choices.append(Choice("batch.micro", micro, f"{total} / {why}"))
+    share = total // world_size
+    if micro == "auto":
+        state = model_state(config, shape, zero, world_size, offload)
+        if measure is None:
+            measure = partial(_estimate, shape)
+        available = max(0, int(device.memory * USABLE) - state)
+        if device.kind == "cpu":
+            fits, reason = MICRO_ON_CPU, "more does not make a CPU faster"
+        elif rough := surely_fits(config, shape, length, zero, share, available):
+            fits, reason = share, rough
+        else:
+            fits, reason = _largest_micro(config, length, zero, available, measure)
+        micro = max(
+            size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits)
+        )
+        choices.append(
+            Choice("batch.micro", micro, f"the largest divisor of {share} up to {fits}: {reason}")
+        )
+    accumulation = accumulation_of(config, total, int(micro), world_size)
+    choices.append(accumulation)
+    return total, int(micro), share // int(micro), choices
+
+
+def _automatic_total(micro: int | str, theirs: int, world_size: int) -> tuple[int, str]:
+    """Chooses `batch.global`; the user's accumulation `theirs` is kept (1: not set)."""
+    unit = world_size * theirs * (micro if isinstance(micro, int) else 1)
+    why = human_count(world_size, "rank")
+    if theirs != 1:
+        why += f" x {theirs} of accumulation (from your ds_config.json)"
+        if isinstance(micro, int):
+            return unit, why
+    return math.ceil(DEFAULT_GLOBAL / unit) * unit, why
+
+
+def _estimate(shape: ModelShape, config: RunConfig, length: int, zero: int) -> Footprint:
+    return estimated(config, shape, length, zero, "without the model's code")
+
+
+def surely_fits(
+    config: RunConfig, shape: ModelShape, length: int, zero: int, rows: int, available: int
+) -> str:
+    """Returns why a micro batch of `rows` fits without being measured; empty: nobody knows.
+
+    To measure takes seconds, and decides nothing where many times the estimate fits.
+    """
+    rough = estimated(config, shape, length, zero, "")
+    need = SURELY * (rows * rough.each + rough.fixed + rough.buffers)
+    if not rough.each or need > available:
+        return ""
+    return (
+        f"{SURELY} times the estimate of {human_size(rough.each)} per sequence fits in "
+        f"{human_size(available)}"
+    )
+
+
+def _largest_micro(
+    config: RunConfig, length: int, zero: int, available: int, measure: Measure
+) -> tuple[int, str]:
+    found = measure(config, length, zero)
+    if not found.each:
+        return MICRO_UNKNOWN, "the activations of such a model are not known"
+    fits = found.largest(available)
+    why = f"{found} in {human_size(available)}"
+    if not fits:
+        why += "; not even one fits: shorten sequence_length"
+        if not config.activation_checkpointing:
+            why += ", or set activation_checkpointing: true"
+    return fits, why

@@ -1,0 +1,111 @@
+"""Compares a run with the one that is in its run folder and that it would continue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner.config.run_config import RunConfig
+from runner.data.recipe import data_key, recipes
+from runner.inputs import Inputs
+from runner.job.findings import Finding
+from runner.job.plan import num_steps
+from runner.run_folder.checkpoints import check_before_launch, signature
+from runner.run_folder.history import (
+    changed_since,
+    earlier_facts,
+    earlier_settings,
+    settings_of,
+)
+from runner.run_folder.layout import RunFolder
+
+
+def check_checkpoint(
+    config: RunConfig, inputs: Inputs, folder: RunFolder, length: int, world_size: int | None
+) -> str | None:
+    """Refuses a checkpoint of another run; returns a line on the checkpoint to be resumed.
+
+    Args:
+        config: the run file.
+        inputs: its model and data.
+        folder: the run folder.
+        length: tokens of a sequence.
+        world_size: the number of ranks; None: not known.
+
+    Raises:
+        UsageError: as for `check_before_launch`.
+    """
+    total = config.batch.total
+    now = signature(
+        config,
+        inputs,
+        data_key(recipes(config, inputs, length)["train"]),
+        total if isinstance(total, int) else None,
+    )
+    return check_before_launch(
+        folder.checkpoints,
+        now,
+        world_size,
+        _steps(config, earlier_facts(folder)),
+        config.engine.name,
+        config.precision,
+        _changed(config, folder),
+        _length_before(config, folder),
+    )
+
+
+def note_changes(config: RunConfig, folder: RunFolder) -> list[Finding]:
+    """Returns a note on the settings that differ from those of the run that is to be resumed."""
+    found = []
+    if (before := _length_before(config, folder)) and config.schedule.name != "constant":
+        what = f"this run was started with {before}, and its end decides the learning rate"
+        found.append(
+            Finding("note", f"{what} ({config.schedule.name}): from this start on it is another.")
+        )
+    if changed := changed_since(folder, config):
+        what = f"from this start on, the run has other settings: {', '.join(changed)}"
+        found.append(Finding("note", f"{what}. Its model card will name only the new ones."))
+    return found
+
+
+def _steps(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
+    """The number of steps that a run asks for; None: not known before its data are prepared.
+
+    Args:
+        config: the run file.
+        facts: environment.json of an earlier start. Only a run on the same data continues it, so
+            its number of sequences holds for this one too.
+    """
+    if config.steps is not None:
+        return config.steps
+    batch, sequences = facts.get("batch"), facts.get("num_sequences")
+    total = config.batch.total
+    if total == "auto" and isinstance(batch, dict):
+        total = batch.get("global", "auto")
+    if not (isinstance(total, int) and isinstance(sequences, int) and total > 0 < sequences):
+        return None
+    return num_steps(config, sequences, total)
+
+
+def _length_before(config: RunConfig, folder: RunFolder) -> str:
+    """`KEY=VALUE` of what decided the steps of the earlier run, if it is another now."""
+    before, after = earlier_settings(folder), settings_of(config)
+    key = "steps" if before.get("steps") is not None else "epochs"
+    value = before.get(key)
+    return "" if value is None or value == after.get(key) else f"{key}={value}"
+
+
+def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
+    """Lists the keys that decide the training data and differ from the run to be resumed.
+
+    Each entry has both values.
+    """
+    before, after = earlier_settings(folder), settings_of(config)
+    same = ("sequence_length", "packing", "dataset", "datasets")
+    return [
+        f"{key} {before.get(key)} (now {after.get(key)})"
+        for key in sorted(
+            before.keys() | after.keys(), key=lambda key: (key != "sequence_length", key)
+        )
+        if before and before.get(key) != after.get(key) and key.split(".")[0] in same
+    ]

@@ -1,0 +1,267 @@
+"""The counts of a model and the device of a rank, as the arithmetic of a run needs them.
+
+config.json and the shapes in the safetensors headers -> number of parameters, of trained parameters
+(LoRA), of quantised parameters. These are estimates where a checkpoint has other weight names than
+the model. The ranks look at the model itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runner.config.run_config import RunConfig
+from runner.data.tokenizer_files import rows_needed
+from runner.errors import DamageError, UsageError, human_count
+from runner.inputs import ModelInput, safetensors_header, unreadable
+from runner.job.transformers_tables import targets_in_peft
+
+Shapes = Mapping[str, Sequence[int]]
+IN_A_LAYER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of one rank.
+
+    Attributes:
+        kind: `cuda` or `cpu`.
+        name: for messages.
+        memory: bytes that a rank may use.
+        has_bf16, has_fp16: whether it is fast in this precision.
+        host_memory: bytes of the node's memory per rank, for offloaded state; 0: not known.
+    """
+
+    kind: str
+    name: str
+    memory: int
+    has_bf16: bool
+    has_fp16: bool
+    host_memory: int = 0
+
+    @staticmethod
+    def cpu(memory: int) -> Device:
+        """Returns a rank's share of a node's CPUs.
+
+        `check`, the launcher and the ranks use this one rule. The device has no fp16: few CPUs
+        compute in it, DeepSpeed refuses the others, and the CPU of a job is not known before the
+        job starts.
+
+        Args:
+            memory: bytes of the node's memory that the rank may use.
+        """
+        return Device("cpu", "CPU", memory, True, False)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Counts of a model, from its config.json and its safetensors headers.
+
+    Attributes:
+        num_parameters: of the model, without LoRA.
+        longest: the most tokens (or image patches) in a sequence; None: no limit.
+        hidden: width of the hidden states.
+        layers: number of layers.
+        vocabulary: number of tokens that the model knows.
+        num_trained: parameters that LoRA adds and trains; None: all of the model's are trained.
+        num_quantized: the model's parameters that are kept quantised.
+    """
+
+    num_parameters: int
+    longest: int | None
+    hidden: int
+    layers: int
+    vocabulary: int
+    num_trained: int | None = None
+    num_quantized: int = 0
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], num_parameters: int | None) -> ModelShape:
+        """Reads the usual keys of a Hugging Face config.json.
+
+        Args:
+            settings: the content of config.json.
+            num_parameters: the count from the weights; None: no weights, it is estimated.
+        """
+        inner = settings.get("text_config")
+        text: Mapping[str, Any] = inner if isinstance(inner, dict) else settings
+
+        def first(*names: str) -> int:
+            return next((int(text[n]) for n in names if isinstance(text.get(n), int)), 0)
+
+        hidden, layers, vocabulary = (
+            first("hidden_size", "n_embd", "dim"),
+            first("num_hidden_layers", "n_layer", "n_layers"),
+            first("vocab_size"),
+        )
+        estimate = 12 * layers * hidden**2 + vocabulary * hidden
+        return ModelShape(
+            num_parameters or estimate,
+            _longest(settings.get("model_type"), first),
+            hidden,
+            layers,
+            vocabulary,
+        )
+
+
+def _longest(model_type: object, first: Any) -> int | None:
+    longest = first("max_position_embeddings", "n_positions", "n_ctx") or None
+    if side := first("image_size"):
+        # The patches and the class token (ViT).
+        return int((side // max(1, first("patch_size"))) ** 2 + 1)
+    # RoBERTa's positions begin after the padding index: 514 rows are 512 positions
+    # (modeling_roberta.py).
+    return (
+        longest - 2
+        if longest and model_type in ("roberta", "xlm-roberta", "camembert", "longformer")
+        else longest
+    )
+
+
+def is_target(module: str, target: str) -> bool:
+    """Returns whether a LoRA target names a module: its whole name or its end, as in peft."""
+    return module == target or module.endswith(f".{target}")
+
+
+def with_lora(
+    shape: ModelShape, config: RunConfig, shapes: Shapes | None, defaults: Sequence[str]
+) -> ModelShape:
+    """Adds the counts of trained and quantised parameters to `shape`.
+
+    Args:
+        shape: the model's counts; returned unchanged where the run trains all weights.
+        config: the run file.
+        shapes: name -> shape of each weight; None: the model has no weights.
+        defaults: the targets where the run file has none; empty: all linear layers.
+
+    Raises:
+        UsageError: a target matches no weight.
+    """
+    lora = config.lora
+    if lora is None:
+        return shape
+    if not shapes:
+        # The four square matrices of attention in each layer.
+        return replace(shape, num_trained=8 * lora.rank * shape.hidden * shape.layers)
+    matrices = {
+        name.removesuffix(".weight"): s
+        for name, s in shapes.items()
+        if name.endswith(".weight") and len(s) > 1
+    }
+    inner = {name: s for name, s in matrices.items() if IN_A_LAYER.search(name)}
+    targets = lora.targets or defaults
+    check_targets(config, lora.targets, list(matrices))
+    chosen = (
+        [s for name, s in matrices.items() if any(is_target(name, t) for t in targets)]
+        if targets
+        else inner.values()
+    )
+    return replace(
+        shape,
+        num_trained=lora.rank * sum(s[0] + math.prod(s[1:]) for s in chosen),
+        num_quantized=sum(math.prod(s) for s in inner.values()) if config.quantization else 0,
+    )
+
+
+def check_targets(config: RunConfig, targets: Sequence[str], modules: Sequence[str]) -> None:
+    """Refuses a LoRA target that matches no module.
+
+    Args:
+        config: the run file.
+        targets: the targets of the run file.
+        modules: the names of all modules that could get matrices.
+
+    Raises:
+        UsageError: a target matches no module; the message lists the modules.
+    """
+    for target in targets:
+        if not any(is_target(module, target) for module in modules):
+            inner = [name for name in modules if IN_A_LAYER.search(name)]
+            known = sorted({name.rpartition(".")[2] for name in inner or modules})
+            raise UsageError(
+                f"{config.place('lora.targets')}: "
+                f"lora.targets: the model `{config.model.asset}` has no module "
+                f"`{target}`.",
+                f"It has: {', '.join(known)}.",
+            )
+
+
+def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
+    """Returns the counts of a run's model, with the trained and quantised parameters.
+
+    Raises:
+        UsageError: a safetensors header cannot be read, or a LoRA target matches no weight.
+    """
+    shapes = weight_shapes(model)
+    number = None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
+    shape = grown(ModelShape.of(model.settings, number), model)
+    return with_lora(
+        shape, config, shapes, default_targets(config, model.settings.get("model_type"))
+    )
+
+
+def grown(shape: ModelShape, model: ModelInput) -> ModelShape:
+    """Returns the counts with the rows that the run adds to the embedding.
+
+    Raises:
+        UsageError: as for `rows_needed`.
+    """
+    rows = rows_needed(model)
+    if rows <= shape.vocabulary or not shape.vocabulary:
+        return shape
+    tables = 1 if model.settings.get("tie_word_embeddings", True) else 2
+    more = (rows - shape.vocabulary) * shape.hidden * tables
+    return replace(shape, vocabulary=rows, num_parameters=shape.num_parameters + more)
+
+
+def describe_new_tokens(shape: ModelShape, model: ModelInput) -> str:
+    """A line on the tokens that the run adds; empty: it adds none. Arguments as for `grown`."""
+    rows = rows_needed(model)
+    if not rows:
+        return ""
+    number = human_count(len(model.new_tokens) + len(model.new_special_tokens), "token")
+    before = ModelShape.of(model.settings, 1).vocabulary
+    room = f"the embedding has room for them ({before} rows)"
+    if rows > before:
+        room = f"the embedding grows from {before} to {rows} rows, which begin near their mean"
+    return f"tokenizer: {number} added; {room}"
+
+
+def human_parameters(count: int) -> str:
+    """`1,234 parameters`, `0.43 M parameters`, `22.7 M parameters`."""
+    if count < 10_000:
+        return human_count(count, "parameter")
+    return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f} M parameters"
+
+
+def default_targets(config: RunConfig, model_type: object) -> list[str]:
+    """Returns peft's targets, if the run file names none; empty: peft has none for this model."""
+    if config.lora is None or config.lora.targets:
+        return []
+    return targets_in_peft(str(model_type))
+
+
+def weight_shapes(model: ModelInput) -> dict[str, list[int]] | None:
+    """Returns name -> shape of every weight, from the safetensors headers; None: no weights.
+
+    Raises:
+        UsageError: a header cannot be read.
+    """
+    weights = [model.path / name for name in model.digests if name.endswith(".safetensors")]
+    if not weights:
+        return None
+    return {k: entry["shape"] for path in weights for k, entry in _header(path).items()}
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        return safetensors_header(path)
+    except DamageError as error:
+        problem = f"{path.parent}/{error.message}"
+        raise UsageError(problem, unreadable(path, "damaged").remedy) from None
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None

@@ -1,1 +1,0 @@
-"""What `auto` means and what can be known to fail before a rank starts."""

@@ -1,1 +1,0 @@
-"""What can be known to fail before a rank starts. Nothing here imports torch."""

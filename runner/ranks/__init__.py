@@ -1,1 +1,0 @@
-"""A rank's number, its heartbeat, and the address of rank 0."""

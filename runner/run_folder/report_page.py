@@ -1,0 +1,362 @@
+"""The HTML document: state, warnings, curves, summary, settings, provenance. Pure.
+
+`_text` escapes everything that comes from a run folder. In addition the page forbids itself the
+network and every script but its own (Content-Security-Policy). Its curves are drawn by uPlot
+(https://github.com/leeoniya/uPlot, MIT), which is in the page; without it the tables say the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import reprlib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import __version__, as_shown, human_count, human_size
+from runner.run_folder.history import History, numbers, points
+from runner.run_folder.report_curves import Chart, Line, charts
+from runner.run_folder.report_names import short_names
+from runner.run_folder.report_overview import HEADINGS, overview
+
+LONGEST_VALUE = 600
+MOST_KEYS = 500
+NUM_COLOURS = 8
+DASHES = ("", "6 3", "2 2", "8 3 2 3")
+"""From the ninth run on colours repeat, and the dashes differ."""
+
+_ASSETS = Path(__file__).with_name("assets")
+PROVENANCE = (
+    ("bundle_id", "Bundle"),
+    ("model", "Model"),
+    ("environment_tree", "Environment"),
+    ("git_commit", "Commit of the folder it was started in"),
+    ("device", "Device"),
+    ("device_memory_gib", "Memory of a device"),
+    ("world_size", "Ranks"),
+    ("precision", "Precision"),
+    ("batch", "Batch"),
+    ("seed", "Seed"),
+    ("exported_weights_step", "The exported weights are of step"),
+    ("host", "Host of rank 0"),
+    ("platform", "System"),
+    ("python", "Python"),
+    ("versions", "Packages"),
+    ("slurm", "Slurm"),
+    ("command", "Command"),
+    ("written", "Started"),
+)
+
+
+def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
+    """The whole document.
+
+    Args:
+        running: whether each run is training now; empty: none is.
+    """
+    names, drawn = short_names(runs), charts(runs)
+    title = names[0] if len(runs) == 1 else f"{len(runs)} runs compared"
+    folder = f'<p class="sub">{_text(str(runs[0].folder.root))}</p>' if len(runs) == 1 else ""
+    body = [
+        f"<h1>{_text(title)}</h1>",
+        folder,
+        _overview(overview(list(runs), list(running) or [False] * len(runs))),
+        *_warnings(runs, names),
+        "<h2>Curves</h2>",
+        _charts(drawn, names),
+        "<h2>In short</h2>",
+        _summary(runs, names),
+        "<h2>Settings</h2>",
+        _settings(runs, names),
+        "<h2>Where it comes from</h2>",
+        _provenance(runs, names),
+        f'<p class="sub">Written by runner report, airlift {_text(__version__)}.</p>',
+    ]
+    css = _asset("uplot.css") + _asset("page.css")
+    scripts = [_asset("uplot.js"), _asset("page.js")]
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return "\n".join([
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="'
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{_text(title)}</title><style>{css}</style></head><body>",
+        *body,
+        f'<script type="application/json" id="charts">{_data(drawn, names)}</script>',
+        *(f"<script>{script}</script>" for script in scripts),
+        "</body></html>\n",
+    ])  # fmt: skip
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    """What the page's Content-Security-Policy permits."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _data(drawn: Sequence[Chart], names: Sequence[str]) -> str:
+    """The charts for the script; `<` is escaped, so that no name ends the element."""
+    document = {
+        "names": [as_shown(name) for name in names],
+        "charts": [chart.to_json() for chart in drawn],
+    }
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _overview(rows: Sequence[Sequence[str]]) -> str:
+    """The table at the top: one row per run; of a single run, without its name."""
+    skip = 1 if len(rows) == 1 else 0
+    shown = [i for i in range(skip, len(HEADINGS)) if any(row[i] for row in rows)]
+    head = "".join(f"<th>{HEADINGS[i]}</th>" for i in shown)
+    body = "".join(
+        "<tr>"
+        + "".join(_overview_cell(i, _key(n) if i == 0 else "", row[i]) for i in shown)
+        + "</tr>"
+        for n, row in enumerate(rows)
+    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll overview">{table}</div>'
+
+
+def _overview_cell(column: int, key: str, text: str) -> str:
+    """A cell; the heading in it is for phones, where the cells wrap."""
+    return f'<td data-heading="{HEADINGS[column]}">{key}{_text(text)}</td>'
+
+
+def _provenance(runs: Sequence[History], names: Sequence[str]) -> str:
+    rows = [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))]
+    folders = [("Folder", [str(run.folder.root) for run in runs])] if len(runs) > 1 else []
+    return _table(names, [*folders, *rows])
+
+
+def _warnings(runs: Sequence[History], names: Sequence[str]) -> list[str]:
+    said = [
+        f'<li class="warning">{_text(f"{name}: {warning}" if len(runs) > 1 else warning)}</li>'
+        for run, name in zip(runs, names, strict=True)
+        for warning in (*run.warnings, *_findings(run))
+    ]
+    return ["<h2>Warnings</h2>", "<ul>", *said, "</ul>"] if said else []
+
+
+def _findings(run: History) -> Iterable[str]:
+    """Warnings that follow from the metrics."""
+    broken = [step for step, value in points(run.steps, "loss") if value is None]
+    if broken:
+        yield f"the loss was not finite (nan or inf) at step {', '.join(map(str, broken[:5]))}" + (
+            f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+        )
+    if not run.steps:
+        yield "no step was logged"
+    elif run.num_steps is not None and run.steps[-1]["step"] < run.num_steps:
+        yield f"unfinished: step {run.steps[-1]['step']} of {run.num_steps}"
+    waits = numbers(run.steps, "data_wait")[1:]
+    if waits and statistics.median(waits) > 0.2:
+        yield f"{statistics.median(waits):.0%} of a step is spent waiting for data"
+
+
+def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
+    rows = [
+        ("Best validation loss", [_best(run, "validation_loss", min) for run in runs]),
+        ("Best validation accuracy", [_best(run, "validation_accuracy", max) for run in runs]),
+        ("Tokens per second, median", [_median(run, "tokens_per_s", "{:,.0f}") for run in runs]),
+        ("Samples per second, median", [_median(run, "samples_per_s", "{:,.1f}") for run in runs]),
+        ("MFU, median", [_median(run, "mfu", "{:.1%}") for run in runs]),
+        ("Seconds per step, median", [_median(run, "step_s", "{:.3g}") for run in runs]),
+        (
+            "Seconds until the first step was done",
+            [_first(run, "first_step_s", "{:.0f}") for run in runs],
+        ),
+        *_memory(runs),
+        (
+            "Checkpoints",
+            [", ".join(f"step-{step}" for step in run.checkpoints[-5:]) for run in runs],
+        ),
+    ]
+    return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
+
+
+def _memory(runs: Sequence[History]) -> Iterable[tuple[str, list[str]]]:
+    """Rows on the most memory of a rank in each phase."""
+    for where in ("device", "host"):
+        cells = []
+        for run in runs:
+            known = {phase: most[where] for phase, most in run.memory.items() if where in most}
+            cells.append(", ".join(f"{k} {human_size(v * 2**30)}" for k, v in known.items()))
+        yield f"Most memory of a rank, {where}", cells
+    older = ["" if run.memory else _last_size(run.steps, "memory_gib") for run in runs]
+    yield "Most memory of rank 0", older
+
+
+def _last_size(lines: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The last value of a metric in GiB, for people."""
+    found = numbers(lines, key)
+    return human_size(found[-1] * 2**30) if found else ""
+
+
+def _first(run: History, key: str, form: str) -> str:
+    return next((form.format(value) for value in numbers(run.steps, key)), "")
+
+
+def _median(run: History, key: str, form: str) -> str:
+    # The first step includes compilation and warm-up.
+    found = numbers(run.steps, key)[1:]
+    return form.format(statistics.median(found)) if found else ""
+
+
+def _best(run: History, key: str, choose: Any) -> str:
+    found = [(value, step) for step, value in points(run.validations, key) if value is not None]
+    if not found:
+        return ""
+    value, step = choose(found, key=lambda pair: pair[0])
+    return f"{value:.4f} at step {step}"
+
+
+def _charts(drawn: Sequence[Chart], names: Sequence[str]) -> str:
+    if not drawn:
+        return "<p>Nothing was measured yet.</p>"
+    legend = ""
+    if len(names) > 1:
+        entries = " ".join(
+            f'<b>{_key(index)}<span class="name">{_text(name)}</span></b>'
+            for index, name in enumerate(names)
+        )
+        legend = f'<p class="legend">{entries}</p>'
+    figures = [(chart.folded, _figure(chart, i, names)) for i, chart in enumerate(drawn)]
+    shown = "".join(text for folded, text in figures if not folded)
+    folded = "".join(text for folded, text in figures if folded)
+    more = (
+        '<details class="more"><summary>More charts: they say the same in another unit, or are flat'
+        f'</summary><div class="charts">{folded}</div></details>'
+        if folded
+        else ""
+    )
+    how = '<p class="sub">Drag over a chart to zoom in; double-click to see all of it again.</p>'
+    return f'{legend}{how}<div class="charts">{shown}</div>{more}'
+
+
+def _figure(chart: Chart, number: int, names: Sequence[str]) -> str:
+    """A chart: a place where the script draws it, and its numbers in a table."""
+    average = f"; bold: moving average of {chart.window} steps" if chart.window else ""
+    caption = f"{_text(chart.title)} <span>{_text(chart.unit + average).removeprefix('; ')}</span>"
+    table = _table(["First", "Last", "Lowest", "Highest"], [_numbers(line, names) for line in
+                   chart.lines])  # fmt: skip
+    return (
+        f'<figure data-chart="{number}"><figcaption>{caption}</figcaption>'
+        f'<div class="plot" role="img" aria-label="{_text(chart.title)}"></div>'
+        f"<details><summary>In numbers</summary>{table}</details></figure>"
+    )
+
+
+def _numbers(line: Line, names: Sequence[str]) -> tuple[str, list[str]]:
+    """A row: the run, and its first, last, lowest and highest value."""
+    name, points = names[line.run] if len(names) > 1 else "", line.finite
+    if not points:
+        return name, ["no number"] * 4
+    ends = points[0], points[-1], *(choose(points, key=lambda p: p[1]) for choose in (min, max))
+    return name, [f"{value:.5g} (step {step})" for step, value in ends]
+
+
+def _key(run: int) -> str:
+    dash = DASHES[run // NUM_COLOURS % len(DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    line = f'<line class="c{run % NUM_COLOURS}" x1="0" x2="24" y1="5" y2="5"{dashed}/>'
+    return f'<svg class="key" viewBox="0 0 24 10" aria-hidden="true">{line}</svg>'
+
+
+def _settings(runs: Sequence[History], names: Sequence[str]) -> str:
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings))[:MOST_KEYS]
+    if not keys:
+        return "<p>No config.yaml has them.</p>"
+    rows = [
+        (key, [_value(run.settings[key]) if key in run.settings else "" for run in runs])
+        for key in keys
+    ]
+    if len(runs) == 1:
+        return _table(names, rows)
+    differing = [row for row in rows if len(set(row[1])) > 1 and row[0] != "name"]
+    same = [row for row in rows if row not in differing]
+    shown = (
+        _table(names, differing, differs=True) if differing else "<p>All settings are the same.</p>"
+    )
+    return (
+        f"{shown}<details><summary>{human_count(len(same), 'other setting')}</summary>"
+        f"{_table(names, same)}</details>"
+    )
+
+
+def _table(
+    names: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[str]]],
+    *,
+    differs: bool = False,
+    keys: bool = False,
+) -> str:
+    """A table with one column per run. For one run it has no heading."""
+    heading = "".join(
+        f"<th>{_key(i) if keys else ''}{_text(name)}</th>" for i, name in enumerate(names)
+    )
+    head = f"<thead><tr><th></th>{heading}</tr></thead>" if len(names) > 1 else ""
+    kind = ' class="differs"' if differs else ""
+    body = "".join(
+        f"<tr{kind}><th>{_text(label)}</th>"
+        f"{''.join(f'<td>{_text(value)}</td>' for value in values)}</tr>"
+        for label, values in rows
+    )
+    wraps = "" if len(names) > 1 else " one"
+    return f'<div class="scroll{wraps}"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def _values(runs: Sequence[History], key: str) -> list[str]:
+    values: list[Any] = [run.facts.get(key) for run in runs]
+    if key.endswith("_gib"):
+        values = [human_size(v * 2**30) if _is_size(v) else v for v in values]
+    return [_value(value) if value is not None else "" for value in values]
+
+
+def _is_size(value: Any) -> bool:
+    """Whether it can be a number of GiB; a file may hold anything."""
+    return type(value) in (int, float) and 0 <= value < 2**40
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = (
+    4,
+    30,
+    30,
+    LONGEST_VALUE,
+    LONGEST_VALUE,
+)
+
+
+def _value(value: Any) -> str:
+    """A value of a file as text, cut where it is too long."""
+    if isinstance(value, dict) and value:
+        inside = list(value.items())[:MOST_KEYS]
+        return ", ".join(
+            f"{key} {_REPR.repr(item) if isinstance(item, dict) else _value(item)}"
+            for key, item in inside
+        )
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return " ".join(value)[:LONGEST_VALUE]
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}..."
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return "a number too large to show"
+    if value is None:
+        return "none"
+    return str(value) if isinstance(value, (int, float)) else _REPR.repr(value)
+
+
+def _text(text: str) -> str:
+    """Escapes for HTML, and shows control characters."""
+    return html.escape(as_shown(text))

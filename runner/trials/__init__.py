@@ -1,0 +1,1 @@
+"""bench, evaluate, rehearse: small programs that start trainings."""

@@ -1,0 +1,134 @@
+"""One trial inside the ranks: a few real optimizer steps. Nothing is saved or exported."""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from runner.config.run_config import RunConfig
+from runner.data.store import Stores
+from runner.errors import NoMemoryError
+from runner.inputs import Inputs
+from runner.launch.environment import RankEnvironment
+from runner.run_folder.heartbeat import Heartbeat
+from runner.run_folder.history import memory_by_phase
+from runner.run_folder.layout import RunFolder, read_metrics, write_json
+from runner.training.components.device import StopRequest
+from runner.training.components.metrics import open_console
+from runner.training.evaluation import evaluate
+from runner.training.loop import Trainer
+from runner.training.out_of_memory import is_out_of_memory
+from runner.training.start import start
+
+RESULT = "trial.json"
+EVALUATED = 2  # batches of each rank
+
+
+def measure(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    place: RankEnvironment,
+    heartbeat: Heartbeat,
+    *,
+    steps: int,
+    memory_gib: float | None,
+) -> None:
+    """Makes `steps` steps and writes their speed to `trial.json`.
+
+    Args:
+        config: the run file.
+        inputs: the bundle's model and datasets.
+        folder: the trial's run folder.
+        place: this rank's number and the addresses.
+        heartbeat: where this rank shows that it is alive.
+        steps: how many.
+        memory_gib: the limit of one rank; None: the device's memory, or on a CPU this rank's share.
+
+    Raises:
+        NoMemoryError: memory ran out.
+    """
+    _limit_memory(memory_gib, place)
+    with open_console(folder.logs / f"rank-{place.rank}.log") as console:
+        try:
+            trainer = start(config, inputs, folder, place, StopRequest(), console, heartbeat)
+            trainer.observer.begin(0)
+            trainer.end_phase("load")
+            for _ in range(steps):
+                trainer.train_step()
+            trainer.read_sums()
+            trainer.end_phase("train")
+            _evaluate(trainer)
+            trainer.observer.close()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            first_line = (str(error).splitlines() or ["out of memory"])[0]
+            raise NoMemoryError(first_line, "Try a smaller micro batch.") from None
+        if place.rank == 0:
+            write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer)})
+        trainer.ranks.barrier()
+        torch.distributed.destroy_process_group()
+
+
+class _First:
+    """The first samples of a split: what `evaluate` needs of a store."""
+
+    def __init__(self, store: Stores, count: int) -> None:
+        self._store, self._count = store, min(count, len(store))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, indices: Sequence[int]) -> Any:
+        return self._store.rows(indices)
+
+
+def _evaluate(trainer: Trainer) -> None:
+    """Evaluates two batches of each rank, for the memory of that phase."""
+    store, micro = trainer.stores.get("validation"), trainer.plan.micro
+    if store is None:
+        return
+    few = _First(store, EVALUATED * micro * trainer.ranks.world_size)
+    evaluate(trainer.task, trainer.engine, few, trainer.ranks, micro, lambda: False, trainer.device)
+    trainer.end_phase("evaluate")
+
+
+def _result(folder: RunFolder, trainer: Trainer) -> Mapping[str, Any]:
+    every = list(read_metrics(folder.metrics))
+    lines = [line for line in every if "loss" in line]
+    memory = memory_by_phase(every)
+    # The first step compiles, allocates and warms up.
+    lines = lines[1:] or lines
+    keys = ("tokens_per_s", "samples_per_s", "step_s", *(["mfu"] if "mfu" in lines[0] else []))
+    plan = trainer.plan
+    asked = trainer.config.engine.zero
+    promoted = trainer.config.engine.name == "deepspeed" and asked not in ("auto", plan.zero)
+    return {
+        **{key: statistics.median(line[key] for line in lines) for key in keys},
+        "memory_gib": max(phase.get("device", phase["host"]) for phase in memory.values()),
+        "memory": memory,
+        "world_size": plan.world_size,
+        "device": trainer.config.precision
+        if trainer.device.type == "cpu"
+        else torch.cuda.get_device_name(),
+        "note": f"runs at stage {plan.zero}" if promoted else "",
+    }
+
+
+def _limit_memory(memory_gib: float | None, place: RankEnvironment) -> None:
+    """Makes memory run out in this process before it runs out on the machine."""
+    if torch.cuda.is_available():
+        if memory_gib is not None:
+            number = place.local_rank % torch.cuda.device_count()
+            total = torch.cuda.get_device_properties(number).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gib * 2**30 / total), number)
+        return
+    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / place.local_world_size
+    limit = int(memory_gib * 2**30 if memory_gib is not None else 0.8 * share)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

@@ -1,0 +1,264 @@
+"""`runner evaluate` outside the ranks: which weights, in which folder, and what is printed.
+
+The ranks work in a hidden folder beside the run's, so that the run folder stays as it is. It is
+removed when the measures are known.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runner import isolation, offline
+from runner.data.recipe import data_key, recipes
+from runner.errors import IncompleteError, StageError, UsageError, suggest
+from runner.job import devices
+from runner.job.plan import sequence_length
+from runner.job.shapes import ModelShape
+from runner.launch.environment import RANK_FLAG, RankEnvironment
+from runner.launch.rank import find_role, run_rank
+from runner.launch.start import start_ranks
+from runner.launch.train import (
+    Run,
+    check_all_installed,
+    prepare_in_sandbox,
+    rank_arguments,
+    rank_command,
+    report_devices,
+    world_size,
+)
+from runner.processes import raise_limits
+from runner.run_folder.checkpoints import best_step, newest_first, read_state
+from runner.run_folder.heartbeat import Heartbeat
+from runner.run_folder.history import earlier_facts, earlier_settings, in_yaml, settings_of
+from runner.run_folder.layout import RunFolder, read_metrics
+from runner.run_folder.run_lock import hold_run_folder
+
+FIRST = "none"
+"""The name of the first weights: those of the bundle, or of `model.init`."""
+_HOLD_OUT = ("asset", "train", "validation", "validation_seed")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated, and where the ranks work.
+
+    Attributes:
+        run: the run file; its folder is the hidden one.
+        checkpoint: the folder of the checkpoint; None: the first weights.
+        source: the name for printing: `step-8`, or where the first weights are from.
+    """
+
+    run: Run
+    checkpoint: Path | None
+    source: str
+
+
+def choose(run: Run, wanted: str | None) -> Evaluation:
+    """Finds the weights.
+
+    Args:
+        run: the run file, with the run folder.
+        wanted: `newest`, `best`, `none` or `step-N`; None: the newest, or the first weights of a
+            run that has not begun.
+
+    Raises:
+        UsageError: there is no such checkpoint, or nothing to evaluate on.
+    """
+    has_begun = run.folder.metrics.exists()
+    if not any(data.validation for data in run.inputs.datasets):
+        share = (
+            "A share of the training split would be rows that this run has trained on."
+            if has_begun and wanted != FIRST
+            else "Or hold out a share of the training split: validation: 5%."
+        )
+        raise UsageError(
+            f"{run.config.path}: no validation split is read.",
+            f"Name a split of the dataset: --set dataset.validation=NAME. {share}",
+        )
+    if wanted != FIRST:
+        _check_held_out(run)
+    root = run.folder.root
+    hidden = replace(run, folder=RunFolder(root.parent / f".evaluate-{root.name}"))
+    found = {path.name: path for path in newest_first(run.folder.checkpoints)}
+    if wanted == FIRST or (wanted is None and not found and not has_begun):
+        init = run.config.model.init
+        names = {"pretrained": f"the weights of {run.config.model.asset}", "scratch": "new weights"}
+        return Evaluation(hidden, None, names.get(init, f"the weights of {init}"))
+    if not found:
+        raise UsageError(
+            f"{run.folder.checkpoints}: there is no checkpoint.",
+            f"The exported model: --checkpoint none --set model.init={run.folder.model}; "
+            "the first weights: --checkpoint none.",
+        )
+    name: str | None = wanted
+    if wanted in (None, "newest"):
+        name = next(iter(found))
+    elif wanted == "best":
+        step = best_step(run.folder.checkpoints)
+        name = None if step is None else f"step-{step}"
+    if name not in found:
+        what = "best checkpoint (checkpoint.best: true keeps it)" if wanted == "best" else wanted
+        raise UsageError(
+            f"{run.folder.checkpoints}: there is no {what}.",
+            suggest(str(wanted), found) or f"There are: {', '.join(found)}.",
+        )
+    return Evaluation(hidden, found[name], name)
+
+
+def _check_held_out(run: Run) -> None:
+    """Checks that a held out share of the training split is the one of the training.
+
+    Raises:
+        UsageError: the run has trained on rows that it would be measured on.
+    """
+    before, now = _splits(earlier_settings(run.folder)), _splits(settings_of(run.config))
+    changed = [key for key in before if key in now and before[key] != now[key]]
+    if _holds_out_a_share(run) and changed:
+        key = changed[0]
+        raise UsageError(
+            f"{run.folder.root}: this run was trained with {key}: {in_yaml(before[key])}; now it "
+            f"is {in_yaml(now[key])}, so it has trained on rows that it would be measured on.",
+            "Name another split: --set dataset.validation=NAME; or train a run that holds them "
+            "out from its beginning.",
+        )
+
+
+def doubt(run: Run, checkpoint: Path | None) -> str:
+    """A warning where a share is held out of other data than those of the training.
+
+    Args:
+        run: the run file, with the run folder.
+        checkpoint: whose weights are evaluated; None: the first weights, of no training.
+
+    Returns:
+        The warning; empty: the same data, or a split of its own.
+    """
+    bundle = earlier_facts(run.folder).get("bundle_id")
+    same = bundle in (None, run.inputs.bundle_id)
+    if checkpoint is None or same or not _holds_out_a_share(run):
+        return ""
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    now = data_key(recipes(run.config, run.inputs, length)["train"])
+    with suppress(OSError, ValueError):  # the ranks name it
+        if read_state(checkpoint).signature.get("data") == now:
+            return ""
+    return (
+        f"warning: this bundle ({run.inputs.bundle_id[:12]}) is not that of the training "
+        f"({str(bundle)[:12]}): the share that is held out is drawn again, so it may have rows "
+        "that were trained on\n  -> Evaluate with the bundle of the training, or name a split: "
+        "--set dataset.validation=NAME"
+    )
+
+
+def _holds_out_a_share(run: Run) -> bool:
+    return any(data.validation and data.validation.part for data in run.inputs.datasets)
+
+
+def _splits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide which rows are held out: dotted key -> value."""
+    found = {f"dataset.{key}": settings.get(f"dataset.{key}") for key in _HOLD_OUT}
+    several = settings.get("datasets")
+    for number, data in enumerate(several if isinstance(several, list) else []):
+        if isinstance(data, dict):
+            found |= {f"datasets[{number}].{key}": data.get(key) for key in _HOLD_OUT}
+    return {key: value for key, value in found.items() if key in settings or "[" in key}
+
+
+def evaluate(
+    run: Run,
+    wanted: str | None,
+    processes: int | None,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Evaluates on the validation split. In a rank it does not return.
+
+    Args:
+        run: the run file, with the run folder.
+        wanted: as for `choose`.
+        processes: ranks on this machine; None: one, or those of the Slurm job.
+        environ: the environment variables.
+        say: prints a line.
+
+    Raises:
+        StageError: it cannot work, or a rank failed.
+    """
+    offline.set_variables(os.environ)
+    raise_limits()
+    role = find_role(environ, processes)
+    isolation.isolate(os.environ, say)
+    if role == "rank" and environ.get(RANK_FLAG) != "1":
+        raise UsageError(
+            "runner evaluate starts its ranks itself.", "Call it once, without srun or torchrun."
+        )
+    chosen = choose(run, wanted)
+    if role == "rank":
+        be_a_rank(chosen, environ)
+    check_all_installed(run, role)
+    say(f"{run.config.path}: evaluates {chosen.source} on the validation split")
+    if warning := doubt(run, chosen.checkpoint):
+        say(warning)
+    ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
+    device = devices.here(ranks, environ, own_torch=own_torch)
+    chosen.run.check(world_size(role, processes or 1, environ), lambda _line: None, device)
+    _launch(chosen, run.folder.root, role, processes or 1, environ)
+
+
+def _launch(
+    chosen: Evaluation, root: Path, role: str, processes: int, environ: Mapping[str, str]
+) -> None:
+    run, folder = chosen.run, chosen.run.folder
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with hold_run_folder(folder, environ):
+        _empty(folder)
+        folder.make()
+        prepare_in_sandbox(run)
+        name = FIRST if chosen.checkpoint is None else chosen.checkpoint.name
+        arguments = rank_arguments(run, root, "--checkpoint", name)
+        argv = rank_command(run, role, environ, "evaluate", *arguments)
+        num_local = None if role == "batch" else processes
+        code = start_ranks(argv, num_local, folder, environ).exit_code
+        written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
+        if not any("validation_loss" in line for line in written):
+            raise StageError(
+                f"the evaluation ended with exit code {code}.",
+                f"The logs of its ranks: {folder.logs}",
+                exit_code=code or 1,
+            )
+        _empty(folder)
+    with suppress(OSError):  # another evaluation has begun
+        folder.root.rmdir()
+
+
+def _empty(folder: RunFolder) -> None:
+    """Removes what an evaluation wrote, but not the lock."""
+    for path in folder.root.iterdir():
+        if path.is_dir() and path != folder.holder.parent:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink(missing_ok=True)
+
+
+def be_a_rank(chosen: Evaluation, environ: Mapping[str, str]) -> NoReturn:
+    """Evaluates as one rank, and ends the process."""
+    run = chosen.run
+
+    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
+        from runner.training.start import train
+        from runner.trials.evaluate_worker import measuring
+
+        measures = measuring(chosen.checkpoint)
+        train(run.config, run.inputs, run.folder, place, heartbeat, measures)
+
+    run_rank(run.folder, environ, work)
+
+
+def stopped() -> IncompleteError:
+    """The error of an evaluation that a signal ended."""
+    return IncompleteError("the evaluation was stopped by a signal.", "Run the same command again.")

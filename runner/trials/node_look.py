@@ -1,0 +1,272 @@
+"""What one node of a job sees: bundle, run folder, environment, names, interfaces, devices."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner.child import in_child
+from runner.config.run_config import RunConfig
+from runner.disks import local_folder, read_mounts
+from runner.errors import UsageError, human_count, human_size
+from runner.inputs import EnvironmentInput
+from runner.job import devices
+from runner.job.access import (
+    check_readable,
+    check_writable,
+    files_to_read,
+    nearest_folder,
+)
+from runner.job.findings import Finding, Findings
+from runner.job.gpus import ask_driver
+from runner.job.installed import check_installed, to_train
+from runner.launch.environment import RankEnvironment
+from runner.launch.network import (
+    addresses_of,
+    is_loopback,
+    other_hosts,
+    source_towards,
+    wrong_interfaces,
+)
+from runner.launch.submit import ranks_on_node
+from runner.launch.train import Run
+
+LEAST_SHARED_MEMORY = 2**28
+"""NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
+LEAST_LOCKED_MEMORY = 2**30
+"""What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
+LEAST_FOR_CACHES = 2**30
+"""One large kernel that torch.compile or DeepSpeed builds takes 100 MB; a job builds several."""
+SHARED_MEMORY = Path("/dev/shm")
+INFINIBAND = Path("/sys/class/infiniband")
+COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
+ENV_CHECK_S = 60
+
+
+def look(
+    run: Run, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str]
+) -> Findings:
+    """Looks at this node, before torch is imported; tries its GPUs in a child process.
+
+    Args:
+        run: the run whose job this is.
+        place: this rank's numbers.
+        hosts: all nodes of the job.
+        environ: the environment variables of a rank.
+    """
+    found = Findings()
+    found.attempt(check_readable, files_to_read(run.inputs))
+    found.attempt(check_writable, run.folder.root)
+    found.attempt(check_installed, run.config, run.inputs, to_train(run.config), "training")
+    if run.inputs.environment is not None:
+        found.others += env_check(run.inputs.environment)
+    if place.local_world_size != place.world_size:
+        found.others += check_names(platform.node(), other_hosts(hosts, environ))
+        interfaces = [name for _, name in socket.if_nameindex()]
+        found.others += check_interfaces(environ, interfaces)
+    found.others += check_shared_memory(SHARED_MEMORY)
+    found.others += check_locked_memory(INFINIBAND, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
+    found.others += check_caches(local_folder(environ, read_mounts())[0])
+    found.others += check_compiler(run.config)
+    with found.keeping():
+        found.lines += check_devices(run.config, environ)
+    return found
+
+
+def check_devices(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+    """Checks that torch sees the GPUs that the run asks for, and that each of them computes.
+
+    Args:
+        config: the run file.
+        environ: the environment variables of a rank.
+
+    Returns:
+        Lines for the user; empty where there is no GPU and nobody asked for one.
+
+    Raises:
+        StageError: a GPU does not compute, or torch has no code for it.
+        UsageError: torch sees too few GPUs.
+    """
+    if not devices.accelerators_meant(config.slurm, environ) and not ask_driver():
+        return []
+    ranks = ranks_on_node(config.slurm)
+    own_torch = config.environment is None
+    lines = devices.notes(config.slurm, ranks, environ, own_torch=own_torch)
+    number, name = in_child(_run_kernels, (), "a kernel on each GPU", "See the message above.")
+    if (asked := config.slurm.gpus_per_node) > number:
+        raise UsageError(
+            f"slurm.gpus_per_node: {asked}, and torch sees {human_count(number, 'GPU')} here.",
+            "Look at `nvidia-smi` on the node; a torch that was built without CUDA sees none.",
+        )
+    if number:
+        lines.append(f"{human_count(number, 'GPU')} ({name}): each ran a kernel")
+    return lines
+
+
+def _run_kernels() -> tuple[int, str]:
+    from runner.trials.kernels import run_kernels
+
+    return run_kernels()
+
+
+def env_check(environment: EnvironmentInput) -> list[Finding]:
+    """Runs the environment's own check on this node (`env-check.sh` in the bundle)."""
+    script = environment.path / "env-check.sh"
+    try:
+        done = subprocess.run(
+            ["sh", str(script)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ENV_CHECK_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Finding("warning", f"{script}: not run: {error}", f"sh {script}, on a node")]
+    return read_env_check(done.stdout, environment.asset)
+
+
+def read_env_check(output: str, asset: str) -> list[Finding]:
+    """Turns what env-check.sh prints into findings: `bad` and `note`, each with its advice. Pure.
+
+    Args:
+        output: of the script.
+        asset: the environment's name.
+    """
+    found: list[Finding] = []
+    for line in output.splitlines():
+        word, _, text = line.partition(" ")
+        if word in ("bad", "note"):
+            said = f"environment {asset}: {text.strip()}"
+            found.append(Finding("error", said, "", 1) if word == "bad" else Finding("note", said))
+        elif line.lstrip().startswith("-> ") and found:
+            last = found.pop()
+            remedy = line.strip().removeprefix("-> ")
+            found.append(Finding(last.level, last.message, remedy, last.exit_code))
+    return found
+
+
+def check_names(own: str, others: Sequence[str]) -> list[Finding]:
+    """Finds names of the job's nodes that give no address here, or only a loopback address.
+
+    Our ranks do not need them: they use the address of a route. Scripts of one's own may.
+    """
+    found = []
+    if any(map(is_loopback, addresses_of(own))):
+        found.append(
+            Finding(
+                "note",
+                f"its own name {own} is {addresses_of(own)[0]} here.",
+                "Nothing for `runner train`; in a script of your own, do not take MASTER_ADDR from "
+                "hostname.",
+            )
+        )
+    found += [
+        Finding(
+            "note",
+            f"the name {other} has no address here that leads to it.",
+            "`runner train` asks Slurm for the address then.",
+        )
+        for other in others
+        if not any(not is_loopback(a) and source_towards(a) for a in addresses_of(other))
+    ]
+    return found
+
+
+def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[Finding]:
+    """Refuses interfaces that the user named and this node does not have. Pure but for nccl.conf.
+
+    Args:
+        environ: the environment variables of a rank.
+        there: the node's interfaces.
+    """
+    return [
+        Finding(
+            "error",
+            f"{setting}: this node has no interface {lacking}; it has {', '.join(there)}.",
+            f"unset {setting.partition('=')[0]} (slurm.setup, ~/.bashrc): the interface of the "
+            "route is taken then.",
+            2,
+        )
+        for setting, lacking in wrong_interfaces(environ, there)
+    ]
+
+
+def check_shared_memory(folder: Path) -> list[Finding]:
+    """Finds a /dev/shm that is missing, or too small for NCCL."""
+    size = shutil.disk_usage(folder).total if folder.is_dir() else 0
+    if size >= LEAST_SHARED_MEMORY:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"{folder} has {human_size(size)}: NCCL between the GPUs of a node may not start.",
+            "In a container: apptainer shares the node's, docker needs --ipc=host or "
+            "--shm-size=1g. Else: export NCCL_SHM_DISABLE=1 in slurm.setup.",
+        )
+    ]
+
+
+def check_caches(folder: Path) -> list[Finding]:
+    """Finds a disk of the node that is too full for the caches of a job.
+
+    Args:
+        folder: of the job's caches; it need not exist.
+    """
+    above = nearest_folder(folder)
+    free = shutil.disk_usage(above).free
+    if free >= LEAST_FOR_CACHES:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"{above} has {human_size(free)} free on this node: compiler caches and temporary "
+            "files go there, and end with `No space left on device`.",
+            "Name a larger disk of the node in slurm.setup: ['export TMPDIR=/FOLDER'] (the site's "
+            "documentation says which), or ask the site to clean this one.",
+        )
+    ]
+
+
+def check_locked_memory(devices: Path, limit: int) -> list[Finding]:
+    """Finds a limit of locked memory that is too low for the node's InfiniBand.
+
+    Args:
+        devices: the folder with the node's InfiniBand devices; it may be missing.
+        limit: the hard limit, in bytes.
+    """
+    has_any = devices.is_dir() and any(devices.iterdir())
+    if not has_any or limit == resource.RLIM_INFINITY or limit >= LEAST_LOCKED_MEMORY:
+        return []
+    return [
+        Finding(
+            "warning",
+            f"this node has InfiniBand, and a process may lock {human_size(limit)} of memory "
+            "(ulimit -Hl): NCCL ends with `ibv_reg_mr ... Cannot allocate memory`.",
+            "Ask the site for `memlock unlimited` in jobs (slurmd's LimitMEMLOCK). Until then: "
+            "export NCCL_IB_DISABLE=1 in slurm.setup, which is slower.",
+        )
+    ]
+
+
+def check_compiler(config: RunConfig) -> list[Finding]:
+    """Finds a compiler that is missing and that this run needs."""
+    needs: dict[str, tuple[tuple[str, ...], ...]] = {
+        "compile: true": COMPILERS[:1] if config.compile else (),
+        "engine.offload: nvme": COMPILERS[1:] if config.engine.offload == "nvme" else (),
+    }
+    return [
+        Finding(
+            "error",
+            f"{key} needs {names[0]}, which is not on this node.",
+            "Load a module that has it (slurm.modules), or leave that setting out.",
+            2,
+        )
+        for key, several in needs.items()
+        for names in several
+        if not any(map(shutil.which, names))
+    ]

@@ -1,0 +1,150 @@
+"""The job of a rehearsal, on its nodes: the launcher in the batch script, and its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from runner import isolation, offline
+from runner.errors import StageError, UsageError, write_atomically
+from runner.job.findings import Finding, Findings, finding_of
+from runner.launch.environment import RANK_FLAG, RankEnvironment, rank_environment
+from runner.launch.network import PEERS_ASKED, here, other_hosts, own_address_towards
+from runner.launch.rank import end_rank, run_rank
+from runner.launch.reach import HOW_TO_CHOOSE
+from runner.launch.rendezvous import address_in_slurm
+from runner.launch.start import start_ranks
+from runner.launch.train import Run, rank_command
+from runner.run_folder.heartbeat import Heartbeat
+from runner.run_folder.layout import RunFolder
+from runner.slurm.environment import SlurmJobEnvironment, host_names
+from runner.trials.node_look import look
+from runner.trials.ports import DONE, WAIT_S, leave, try_ports, wait_for_all
+
+FOLDER = "AIRLIFT_REHEARSAL"
+"""The folder of the rehearsal, in the environment of its job."""
+
+BLOCKED, RECORD, BANDWIDTH = "blocked", "node.json", "all-reduce.json"
+MEASURES_S = 240.0
+"""How long a rank waits until its node's devices are tried."""
+
+
+def is_part(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to the job of a rehearsal."""
+    return FOLDER in environ
+
+
+def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Is the job's launcher, or one of its ranks.
+
+    Args:
+        load: reads the run file and the bundle.
+        arguments: those of this command; the ranks are started with the same.
+        environ: the environment variables.
+
+    Returns:
+        The launcher's exit code.
+    """
+    folder = Path(environ[FOLDER])
+    offline.set_variables(os.environ)
+    isolation.isolate(os.environ, lambda _line: None)
+    host = here(environ)
+    if not folder.is_dir():
+        raise UsageError(
+            f"{host} does not see {folder.parent}.",
+            "Choose an --output on a disk that all nodes share.",
+        )
+    try:
+        run = load()
+    except StageError as error:
+        # What this node does not see: the other nodes may.
+        _write(folder, host, Findings(errors=[error]))
+        raise
+    if environ.get(RANK_FLAG) == "1":
+        _be_a_rank(run, folder, host, environ)
+    return launch(run, folder, arguments, environ)
+
+
+def launch(run: Run, folder: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
+    rehearsal = RunFolder(folder)
+    rehearsal.make()
+    argv = rank_command(run, "batch", environ, *arguments)
+    return start_ranks(argv, None, rehearsal, environ).exit_code
+
+
+def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
+    place = rank_environment(environ)
+    job = SlurmJobEnvironment.from_environ(environ)
+    hosts = host_names(job.nodes) if job else [host]
+    if place.local_rank == 0:
+        _look_at_node(run, folder, host, hosts, place, environ)
+    wait_for_all(folder, RECORD, hosts, MEASURES_S)
+    if any(folder.glob(f"*.{BLOCKED}")):
+        end_rank(0)  # the ranks could only wait for each other
+
+    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
+        from runner.trials.bandwidth import all_reduce
+
+        result = all_reduce(run.config, place, heartbeat)
+        if place.rank == 0:
+            write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
+
+    run_rank(RunFolder(folder), os.environ, work)
+
+
+def _look_at_node(
+    run: Run,
+    folder: Path,
+    host: str,
+    hosts: Sequence[str],
+    place: RankEnvironment,
+    environ: Mapping[str, str],
+) -> None:
+    """Looks at this node and the ways to the others, and writes what is found."""
+    found = Findings()
+    try:
+        if len(hosts) > 1:
+            _try_ways(found, folder, host, hosts, environ)
+        seen = look(run, place, hosts, environ)
+        found.errors += seen.errors
+        found.others += seen.others
+        found.lines += seen.lines
+    except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
+        found.errors.append(StageError(f"{type(error).__name__}: {error}", exit_code=1))
+    if found.errors or any(finding.level == "error" for finding in found.others):
+        (folder / f"{host}.{BLOCKED}").touch()
+    _write(folder, host, found)
+
+
+def _try_ways(
+    found: Findings, folder: Path, host: str, hosts: Sequence[str], environ: Mapping[str, str]
+) -> None:
+    """Connects this node and the others, both ways, and adds what is found."""
+    others = other_hosts(hosts, environ)
+    own = own_address_towards(others)
+    if own is None:
+        known = (address_in_slurm(other) for other in others[:PEERS_ASKED])
+        own = own_address_towards([address for address in known if address])
+    if own is not None:
+        ways, line = try_ports(folder, host, own[0], hosts)
+        found.others += ways
+        found.lines.append(line)
+    else:
+        leave(folder, host)
+        what = f"no route leads from {host} to {', '.join(others)}."
+        found.others.append(Finding("error", what, HOW_TO_CHOOSE, 1))
+    wait_for_all(folder, DONE, hosts, WAIT_S)
+
+
+def _write(folder: Path, host: str, found: Findings) -> None:
+    findings = [*map(finding_of, found.errors), *found.others]
+    document = {
+        "host": host,
+        "lines": found.lines,
+        "findings": [finding.to_json() for finding in findings],
+    }
+    write_atomically(folder / f"{host}.{RECORD}", json.dumps(document).encode())

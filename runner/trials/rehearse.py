@@ -1,0 +1,356 @@
+"""The rehearsal itself: check, cut, prepare, two starts of two ranks, and the exported model.
+
+What ends a stage is the error of the run itself, with the remedy that the run would print.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from runner import isolation, offline
+from runner.child import in_child
+from runner.config.fields import Choice
+from runner.config.run_config import RunConfig
+from runner.errors import (
+    FULL_DISK,
+    IncompleteError,
+    StageError,
+    UsageError,
+    human_count,
+    human_size,
+)
+from runner.inputs import ModelInput, running_tree
+from runner.job.installed import check_installed, to_train
+from runner.job.model_layers import check_fsdp
+from runner.job.plan import decide, sequence_length
+from runner.job.shapes import Device, shape_of
+from runner.job.transformers_tables import leave_torch_alone
+from runner.launch.submit import device_of_job, ranks_on_node
+from runner.launch.train import Run, failed_to_prepare, prepare_all
+from runner.processes import die_with_parent, raise_limits
+from runner.run_folder.heartbeat import read_failure
+from runner.slurm.commands import clean
+from runner.trials import small_model
+from runner.trials.hidden import hidden_folder
+from runner.trials.layers import LEAST, Small, cut, narrowed, number_of_layers
+from runner.trials.rehearse_ranks import LOG, PICKLE, STAGES, WALL, command
+from runner.trials.small_run import (
+    MORE_ROWS,
+    RANKS,
+    memory_here,
+    memory_needed,
+    small_run,
+)
+from runner.trials.stages import Say, StageFile, Stages, in_stage
+
+LOOK_EVERY_S = 0.05
+LAST_LINES = 15
+PHASES = {"first": ("load", "step", "save"), "second": ("resume", "evaluate", "export")}
+"""What the ranks do in each of their two starts, in order."""
+
+_MEMORY = "Try a machine with more memory; -9 is often too little of it."
+
+
+def rehearse(run: Run, environ: Mapping[str, str], stages: Stages) -> None:
+    """Rehearses a run on this machine's CPU.
+
+    Args:
+        run: the user's.
+        environ: the environment variables.
+        stages: where each stage is noted.
+
+    Raises:
+        StageError: the run would fail; says in which stage.
+    """
+    offline.set_variables(os.environ)
+    raise_limits()
+    isolation.isolate(os.environ, stages.say)
+    check_installed(run.config, run.inputs, to_train(run.config), "a rehearsal")
+    _check_engine(run.config)
+    if note := _other_packages(run):
+        stages.say(f"note: {note}")
+    with stages.of("check") as stage:
+        device, ranks = _examine(run, environ, stages.say)
+        stage.words = f"as `runner check`, for {human_count(ranks, 'rank')}, as in the job"
+    zero = _zero_of_job(run, device, ranks)
+    try:
+        with hidden_folder(run.folder.root) as hidden:
+            _in_folder(run, hidden, zero, environ, stages)
+    except OSError as error:
+        raise _no_folder(error, run) from None
+
+
+def _check_engine(config: RunConfig) -> None:
+    """Refuses a rehearsal that this torch cannot do on a CPU, while the run itself may work.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        check_fsdp(config, "cpu")
+    except UsageError as error:
+        raise UsageError(
+            f"{error.message.rstrip('.')}. Only the rehearsal needs that: the run may work on "
+            "GPUs.",
+            "Rehearse with a newer torch; or try the nodes: runner rehearse ... --job",
+        ) from None
+
+
+def _other_packages(run: Run) -> str:
+    """That the job runs other packages than this process; empty: it does not."""
+    environment = run.inputs.environment
+    if environment is not None and running_tree() != environment.tree:
+        what = f"the environment `{environment.asset}` of the bundle"
+    elif run.config.slurm.container:
+        what = "the packages of slurm.container"
+    else:
+        return ""
+    return f"rehearsed with the packages of {sys.prefix}; the job runs {what}"
+
+
+def _examine(run: Run, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
+    """Checks the whole run, as it is; returns the device of a rank in its job, and the ranks."""
+    slurm = run.config.slurm
+    ranks = slurm.nodes * ranks_on_node(slurm)
+    device = device_of_job(run.config, None, environ)
+    found = run.examine(ranks, device)
+    found.raise_errors()
+    for finding in found.others:
+        say(str(finding))
+    return device, ranks
+
+
+def _zero_of_job(run: Run, device: Device | None, ranks: int) -> int | None:
+    if device is None:
+        return None
+    return decide(run.config, shape_of(run.config, run.inputs.model), device, ranks).zero
+
+
+def _in_folder(
+    run: Run, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
+) -> None:
+    with stages.of("model") as stage:
+        model, change = _small_model(run, hidden, environ)
+        stage.words = f"{change.value}  ({change.reason})"
+    with stages.of("data") as stage:
+        reads, stage.words = in_child(_prepare, (run, hidden, model), "preparing the data", _MEMORY)
+    small = small_run(run, hidden, model, reads, zero)
+    for choice in small.changes:
+        stages.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
+    small.run.folder.make()
+    (hidden / PICKLE).write_bytes(pickle.dumps(small.run))
+    file = StageFile(hidden / STAGES)
+    for phase in PHASES:
+        if code := _start(hidden, phase, file, environ, stages):
+            raise _failure(run, small.run, hidden, code, phase, stages)
+    if wall := (hidden / WALL).read_text(encoding="utf-8"):
+        stages.say(f"note: the ranks were kept offline by variables and a tripwire only: {wall}")
+    with stages.of("load back") as stage:
+        stage.words = in_child(_load_export, (small.run,), "loading the exported model", _MEMORY)
+
+
+def _small_model(run: Run, hidden: Path, environ: Mapping[str, str]) -> tuple[ModelInput, Choice]:
+    """The model that is rehearsed, and what it is of the whole one.
+
+    Raises:
+        StageError: it does not fit into the memory here.
+    """
+    config, whole = run.config, run.inputs.model
+    small, of = cut(whole.settings), number_of_layers(whole.settings)
+    why = f"it has {human_count(of, 'layer')}" if of else "config.json names no number of layers"
+    model = whole
+    if small is not None:
+        model = small_model.write(
+            whole, small, hidden / "model", config.model.folder or whole.path,
+            weights=config.model.init != "scratch",
+        )  # fmt: skip
+        why = "all widths as they are"
+        if small.layers > LEAST:
+            why += "; fewer would not show each kind of layer"
+        if problem := _config_problem(model.path):
+            why = f"transformers does not read it with fewer layers: {problem}"
+            small, model = None, whole
+    free = memory_here(environ)
+    needed = memory_needed(small_run(run, hidden, model, 1).run.config, model)
+    if needed > free:
+        small, model = _narrow_model(run, hidden, small, needed, free)
+        why = (
+            f"with all widths it needs {human_size(needed)} of memory and {human_size(free)} are "
+            f"free: width {small.width}, random weights"
+        )
+    value = f"{small.layers} of {small.of} layers" if small is not None else "the whole model"
+    return model, Choice("model", value, why)
+
+
+def _narrow_model(
+    run: Run, hidden: Path, small: Small | None, needed: int, free: int
+) -> tuple[Small, ModelInput]:
+    whole = run.inputs.model
+    layers = number_of_layers(whole.settings) or 0
+    narrow = narrowed(small or Small(dict(whole.settings), layers, layers))
+    if narrow is not None:
+        model = small_model.write(whole, narrow, hidden / "narrow", whole.path, weights=False)
+        in_child(_write_random, (run, model.path), "making a narrow model", _MEMORY)
+        model = replace(model, digests={**model.digests, small_model.WEIGHTS: ""})
+        needed = memory_needed(small_run(run, hidden, model, 1).run.config, model)
+        if needed <= free:
+            return narrow, model
+    raise IncompleteError(
+        f"{run.config.path}: a rehearsal of `{run.config.model.asset}` needs {human_size(needed)} "
+        f"of memory, and {human_size(free)} are free here.",
+        "Rehearse on a machine with more memory, or in an allocation: salloc, then "
+        "srun --pty runner rehearse ...",
+    )
+
+
+def _config_problem(folder: Path) -> str:
+    """Why transformers, without torch, does not read a config.json; empty: it does."""
+    leave_torch_alone()
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # noqa: BLE001 - whatever the model's own class raises
+        return str(error).strip().partition("\n")[0]
+    return ""
+
+
+def _write_random(run: Run, folder: Path) -> None:
+    from runner.trials.with_transformers import write_random
+
+    write_random(run, folder)
+
+
+def _load_export(run: Run) -> str:
+    from runner.trials.with_transformers import load_export
+
+    return load_export(run)
+
+
+def _prepare(run: Run, hidden: Path, model: ModelInput) -> tuple[int, str]:
+    """Prepares enough rows of the data, in a child process without network.
+
+    Returns:
+        How many times as many rows were read as should be enough; and what was prepared.
+
+    Raises:
+        StageError: as for `runner prepare`; or the tokenizer fails.
+    """
+    leave_torch_alone()
+    offline.close_network()
+    before: object = None
+    for reads in MORE_ROWS:
+        small = small_run(run, hidden, model, reads).run
+        limits = [data.settings.limit for data in small.inputs.datasets]
+        said = io.StringIO()
+        try:
+            with redirect_stdout(said):
+                length = sequence_length(small.config, shape_of(small.config, model))[0]
+                prepare_all(small, length)
+        except OSError as error:
+            raise failed_to_prepare(error, run) from None
+        except UsageError as error:
+            if limits == before or reads == MORE_ROWS[-1]:
+                raise
+            before, last = limits, error
+            continue
+        except StageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises
+            raise _not_encoded(run, error) from None
+        return reads, _shortened(said.getvalue())
+    raise last
+
+
+def _shortened(said: str) -> str:
+    """What `prepare` printed, without the rehearsal's paths."""
+    lines = [line.partition(" (")[0] for line in said.splitlines()]
+    return "; ".join(line.replace("prepared ", "") for line in lines)
+
+
+def _not_encoded(run: Run, error: Exception) -> StageError:
+    return StageError(
+        f"the rows cannot be prepared for `{run.config.model.asset}`: "
+        f"{type(error).__name__}: {error}",
+        "Stage the tokenizer's files that belong to this model, with the version of tokenizers "
+        "that is installed here.",
+        exit_code=1,
+    )
+
+
+def _start(
+    hidden: Path, phase: str, file: StageFile, environ: Mapping[str, str], stages: Stages
+) -> int:
+    """Starts the ranks once and waits; shows the stages as they end. Returns the exit code."""
+    variables = {**clean(environ), **offline.VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
+    with open(hidden / LOG, "ab") as output:
+        process = subprocess.Popen(
+            command(hidden, phase),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Its own group: Ctrl-C ends the rehearsal, which ends the ranks.
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+    try:
+        while process.poll() is None:
+            for name, words in file.new():
+                stages.end(name, words)
+            time.sleep(LOOK_EVERY_S)
+    finally:
+        if process.poll() is None:
+            process.kill()  # its ranks end with it
+            process.wait()
+    for name, words in file.new():
+        stages.end(name, words)
+    return process.returncode
+
+
+def _failure(
+    run: Run, small: Run, hidden: Path, code: int, phase: str, stages: Stages
+) -> StageError:
+    """The error of the rank that failed first, as the run itself would print it."""
+    ended = {stage.name for stage in stages.ended}
+    name = next((name for name in PHASES[phase] if name not in ended), PHASES[phase][-1])
+    found = [read_failure(small.folder.logs, rank) for rank in range(RANKS)]
+    failures = sorted(filter(None, found), key=lambda one: (one.consequence, one.time))
+    if not failures:
+        lines = _tail(hidden / LOG)
+        text, remedy = f"the ranks ended with {code}: {lines[-1] if lines else 'no word'}", _MEMORY
+    elif failures[0].text.startswith("error: "):
+        code = failures[0].code
+        text, _, remedy = failures[0].text.removeprefix("error: ").strip().partition("\n  -> ")
+    else:
+        lines, code = failures[0].text.strip().splitlines(), failures[0].code
+        text, remedy = lines[-1], "The run would end there too; the lines above show where."
+    if not failures or not failures[0].text.startswith("error: "):
+        print("\n".join(lines[-LAST_LINES:]), file=sys.stderr)
+    for theirs, ours in ((small.folder.root, run.folder.root), (hidden, run.folder.root.parent)):
+        text, remedy = (part.replace(str(theirs), str(ours)) for part in (text, remedy))
+    return in_stage(StageError(text, remedy, exit_code=code if 0 < code <= 5 else 1), name)
+
+
+def _tail(path: Path) -> list[str]:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return []
+
+
+def _no_folder(error: OSError, run: Run) -> StageError:
+    """The error of a disk on which the rehearsal's own files cannot be written."""
+    path = Path(os.fsdecode(error.filename)) if error.filename else run.folder.root.parent
+    remedy = "Choose an --output in a folder of yours"
+    if error.errno in FULL_DISK:
+        remedy = "Free space or quota there, or choose another --output"
+    return IncompleteError(f"rehearsal: {path}: {error.strerror or error}.", f"{remedy}.")

@@ -1,0 +1,214 @@
+"""Submits the rehearsal of a partition, waits for it, and keeps what its nodes found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import StageError, UsageError, human_count, join_errors
+from runner.job import rehearsed
+from runner.job.findings import FAULTS, Finding
+from runner.launch.submit import partition_name, request, try_script
+from runner.launch.train import Run
+from runner.run_folder.heartbeat import read_failure
+from runner.slurm.commands import ask, clean, job_number
+from runner.slurm.environment import SlurmJobEnvironment, host_names
+from runner.slurm.script import sbatch_script
+from runner.slurm.shell_variables import overriding
+from runner.trials.hidden import hidden_folder
+from runner.trials.node_part import BANDWIDTH, FOLDER, RECORD, launch
+from runner.trials.stages import Say, Stages
+
+TIME = "00:05:00"
+LAST_LINES = 5
+
+
+def rehearse_in_job(
+    run: Run, arguments: Sequence[str], environ: Mapping[str, str], stages: Stages
+) -> None:
+    """Tries the nodes that the run asks for, in a job, or in the allocation around this process.
+
+    Args:
+        run: the user's.
+        arguments: those of this command.
+        environ: the environment variables.
+        stages: where the job and each node are noted.
+
+    Raises:
+        StageError: something would end a run there; everything that was found was kept.
+        UsageError: Slurm refuses the job, or there is no Slurm.
+    """
+    job = SlurmJobEnvironment.from_environ(environ)
+    partition = partition_name(run.config.slurm.partition)
+    with hidden_folder(run.folder.root) as folder:
+        if job is not None:
+            partition = environ.get("SLURM_JOB_PARTITION", partition)
+            number, hosts = job.job_id, host_names(job.nodes)
+            os.environ[FOLDER] = str(folder)
+            code = launch(run, folder, arguments, environ)
+            why = ""
+        else:
+            number, code = _submit(run, folder, arguments, stages)
+            hosts, why = _nodes_of(number)
+        stages.end("job", f"{number} on {', '.join(hosts) or 'no node'}")
+        found = _collect(folder, partition, number, hosts)
+        if not found.nodes:
+            raise _no_record(run, folder, number, code, why)
+    path = rehearsed.keep(found, environ)
+    for line in found.lines:
+        stages.say(f"  {line}")
+    for finding in found.findings:
+        stages.say(str(finding))
+    if errors := [_error(one) for one in found.findings if one.level == "error"]:
+        raise join_errors(errors, FAULTS)
+    stages.say(f"kept for `runner check`: {path}")
+
+
+def _error(finding: Finding) -> StageError:
+    return StageError(finding.message, finding.remedy, exit_code=finding.exit_code or 1)
+
+
+def _submit(run: Run, folder: Path, arguments: Sequence[str], stages: Stages) -> tuple[int, int]:
+    """Submits the job and waits for its end; returns its number and exit code."""
+    wanted = request(run.config, run.bundle, folder, run.overrides)
+    wanted = replace(
+        wanted,
+        name=f"{run.config.name}-rehearsal",
+        command=(*wanted.command[: wanted.command.index("train")], *arguments),
+        time=TIME,
+        setup=(*wanted.setup, f"export {FOLDER}={shlex.quote(str(folder))}"),
+    )
+    wanted.log.parent.mkdir(parents=True)
+    wanted.script.write_text(sbatch_script(wanted), encoding="utf-8")
+    try_script(wanted.script)
+    return _wait_for_job(wanted.script, human_count(wanted.nodes, "node"), stages.say)
+
+
+def _wait_for_job(script: Path, nodes: str, say: Say) -> tuple[int, int]:
+    """Submits a job and waits for its end; Ctrl-C removes it from the queue.
+
+    Args:
+        script: on the disk.
+        nodes: how many it asks for, in words.
+        say: prints a line.
+
+    Returns:
+        Its number, and its exit code.
+
+    Raises:
+        UsageError: Slurm refuses it.
+    """
+    dropped = overriding(script.read_text(encoding="utf-8"), os.environ)
+    with subprocess.Popen(
+        ["sbatch", "--wait", "--parsable", str(script)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in clean(os.environ).items() if name not in dropped},
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        number = next(filter(None, map(job_number, process.stdout)), "")
+        if not number:
+            raise UsageError(
+                f"Slurm refuses the job: {process.stderr.read().strip()}",
+                f"Correct `slurm:` in the run file ({script}).",
+            )
+        say(f"waiting for job {number}: {nodes}, five minutes at most; Ctrl-C cancels it")
+        try:
+            return int(number), process.wait()
+        except BaseException:  # Ctrl-C, or a signal that ends this process
+            ask("scancel", number)
+            raise
+
+
+def _nodes_of(number: int) -> tuple[list[str], str]:
+    """The nodes of a job that has ended, and Slurm's reason for its end."""
+    shown = ask("scontrol", "show", "job", str(number), "--oneliner")
+    text = shown.stdout if shown is not None else ""
+    fields = dict(word.partition("=")[::2] for word in text.split())
+    nodes = fields.get("NodeList", "")
+    state, reason = fields.get("JobState", ""), fields.get("Reason", "None")
+    why = f"{state}{f', {reason}' if reason != 'None' else ''}"
+    return host_names(nodes) if nodes and nodes != "(null)" else [], why
+
+
+def _collect(
+    folder: Path, partition: str, number: int, hosts: Sequence[str]
+) -> rehearsed.Rehearsed:
+    """Reads what the nodes wrote."""
+    records = [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"*.{RECORD}"))]
+    lines, findings = [], []
+    for record in records:
+        lines += [f"{record['host']}: {line}" for line in record["lines"]]
+        findings += [_of_node(record["host"], entry) for entry in record["findings"]]
+    seen = [record["host"] for record in records]
+    if seen:
+        findings += [
+            Finding(
+                "error",
+                f"{host} left no record: it does not see {folder.parent}, or its part was ended.",
+                "Choose an --output on a disk that all nodes share.",
+                1,
+            )
+            for host in hosts
+            if host not in seen
+        ]
+    try:
+        measured: dict[str, Any] = json.loads((folder / BANDWIDTH).read_bytes())
+        lines.append(_describe(measured))
+    except (OSError, ValueError):
+        findings += _why_no_bandwidth(folder, findings)
+    return rehearsed.Rehearsed(partition, time.time(), number, seen, lines, findings)
+
+
+def _of_node(host: str, entry: Mapping[str, Any]) -> Finding:
+    text = entry["message"]
+    return Finding(**{**entry, "message": text if text.startswith(host) else f"{host}: {text}"})
+
+
+def _describe(measured: Mapping[str, Any]) -> str:
+    return (
+        f"all-reduce of {measured['bytes'] / 1e6:.0f} MB over {measured['ranks']} ranks "
+        f"({measured['backend']}): {measured['GB/s']:.2f} GB/s"
+    )
+
+
+def _why_no_bandwidth(folder: Path, known: Sequence[Finding]) -> list[Finding]:
+    """What ended the all-reduce; nothing where a finding says already why it was not tried."""
+    if any(finding.level == "error" for finding in known):
+        return []
+    numbers = (path.stem.removeprefix("rank-") for path in (folder / "logs").glob("rank-*.failure"))
+    found = [read_failure(folder / "logs", int(number)) for number in numbers]
+    failures = sorted(filter(None, found), key=lambda one: (one.consequence, one.time))
+    if not failures:
+        return [Finding("error", "the ranks did not end their all-reduce in five minutes.", "", 1)]
+    first = failures[0]
+    text, _, remedy = first.text.removeprefix("error: ").strip().partition("\n  -> ")
+    return [Finding("error", f"{first.host}: {text.splitlines()[-1]}", remedy, first.code)]
+
+
+def _no_record(run: Run, folder: Path, number: int, code: int, why: str) -> StageError:
+    """The error of a job whose nodes wrote nothing: they do not see the folder, or the command."""
+    log = folder / "logs" / f"slurm-{number}.out"
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return UsageError(
+            f"job {number} ended with {code} ({why}) and wrote nothing here, not even its log: its "
+            f"nodes do not see {run.folder.root.parent}.",
+            "Choose an --output on a disk that the nodes share: `df -T` shows which disk it is on.",
+        )
+    said = " | ".join(lines[-LAST_LINES:])
+    return StageError(
+        f"job {number} ended with {code} ({why}) before a node looked around: {said}",
+        "Correct slurm.modules and slurm.setup in the run file; `runner check` tries them here.",
+        exit_code=1,
+    )
