@@ -33,10 +33,9 @@ def test_the_tree_and_the_rules_of_the_architecture_name_each_folder() -> None:
     tree = [{row[side].split()[0] for row in rows if row[side].strip()} for side in (0, 1)]
     for package, named in zip(("stage", "runner"), tree, strict=True):
         entries = (links.ROOT / package).iterdir()
-        # The files of `stage` are its ground, which is one row.
-        files = package == "runner"
-        found = {path.stem for path in entries if path.is_dir() or (files and path.suffix == ".py")}
-        assert named - {"files,"} == {name for name in found if not name.startswith("__")}
+        # Files beside the folders are the ground, which is one row.
+        found = {path.name for path in entries if path.is_dir() and not path.name.startswith("__")}
+        assert named - {"files,", "errors,"} == found
     contracts = (links.ROOT / "pyproject.toml").read_text("utf-8").split("[[tool.importlinter")
     rules = text[text.index("## Five import rules") :]
     for package, contract in (("stage", contracts[1]), ("runner", contracts[2])):

@@ -187,7 +187,7 @@ def test_memory_is_what_slurm_gives_and_never_more_than_there_is() -> None:
 
 def test_looking_at_devices_needs_no_torch() -> None:
     code = (
-        "import sys, os, json; from runner.plan import devices; d = devices.here(2, os.environ); "
+        "import sys, os, json; from runner.job import devices; d = devices.here(2, os.environ); "
     )
     code += "print(json.dumps([d.kind, d.memory, 'torch' in sys.modules]))"
     environ = {"PYTHONPATH": str(Path(__file__).parents[3]), "CUDA_VISIBLE_DEVICES": ""}
