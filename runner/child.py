@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from runner.closed_pipe import outlive_readers
@@ -108,3 +109,20 @@ def _call(work: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any,
 
 if __name__ == "__main__":
     main()
+
+
+def runner_command(*arguments: str, prefix: Path | None = None) -> list[str]:
+    """The command for `runner ARGUMENTS`, by its script: no folder named `runner` can shadow it.
+
+    Args:
+        prefix: the environment to activate and use. None: this interpreter.
+    """
+    if prefix is not None:
+        activated = ["sh", "-c", '. "$0"; exec "$@"', str(prefix / "activate")]
+        programs = [str(prefix / "bin" / name) for name in ("python", "runner")]
+        return [*activated, *programs, *arguments]
+    script = Path(sys.executable).parent / "runner"
+    if script.is_file():
+        return [sys.executable, str(script), *arguments]
+    python, *options = isolated("runner", *arguments)
+    return [python, "-u", *options]  # `-I` ignores PYTHONUNBUFFERED

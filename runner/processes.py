@@ -155,3 +155,8 @@ def why_ended(returncode: int) -> str:
             "node, by salloc; else it was too little memory"
         )
     return _WHY_ENDED.get(-returncode, "")
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -39,9 +39,9 @@ def evaluate(
       runner evaluate runs/my.yaml --bundle bundle --checkpoint best
       runner evaluate runs/my.yaml --bundle bundle --set dataset.validation=test
     """
-    from runner.launch.train import Run
+    from runner.job.job import Job
     from runner.trials.evaluate import evaluate as evaluate_run
 
-    loaded = Run.load(run, bundle, output, overrides)
+    loaded = Job.load(run, bundle, output, overrides)
     with silent(if_=quiet):
         evaluate_run(loaded, checkpoint, processes, os.environ, print_line)

@@ -24,7 +24,7 @@ from runner.errors import (
 )
 
 if TYPE_CHECKING:
-    from runner.launch.train import Run
+    from runner.job.job import Job
 
 
 @click.command()
@@ -55,7 +55,7 @@ def check(
       runner check runs/my.yaml --bundle bundle
     """
     from runner import isolation, offline
-    from runner.launch.train import Run
+    from runner.job.job import Job
 
     offline.set_variables(os.environ)
     if as_json:
@@ -63,10 +63,10 @@ def check(
     with silent(if_=quiet):
         # Only prints what `train` will do.
         isolation.isolate(dict(os.environ), print_line, [*sys.path])
-        _check_run(Run.load(run, bundle, output, overrides), processes)
+        _check_run(Job.load(run, bundle, output, overrides), processes)
 
 
-def _check_run(run: Run, processes: int | None) -> None:
+def _check_run(run: Job, processes: int | None) -> None:
     from runner.job.check import examine
     from runner.job.installed import left_to_ranks
 
@@ -86,7 +86,7 @@ def _check_run(run: Run, processes: int | None) -> None:
     print_line(f"next: {_next(run, processes)}")
 
 
-def _next(run: Run, processes: int | None) -> str:
+def _next(run: Job, processes: int | None) -> str:
     """The command that starts what was checked: a job where there is a queue, else ranks here.
 
     Where that Python cannot train, it is what gives it the packages.
@@ -118,12 +118,12 @@ def _check_as_json(
     from runner import isolation
     from runner.job.check import document, examine
     from runner.job.findings import Findings
-    from runner.launch.train import Run
+    from runner.job.job import Job
 
     lines: list[str] = []
     isolation.isolate(dict(os.environ), lines.append, [*sys.path])
     try:
-        loaded = Run.load(run, bundle, output, overrides)
+        loaded = Job.load(run, bundle, output, overrides)
         found = examine(loaded, processes, os.environ)
         found.lines += loaded.finished()
     except StageError as error:
@@ -148,12 +148,13 @@ def prepare(
       runner prepare runs/my.yaml --bundle bundle
     """
     from runner import isolation, offline
-    from runner.launch.train import Run, check_and_prepare
+    from runner.job.job import Job
+    from runner.launch.train import check_and_prepare
 
     offline.set_variables(os.environ)
     with silent(if_=quiet):
         isolation.isolate(os.environ, print_line)
-        check_and_prepare(Run.load(run, bundle, output, overrides))
+        check_and_prepare(Job.load(run, bundle, output, overrides))
 
 
 @click.command()
@@ -189,7 +190,7 @@ def train(
       runner train --reproduce output/my --bundle bundle
     """
     from runner.closed_pipe import outlive_readers
-    from runner.launch.train import Run
+    from runner.job.job import Job
     from runner.launch.train import train as train_run
 
     outlive_readers()
@@ -199,7 +200,7 @@ def train(
         )
     with silent(if_=quiet):
         if run is not None:
-            loaded = Run.load(run, bundle, output, overrides)
+            loaded = Job.load(run, bundle, output, overrides)
             sys.exit(train_run(loaded, processes, dry_run=dry_run, environ=os.environ))
         from runner.launch.reproduce import reproduce
 
@@ -249,17 +250,17 @@ def submit(
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
     """
     from runner import offline
+    from runner.job.job import Job
     from runner.job.plan import check_batch
-    from runner.launch.submit import request
-    from runner.launch.train import Run
+    from runner.job.submit import request
     from runner.slurm.job_array import members
     from runner.slurm.script import sbatch_script
 
     offline.set_variables(os.environ)
-    loaded = Run.load(run, bundle, output, overrides)
+    loaded = Job.load(run, bundle, output, overrides)
     sweep = members(axes) if axes else ()
     runs = [
-        Run.load(run, bundle, loaded.folder.root / member.name, (*overrides, *member.overrides))
+        Job.load(run, bundle, loaded.folder.root / member.name, (*overrides, *member.overrides))
         for member in sweep
     ]
     wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
@@ -272,13 +273,13 @@ def submit(
         _submit(runs, loaded, wanted)
 
 
-def _submit(runs: list[Run], alone: Run, wanted: Any) -> None:
+def _submit(runs: list[Job], alone: Job, wanted: Any) -> None:
     """Checks what is to be submitted and submits it, unless all of it is finished.
 
     Args:
         runs: the members of a sweep; empty: `alone`.
     """
-    from runner.launch.submit import submit as submit_job
+    from runner.job.submit import submit as submit_job
 
     for run in runs or [alone]:
         if runs:
@@ -297,7 +298,7 @@ def _submit(runs: list[Run], alone: Run, wanted: Any) -> None:
     print_line(f"  log:    {log}")
 
 
-def _check_request(run: Run, *, with_shell: bool) -> None:
+def _check_request(run: Job, *, with_shell: bool) -> None:
     """Checks one run that will be submitted, and prints what is found.
 
     Args:

@@ -134,7 +134,7 @@ def bench(
       runner bench runs/my.yaml --bundle bundle --strategies ddp,zero2,fsdp-full
     """
     from runner import isolation, offline
-    from runner.launch.train import Run
+    from runner.job.job import Job
     from runner.trials.bench import Request, become_part, compare
     from runner.trials.strategies import chosen
     from runner.trials.trial import TRIAL_FLAG
@@ -142,7 +142,7 @@ def bench(
     offline.set_variables(os.environ)
     if os.environ.get(TRIAL_FLAG) == "1":
         isolation.isolate(os.environ, print_line)
-        loaded = Run.load(run, bundle, output, overrides)
+        loaded = Job.load(run, bundle, output, overrides)
         sys.exit(become_part(loaded, sys.argv[1:], processes, steps, memory, os.environ))
     wanted = Request(
         run, bundle, output, overrides, chosen(strategies), processes, steps, largest, memory, limit

@@ -14,15 +14,13 @@ from runner.errors import UsageError, human_count, join_errors
 from runner.job.devices import torch_without_gpus
 from runner.job.findings import FAULTS, Finding, Findings, finding_of
 from runner.job.installed import note_for_job
+from runner.job.job import Job
 from runner.job.places import check_own_name, check_places, hosts_file
 from runner.job.rehearsed import offer, recall
-from runner.job.surroundings import start
-from runner.job.tools import check_tools, find_tools
-from runner.launch.local import usable_cores
-from runner.launch.submit import (
+from runner.job.submit import (
     check as check_request,
 )
-from runner.launch.submit import (
+from runner.job.submit import (
     device_of_job,
     node_shapes,
     notes_of_job,
@@ -30,7 +28,9 @@ from runner.launch.submit import (
     ranks_on_node,
     request,
 )
-from runner.launch.train import Run
+from runner.job.surroundings import start
+from runner.job.tools import check_tools, find_tools
+from runner.processes import usable_cores
 from runner.slurm.jobs import inside_job, over_job
 from runner.slurm.script import sbatch_script
 from runner.slurm.shell_variables import notes
@@ -39,7 +39,7 @@ FORMAT = 1  # of the JSON document
 
 
 def examine(
-    run: Run,
+    run: Job,
     processes: int | None,
     environ: Mapping[str, str],
     *,
@@ -89,7 +89,7 @@ def examine(
     return found
 
 
-def python_of_job(run: Run, *, is_tried: bool) -> list[Finding]:
+def python_of_job(run: Job, *, is_tried: bool) -> list[Finding]:
     """Returns what is to be known about the job's Python, if this one cannot train.
 
     Args:
@@ -114,7 +114,7 @@ def python_of_job(run: Run, *, is_tried: bool) -> list[Finding]:
     return [Finding("warning" if is_warning else "note", note.removeprefix("warning: "))]
 
 
-def surroundings(run: Run, environ: Mapping[str, str]) -> list[Finding]:
+def surroundings(run: Job, environ: Mapping[str, str]) -> list[Finding]:
     """Finds what this node has and the job's nodes may not have; nothing without a cluster."""
     slurm = run.config.slurm
     if inside_job(environ) or not node_shapes(slurm.partition):
@@ -129,7 +129,7 @@ def surroundings(run: Run, environ: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def _left_in_shell(run: Run, environ: Mapping[str, str]) -> list[Finding]:
+def _left_in_shell(run: Job, environ: Mapping[str, str]) -> list[Finding]:
     """Finds variables of this shell that mean something to a job, and were meant for another."""
     found = []
     with suppress(UsageError):  # of the request itself: the others say so
@@ -140,7 +140,7 @@ def _left_in_shell(run: Run, environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
-def known_of_partition(run: Run, environ: Mapping[str, str], *, offers: bool = False) -> Findings:
+def known_of_partition(run: Job, environ: Mapping[str, str], *, offers: bool = False) -> Findings:
     """Returns what a rehearsal found on the job's partition; nothing without a cluster.
 
     Args:

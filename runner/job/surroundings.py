@@ -26,6 +26,7 @@ from pathlib import Path
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
 from runner.inputs import environments, imports, running_tree, runs_on, state_folder
+from runner.job import node_local
 from runner.job.devices import NodeShape, asks_for_gpus, gpus_of_job
 from runner.job.findings import Finding, Findings
 from runner.job.gpus import hides_all
@@ -37,9 +38,8 @@ from runner.job.installed import (
     to_prepare,
     to_train,
 )
-from runner.launch import node_local
-from runner.launch.submit import node_shapes, request
-from runner.launch.train import Run
+from runner.job.job import Job
+from runner.job.submit import node_shapes, request
 from runner.slurm.commands import clean
 from runner.slurm.jobs import inside_job
 from runner.slurm.script import shell_lines
@@ -134,7 +134,7 @@ class Outcome:
 class Attempt:
     """A shell that runs beside the other checks; without one, there is nothing to try."""
 
-    run: Run
+    run: Job
     shell: Shell | None = None
     shapes: Sequence[NodeShape] = ()
     process: subprocess.Popen[bytes] | None = None
@@ -170,7 +170,7 @@ class Attempt:
         found.lines += explained.lines
 
 
-def start(run: Run, environ: Mapping[str, str]) -> Attempt:
+def start(run: Job, environ: Mapping[str, str]) -> Attempt:
     """Begins to try the shell of a run's job; nothing where no job is submitted from here.
 
     Without a queue `runner train` itself says the same at once.
@@ -206,7 +206,7 @@ def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]
     return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-def shell_of(run: Run) -> Shell:
+def shell_of(run: Job) -> Shell:
     """Builds the shell: the lines before the job's command, then the Python that imports."""
     config = run.config
     head = [
@@ -241,7 +241,7 @@ def shell_of(run: Run) -> Shell:
     return Shell("\n".join([*head, ""]), lines, tuple(left_out), tuple(names), leaves)
 
 
-def _python(run: Run) -> tuple[Path | None, Path | None, list[str], str]:
+def _python(run: Job) -> tuple[Path | None, Path | None, list[str], str]:
     """The Python to try (None: that of `runner` on PATH), the script that activates it, the
     packages to import, and what is left to the ranks.
     """
@@ -263,7 +263,7 @@ def _python(run: Run) -> tuple[Path | None, Path | None, list[str], str]:
     return own, None, to_train(config), ""
 
 
-def explain(run: Run, shell: Shell, outcome: Outcome, shapes: Sequence[NodeShape] = ()) -> Findings:
+def explain(run: Job, shell: Shell, outcome: Outcome, shapes: Sequence[NodeShape] = ()) -> Findings:
     """Explains how a shell ended. Pure, but for the folders of environments in the bundle.
 
     Args:
@@ -375,7 +375,7 @@ def _too_slow(what: str) -> Finding:
 
 
 def _of_python(
-    run: Run,
+    run: Job,
     shell: Shell,
     answers: imports.Answers,
     outcome: Outcome,

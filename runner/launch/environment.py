@@ -9,13 +9,11 @@ torch.
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from runner.errors import UsageError, isolated
+from runner.errors import UsageError
 from runner.launch import network
 from runner.launch.mpi import MpiTask, check_complete, check_knows_rank_0, job_number, mpi_task
 from runner.launch.rendezvous import Master, address_in_slurm, locate
@@ -360,20 +358,3 @@ def _checked(place: RankEnvironment) -> RankEnvironment:
             "Start the ranks with srun, mpirun or torchrun, in a shell without these variables.",
         )
     return place
-
-
-def runner_command(*arguments: str, prefix: Path | None = None) -> list[str]:
-    """The command for `runner ARGUMENTS`, by its script: no folder named `runner` can shadow it.
-
-    Args:
-        prefix: the environment to activate and use. None: this interpreter.
-    """
-    if prefix is not None:
-        activated = ["sh", "-c", '. "$0"; exec "$@"', str(prefix / "activate")]
-        programs = [str(prefix / "bin" / name) for name in ("python", "runner")]
-        return [*activated, *programs, *arguments]
-    script = Path(sys.executable).parent / "runner"
-    if script.is_file():
-        return [sys.executable, str(script), *arguments]
-    python, *options = isolated("runner", *arguments)
-    return [python, "-u", *options]  # `-I` ignores PYTHONUNBUFFERED

@@ -24,7 +24,7 @@ from runner.launch.hang_detector import HangDetector
 from runner.launch.network import GLOO, LOOPBACK
 from runner.launch.outcome import STOP_SIGNALS, Ended
 from runner.launch.rendezvous import locate
-from runner.processes import die_with_parent, threads_variable, why_ended
+from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 from runner.run_folder.heartbeat import ASK_FOR_STACKS
 
 STOPPING = "the ranks stop, and save a checkpoint if they have made a step"
@@ -200,11 +200,6 @@ def _common_environment(environ: dict[str, str], processes: int, meeting: Path) 
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _popen(

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError, format_age, human_count
+from runner.job.job import Job
 from runner.launch import environment as ranks_environment
-from runner.launch.train import Run, train, world_size
+from runner.launch.train import train, world_size
 from runner.run_folder.history import History, number
 
 _EXPLAINS = (
@@ -82,7 +83,7 @@ def reproduce(
     target = output or recorded.absolute().with_name(f"{recorded.absolute().name}-reproduced")
     if target.absolute() == recorded.absolute():
         raise UsageError(f"{target}: that is the recorded run itself.", "Give another --output.")
-    run = Run.load(then.folder.config, bundle, target, ())
+    run = Job.load(then.folder.config, bundle, target, ())
     if run.inputs.bundle_id != then.facts.get("bundle_id"):
         raise UsageError(
             f"{bundle}: bundle {run.inputs.bundle_id[:12]}; the run was trained on "

@@ -7,144 +7,41 @@ launcher checks, prepares the data and writes the run folder, once for all ranks
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from runner import inputs as inputs_module
 from runner import isolation, offline
-from runner.child import in_child
-from runner.config.explain import choices_as_comments, explain_choices
-from runner.config.run_config import RunConfig
+from runner.child import in_child, runner_command
+from runner.config.explain import explain_choices
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import recipes
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
-from runner.inputs import Inputs
-from runner.job import devices, preflight
-from runner.job.findings import Findings
+from runner.job import devices, node_local
 from runner.job.installed import check_installed, to_prepare, to_train
+from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import Device, ModelShape
 from runner.job.tools import check_tools
 from runner.job.transformers_tables import leave_torch_alone
 from runner.launch import environment as ranks_environment
-from runner.launch import node_local
 from runner.launch.environment import RANK_FLAG
 from runner.launch.outcome import Ended, outcome_of
 from runner.launch.rank import end_rank, find_role, run_rank
 from runner.launch.start import start_ranks
 from runner.processes import raise_limits
 from runner.run_folder.heartbeat import PREPARE, Heartbeat
-from runner.run_folder.history import changed_since, describe_finished
-from runner.run_folder.layout import RunFolder
-from runner.run_folder.run_lock import RunLock, hold_run_folder, holder_of
+from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.environment import SlurmJobEnvironment, tasks_per_node
 
 _PREPARING = ("preparing the data", "Run it on a machine with more memory, then train.")
 _CHECKING = ("checking the run", "Run it on a machine with more memory.")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run file, the inputs that it names, and its run folder.
-
-    Attributes:
-        bundle: the bundle's folder, as the user wrote it.
-        overrides: the `--set` texts.
-    """
-
-    config: RunConfig
-    inputs: Inputs
-    folder: RunFolder
-    bundle: Path
-    overrides: tuple[str, ...]
-
-    @staticmethod
-    def load(run_file: Path, bundle: Path, output: Path | None, overrides: Sequence[str]) -> Run:
-        """Reads the run file and resolves its assets.
-
-        Raises:
-            UsageError: as for `RunConfig.load` and `inputs.resolve`, all of them together; the run
-                folder is inside the bundle.
-            DamageError: as for `inputs.resolve`.
-        """
-        config = RunConfig.load(
-            run_file, overrides, lambda c, wrong: inputs_module.find_mistakes(c, bundle, wrong)
-        )
-        inputs = inputs_module.resolve(config, bundle)
-        folder = RunFolder((output or Path("output") / config.name).absolute())
-        inputs_module.check_not_inside(folder.root, inputs.bundle)
-        return Run(config, inputs, folder, bundle, tuple(overrides))
-
-    def check(
-        self, world_size: int | None, say: Callable[[str], None], device: Device | None = None
-    ) -> None:
-        """Checks that the run can work, and reports what it finds.
-
-        Args:
-            world_size: the number of ranks. None: not known.
-            device: the device of a rank. None: not known.
-
-        Raises:
-            StageError: it cannot work.
-        """
-        found = self.examine(world_size, device)
-        found.raise_errors()
-        for line in (*found.lines, *map(str, found.others)):
-            say(line)
-
-    def examine(
-        self, world_size: int | None, device: Device | None = None, *, with_texts: bool = False
-    ) -> Findings:
-        """Finds all that can be known before the run; arguments: see `preflight.examine`."""
-        found = preflight.examine(
-            self.config, self.inputs, self.folder, world_size, device, with_texts=with_texts
-        )
-        if self.config.environment is not None and self.inputs.environment is not None:
-            with found.keeping():
-                wanted = self.config.environment.node_local
-                found.lines.append(node_local.preview(wanted, self.inputs.environment))
-        return found
-
-    def held(self, environ: Mapping[str, str]) -> list[str]:
-        """One line on the launcher that trains in the run folder now; empty if there is none."""
-        holder = holder_of(self.folder, RunLock.me(environ))
-        if holder is None:
-            return []
-        return [
-            f"{self.folder.root}: {holder.describe()} trains there now; `train` would be refused"
-        ]
-
-    def finished(self) -> list[str]:
-        """What `check`, `submit` and `train` print if this run has done all its steps; else empty.
-
-        It is no error: a job that is started again has nothing left to do.
-        """
-        line = describe_finished(self.folder, self.config)
-        if line is None:
-            return []
-        lines = [f"{self.folder.root}: {line}"]
-        if changed := changed_since(self.folder, self.config):
-            lines.append(
-                f"warning: nothing is trained with what has changed since: {', '.join(changed)}\n"
-                "  -> To train with it, choose another run folder: --output FOLDER"
-            )
-        return [
-            *lines,
-            "  -> Ask for more steps or epochs to continue it; or start again with another name or "
-            "--output. To export the model again, remove model/ first.",
-        ]
-
-    def write_config(self) -> None:
-        """Writes config.yaml: the run file with all values, and comments on automatic choices."""
-        text = f"{self.config.to_yaml()}{choices_as_comments(self.config.explain())}"
-        self.folder.config.write_text(text, encoding="utf-8")
-
-
-def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
+def train(run: Job, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
     """Trains: as a launcher or as a rank, whichever this process is.
 
     Args:
@@ -185,7 +82,7 @@ def train(run: Run, processes: int | None, *, dry_run: bool, environ: Mapping[st
         return _launch(run, role, num_local, environ)
 
 
-def check_all_installed(run: Run, role: str) -> None:
+def check_all_installed(run: Job, role: str) -> None:
     """Refuses to train where packages are missing, before anything is written.
 
     The ranks of a batch job may run another environment than its launcher, which then only has to
@@ -207,14 +104,14 @@ def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
     return print_line if prints else lambda _line: None
 
 
-def _print_headline(run: Run) -> None:
+def _print_headline(run: Job) -> None:
     print_line(
         f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, "
         f"run folder {run.folder.root}"
     )
 
 
-def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> int:
+def _launch(run: Job, role: str, num_local: int, environ: Mapping[str, str]) -> int:
     prepare_in_sandbox(run)
     run.write_config()
     for line in use_local_caches(os.environ):
@@ -226,7 +123,7 @@ def _launch(run: Run, role: str, num_local: int, environ: Mapping[str, str]) -> 
     return start_ranks(argv, processes, run.folder, environ, hang_after_s=hang_after_s).exit_code
 
 
-def rank_arguments(run: Run, output: Path, *more: str) -> list[str]:
+def rank_arguments(run: Job, output: Path, *more: str) -> list[str]:
     """The arguments of a command of `runner` with which a rank reads what its launcher read."""
     return [
         str(run.config.path),
@@ -237,18 +134,18 @@ def rank_arguments(run: Run, output: Path, *more: str) -> list[str]:
     ]
 
 
-def rank_command(run: Run, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
+def rank_command(run: Job, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
     """The command that starts a rank: in a job by the Python of the container or environment.
 
     Raises:
         StageError: the ranks would run another environment than the run file names.
     """
     prefix = environment_for_ranks(run, role, environ)
-    argv = ranks_environment.runner_command(*arguments, prefix=prefix)
+    argv = runner_command(*arguments, prefix=prefix)
     return [*run.config.slurm.container, *argv] if role == "batch" else argv
 
 
-def environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Path | None:
+def environment_for_ranks(run: Job, role: str, environ: Mapping[str, str]) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:
@@ -263,7 +160,7 @@ def environment_for_ranks(run: Run, role: str, environ: Mapping[str, str]) -> Pa
     return None
 
 
-def prepare_in_sandbox(run: Run) -> None:
+def prepare_in_sandbox(run: Job) -> None:
     """Prepares the data in a child process that cannot open an internet socket.
 
     Returns at once if all stores exist.
@@ -278,7 +175,7 @@ def prepare_in_sandbox(run: Run) -> None:
         in_child(_prepare_offline, (run, length), *_PREPARING)
 
 
-def _prepared(run: Run) -> tuple[int, bool]:
+def _prepared(run: Job) -> tuple[int, bool]:
     """The tokens of a sequence, and whether all stores of the run exist."""
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
     wanted = recipes(run.config, run.inputs, length)
@@ -286,7 +183,7 @@ def _prepared(run: Run) -> tuple[int, bool]:
     return length, all(is_prepared(recipe, run.folder.stores) for recipe in every)
 
 
-def check_and_prepare(run: Run) -> None:
+def check_and_prepare(run: Job) -> None:
     """Checks the run and prepares its data, in one child process.
 
     transformers is imported there only: that takes a second.
@@ -299,13 +196,13 @@ def check_and_prepare(run: Run) -> None:
     in_child(_check_and_prepare, (run,), *_PREPARING)
 
 
-def _check_and_prepare(run: Run) -> None:
+def _check_and_prepare(run: Job) -> None:
     run.check(None, print_line)
     length, is_done = _prepared(run)
     (prepare_all if is_done else _prepare_offline)(run, length)
 
 
-def _prepare_offline(run: Run, length: int) -> None:
+def _prepare_offline(run: Job, length: int) -> None:
     """Prepares the data, in a child process without network."""
     leave_torch_alone()
     if why_not := offline.close_network():
@@ -316,7 +213,7 @@ def _prepare_offline(run: Run, length: int) -> None:
         raise failed_to_prepare(error, run) from None
 
 
-def prepare_all(run: Run, length: int) -> None:
+def prepare_all(run: Job, length: int) -> None:
     """Prepares the missing stores, in this process.
 
     Args:
@@ -334,7 +231,7 @@ def prepare_all(run: Run, length: int) -> None:
     )
 
 
-def failed_to_prepare(error: OSError, run: Run) -> StageError:
+def failed_to_prepare(error: OSError, run: Job) -> StageError:
     """Turns a system error during the preparation into one with a remedy.
 
     The cause is an unreadable bundle, a full disk, or a folder that cannot be written.
@@ -350,7 +247,7 @@ def failed_to_prepare(error: OSError, run: Run) -> StageError:
     )
 
 
-def _be_a_rank_of_others(run: Run, environ: Mapping[str, str], *, dry_run: bool) -> int:
+def _be_a_rank_of_others(run: Job, environ: Mapping[str, str], *, dry_run: bool) -> int:
     """Trains as a rank that srun, torchrun or mpirun started.
 
     Rank 0 also does the launcher's work; the others wait for it.
@@ -389,7 +286,7 @@ def _be_a_rank_of_others(run: Run, environ: Mapping[str, str], *, dry_run: bool)
 
 @contextmanager
 def _leading(
-    run: Run,
+    run: Job,
     place: ranks_environment.RankEnvironment,
     heartbeat: Heartbeat,
     environ: Mapping[str, str],
@@ -404,7 +301,7 @@ def _leading(
 
 
 def _check_as_launcher(
-    run: Run, place: ranks_environment.RankEnvironment, environ: Mapping[str, str], prepares: bool
+    run: Job, place: ranks_environment.RankEnvironment, environ: Mapping[str, str], prepares: bool
 ) -> None:
     """Does what a launcher does before it starts ranks, in a child process of rank 0.
 
@@ -420,7 +317,7 @@ def _check_as_launcher(
         prepare_in_sandbox(run)
 
 
-def _train_as(run: Run, place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
+def _train_as(run: Job, place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
     from runner.training.start import train as train_rank
 
     train_rank(run.config, run.inputs, run.folder, place, heartbeat)
@@ -445,7 +342,7 @@ def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
 
 
 def _device(
-    run: Run, role: str, num_local: int, environ: Mapping[str, str], tell: Callable[[str], None]
+    run: Job, role: str, num_local: int, environ: Mapping[str, str], tell: Callable[[str], None]
 ) -> Device | None:
     """The device of a rank on this machine, in a job its first node; None: not known here.
 
@@ -459,7 +356,7 @@ def _device(
 
 
 def report_devices(
-    run: Run, role: str, num_local: int, environ: Mapping[str, str], say: Callable[[str], None]
+    run: Job, role: str, num_local: int, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> tuple[int, bool]:
     """Reports on this machine's accelerators.
 
@@ -479,7 +376,7 @@ def report_devices(
     return ranks, not elsewhere
 
 
-def _explain(run: Run, where: str) -> None:
+def _explain(run: Job, where: str) -> None:
     if lines := explain_choices(run.config.explain()):
         print_line(f"{run.config.path.name}: values chosen automatically, with the reason{where}:")
         print_line("\n".join(lines))

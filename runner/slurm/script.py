@@ -1,7 +1,7 @@
 """Turns a request for a job into the text of an sbatch script. Pure; golden files hold the result.
 
 `SbatchRequest` (all paths absolute, all values decided) -> `sbatch_script` -> text. Comments in the
-script explain each line that the user did not ask for. `runner.launch.submit` fills in the request
+script explain each line that the user did not ask for. `runner.job.submit` fills in the request
 and submits.
 """
 

@@ -11,11 +11,11 @@ from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.errors import StageError, format_age, human_count, human_size, write_atomically
 from runner.inputs import check_not_inside
+from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
 from runner.launch import environment as ranks_environment
 from runner.launch.train import (
-    Run,
     check_all_installed,
     prepare_in_sandbox,
     report_devices,
@@ -70,10 +70,10 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     Raises:
         StageError: nothing could be tried, or every trial failed.
     """
-    run = Run.load(wanted.run_file, wanted.bundle, wanted.output, wanted.overrides)
+    run = Job.load(wanted.run_file, wanted.bundle, wanted.output, wanted.overrides)
     folder = (wanted.output or Path("output") / f"{run.config.name}-bench").absolute()
     check_not_inside(folder, run.inputs.bundle)
-    run = Run(run.config, run.inputs, RunFolder(folder), run.bundle, run.overrides)
+    run = Job(run.config, run.inputs, RunFolder(folder), run.bundle, run.overrides)
     role = ranks_environment.role(environ, wanted.processes)
     ranks = world_size(role, wanted.processes or 1, environ)
     check_all_installed(run, role)
@@ -138,7 +138,7 @@ def _search(bench: Bench, strategy: str, most: int, say: Callable[[str], None]) 
     return search(strategy, most, try_one)
 
 
-def prepare_trials(run: Run) -> int:
+def prepare_trials(run: Job) -> int:
     """Tokenises once for all trials. Returns the number of sequences per epoch."""
     run.folder.root.mkdir(parents=True, exist_ok=True)
     prepare_in_sandbox(run)
@@ -172,7 +172,7 @@ def _write(folder: Path, name: str, found: Sequence[SearchResult], num_sequences
 
 
 def become_part(
-    run: Run,
+    run: Job,
     arguments: Sequence[str],
     processes: int | None,
     steps: int,

@@ -18,13 +18,13 @@ from runner import isolation, offline
 from runner.data.recipe import data_key, recipes
 from runner.errors import IncompleteError, StageError, UsageError, suggest
 from runner.job import devices
+from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
 from runner.launch.environment import RANK_FLAG, RankEnvironment
 from runner.launch.rank import find_role, run_rank
 from runner.launch.start import start_ranks
 from runner.launch.train import (
-    Run,
     check_all_installed,
     prepare_in_sandbox,
     rank_arguments,
@@ -54,12 +54,12 @@ class Evaluation:
         source: the name for printing: `step-8`, or where the first weights are from.
     """
 
-    run: Run
+    run: Job
     checkpoint: Path | None
     source: str
 
 
-def choose(run: Run, wanted: str | None) -> Evaluation:
+def choose(run: Job, wanted: str | None) -> Evaluation:
     """Finds the weights.
 
     Args:
@@ -111,7 +111,7 @@ def choose(run: Run, wanted: str | None) -> Evaluation:
     return Evaluation(hidden, found[name], name)
 
 
-def _check_held_out(run: Run) -> None:
+def _check_held_out(run: Job) -> None:
     """Checks that a held out share of the training split is the one of the training.
 
     Raises:
@@ -129,7 +129,7 @@ def _check_held_out(run: Run) -> None:
         )
 
 
-def doubt(run: Run, checkpoint: Path | None) -> str:
+def doubt(run: Job, checkpoint: Path | None) -> str:
     """A warning where a share is held out of other data than those of the training.
 
     Args:
@@ -156,7 +156,7 @@ def doubt(run: Run, checkpoint: Path | None) -> str:
     )
 
 
-def _holds_out_a_share(run: Run) -> bool:
+def _holds_out_a_share(run: Job) -> bool:
     return any(data.validation and data.validation.part for data in run.inputs.datasets)
 
 
@@ -171,7 +171,7 @@ def _splits(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluate(
-    run: Run,
+    run: Job,
     wanted: str | None,
     processes: int | None,
     environ: Mapping[str, str],

@@ -25,6 +25,8 @@ from runner.job.access import (
 from runner.job.findings import Finding, Findings
 from runner.job.gpus import ask_driver
 from runner.job.installed import check_installed, to_train
+from runner.job.job import Job
+from runner.job.submit import ranks_on_node
 from runner.launch.environment import RankEnvironment
 from runner.launch.network import (
     addresses_of,
@@ -33,8 +35,6 @@ from runner.launch.network import (
     source_towards,
     wrong_interfaces,
 )
-from runner.launch.submit import ranks_on_node
-from runner.launch.train import Run
 
 LEAST_SHARED_MEMORY = 2**28
 """NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
@@ -49,7 +49,7 @@ ENV_CHECK_S = 60
 
 
 def look(
-    run: Run, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str]
+    run: Job, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str]
 ) -> Findings:
     """Looks at this node, before torch is imported; tries its GPUs in a child process.
 

@@ -11,13 +11,14 @@ from typing import NoReturn
 from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
 from runner.job.findings import Finding, Findings, finding_of
+from runner.job.job import Job
 from runner.launch.environment import RANK_FLAG, RankEnvironment, rank_environment
 from runner.launch.network import PEERS_ASKED, here, other_hosts, own_address_towards
 from runner.launch.rank import end_rank, run_rank
 from runner.launch.reach import HOW_TO_CHOOSE
 from runner.launch.rendezvous import address_in_slurm
 from runner.launch.start import start_ranks
-from runner.launch.train import Run, rank_command
+from runner.launch.train import rank_command
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
@@ -37,7 +38,7 @@ def is_part(environ: Mapping[str, str]) -> bool:
     return FOLDER in environ
 
 
-def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def be_a_part(load: Callable[[], Job], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Is the job's launcher, or one of its ranks.
 
     Args:
@@ -68,7 +69,7 @@ def be_a_part(load: Callable[[], Run], arguments: Sequence[str], environ: Mappin
     return launch(run, folder, arguments, environ)
 
 
-def launch(run: Run, folder: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def launch(run: Job, folder: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
     rehearsal = RunFolder(folder)
     rehearsal.make()
@@ -76,7 +77,7 @@ def launch(run: Run, folder: Path, arguments: Sequence[str], environ: Mapping[st
     return start_ranks(argv, None, rehearsal, environ).exit_code
 
 
-def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
+def _be_a_rank(run: Job, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
     place = rank_environment(environ)
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
@@ -97,7 +98,7 @@ def _be_a_rank(run: Run, folder: Path, host: str, environ: Mapping[str, str]) ->
 
 
 def _look_at_node(
-    run: Run,
+    run: Job,
     folder: Path,
     host: str,
     hosts: Sequence[str],

@@ -30,12 +30,13 @@ from runner.errors import (
 )
 from runner.inputs import ModelInput, running_tree
 from runner.job.installed import check_installed, to_train
+from runner.job.job import Job
 from runner.job.model_layers import check_fsdp
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, shape_of
+from runner.job.submit import device_of_job, ranks_on_node
 from runner.job.transformers_tables import leave_torch_alone
-from runner.launch.submit import device_of_job, ranks_on_node
-from runner.launch.train import Run, failed_to_prepare, prepare_all
+from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import die_with_parent, raise_limits
 from runner.run_folder.heartbeat import read_failure
 from runner.slurm.commands import clean
@@ -60,7 +61,7 @@ PHASES = {"first": ("load", "step", "save"), "second": ("resume", "evaluate", "e
 _MEMORY = "Try a machine with more memory; -9 is often too little of it."
 
 
-def rehearse(run: Run, environ: Mapping[str, str], stages: Stages) -> None:
+def rehearse(run: Job, environ: Mapping[str, str], stages: Stages) -> None:
     """Rehearses a run on this machine's CPU.
 
     Args:
@@ -105,7 +106,7 @@ def _check_engine(config: RunConfig) -> None:
         ) from None
 
 
-def _other_packages(run: Run) -> str:
+def _other_packages(run: Job) -> str:
     """That the job runs other packages than this process; empty: it does not."""
     environment = run.inputs.environment
     if environment is not None and running_tree() != environment.tree:
@@ -117,7 +118,7 @@ def _other_packages(run: Run) -> str:
     return f"rehearsed with the packages of {sys.prefix}; the job runs {what}"
 
 
-def _examine(run: Run, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
+def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
     """Checks the whole run, as it is; returns the device of a rank in its job, and the ranks."""
     slurm = run.config.slurm
     ranks = slurm.nodes * ranks_on_node(slurm)
@@ -129,14 +130,14 @@ def _examine(run: Run, environ: Mapping[str, str], say: Say) -> tuple[Device | N
     return device, ranks
 
 
-def _zero_of_job(run: Run, device: Device | None, ranks: int) -> int | None:
+def _zero_of_job(run: Job, device: Device | None, ranks: int) -> int | None:
     if device is None:
         return None
     return decide(run.config, shape_of(run.config, run.inputs.model), device, ranks).zero
 
 
 def _in_folder(
-    run: Run, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
+    run: Job, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
 ) -> None:
     with stages.of("model") as stage:
         model, change = _small_model(run, hidden, environ)
@@ -158,7 +159,7 @@ def _in_folder(
         stage.words = in_child(_load_export, (small.run,), "loading the exported model", _MEMORY)
 
 
-def _small_model(run: Run, hidden: Path, environ: Mapping[str, str]) -> tuple[ModelInput, Choice]:
+def _small_model(run: Job, hidden: Path, environ: Mapping[str, str]) -> tuple[ModelInput, Choice]:
     """The model that is rehearsed, and what it is of the whole one.
 
     Raises:
@@ -192,7 +193,7 @@ def _small_model(run: Run, hidden: Path, environ: Mapping[str, str]) -> tuple[Mo
 
 
 def _narrow_model(
-    run: Run, hidden: Path, small: Small | None, needed: int, free: int
+    run: Job, hidden: Path, small: Small | None, needed: int, free: int
 ) -> tuple[Small, ModelInput]:
     whole = run.inputs.model
     layers = number_of_layers(whole.settings) or 0
@@ -224,19 +225,19 @@ def _config_problem(folder: Path) -> str:
     return ""
 
 
-def _write_random(run: Run, folder: Path) -> None:
+def _write_random(run: Job, folder: Path) -> None:
     from runner.trials.with_transformers import write_random
 
     write_random(run, folder)
 
 
-def _load_export(run: Run) -> str:
+def _load_export(run: Job) -> str:
     from runner.trials.with_transformers import load_export
 
     return load_export(run)
 
 
-def _prepare(run: Run, hidden: Path, model: ModelInput) -> tuple[int, str]:
+def _prepare(run: Job, hidden: Path, model: ModelInput) -> tuple[int, str]:
     """Prepares enough rows of the data, in a child process without network.
 
     Returns:
@@ -277,7 +278,7 @@ def _shortened(said: str) -> str:
     return "; ".join(line.replace("prepared ", "") for line in lines)
 
 
-def _not_encoded(run: Run, error: Exception) -> StageError:
+def _not_encoded(run: Job, error: Exception) -> StageError:
     return StageError(
         f"the rows cannot be prepared for `{run.config.model.asset}`: "
         f"{type(error).__name__}: {error}",
@@ -318,7 +319,7 @@ def _start(
 
 
 def _failure(
-    run: Run, small: Run, hidden: Path, code: int, phase: str, stages: Stages
+    run: Job, small: Job, hidden: Path, code: int, phase: str, stages: Stages
 ) -> StageError:
     """The error of the rank that failed first, as the run itself would print it."""
     ended = {stage.name for stage in stages.ended}
@@ -347,7 +348,7 @@ def _tail(path: Path) -> list[str]:
     return []
 
 
-def _no_folder(error: OSError, run: Run) -> StageError:
+def _no_folder(error: OSError, run: Job) -> StageError:
     """The error of a disk on which the rehearsal's own files cannot be written."""
     path = Path(os.fsdecode(error.filename)) if error.filename else run.folder.root.parent
     remedy = "Choose an --output in a folder of yours"

@@ -15,8 +15,8 @@ from typing import Any
 from runner.errors import StageError, UsageError, human_count, join_errors
 from runner.job import rehearsed
 from runner.job.findings import FAULTS, Finding
-from runner.launch.submit import partition_name, request, try_script
-from runner.launch.train import Run
+from runner.job.job import Job
+from runner.job.submit import partition_name, request, try_script
 from runner.run_folder.heartbeat import read_failure
 from runner.slurm.commands import ask, clean, job_number
 from runner.slurm.environment import SlurmJobEnvironment, host_names
@@ -31,7 +31,7 @@ LAST_LINES = 5
 
 
 def rehearse_in_job(
-    run: Run, arguments: Sequence[str], environ: Mapping[str, str], stages: Stages
+    run: Job, arguments: Sequence[str], environ: Mapping[str, str], stages: Stages
 ) -> None:
     """Tries the nodes that the run asks for, in a job, or in the allocation around this process.
 
@@ -75,7 +75,7 @@ def _error(finding: Finding) -> StageError:
     return StageError(finding.message, finding.remedy, exit_code=finding.exit_code or 1)
 
 
-def _submit(run: Run, folder: Path, arguments: Sequence[str], stages: Stages) -> tuple[int, int]:
+def _submit(run: Job, folder: Path, arguments: Sequence[str], stages: Stages) -> tuple[int, int]:
     """Submits the job and waits for its end; returns its number and exit code."""
     wanted = request(run.config, run.bundle, folder, run.overrides)
     wanted = replace(
@@ -195,7 +195,7 @@ def _why_no_bandwidth(folder: Path, known: Sequence[Finding]) -> list[Finding]:
     return [Finding("error", f"{first.host}: {text.splitlines()[-1]}", remedy, first.code)]
 
 
-def _no_record(run: Run, folder: Path, number: int, code: int, why: str) -> StageError:
+def _no_record(run: Job, folder: Path, number: int, code: int, why: str) -> StageError:
     """The error of a job whose nodes wrote nothing: they do not see the folder, or the command."""
     log = folder / "logs" / f"slurm-{number}.out"
     try:

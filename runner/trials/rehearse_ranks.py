@@ -16,10 +16,10 @@ from typing import NoReturn
 
 from runner import offline
 from runner.errors import isolated
+from runner.job.job import Job
 from runner.launch.environment import RankEnvironment
 from runner.launch.rank import run_rank
 from runner.launch.start import start_ranks
-from runner.launch.train import Run
 from runner.run_folder.heartbeat import Heartbeat
 from runner.trials.network import leave_network
 from runner.trials.small_run import RANKS
@@ -34,14 +34,14 @@ def command(hidden: Path, phase: str, *more: str) -> list[str]:
     return [python, "-u", *options]
 
 
-def launch(run: Run, hidden: Path, phase: str) -> int:
+def launch(run: Job, hidden: Path, phase: str) -> int:
     """Starts the ranks behind the wall, and waits; returns the exit code."""
     refused = leave_network()
     (hidden / WALL).write_text(refused or "", encoding="utf-8")
     return start_ranks(command(hidden, phase, RANK), RANKS, run.folder, os.environ).exit_code
 
 
-def be_a_rank(run: Run, phase: str) -> NoReturn:
+def be_a_rank(run: Job, phase: str) -> NoReturn:
     """Does the work of a rank in one of the two phases, and ends the process."""
     offline.set_variables(os.environ)
 

@@ -17,11 +17,11 @@ from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe, recipes
 from runner.inputs import Inputs, ModelInput
 from runner.job.host_memory import host_memory
+from runner.job.job import Job
 from runner.job.memory import state_needed
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, ModelShape, shape_of
 from runner.job.texts import bytes_of_text
-from runner.launch.train import Run
 from runner.run_folder.layout import RunFolder
 
 RANKS = 2
@@ -41,12 +41,12 @@ _AT_A_TIME = 3 * 2**28  # bytes of logits, their gradient and their float32 copy
 class SmallRun:
     """The run that is rehearsed, and what differs from the user's."""
 
-    run: Run
+    run: Job
     changes: tuple[Choice, ...]
 
 
 def small_run(
-    run: Run, hidden: Path, model: ModelInput, reads: int, zero: int | None = None
+    run: Job, hidden: Path, model: ModelInput, reads: int, zero: int | None = None
 ) -> SmallRun:
     """Returns the run that is rehearsed.
 
@@ -84,7 +84,7 @@ def small_run(
     )
     changes.append(Choice("dataset.limit", rows, "rows that fill these steps"))
     config, inputs = _limited(config, run.inputs, model, limits)
-    small = Run(config, inputs, RunFolder(hidden / "run"), run.bundle, run.overrides)
+    small = Job(config, inputs, RunFolder(hidden / "run"), run.bundle, run.overrides)
     return SmallRun(small, tuple(changes))
 
 
@@ -121,7 +121,7 @@ def _limited(
     return config, replace(inputs, model=model, datasets=datasets, environment=None)
 
 
-def _limits(run: Run, reads: int) -> list[dict[str, int]]:
+def _limits(run: Job, reads: int) -> list[dict[str, int]]:
     """`limit` of each dataset: the rows that are read of each split."""
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
     limits: list[dict[str, int]] = [{} for _ in run.inputs.datasets]

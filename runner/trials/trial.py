@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runner import offline
+from runner.child import runner_command
 from runner.disks import use_local_caches
 from runner.errors import UsageError
+from runner.job.job import Job
 from runner.launch import environment as ranks_environment
-from runner.launch.environment import RankEnvironment, runner_command
+from runner.launch.environment import RankEnvironment
 from runner.launch.rank import run_rank
 from runner.launch.srun import end_ranks
 from runner.launch.start import start_ranks
-from runner.launch.train import Run, rank_command
+from runner.launch.train import rank_command
 from runner.processes import die_with_parent
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import write_json
@@ -138,7 +140,7 @@ def judge(
 
 
 def launch_trial(
-    run: Run, arguments: Sequence[str], processes: int | None, environ: Mapping[str, str]
+    run: Job, arguments: Sequence[str], processes: int | None, environ: Mapping[str, str]
 ) -> int:
     """Starts the ranks of one trial and waits.
 
@@ -164,7 +166,7 @@ def launch_trial(
 
 
 def be_a_rank(
-    run: Run, steps: int, memory_gib: float | None, environ: Mapping[str, str]
+    run: Job, steps: int, memory_gib: float | None, environ: Mapping[str, str]
 ) -> NoReturn:
     """Runs one rank of a trial, and ends the process."""
     offline.set_variables(os.environ)
@@ -182,7 +184,7 @@ def be_a_rank(
 def refusal(bench: Bench, strategy: str) -> str | None:
     """Why this version or run file does not support a strategy; None if it does."""
     try:
-        Run.load(
+        Job.load(
             bench.run_file,
             bench.bundle,
             None,

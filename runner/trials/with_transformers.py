@@ -16,12 +16,12 @@ from runner import offline
 from runner.config.tasks import TASKS, data_of
 from runner.data.store import FACTS
 from runner.errors import StageError
-from runner.launch.train import Run
+from runner.job.job import Job
 
 TEXT = "A rehearsal."
 
 
-def load_export(run: Run) -> str:
+def load_export(run: Job) -> str:
     """Loads the exported model and its tokenizer as anybody would, and computes once with them.
 
     Returns:
@@ -47,7 +47,7 @@ def load_export(run: Run) -> str:
         ) from None
 
 
-def _load(run: Run) -> str:
+def _load(run: Job) -> str:
     auto = getattr(transformers, TASKS[run.config.task].auto)
     folder, lora = run.folder.model, run.config.lora
     if lora is not None and not lora.merge:
@@ -75,7 +75,7 @@ def _load(run: Run) -> str:
     return f"{type(model).__name__}, from_pretrained"
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head(run: Job) -> dict[str, Any]:
     """The keyword arguments with which a base gets the head that an adapter was trained with."""
     if data_of(run.config.task) not in ("images", "labelled"):
         return {}
@@ -85,7 +85,7 @@ def _head(run: Run) -> dict[str, Any]:
     return {"num_labels": number, "ignore_mismatched_sizes": True}
 
 
-def _inputs(run: Run, model: Any) -> dict[str, torch.Tensor]:
+def _inputs(run: Job, model: Any) -> dict[str, torch.Tensor]:
     if data_of(run.config.task) != "images":
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             run.folder.model, local_files_only=True
@@ -95,7 +95,7 @@ def _inputs(run: Run, model: Any) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.zeros(1, 3, side, side)}
 
 
-def write_random(run: Run, folder: Path) -> None:
+def write_random(run: Job, folder: Path) -> None:
     """Writes random weights for the config.json in a folder.
 
     Args:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from runner.errors import UsageError
+from runner.job.submit import try_script
 from runner.launch.reach import explain_joining
 from runner.launch.rendezvous import locate
-from runner.launch.submit import try_script
 from runner.slurm.commands import clean
 from runner.slurm.environment import (
     EPHEMERAL_PORTS,

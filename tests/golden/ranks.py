@@ -25,10 +25,10 @@ from unittest import mock
 from click.testing import CliRunner
 
 from runner.cli import main as runner
+from runner.job.job import Job
 from runner.launch import environment as ranks_environment
 from runner.launch import network
 from runner.launch.rank import become_rank
-from runner.launch.train import Run
 from runner.run_folder.layout import RunFolder
 from runner.trials import rehearse_ranks as start_ranks
 from tests.runner.conftest import RUN, _stage_bundle
@@ -170,7 +170,7 @@ def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
         mock.patch.dict(os.environ, user, clear=True),
         mock.patch.object(start_ranks, "leave_network", lambda: None),
     ):
-        run = Run.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
+        run = Job.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
         recorder = Recorder(user)
         with mock.patch.object(subprocess, "Popen", recorder.popen()), _node("n1"):
             start_ranks.launch(run, folder, "first")

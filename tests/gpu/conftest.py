@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from runner.job.job import Job
 from runner.launch.environment import rank_environment
-from runner.launch.train import Run
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.device import StopRequest
 from runner.training.components.metrics import open_console
@@ -78,7 +78,7 @@ def trainer(joined: dict[str, str], tmp_path: Path, cluster: Cluster) -> Iterato
             own = Cluster(cluster.folder, bundle)
             path = own.write(name, **{"batch": {"global": 4, "micro": 2}, **settings})
             own.prepare(path)
-            run = Run.load(path, bundle, own.output(name), ())
+            run = Job.load(path, bundle, own.output(name), ())
             run.folder.make()
             console = stack.enter_context(open_console(run.folder.logs / "rank-0.log"))
             place = rank_environment(os.environ)

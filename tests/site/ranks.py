@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 from runner.errors import StageError
+from runner.job import submit as submission
+from runner.job.submit import submit
 from runner.launch import environment as ranks_environment
 from runner.launch import hang_detector, requeue
-from runner.launch import submit as submission
 from runner.launch.start import start_ranks
-from runner.launch.submit import submit
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.child import runner_command
 from runner.errors import StageError
-from runner.launch.environment import runner_command
 
 STEPS = 6
 HANG_S = 30

@@ -17,10 +17,10 @@ from runner.data.recipe import recipes
 from runner.errors import StageError, isolated
 from runner.job import devices
 from runner.job.activations import measured
+from runner.job.job import Job
 from runner.job.memory import model_state
 from runner.job.plan import decide
 from runner.job.shapes import shape_of
-from runner.launch.train import Run
 from runner.run_folder.layout import RunFolder
 from runner.trials.bench import prepare_trials
 from runner.trials.strategies import STRATEGIES
@@ -125,7 +125,7 @@ class Training:
         """
         answer = self.folder / f"trainer-{self.workload.name}.json"
         answer.unlink(missing_ok=True)
-        model = Run.load(self._run_file, self.bundle, None, ()).inputs.model.path
+        model = Job.load(self._run_file, self.bundle, None, ()).inputs.model.path
         arguments = [str(model), str(self._tokens), self.workload.task, str(micro), str(STEPS)]
         command = isolated(
             "torch.distributed.run", "--standalone", f"--nproc_per_node={self.world_size}",
@@ -152,6 +152,6 @@ class Training:
     def _tokens(self) -> Path:
         return self.folder / f"{self.workload.name}.npy"
 
-    def _run(self, sets: list[str] | None = None) -> Run:
-        run = Run.load(self._run_file, self.bundle, None, sets or [])
-        return Run(run.config, run.inputs, RunFolder(self._results), run.bundle, run.overrides)
+    def _run(self, sets: list[str] | None = None) -> Job:
+        run = Job.load(self._run_file, self.bundle, None, sets or [])
+        return Job(run.config, run.inputs, RunFolder(self._results), run.bundle, run.overrides)

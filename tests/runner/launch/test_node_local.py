@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from runner import inputs
+from runner.child import runner_command
 from runner.config.run_config import RunConfig
 from runner.disks import disk_type
 from runner.errors import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
-from runner.launch import environment as ranks_environment
-from runner.launch import node_local
+from runner.job import node_local
 from runner.slurm.environment import SlurmJobEnvironment
 from stage.bundle.bundle import Bundle
 from tests.stage.bundles import make_bundle
@@ -170,7 +170,7 @@ def test_one_process_a_node_gets_all_its_cpus() -> None:
 
 
 def test_ranks_run_the_environment_activated() -> None:
-    argv = ranks_environment.runner_command("train", "r.yaml", prefix=Path("/scratch/e"))
+    argv = runner_command("train", "r.yaml", prefix=Path("/scratch/e"))
     assert argv[3:] == [
         "/scratch/e/activate",
         "/scratch/e/bin/python",

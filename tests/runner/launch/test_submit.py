@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import StageError, UsageError
+from runner.job import submit
 from runner.job.devices import NodeShape
-from runner.launch import submit
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.script import SbatchRequest

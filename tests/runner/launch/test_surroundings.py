@@ -19,8 +19,8 @@ from runner.inputs import resolve
 from runner.job import surroundings
 from runner.job.findings import Findings
 from runner.job.installed import for_tokenizer
+from runner.job.job import Job
 from runner.job.surroundings import start
-from runner.launch.train import Run
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
@@ -45,7 +45,7 @@ conda() {
     return 1
 }
 mamba() {
-    echo "CondaError: Run 'conda init' before 'conda activate'" >&2
+    echo "CondaError: Job 'conda init' before 'conda activate'" >&2
     return 1
 }
 """
@@ -90,7 +90,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tried(cluster: Cluster, **settings: Any) -> Findings:
     slurm = settings.pop("slurm", {})
     config = RunConfig.load(cluster.write(slurm=slurm, **settings))
-    run = Run(
+    run = Job(
         config,
         resolve(config, cluster.bundle),
         RunFolder(cluster.folder / "output" / "tiny"),

@@ -18,7 +18,7 @@ from runner.job.gpus import GIB, Gpu
 from runner.job.host_memory import host_memory
 from runner.job.plan import decide
 from runner.job.shapes import ModelShape
-from runner.launch.submit import types_of_gpus
+from runner.job.submit import types_of_gpus
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
 
@@ -186,9 +186,7 @@ def test_memory_is_what_slurm_gives_and_never_more_than_there_is() -> None:
 
 
 def test_looking_at_devices_needs_no_torch() -> None:
-    code = (
-        "import sys, os, json; from runner.job import devices; d = devices.here(2, os.environ); "
-    )
+    code = "import sys, os, json; from runner.job import devices; d = devices.here(2, os.environ); "
     code += "print(json.dumps([d.kind, d.memory, 'torch' in sys.modules]))"
     environ = {"PYTHONPATH": str(Path(__file__).parents[3]), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from runner.errors import UsageError
-from runner.launch.train import Run
+from runner.job.job import Job
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
 
 
-def noted(run: Run) -> object:
+def noted(run: Job) -> object:
     return json.loads(run.folder.environment.read_text())["exported_step"]
 
 
@@ -143,7 +143,7 @@ def test_a_run_whose_loss_falls_no_more_ends_early_and_is_finished(
     assert trainer.run() and trainer.step == 4
 
 
-def said(run: Run) -> str:
+def said(run: Job) -> str:
     return (run.folder.logs / "said").read_text()
 
 
@@ -154,7 +154,7 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     from runner.trials.evaluate_worker import measuring
 
     path = shared_cluster.write(steps=2, **SMALL)
-    run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ())
+    run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
 
     def files() -> dict[Path, bytes]:
         # The runs of other tests in this process still give signs of life.
@@ -189,7 +189,7 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     from runner.trials.evaluate import choose
 
     path = shared_cluster.write(steps=4, **SMALL)
-    run = Run.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
+    run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
     with pytest.raises(UsageError, match=r"trained with dataset.validation: .*; now it is 5%"):
         choose(run, None)
     assert choose(run, "none").checkpoint is None
@@ -203,7 +203,7 @@ def test_a_share_that_is_held_out_of_another_bundle_is_doubted(
 
     path = shared_cluster.write(steps=4, **SMALL)
     for share, sets in ((True, ["dataset.validation=5%"]), (False, [])):
-        run = Run.load(path, shared_cluster.bundle, tmp_path / "run", sets)
+        run = Job.load(path, shared_cluster.bundle, tmp_path / "run", sets)
         step = tmp_path / "run" / "checkpoints" / "step-4"
         step.mkdir(parents=True, exist_ok=True)
         for bundle, same in (("0" * 64, False), (run.inputs.bundle_id, True)):

@@ -31,7 +31,8 @@ from pathlib import Path
 import torch
 from functools import partial
 from runner.launch.rank import run_rank
-from runner.launch.train import Run, _train_as
+from runner.job.job import Job
+from runner.launch.train import _train_as
 calls = []
 def fail(module, *_):
     if type(module).__name__.endswith("ForMaskedLM") or type(module).__name__ == "BertModel":
@@ -39,7 +40,7 @@ def fail(module, *_):
         if len(calls) == 3:
             raise torch.OutOfMemoryError(sys.argv[3])
 torch.nn.modules.module.register_module_forward_pre_hook(fail)
-run = Run.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
+run = Job.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
 run.folder.make()
 run_rank(run.folder, os.environ, partial(_train_as, run))
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.launch.train import Run
+from runner.job.job import Job
 from runner.run_folder.heartbeat import Heartbeat
 from tests.runner.conftest import Cluster
 
@@ -20,15 +20,15 @@ SMALL = {
 }
 
 
-def started(cluster: Cluster, path: Path) -> tuple[Run, Trainer]:
+def started(cluster: Cluster, path: Path) -> tuple[Job, Trainer]:
     """A rank that has resumed, and has made no step yet."""
-    run = Run.load(path, cluster.bundle, cluster.output(path.stem), ())
+    run = Job.load(path, cluster.bundle, cluster.output(path.stem), ())
     trainer = begun(run)
     trainer.resume()
     return run, trainer
 
 
-def begun(run: Run) -> Trainer:
+def begun(run: Job) -> Trainer:
     """A rank that has loaded everything but a checkpoint."""
     from runner.launch.environment import rank_environment
     from runner.training.components.device import StopRequest

@@ -333,10 +333,10 @@ def prepare(settings: dict[str, Any]) -> float:
 
     from runner.data.prepare import prepare as prepare_recipe
     from runner.data.recipe import recipes
-    from runner.launch.train import Run
+    from runner.job.job import Job
 
     output = Path(settings["output"])
-    run = Run.load(Path(settings["run_file"]), Path(settings["bundle"]), output, ())
+    run = Job.load(Path(settings["run_file"]), Path(settings["bundle"]), output, ())
     shutil.rmtree(run.folder.stores, ignore_errors=True)
     (recipe,) = recipes(run.config, run.inputs, settings["length"])["train"]
     from transformers import AutoTokenizer  # noqa: F401  # imports, also torch's, are not compared

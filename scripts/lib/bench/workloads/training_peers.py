@@ -198,12 +198,12 @@ def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, t
 
     Before the process group is made: without one, each rank reads the weights itself.
     """
-    from runner.launch.train import Run
+    from runner.job.job import Job
     from runner.training.components.batches import Order, Part
     from runner.training.tasks import task_named
     from scripts.lib.bench.workloads.training import opened_stores
 
-    run = Run.load(
+    run = Job.load(
         Path(settings["run_file"]), Path(settings["bundle"]), Path(settings["output"]), ()
     )
     stores = opened_stores(run)

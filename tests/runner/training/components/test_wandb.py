@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import StageError
-from runner.launch.train import Run
+from runner.job.job import Job
 from runner.run_folder.layout import RunFolder
 from runner.training.components.metrics import Console, Observer
 from tests.runner.conftest import Cluster
@@ -48,7 +48,7 @@ def is_here() -> bool:
 @pytest.mark.skipif(is_here(), reason="wandb is installed here")
 def test_check_refuses_it_where_the_environment_lacks_it(cluster: Cluster) -> None:
     path = cluster.write(wandb=True, engine={"name": "ddp"})
-    run = Run.load(path, cluster.bundle, None, ())
+    run = Job.load(path, cluster.bundle, None, ())
     found = run.examine(1)
     (error,) = [error for error in found.errors if "wandb" in error.message]
     assert "wandb: true needs wandb, which is not installed" in error.message

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runner.launch.train import Run
+from runner.job.job import Job
 from stage.cli.show import describe
 from tests.runner.conftest import Cluster
 from tests.runner.run_folder.conftest import alone as alone  # the fixture
@@ -27,7 +27,7 @@ print(type(model).__name__, AutoTokenizer.from_pretrained("bundle/mine").mask_to
 """
 
 
-def trained(cluster: Cluster, name: str, **changes: object) -> Run:
+def trained(cluster: Cluster, name: str, **changes: object) -> Job:
     path = cluster.write(name, steps=1, **{**SMALL, **changes})
     cluster.prepare(path)
     run, trainer = started(cluster, path)

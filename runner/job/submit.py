@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from runner.child import runner_command
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import (
     IncompleteError,
@@ -31,7 +32,6 @@ from runner.job import devices
 from runner.job.devices import NodeShape
 from runner.job.installed import is_light
 from runner.job.shapes import Device
-from runner.launch.environment import runner_command
 from runner.run_folder.layout import RunFolder, write_json
 from runner.run_folder.run_lock import age_s, hold_run_folder
 from runner.slurm.commands import ask, job_number
