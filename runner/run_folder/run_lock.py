@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from runner.errors import FULL_DISK, IncompleteError, UsageError, say
@@ -30,8 +30,6 @@ GONE_AFTER_S = 300.0
 """A launcher on another machine that Slurm does not know is gone after this silence."""
 
 _TRIES = 5
-_CLEARING_S = 10.0
-"""A launcher that removes an old lock needs milliseconds; after this time it was killed."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,13 @@ class RunLock:
             since=time.time(),
         )
 
-    def is_on_machine_of(self, me: RunLock) -> bool:
-        """Whether its process number is valid on the machine of `me`."""
-        return (self.host, self.machine) == (me.host, me.machine)
+    def is_gone_from(self, machine: str) -> bool:
+        """Whether its process was one of this machine and has ended."""
+        return self.machine == machine and not is_alive(self.pid, self.born)
+
+    def step(self) -> str | None:
+        """The Slurm step of its ranks that still runs; empty: none. None: unknown."""
+        return running_step(self.job, step_name(self.host, self.pid)) if self.job else None
 
     def describe(self) -> str:
         """For people: `process 4711 on gpu7 (job 17), since 2026-11-22 10:00:00`."""
@@ -104,7 +106,8 @@ def hold_run_folder(
         over.set()
         touching.join()
         if _read(lock) == me:
-            _remove(lock)
+            for path in (lock.parent, *folder.root.glob(_aside(lock, "*").name)):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def check_not_held(folder: RunFolder, environ: Mapping[str, str]) -> None:
@@ -113,8 +116,9 @@ def check_not_held(folder: RunFolder, environ: Mapping[str, str]) -> None:
     Raises:
         UsageError: one does; names it, since when, and what to do.
     """
-    if holder := holder_of(folder, RunLock.me(environ)):
-        raise _refused(folder, folder.holder, holder, RunLock.me(environ))
+    me = RunLock.me(environ)
+    if holder := holder_of(folder, me):
+        raise _refused(folder, folder.holder, holder, me)
 
 
 def holder_of(folder: RunFolder, me: RunLock) -> RunLock | None:
@@ -135,7 +139,7 @@ def _take(folder: RunFolder, lock: Path, me: RunLock) -> None:
             raise IncompleteError(
                 f"{lock}: {error.strerror}.", f"{remedy}, then run the same command again."
             ) from None
-        _clear(folder, lock, me)
+        _move_aside(folder, lock, me)
     raise UsageError(
         f"{lock.parent}: other processes start and end in this run folder.",
         f"runner status {folder.root}",
@@ -145,8 +149,7 @@ def _take(folder: RunFolder, lock: Path, me: RunLock) -> None:
 def _create(path: Path, me: RunLock) -> bool:
     """Makes the lock's folder with its content in one step; whether there was none.
 
-    Nobody sees a lock without content: a process that was slow to write it would be taken for one
-    that was killed before it wrote. A folder never takes the place of one that is not empty.
+    Nobody sees a lock without content, and a folder never takes the place of one that is not empty.
     """
     own = path.with_name(f"{path.name}.{me.host}.{me.pid}.{threading.get_native_id()}")
     try:
@@ -161,46 +164,32 @@ def _create(path: Path, me: RunLock) -> bool:
         shutil.rmtree(own, ignore_errors=True)
 
 
-def _remove(lock: Path) -> None:
-    lock.unlink(missing_ok=True)
-    with suppress(OSError):  # another process made its own in the meantime
-        lock.parent.rmdir()
+def _move_aside(folder: RunFolder, lock: Path, me: RunLock) -> None:
+    """Moves the lock of a process that is gone aside.
 
-
-def _clear(folder: RunFolder, lock: Path, me: RunLock) -> None:
-    """Removes the lock of a process that is gone.
+    The new name is of that process alone. If it is taken, another launcher was first: then the
+    rename fails, and the new lock of that launcher stays.
 
     Raises:
         UsageError: it is not gone.
     """
     holder = _read(lock)
-    if holder is None:
-        if not lock.exists():
-            time.sleep(0.1)
-            return  # its process ends: there is nothing to remove
-        why = "it cannot be read"
-    else:
-        why = _why_gone(holder, me, folder, lock)
-        if not why:
-            raise _refused(folder, lock, holder, me)
-    # One launcher at a time: between its second look and its removal nobody else can remove the old
-    # lock, so it never removes the new lock of another launcher that came at the same time.
-    clearing = lock.parent.with_name(f"{lock.parent.name}.clearing")
+    why = "" if holder is None else _why_gone(holder, me, folder, lock)
+    if holder is not None and not why:
+        raise _refused(folder, lock, holder, me)
+    name = f"{holder.pid}.{holder.since}" if holder else f"unreadable.{time.time_ns()}"
     try:
-        os.close(os.open(clearing, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    except FileExistsError:
-        if age_s(clearing) > _CLEARING_S:
-            clearing.unlink(missing_ok=True)
+        if _read(lock) == holder:
+            lock.parent.rename(_aside(lock, name))
+    except OSError:
         time.sleep(0.3)
-        return
-    try:
-        if _read(lock) != holder or not lock.exists():
-            return
-        _remove(lock)
+    else:
         if holder is not None:
             say(f"{folder.root}: left by {holder.describe()}: {why}; its lock is taken over")
-    finally:
-        clearing.unlink(missing_ok=True)
+
+
+def _aside(lock: Path, name: str) -> Path:
+    return lock.parent.with_name(f"{lock.parent.name}-left.{name}")
 
 
 def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> UsageError:
@@ -209,7 +198,7 @@ def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> Usa
             f"{folder.root}: {holder.describe()} submits this run.",
             f"Wait for its end; then see the job: runner status {folder.root}",
         )
-    if _is_gone_here(holder, me) and (step := _step_of(holder)):
+    if holder.is_gone_from(me.machine) and (step := holder.step()):
         return UsageError(
             f"{folder.root}: {holder.describe()} was killed, and its ranks still run "
             f"(step {step}).",
@@ -223,42 +212,27 @@ def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> Usa
 
 def _why_gone(holder: RunLock, me: RunLock, folder: RunFolder, lock: Path) -> str:
     """The reason to believe that a launcher and its ranks are gone; empty: they may still run."""
-    if holder.job is not None and holder.job == me.job and me.restart > holder.restart:
+    here, same_job = holder.machine == me.machine, holder.job == me.job
+    if holder.job is not None and same_job and me.restart > holder.restart:
         return "this job was requeued"
-    here = holder.is_on_machine_of(me)
-    if here and not _is_gone_here(holder, me):
+    if here and not holder.is_gone_from(me.machine):
         return ""
     if here and holder.job is None:
         return "that process is gone"  # and its ranks: the kernel ends them with it
-    if (
-        holder.job is not None
-        and (here or holder.job != me.job)
-        and (found := states(holder.job)) is not None
-    ):
-        if not found:
+    known = states(holder.job) if holder.job is not None and (here or not same_job) else None
+    if known is not None:
+        if not known:
             return f"job {holder.job} is over"
         # While a job ends, Slurm no longer lists its steps, which may still run.
-        if not here or "COMPLETING" in found:
+        if not here or "COMPLETING" in known:
             return ""
-        if (step := _step_of(holder)) is not None:
+        if (step := holder.step()) is not None:
             return "" if step else "that process is gone"
     signs = [lock]
     if lock == folder.holder:
         signs += [folder.metrics, *folder.logs.glob("rank-*.pulse")]
     silent = min(map(age_s, signs))
     return f"no sign of life for {silent / 60:.0f} min" if silent > GONE_AFTER_S else ""
-
-
-def _step_of(holder: RunLock) -> str | None:
-    """The Slurm step of its ranks that still runs; empty: none. None: unknown."""
-    if holder.job is None:
-        return None
-    return running_step(holder.job, step_name(holder.host, holder.pid))
-
-
-def _is_gone_here(holder: RunLock, me: RunLock) -> bool:
-    """Whether its process belongs to this machine and is gone."""
-    return holder.is_on_machine_of(me) and not is_alive(holder.pid, holder.born)
 
 
 def _touch(path: Path, over: threading.Event) -> None:
@@ -270,19 +244,9 @@ def _touch(path: Path, over: threading.Event) -> None:
 def _read(path: Path) -> RunLock | None:
     try:
         found = RunLock(**json.loads(path.read_text(encoding="utf-8")))
+        return replace(found, pid=int(found.pid), since=float(found.since))
     except (OSError, ValueError, TypeError):
         return None
-    kinds = (
-        (found.pid, int),
-        (found.host, str),
-        (found.machine, str),
-        (found.restart, int),
-        (found.since, float),
-    )
-    fits = all(isinstance(value, kind) for value, kind in kinds) and isinstance(
-        found.job, int | None
-    )
-    return found if fits and found.pid > 0 else None
 
 
 def age_s(path: Path) -> float:
@@ -302,8 +266,9 @@ def age_s(path: Path) -> float:
 
 
 def _machine() -> str:
+    """This host, boot and process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
-        return ""
+        return platform.node()
