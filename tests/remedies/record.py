@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.remedies.test_remedies import MANIFESTS, NOT_OBEYED, RUN_FILES, not_obeyed
+from tests.remedies.test_remedies import NOT_OBEYED, is_obeyed, not_obeyed
 from tests.remedies.walk import remedies
 
 if __name__ == "__main__":
-    cases = [*MANIFESTS, *RUN_FILES]
     known = not_obeyed() if NOT_OBEYED.exists() else {}
     rows = [
         (known.get((file, text), "open"), file, text)
         for file, text in remedies()
-        if not any(file == c.file and c.remedy in text for c in cases)
+        if not is_obeyed(file, text)
     ]
     NOT_OBEYED.write_text("".join("\t".join(row) + "\n" for row in sorted(rows)))
