@@ -11,7 +11,6 @@ The bytes depend only on the lock and on airlift's version.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from packaging.utils import canonicalize_name
 from stage.digests import hash_file
 from stage.environment.check.needs import Needs
 from stage.environment.image import image
+from stage.environment.image.case import folder_that_keeps_case
 from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
 from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.profile import MACHINES
@@ -70,31 +70,28 @@ def assemble(
         The contents of `env.json`, and notes for the user.
 
     Raises:
-        UsageError: the packages cannot be one environment.
+        UsageError: the packages cannot be one environment, or no disk here keeps their names apart.
         IncompleteError: py-rattler or installer failed.
     """
-    root = out / "root"
     wheels = [files[package.url] for package in lock.of("pip")]
-    if not any(canonicalize_name(package.name) == DISTRIBUTION for package in lock.of("pip")):
-        wheels.append(airlift_wheel(out / "own"))
     conda = {files[package.url]: package.url for package in lock.of("conda")}
-    answer = image.lay_out(root, conda=conda, wheels=wheels, platform=lock.platform)
-    facts = image.describe_tree(
-        root,
-        {
-            "platform": lock.platform,
-            "python": lock.python,
-            "virtual_packages": dict(virtual_packages),
-            "lock_sha256": lock_sha256,
-            **Needs.of(lock.packages, MACHINES[lock.platform]).facts(),
-        },
-    )
-    image.pack(root, out / IMAGE)
-    check(root)
-    shutil.rmtree(root)
-    shutil.rmtree(out / "own", ignore_errors=True)
-    for left in ("root.cache", "root.cache.aside"):
-        shutil.rmtree(out / left, ignore_errors=True)
+    with folder_that_keeps_case(out) as work:
+        root = work / "root"
+        if not any(canonicalize_name(package.name) == DISTRIBUTION for package in lock.of("pip")):
+            wheels.append(airlift_wheel(work / "own"))
+        answer = image.lay_out(root, conda=conda, wheels=wheels, platform=lock.platform)
+        facts = image.describe_tree(
+            root,
+            {
+                "platform": lock.platform,
+                "python": lock.python,
+                "virtual_packages": dict(virtual_packages),
+                "lock_sha256": lock_sha256,
+                **Needs.of(lock.packages, MACHINES[lock.platform]).facts(),
+            },
+        )
+        image.pack(root, out / IMAGE)
+        check(root)
     (out / ENV).write_bytes(image.to_json(facts))
     text = bootstrap(asset, facts, hash_file(out / IMAGE).sha256, answer["twins"])
     (out / BOOTSTRAP).write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from stage.environment.image import case_folding, relocate
+from stage.environment.image import relocate
 from stage.errors import IncompleteError, UsageError
 from stage.installation import install_command
 from stage.sandbox import isolated
@@ -118,10 +118,7 @@ def describe_tree(root: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     (root / "activate").chmod(0o644)
     relocations, placeholder = _relocations(root), PLACEHOLDER.encode()
     lines = relocate.tree_lines(str(root), relocations, placeholder, placeholder)
-    lines = sorted(map(case_folding.real_line, lines))
-    real = case_folding.real_name
-    relocations = {real(path): entry for path, entry in relocations.items()}
-    sizes = {real(path): (root / path).lstat().st_size for path in relocate.walk(str(root))}
+    sizes = {path: (root / path).lstat().st_size for path in relocate.walk(str(root))}
     is_module = re.compile(r"lib/python.*\.py", re.DOTALL).fullmatch
     modules = [size for path, size in sizes.items() if is_module(path)]
     facts = {
@@ -170,7 +167,7 @@ def _relocations(root: Path) -> dict[str, Any]:
         if path.is_symlink() or placeholder not in (content := path.read_bytes()):
             continue
         guess = "binary" if b"\0" in content else "text"
-        kind = modes.get(case_folding.real_name(relative)) or guess
+        kind = modes.get(relative) or guess
         regions = relocate.find_regions(content, placeholder, is_binary=kind == "binary")
         relocations[relative] = {"kind": kind, "at": regions}
     return relocations
@@ -184,8 +181,7 @@ def pack(root: Path, image: Path) -> None:
         tarfile.open(fileobj=members, mode="w|", format=tarfile.GNU_FORMAT) as tar,
     ):
         for name, path in sorted(
-            (case_folding.real_name(path.relative_to(root).as_posix()), path)
-            for path in root.rglob("*")
+            (path.relative_to(root).as_posix(), path) for path in root.rglob("*")
         ):
             entry = _tar_entry(path, name)
             if entry.isreg():

@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import traceback
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +25,11 @@ from typing import Any, NoReturn
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
-from installer.utils import Scheme, parse_entrypoints
 from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
 
-from stage.environment.image import case_folding, shebang
-from stage.environment.image.relocate import ignores_case, walk
-from stage.files import human_count
+from stage.environment.image import shebang
+from stage.environment.image.relocate import walk
 from stage.paths import collisions
 
 _VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requested_specs")
@@ -54,8 +51,6 @@ class Linking:
         conda: file of each conda package -> its URL, which the environment records.
         wheels: files, in the order of installation.
         notes: messages for the user.
-        aside: name in the environment -> its other path in the folder, on a disk that ignores case.
-        originals: with such names: the repacked file of each conda package -> its original.
     """
 
     root: Path
@@ -65,8 +60,6 @@ class Linking:
     conda: Mapping[str, str]
     wheels: list[str]
     notes: list[str] = field(default_factory=list)
-    aside: Mapping[str, str] = field(default_factory=dict)
-    originals: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
         """Links and installs all packages.
@@ -75,54 +68,27 @@ class Linking:
             Refused: a package is another one than its name says, or a link leads out of the
                 environment.
         """
-        self._find_collisions()
         asyncio.run(self._link_conda())
         records = sorted((self.root / "conda-meta").glob("*.json"))
         metas = [self._canonical_record(path) for path in records]
         python = next(meta for meta in metas if meta["name"] == "python")
-        site_packages = self.root / _site_packages(python)
+        minor = ".".join(python["version"].split(".")[:2])
+        default = f"lib/python{minor}/site-packages"
+        site_packages = self.root / (python.get("python_site_packages_path") or default)
         (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
         (self.root / "conda-meta/history").write_bytes(b"")
         for wheel in self.wheels:
-            self._install(Path(wheel), site_packages, f"python{_minor(python)}")
+            self._install(Path(wheel), site_packages, f"python{minor}")
         self._start_scripts()
         self._drop_bytecode()
         self._normalize_files()
         for record in site_packages.glob("*.dist-info/RECORD"):
-            _normalize_record(self.root, record, self.placeholder.encode(), self.aside)
-        names = (case_folding.real_name(path) for path in walk(str(self.root)))
-        return {"notes": self.notes, "twins": len(collisions(names))}
-
-    def _find_collisions(self) -> None:
-        """Finds names that are one on this disk, before anything is linked."""
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        if not ignores_case(str(self.root.parent)):
-            return
-        packages = [case_folding.CondaPackage.read(Path(file)) for file in self.conda]
-        python = next(package.index for package in packages if package.index["name"] == "python")
-        site_packages = _site_packages(python)
-        names = {name for p in packages for name in p.installed(site_packages).values()}
-        names |= {f"bin/{command}" for p in packages for command in p.entry_points or ()}
-        for wheel in self.wheels:
-            names |= _files_of_wheel(Path(wheel), site_packages)
-        if not (pairs := collisions(names)):
-            return
-        first, second = pairs[0]
-        self.aside = case_folding.paths_aside(names)
-        self.notes.append(
-            f"this disk ignores case, so {first} and {second} would be one file: "
-            f"{human_count(len(self.aside), 'such file')} get another name here; the image has the "
-            "true names"
-        )
-        folder = self.cache.with_name(f"{self.cache.name}.aside")
-        for package in packages:
-            renamed = str(package.renamed(self.aside, folder, site_packages))
-            self.originals[renamed] = str(package.file)
+            _normalize_record(self.root, record, self.placeholder.encode())
+        return {"notes": self.notes, "twins": len(collisions(walk(str(self.root))))}
 
     async def _link_conda(self) -> None:
-        files = self.originals or self.conda
         await link_packages(
-            [await RepoDataRecord.from_package_archive(Path(path)) for path in files],
+            [await RepoDataRecord.from_package_archive(Path(path)) for path in self.conda],
             self.root,
             cache_dir=self.cache,
             platform=Subdir(self.platform),
@@ -137,20 +103,16 @@ class Linking:
         file = meta["fn"]
         if file.rsplit("-", 2)[:2] != [meta["name"], meta["version"]]:
             raise Refused(f"{file}: inside it is {meta['name']} {meta['version']}")
-        package, url = next(item for item in self.conda.items() if Path(item[0]).name == file)
+        url = next(url for path, url in self.conda.items() if Path(path).name == file)
         for key in _VOLATILE:
             meta.pop(key, None)
-        if self.aside:
-            meta |= case_folding.digests(Path(package))  # the original, not the repacked one
         entries = meta["paths_data"]["paths"]
         for entry in entries:
-            entry["_path"] = case_folding.real_name(entry["_path"])
             if entry.get("prefix_placeholder") or entry["path_type"] == "unix_python_entry_point":
                 # They depend on the prefix.
                 for key in ("sha256", "sha256_in_prefix", "size_in_bytes"):
                     entry.pop(key, None)
-        names = map(case_folding.real_name, meta["files"])
-        meta["files"] = sorted(name for name in names if not _is_bytecode(name))
+        meta["files"] = sorted(name for name in meta["files"] if not _is_bytecode(name))
         meta["paths_data"]["paths"] = sorted(
             (entry for entry in entries if not _is_bytecode(entry["_path"])),
             key=lambda entry: str(entry["_path"]),
@@ -174,16 +136,15 @@ class Linking:
             code = shebang.without_start(content)
             start, reason = shebang.start(found, code)
             if reason:
-                name = case_folding.real_name(path.relative_to(self.root).as_posix())
                 self.notes.append(
-                    f"{name}: {reason}, so the path of its python stays on its first line: where "
-                    f"that is longer than {shebang.LONGEST} bytes, only Linux 5.1 or newer starts "
-                    "it"
+                    f"bin/{path.name}: {reason}, so the path of its python stays on its first "
+                    f"line: where that is longer than {shebang.LONGEST} bytes, only Linux 5.1 or "
+                    "newer starts it"
                 )
             _replace(path, start + code)
 
     def _install(self, wheel: Path, site_packages: Path, python: str) -> None:
-        destination = _Destination(
+        destination = SchemeDictionaryDestination(
             {
                 "purelib": str(site_packages),
                 "platlib": str(site_packages),
@@ -196,7 +157,6 @@ class Linking:
             bytecode_optimization_levels=[],
             overwrite_existing=True,
         )
-        destination.root, destination.aside = self.root, self.aside
         with WheelFile.open(wheel) as source:
             metadata = {"INSTALLER": b"airlift\n"}
             install(source=source, destination=destination, additional_metadata=metadata)
@@ -228,15 +188,12 @@ class Linking:
                 path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
-def _normalize_record(
-    root: Path, record: Path, placeholder: bytes, aside: Mapping[str, str]
-) -> None:
+def _normalize_record(root: Path, record: Path, placeholder: bytes) -> None:
     """Removes the digests of scripts that depend on the prefix."""
     site_packages = record.parent.parent.relative_to(root)
 
     def normalized(line: re.Match[str]) -> str:
         script = os.path.normpath(site_packages / line[1])
-        script = aside.get(script, script)
         # conda-forge's pip names a script that its recipe removed. Files outside differ per
         # machine.
         if script.startswith("../") or not (root / script).is_file():
@@ -247,56 +204,6 @@ def _normalize_record(
     line = re.compile(r"^((?:\.\./)+bin/[^,\n]+),sha256=[^,\n]*,\d+$", re.MULTILINE)
     if (new := line.sub(normalized, text)) != text:
         _replace(record, new.encode())
-
-
-class _Destination(SchemeDictionaryDestination):
-    """The destination of the files of a wheel.
-
-    Attributes:
-        root: folder of the environment.
-        aside: as in `Linking`.
-    """
-
-    root: Path
-    aside: Mapping[str, str]
-
-    def _path_with_destdir(self, scheme: Scheme, path: str) -> Path:
-        target = super()._path_with_destdir(scheme, path)
-        name = os.path.relpath(target, self.root)
-        return self.root / self.aside[name] if name in self.aside else target
-
-
-def _site_packages(python: Mapping[str, Any]) -> str:
-    """The site-packages folder of a Python, from its package's `index.json`."""
-    default = f"lib/python{_minor(python)}/site-packages"
-    return python.get("python_site_packages_path") or default
-
-
-def _minor(python: Mapping[str, Any]) -> str:
-    return ".".join(python["version"].split(".")[:2])
-
-
-def _files_of_wheel(wheel: Path, site_packages: str) -> set[str]:
-    """The files that a wheel installs, generated commands included."""
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if not name.endswith("/")]
-        files = {_installed_as(name, site_packages) for name in members}
-        for entry in members:
-            if entry.endswith(".dist-info/entry_points.txt") and entry.count("/") == 1:
-                text = archive.read(entry).decode()
-                files |= {f"bin/{script}" for script, _, _, _ in parse_entrypoints(text)}
-    return files
-
-
-def _installed_as(name: str, site_packages: str) -> str:
-    """The path in the environment of a wheel's member."""
-    first, _, rest = name.partition("/")
-    if not first.endswith(".data"):
-        return f"{site_packages}/{name}"
-    scheme, _, rest = rest.partition("/")
-    folders = {"scripts": "bin/", "data": ""}
-    folders |= dict.fromkeys(("purelib", "platlib"), f"{site_packages}/")
-    return f"{folders.get(scheme, f'{scheme}/{first}/')}{rest}"
 
 
 def _check_link(relative: str, target: str) -> None:

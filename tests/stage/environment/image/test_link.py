@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import re
 import subprocess
@@ -16,18 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
 from stage.environment.image import image, shebang
 from stage.environment.image.assemble import bootstrap
-from stage.environment.image.case_folding import paths_aside, real_name
+from stage.environment.image.case import folder_that_keeps_case
 from stage.environment.image.own_wheel import write_wheel
 from stage.environment.image.relocate import find_regions, replace
 from stage.environment.image.shebang import Shebang
 from stage.errors import UsageError
-from stage.paths import collisions
 from tests.support.caseless import caseless_disk
 
 WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -268,35 +264,35 @@ def _environment(
 
 
 @pytest.mark.fuse
-def test_a_laptop_whose_disk_ignores_case_makes_the_same_environment(
-    twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
+@pytest.mark.parametrize("makes_disk", [True, False])
+def test_a_laptop_whose_disk_ignores_case_lays_it_out_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_disk: bool
 ) -> None:
-    """Every byte of the image, `conda-meta` and the RECORDs in it too."""
-    (tmp_path / "here").mkdir()
-    tree, packed, answer = _environment(tmp_path / "here", twins)
-    assert not any("ignores case" in note for note in answer["notes"])
+    """In TMPDIR; where that is such a disk too, a Mac makes a disk image."""
+    (tmp_path / "tmp").mkdir()
     with caseless_disk(tmp_path / "disk") as disk:
-        tree_there, packed_there, answer_there = _environment(disk, twins)
-        aside = [path for path in disk.rglob("*") if "airlift-aside" in path.name]
-    assert tree_there == tree and packed_there == packed
-    assert {note for note in answer_there["notes"] if "ignores case" not in note} == set(
-        answer["notes"]
-    )
-    assert any("this disk ignores case" in note for note in answer_there["notes"]) and aside
-    with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
-        names = opened.getnames()
-    assert len(set(names)) == len(names) and not any("aside" in name for name in names)
-    expected = {
-        "share/terminfo/n/ncr260vt",
-        "share/terminfo/N/NCR260VT",
-        "bin/head",
-        "bin/HEAD",
-        "bin/Head",
-        "bin/HeaD",
-    }
-    assert expected | {
-        f"{SITE_PACKAGES}/{name}.py" for name in ("noarch", "NoArch", "NOARCH")
-    } <= set(names)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+        with folder_that_keeps_case(disk) as folder:
+            assert folder.parent == tmp_path / "tmp"
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        program, calls = tmp_path / "bin/hdiutil", tmp_path / "calls"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n')
+        if makes_disk:
+            program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+        if makes_disk:
+            with folder_that_keeps_case(disk) as mount:
+                assert mount.is_dir()
+            create, attach, detach = calls.read_text().splitlines()
+            assert "-fs Case-sensitive APFS" in create
+            assert f"-mountpoint {mount} " in attach and attach.endswith(create.split()[-1])
+            assert detach.startswith("detach") and detach.endswith(str(mount))
+        else:
+            with pytest.raises(UsageError) as told, folder_that_keeps_case(disk):
+                pass
+            assert "this disk ignores case" in str(told.value) and "TMPDIR=" in told.value.remedy
+        assert list(disk.iterdir()) == []
 
 
 @pytest.mark.fuse
@@ -346,30 +342,3 @@ def test_a_tool_that_is_not_installed_is_named_before_anything_is_downloaded(
     with pytest.raises(UsageError, match=f"{name} is not installed here") as told:
         image.check_tools()
     assert "laptop" in told.value.remedy
-
-
-def test_names_without_twins_stay_where_they_are() -> None:
-    assert paths_aside(["a/b", "a/c", "lib/x.py", "lib/X/y"]) == {}
-
-
-def test_of_twins_the_folder_with_more_files_keeps_its_name() -> None:
-    found = paths_aside(["Lib/a", "lib/python3.11/site-packages/x", "lib/b", "lib/B", "README"])
-    assert found == {"Lib/a": "Lib.airlift-aside-1/a", "lib/b": "lib/b.airlift-aside-1"}
-    assert {real_name(path) for path in found.values()} == set(found)
-
-
-@given(
-    names=st.sets(
-        st.lists(
-            st.sampled_from(["a", "A", "b", "\u00e9", "e\u0301", "E\u0301", "ß", "SS"]),
-            min_size=1,
-            max_size=3,
-        ).map("/".join),
-        max_size=9,
-    )
-)
-def test_what_lies_aside_collides_with_nothing(names: set[str]) -> None:
-    files = {name for name in names if not any(other.startswith(f"{name}/") for other in names)}
-    found = paths_aside(files)
-    laid = [found.get(name, name) for name in files]
-    assert collisions(laid) == [] and {real_name(path) for path in laid} == files

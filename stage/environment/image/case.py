@@ -1,0 +1,49 @@
+"""A folder for an environment's files, on a disk that keeps names apart that differ in case.
+
+On a Mac's disk, `share/terminfo/n` and `share/terminfo/N` of ncurses are one folder.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stage.environment.image.relocate import ignores_case
+from stage.errors import UsageError
+
+_DISK = ("hdiutil", "create", "-quiet", "-type", "SPARSE", "-size", "200g")
+_DISK += ("-fs", "Case-sensitive APFS", "-volname", "airlift")
+
+
+@contextmanager
+def folder_that_keeps_case(beside: Path) -> Iterator[Path]:
+    """A temporary folder in `beside`; else in TMPDIR; else, on a Mac, in a disk image.
+
+    Raises:
+        UsageError: names that differ in case are one on each of these disks.
+    """
+    for parent in (beside, Path(tempfile.gettempdir())):
+        if not ignores_case(str(parent)):
+            with tempfile.TemporaryDirectory(dir=parent, prefix="airlift-root-") as name:
+                yield Path(name)
+            return
+    with tempfile.TemporaryDirectory(prefix="airlift-disk-") as name:
+        file, mount = Path(name, "disk.sparseimage"), Path(name, "mount")
+        mount.mkdir()
+        try:
+            subprocess.run([*_DISK, file], check=True)
+            attach = ["hdiutil", "attach", "-quiet", "-nobrowse", "-mountpoint", mount, file]
+            subprocess.run(attach, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UsageError(
+                f"{beside}: this disk ignores case, and so does {parent}; an environment has names "
+                f"that differ in nothing else. No other disk could be made: {error}.",
+                "TMPDIR=FOLDER, a folder on a disk that does not, then the same command again.",
+            ) from None
+        try:
+            yield mount
+        finally:
+            subprocess.run(["hdiutil", "detach", "-quiet", "-force", mount], check=False)
