@@ -71,7 +71,7 @@ def _check_run(run: Job, processes: int | None) -> None:
     from runner.job.installed import left_to_ranks
 
     found = examine(run, processes, os.environ)
-    for line in () if found.errors else found.lines:
+    for line in () if found.errors else (*found.lines, *found.details):
         print_line(line)
     for finding in found.others:
         print_line(str(finding))
@@ -168,6 +168,7 @@ def prepare(
     metavar="RUNFOLDER",
     help="Instead of RUN: train what is recorded there once more, and compare every loss.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Also every automatic choice, with its reason.")
 @quiet_option
 def train(
     run: Path | None,
@@ -177,6 +178,7 @@ def train(
     processes: int | None,
     dry_run: bool,
     recorded: Path | None,
+    verbose: bool,
     quiet: bool,
 ) -> None:
     """Train what RUN describes. Resumes from the newest checkpoint.
@@ -201,7 +203,9 @@ def train(
     with silent(if_=quiet):
         if run is not None:
             loaded = Job.load(run, bundle, output, overrides)
-            sys.exit(train_run(loaded, processes, dry_run=dry_run, environ=os.environ))
+            sys.exit(
+                train_run(loaded, processes, dry_run=dry_run, environ=os.environ, verbose=verbose)
+            )
         from runner.launch.reproduce import reproduce
 
         if overrides or dry_run:

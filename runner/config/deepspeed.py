@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from runner.config.explain import LEFT_OUT
 from runner.errors import (
     DS_CONFIG,
     Mistakes,
@@ -200,7 +201,7 @@ def merge(
         accumulation = _read_accumulation(rest, path)
     for reporter in REPORTERS:
         if rest.pop(reporter, None):
-            notes.append((reporter, "left out", "it reports over the network"))
+            notes.append((reporter, LEFT_OUT, "it reports over the network"))
     rest = _without_auto(rest, "", notes)
     with mistakes:
         _check_contradictions(found, path, given, place)
@@ -307,7 +308,7 @@ def _read_optimizer(
             notes.append(
                 (
                     f"optimizer.params.{key}",
-                    "left out",
+                    LEFT_OUT,
                     "torch's optimizer is used, without this setting",
                 )
             )
@@ -391,9 +392,9 @@ def _note_schedule(
         reason = "DeepSpeed's default, logarithmic, is not supported here"
         notes.append(("scheduler.warmup_type", "linear", reason))
     if values.get("total_num_steps") is not None:
-        notes.append(("scheduler.total_num_steps", "left out", "the schedule ends with the run"))
+        notes.append(("scheduler.total_num_steps", LEFT_OUT, "the schedule ends with the run"))
     notes += [
-        (f"scheduler.{key}", "left out", "the rate rises from zero and falls to it")
+        (f"scheduler.{key}", LEFT_OUT, "the rate rises from zero and falls to it")
         for key in FROM_ZERO
         if values.get(key, 0) not in (0, "auto")
     ]

@@ -176,5 +176,5 @@ def document(found: Findings, lines: Sequence[str] = (), **facts: Any) -> dict[s
         "findings": [
             finding.to_json() for finding in (*map(finding_of, found.errors), *found.others)
         ],
-        "facts": [*lines, *found.lines],
+        "facts": [*lines, *found.lines, *found.details],
     }

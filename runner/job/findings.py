@@ -58,11 +58,13 @@ class Findings:
         errors: what ends the run.
         others: warnings and notes.
         lines: facts about the run, for printing.
+        details: more of them, which `train` prints with -v only.
     """
 
     errors: list[StageError] = field(default_factory=list)
     others: list[Finding] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
 
     def attempt(self, check: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
         """Calls a check; an error is kept, and the result is None then."""

@@ -51,20 +51,27 @@ class Job:
         return Job(config, inputs, folder, bundle, tuple(overrides))
 
     def check(
-        self, world_size: int | None, say: Callable[[str], None], device: Device | None = None
+        self,
+        world_size: int | None,
+        say: Callable[[str], None],
+        device: Device | None = None,
+        *,
+        verbose: bool = False,
     ) -> None:
         """Checks that the run can work, and reports what it finds.
 
         Args:
             world_size: the number of ranks. None: not known.
             device: the device of a rank. None: not known.
+            verbose: whether the details are reported, too.
 
         Raises:
             StageError: it cannot work.
         """
         found = self.examine(world_size, device)
         found.raise_errors()
-        for line in (*found.lines, *map(str, found.others)):
+        details = found.details if verbose else []
+        for line in (*found.lines, *details, *map(str, found.others)):
             say(line)
 
     def examine(

@@ -95,7 +95,7 @@ def check(
     """
     found = examine(config, inputs, folder, world_size, device)
     found.raise_errors()
-    return [*found.lines, *map(str, found.others)]
+    return [*found.lines, *found.details, *map(str, found.others)]
 
 
 def examine(
@@ -255,12 +255,12 @@ def _examine_run(
     ]
     if config.task != "image-classification" and documents is not None:
         found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
-    found.lines.append(
+    found.details.append(
         f"disk: up to {human_size(needed)} for "
         f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
     )
-    memory = _describe_memory(config, shape, plan, device, world_size)
-    found.lines += [*memory, *filter(None, [resumed])]
+    _describe_memory(found, config, shape, plan, device, world_size)
+    found.lines += [resumed] if resumed else []
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
     found.others += [*check_precision(config, model.settings, precision), *check_warmup(config)]
@@ -302,36 +302,36 @@ def _examine_memory(
 
 
 def _describe_memory(
+    found: Findings,
     config: RunConfig,
     shape: ModelShape,
     plan: TrainingPlan | None,
     device: Device | None,
     world_size: int | None,
-) -> list[str]:
-    lines = []
+) -> None:
     if world_size is not None:
         state = state_needed(config, shape, world_size)
         ranks, by = human_count(world_size, "rank"), ", by ZeRO stage,"
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
         if config.engine.name != "deepspeed":
             by, sizes = "", human_size(state[stage_of(config.engine)])
-        lines.append(
+        found.details.append(
             f"model state per rank{by} on {ranks} ({describe_state(config, shape)}): {sizes}"
         )
     if plan is not None and device is not None:
-        zero = f"ZeRO stage {plan.zero}, " if config.engine.name == "deepspeed" else ""
-        lines.append(
+        engine = config.engine.name
+        engine = f"ZeRO stage {plan.zero}" if engine == "deepspeed" else engine
+        found.lines.append(
             f"the memory fits: {device.name}, {human_size(device.memory)} per rank; "
-            f"{plan.precision}, {zero}micro batch {plan.micro}"
+            f"{plan.precision}, {engine}, micro batch {plan.micro}"
         )
         decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]
         on_node = -(-plan.world_size // config.slurm.nodes)
-        lines.append(describe_at_load(decided, shape, plan, device, on_node))
+        found.details.append(describe_at_load(decided, shape, plan, device, on_node))
         if device.kind == "cpu" and config.quantization is not None:
-            lines.append(
+            found.lines.append(
                 "quantised weights are unpacked for each product on a CPU: slow, for trials only"
             )
-    return lines
 
 
 def _check_installed(config: RunConfig) -> None:

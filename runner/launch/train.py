@@ -15,7 +15,7 @@ from pathlib import Path
 from runner import inputs as inputs_module
 from runner import isolation, offline
 from runner.child import in_child, runner_command
-from runner.config.explain import explain_choices
+from runner.config.explain import choice_lines, left_out
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import recipes
 from runner.disks import use_local_caches
@@ -41,12 +41,20 @@ _PREPARING = ("preparing the data", "Run it on a machine with more memory, then 
 _CHECKING = ("checking the run", "Run it on a machine with more memory.")
 
 
-def train(run: Job, processes: int | None, *, dry_run: bool, environ: Mapping[str, str]) -> int:
+def train(
+    run: Job,
+    processes: int | None,
+    *,
+    dry_run: bool,
+    environ: Mapping[str, str],
+    verbose: bool = False,
+) -> int:
     """Trains: as a launcher or as a rank, whichever this process is.
 
     Args:
         processes: the number of ranks on this machine. None: one, or those of the Slurm job.
         dry_run: check and explain, but start nothing.
+        verbose: whether details and all automatic choices are printed, too.
 
     Returns:
         The exit code.
@@ -62,18 +70,18 @@ def train(run: Job, processes: int | None, *, dry_run: bool, environ: Mapping[st
     if role == "rank" and environ.get(RANK_FLAG) == "1":
         run_rank(run.folder, environ, partial(_train_as, run))
     if role == "rank":
-        return _be_a_rank_of_others(run, environ, dry_run=dry_run)
+        return _be_a_rank_of_others(run, environ, dry_run=dry_run, verbose=verbose)
     num_local = processes or 1
     _print_headline(run)
     finished = run.finished()
     is_over = bool(finished) and not dry_run  # then only what is wrong is worth a line
     tell: Callable[[str], None] = (lambda _line: None) if is_over else print_line
     device = _device(run, role, num_local, environ, tell)
-    run.check(world_size(role, num_local, environ), tell, device)
+    run.check(world_size(role, num_local, environ), tell, device, verbose=verbose)
     if is_over:
         print_line("\n".join(finished))
         return 0
-    _explain(run, "" if dry_run else f" (one per line in {run.folder.config})")
+    _explain(run, verbose=verbose)
     if dry_run:
         print_line("\n".join([*run.held(environ), *finished, "dry run: nothing was started"]))
         return 0
@@ -106,8 +114,8 @@ def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
 
 def _print_headline(run: Job) -> None:
     print_line(
-        f"{run.config.path}: {run.config.name}, bundle {run.inputs.bundle_id[:12]}, "
-        f"run folder {run.folder.root}"
+        f"{run.config.path}: {run.config.name}, run folder {run.folder.root} (all settings, with "
+        "reasons: config.yaml in it, or -v)"
     )
 
 
@@ -170,7 +178,7 @@ def prepare_in_sandbox(run: Job) -> None:
     """
     length, is_done = _prepared(run)
     if is_done:
-        prepare_all(run, length)
+        prepare_all(run, length, lambda _line: None)
     else:
         in_child(_prepare_offline, (run, length), *_PREPARING)
 
@@ -213,11 +221,12 @@ def _prepare_offline(run: Job, length: int) -> None:
         raise failed_to_prepare(error, run) from None
 
 
-def prepare_all(run: Job, length: int) -> None:
+def prepare_all(run: Job, length: int, say: Callable[[str], None] = print_line) -> None:
     """Prepares the missing stores, in this process.
 
     Args:
         length: tokens of a sequence.
+        say: prints a line for each store.
 
     Raises:
         StageError: as for `prepare` and `check_together`.
@@ -225,7 +234,7 @@ def prepare_all(run: Job, length: int) -> None:
     wanted = recipes(run.config, run.inputs, length)
     check_together(
         {
-            role: [prepare(recipe, run.folder.stores, print_line) for recipe in several]
+            role: [prepare(recipe, run.folder.stores, say) for recipe in several]
             for role, several in wanted.items()
         }
     )
@@ -247,7 +256,9 @@ def failed_to_prepare(error: OSError, run: Job) -> StageError:
     )
 
 
-def _be_a_rank_of_others(run: Job, environ: Mapping[str, str], *, dry_run: bool) -> int:
+def _be_a_rank_of_others(
+    run: Job, environ: Mapping[str, str], *, dry_run: bool, verbose: bool
+) -> int:
     """Trains as a rank that srun, torchrun or mpirun started.
 
     Rank 0 also does the launcher's work; the others wait for it.
@@ -267,13 +278,13 @@ def _be_a_rank_of_others(run: Job, environ: Mapping[str, str], *, dry_run: bool)
         return 0
     if dry_run:
         place = ranks_environment.rank_environment(environ)
-        in_child(_check_as_launcher, (run, place, dict(environ), False), *_CHECKING)
+        in_child(_check_as_launcher, (run, place, dict(environ), False, verbose), *_CHECKING)
         print_line("dry run: nothing was started")
         return 0
     run.folder.make()
 
     def lead_and_train(place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
-        with _leading(run, place, heartbeat, environ) if leads else nullcontext():
+        with _leading(run, place, heartbeat, environ, verbose) if leads else nullcontext():
             _train_as(run, place, heartbeat)
         stopped = (run.folder.root / ranks_environment.STOPPED).exists()
         outcome = outcome_of(Ended(in_job=False, saved=stopped))
@@ -290,18 +301,23 @@ def _leading(
     place: ranks_environment.RankEnvironment,
     heartbeat: Heartbeat,
     environ: Mapping[str, str],
+    verbose: bool,
 ) -> Iterator[None]:
     """Does the launcher's work in rank 0; its heartbeat shows the other ranks that it works."""
     with hold_run_folder(run.folder, environ):
         (run.folder.root / ranks_environment.STOPPED).unlink(missing_ok=True)
         with heartbeat.beating(PREPARE):
-            in_child(_check_as_launcher, (run, place, dict(environ), True), *_CHECKING)
+            in_child(_check_as_launcher, (run, place, dict(environ), True, verbose), *_CHECKING)
         run.write_config()
         yield
 
 
 def _check_as_launcher(
-    run: Job, place: ranks_environment.RankEnvironment, environ: Mapping[str, str], prepares: bool
+    run: Job,
+    place: ranks_environment.RankEnvironment,
+    environ: Mapping[str, str],
+    prepares: bool,
+    verbose: bool,
 ) -> None:
     """Does what a launcher does before it starts ranks, in a child process of rank 0.
 
@@ -311,8 +327,8 @@ def _check_as_launcher(
     environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
-    run.check(place.world_size, print_line, device)
-    _explain(run, f" (one per line in {run.folder.config})" if prepares else "")
+    run.check(place.world_size, print_line, device, verbose=verbose)
+    _explain(run, verbose=verbose)
     if prepares:
         prepare_in_sandbox(run)
 
@@ -376,7 +392,7 @@ def report_devices(
     return ranks, not elsewhere
 
 
-def _explain(run: Job, where: str) -> None:
-    if lines := explain_choices(run.config.explain()):
-        print_line(f"{run.config.path.name}: values chosen automatically, with the reason{where}:")
-        print_line("\n".join(lines))
+def _explain(run: Job, *, verbose: bool) -> None:
+    choices = run.config.explain()
+    for line in choice_lines(choices) if verbose else left_out(choices):
+        print_line(line)

@@ -133,9 +133,7 @@ def test_srun_in_a_script_of_the_users_own_prepares_once_and_trains_on_two_nodes
     assert ended["JobState"] == "COMPLETED", said
     assert len(losses(named.site.home / "own")) == 4
     assert (named.site.home / "own" / "config.yaml").exists()
-    assert (
-        said.count("tiny.yaml: values chosen automatically") == said.count("train: prepared") == 1
-    ), said
+    assert said.count("tiny.yaml: tiny, run folder") == said.count("train: prepared") == 1, said
 
 
 @ON_ONE_KIND

@@ -1,13 +1,12 @@
-"""All automatic choices are printed in a few lines, and kept in the run folder, one per line."""
+"""All automatic choices are kept in the run folder, one per line with its reason."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from runner.config.explain import WIDTH, choices_as_comments, explain_choices
+from runner.config.explain import choice_lines, choices_as_comments, left_out
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.errors import load_yaml_with_lines
@@ -21,31 +20,17 @@ def config(tmp_path: Path) -> RunConfig:
     return RunConfig.load(tmp_path / "mine.yaml")
 
 
-def test_every_default_is_printed_with_its_reason_in_one_line_per_group(config: RunConfig) -> None:
-    lines = explain_choices(config.explain())
-    text = " ".join(line.strip() for line in lines)
-    for choice in config.explain():
-        if choice.value not in ("auto", None, {}, ()):
-            assert choice.key.rpartition(".")[2] in text and choice.reason in text, choice
-    assert "optimizer: name adamw" in text and "betas [0.9, 0.999], eps 1e-08 (Adam's own)" in text
-    assert (
-        len([line for line in lines if not line.startswith("    ")]) <= 10
-        and len(lines) < len(config.explain()) / 1.5
-    )
-    assert all(len(line) <= WIDTH for line in lines)
-    assert "  not used: activation_checkpointing (" in "\n".join(lines)
-
-
-def test_the_lines_fit_a_narrow_terminal(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+def test_every_default_has_a_line_with_its_reason_and_what_the_user_chose_has_none(
+    config: RunConfig,
 ) -> None:
-    """At 60 columns the block stayed 120 wide."""
-    monkeypatch.setenv("COLUMNS", "60")
-    assert max(len(line) for line in explain_choices(config.explain())) <= 60
-
-
-def test_what_the_user_chose_is_not_printed_again(config: RunConfig) -> None:
-    assert not re.search(r"\blr\b", " ".join(explain_choices(config.explain())))
+    lines = choice_lines(config.explain())
+    for choice in config.explain():
+        if choice.value not in (None, {}, ()):
+            assert any(
+                line.startswith(f"{choice.key}: ") and choice.reason in line for line in lines
+            )
+    assert "optimizer.betas: [0.9, 0.999]  (Adam's own)" in lines
+    assert not any(line.startswith("optimizer.lr:") for line in lines)
 
 
 def test_the_run_folder_keeps_them_as_comments_of_a_run_file(
@@ -66,4 +51,4 @@ def test_a_file_name_with_a_newline_ends_no_comment() -> None:
 
 
 def test_nothing_decided_is_nothing_said() -> None:
-    assert explain_choices([]) == [] and choices_as_comments([]) == ""
+    assert choice_lines([]) == left_out([]) == [] and choices_as_comments([]) == ""
