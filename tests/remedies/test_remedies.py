@@ -22,8 +22,10 @@ from click.testing import CliRunner
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from stage.cli import main as stage
-from tests.remedies.test_stories import OBEYED
+from tests.remedies import test_stories  # noqa: F401 - notes what it obeys
+from tests.remedies.obeyed import OBEYED
 from tests.remedies.walk import remedies
+from tests.runner import test_remedies_obeyed  # noqa: F401 - so does this
 from tests.support.staging import model_files
 
 NOT_OBEYED = Path(__file__).with_name("not_obeyed.txt")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,20 +14,13 @@ import yaml
 from click.testing import CliRunner
 
 from stage.cli import main as stage
+from tests.remedies.obeyed import in_it, obeys
 
-OBEYED: list[tuple[str, str]] = []
-"""(file, how its remedy begins or what is in it) of each story."""
 APPLY, PATCH, SIGNATURE = (
     "stage/carry/apply.py",
     "stage/carry/patch.py",
     "stage/bundle/signature.py",
 )
-
-
-def obeys(file: str, *remedies: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Notes which remedies a story obeys."""
-    OBEYED.extend((file, remedy) for remedy in remedies)
-    return lambda story: story
 
 
 @pytest.fixture(autouse=True)
@@ -59,13 +50,6 @@ def remedy_of(command: str, code: int) -> str:
     ended, said = run(command)
     assert (ended, "-> " in said) == (code, True), said
     return " ".join(said.partition("-> ")[2].split())
-
-
-def in_it(remedy: str, pattern: str) -> str:
-    """The command in a remedy that begins as the pattern says."""
-    found = re.search(pattern, remedy)
-    assert found is not None, remedy
-    return found[0]
 
 
 def bundle(**texts: str) -> Path:
