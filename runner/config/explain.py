@@ -36,6 +36,8 @@ def left_out(choices: Iterable[Choice]) -> list[str]:
 
 def shown(value: object) -> str:
     """Returns a value as a run file has it."""
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{', '.join(map(shown, value))}]" if isinstance(value, tuple) else str(value)

@@ -8,7 +8,7 @@ difference is reported with its size and with the changes of the environment.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from runner.errors import UsageError, format_age, human_count
 from runner.job.job import Job
 from runner.launch import environment as ranks_environment
 from runner.launch.train import train, world_size
-from runner.run_folder.history import History, number
+from runner.run_folder.history import History
 
 _EXPLAINS = (
     "device",
@@ -75,7 +75,7 @@ def reproduce(
         UsageError: no run folder, no recorded step, another bundle, or another number of ranks.
     """
     then = History.read(recorded, whole=True)
-    if not then.steps:
+    if not then.done:
         raise UsageError(
             f"{recorded}: no step was recorded, so there is nothing to compare with.",
             "Give the run folder of a run that trained.",
@@ -119,8 +119,8 @@ def reproduce(
 
 def _how_long(then: History) -> str:
     """Describes the run ahead: its steps, and the time that they took when they were recorded."""
-    took = [seconds for line in then.steps if (seconds := number(line, "step_s")) is not None]
-    steps = human_count(then.steps[-1]["step"], "step")
+    took = then.steps.numbers("step_s")
+    steps = human_count(then.done, "step")
     if not took:
         return steps
     return (
@@ -144,12 +144,12 @@ def compare(then: History, now: History) -> Verdict:
 
 
 def _values(history: History) -> dict[tuple[int, str], float]:
-    lines: Sequence[Mapping[str, Any]] = (*history.steps, *history.validations)
     return {
-        (line["step"], name): float(line[name])
-        for line in lines
+        (step, name): value
+        for measures in (history.steps, history.validations)
         for name in _COMPARED
-        if isinstance(line.get(name), (int, float))
+        for step, value in measures.points(name)
+        if value is not None
     }
 
 

@@ -1,81 +1,78 @@
-"""Many lines of measures, as columns of numbers: a tenth of the memory of dicts."""
+"""Lines of a `metrics.jsonl` as columns of numbers: a tenth of the memory of dicts."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
 
 MISSING, NO_NUMBER = math.nan, math.inf
 
 
-class Columns(Sequence[Mapping[str, Any]]):
-    """Lines of a `metrics.jsonl`; a value that is no finite number is None."""
+class Columns:
+    """Measures, each a column with one entry per line.
+
+    Attributes:
+        steps: of the lines.
+        last: the line of the highest step, as it was written; empty: there is none.
+    """
 
     def __init__(self) -> None:
-        self._steps = array("q")
+        self.steps = array("q")
+        self.last: Mapping[str, Any] = {}
         self._columns: dict[str, array[float]] = {}
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Adds a line, which has a `step`."""
-        count = len(self._steps)
         for key, value in line.items():
-            if key == "step":
-                continue
             if (column := self._columns.get(key)) is None:
                 column = self._columns[key] = array("d")
-            if len(column) < count:
-                column.extend([MISSING] * (count - len(column)))
-            if type(value) is not float:
-                value = _as_float(value)
-            column.append(value if -NO_NUMBER < value < NO_NUMBER else NO_NUMBER)
-        self._steps.append(line["step"])
+            if len(column) < len(self.steps):
+                column.extend([MISSING] * (len(self.steps) - len(column)))
+            column.append(value if type(value) is float else _as_float(value))
+        self.steps.append(line["step"])
+        if line["step"] >= self.last.get("step", line["step"]):
+            self.last = line
 
     def by_step(self) -> Columns:
         """The last line of each step, in order of the steps."""
-        steps = self._steps
-        if all(steps[index] < steps[index + 1] for index in range(len(steps) - 1)):
+        if all(one < next_one for one, next_one in pairwise(self.steps)):
             return self
-        last = {step: index for index, step in enumerate(steps)}
+        last = {step: index for index, step in enumerate(self.steps)}
+        order = [last[step] for step in sorted(last)]
         ordered = Columns()
-        for step in sorted(last):
-            ordered.append(self[last[step]])
+        ordered.steps, ordered.last = array("q", (self.steps[i] for i in order)), self.last
+        for key, column in self._columns.items():
+            column.extend([MISSING] * (len(self.steps) - len(column)))
+            ordered._columns[key] = array("d", (column[i] for i in order))
         return ordered
 
     def points(self, key: str) -> list[tuple[int, float | None]]:
-        """(step, value) of the lines that have a measure."""
-        column = self._columns.get(key, ())
+        """(step, value) of the lines that have a measure; None where it was no finite number."""
         return [
             (step, None if value == NO_NUMBER else value)
-            for step, value in zip(self._steps, column, strict=False)
+            for step, value in zip(self.steps, self._columns.get(key, ()), strict=False)
             if value == value  # not MISSING
         ]
 
-    def __len__(self) -> int:
-        """Returns the number of lines."""
-        return len(self._steps)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
-        """Returns a line, or several."""
-        if isinstance(index, slice):
-            return [self[one] for one in range(len(self))[index]]
-        index = range(len(self))[index]
-        line: dict[str, Any] = {"step": self._steps[index]}
-        for key, column in self._columns.items():
-            if index < len(column) and column[index] == column[index]:
-                line[key] = None if column[index] == NO_NUMBER else column[index]
-        return line
+    def numbers(self, key: str) -> list[float]:
+        """The finite numbers of one measure, in order."""
+        return [value for _, value in self.points(key) if value is not None]
 
 
 def _as_float(value: Any) -> float:
+    found = number({"value": value}, "value")
+    return NO_NUMBER if found is None else found
+
+
+def number(line: Mapping[str, Any], key: str) -> float | None:
+    """A finite number of a metrics line; None if there is none (null stands for nan and inf)."""
+    value = line.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
     try:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else NO_NUMBER
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
-        return NO_NUMBER
+        return None

@@ -7,13 +7,14 @@ could not be read. Used by `status`, `logs`, `report` and `bench`; needs no torc
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from runner.config.explain import shown
 from runner.config.run_config import RunConfig
 from runner.errors import (
     StageError,
@@ -23,13 +24,10 @@ from runner.errors import (
     read_value,
     suggest_path,
 )
-from runner.run_folder.checkpoints import read_state
-from runner.run_folder.columns import Columns
+from runner.run_folder.columns import Columns, number
 from runner.run_folder.layout import ENDED_EARLY, EXPORTED, WEIGHTS_OF, RunFolder
 
-LARGEST_DOCUMENT = 16 * 2**20  # bytes; a larger config.yaml or environment.json is not ours
 PHASES = ("load", "train", "evaluate")
-LONGEST_LINE = 64 * 2**10  # bytes of metrics.jsonl
 END = 2 * 2**20  # bytes: some 10,000 lines
 _RARE = (b'"validation_', b'_host_gib"')
 """What lines of measures have that are written seldom."""
@@ -56,8 +54,8 @@ class History:
     folder: RunFolder
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]
-    steps: Sequence[Mapping[str, Any]]
-    validations: Sequence[Mapping[str, Any]]
+    steps: Columns
+    validations: Columns
     memory: Mapping[str, Mapping[str, float]]
     checkpoints: tuple[int, ...]
     jobs: tuple[int, ...]
@@ -69,20 +67,23 @@ class History:
         return str(self.settings.get("name") or self.folder.root.name)
 
     @property
+    def done(self) -> int:
+        """The last step; 0: there is none."""
+        return int(self.steps.last.get("step", 0))
+
+    @property
     def num_steps(self) -> int | None:
         """How many steps the run asks for, or made before it ended early; None: not recorded."""
         if self.ended_early is not None:
             return self.ended_early
         steps = self.facts.get("num_steps", self.settings.get("steps"))
-        is_number = isinstance(steps, int) and not isinstance(steps, bool)
-        return steps if is_number and steps > 0 else None
+        return steps if type(steps) is int and steps > 0 else None
 
     @property
     def ended_early(self) -> int | None:
         """The step at which `evaluation.patience` ended the run; None if it did not."""
         step = self.facts.get(ENDED_EARLY)
-        is_last = bool(self.steps) and step == self.steps[-1]["step"]
-        return step if isinstance(step, int) and is_last else None
+        return step if type(step) is int and step == self.done > 0 else None
 
     @property
     def model(self) -> str:
@@ -95,39 +96,26 @@ class History:
     def last_job(self) -> int | None:
         """The number of the Slurm job that wrote here last, or should; None if there was none."""
         slurm = self.facts.get("slurm")
-        recorded = slurm.get("SLURM_JOB_ID") if isinstance(slurm, dict) else None
-        jobs = list(self.jobs[-1:])
-        for text in (recorded, _submitted(self.folder)):
-            if isinstance(text, str) and re.fullmatch(r"\d{1,18}", text):
-                jobs.append(int(text))
-        return max(jobs, default=None)
+        texts = [str(slurm.get("SLURM_JOB_ID")) if isinstance(slurm, dict) else ""]
+        with suppress(OSError, ValueError):
+            texts.append(self.folder.submitted.read_text(encoding="utf-8").strip())
+        found = [int(text) for text in texts if re.fullmatch(r"\d{1,18}", text)]
+        return max((*self.jobs, *found), default=None)
 
     @property
-    def has_exported_its_last_step(self) -> bool:
+    def is_exported(self) -> bool:
         """Whether `model/` was exported after the last step, and not before the run was extended.
 
-        Older versions did not record this; then the newest checkpoint decides: a run that was
-        killed before its export has a checkpoint to resume from. Without a checkpoint `model/`
-        counts, because training again would cut the metrics.
+        A run that was killed before its export has none, and resumes from its checkpoint.
         """
-        done = self.steps[-1]["step"] if self.steps else 0
-        if not self.folder.model.is_dir():
-            return False
-        if EXPORTED in self.facts:
-            return bool(self.facts[EXPORTED] == done)
-        newest = max(self.checkpoints, default=done)
-        checkpoint = self.folder.checkpoints / f"step-{newest}"
-        try:
-            return newest >= done and not read_state(checkpoint).evaluation_due
-        except (OSError, ValueError):
-            return True
+        return self.folder.model.is_dir() and self.facts.get(EXPORTED) == self.done
 
     @staticmethod
     def read(root: Path, *, whole: bool = False) -> History:
         """Reads a run folder.
 
         Args:
-            whole: all steps, as columns; else those at the end, which takes no time.
+            whole: all steps; else those at the end, which takes no time.
 
         Raises:
             UsageError: there is no such folder, or it is not a run folder.
@@ -135,33 +123,30 @@ class History:
         folder = RunFolder(root)
         _check_is_run_folder(folder)
         warnings: list[str] = []
-        steps = Columns()
-        some, rare = list[dict[str, Any]](), list[dict[str, Any]]()
+        steps, validations, rare = Columns(), Columns(), list[dict[str, Any]]()
         for line, is_rare in _metrics(folder.metrics, warnings, whole=whole):
             if "loss" in line:
-                (steps if whole else some).append(line)
+                steps.append(line)
             if is_rare:
                 rare.append(line)
+        for line in rare:
+            if any(key.startswith("validation_") for key in line):
+                validations.append(line)
         return History(
             folder=folder,
             settings=dict(_flat(_document(folder.config, warnings))),
             facts=_document(folder.environment, warnings),
-            steps=steps.by_step() if whole else _by_step(some),
-            validations=_by_step(
-                line for line in rare if any(key.startswith("validation_") for key in line)
-            ),
+            steps=steps.by_step(),
+            validations=validations.by_step(),
             memory=memory_by_phase(rare),
-            checkpoints=tuple(sorted(_numbers(folder.checkpoints, _STEP, "files.json"))),
-            jobs=tuple(sorted(_numbers(folder.logs, _SLURM_LOG, None))),
+            checkpoints=tuple(
+                step
+                for step in _numbers(folder.checkpoints, _STEP)
+                if (folder.checkpoints / f"step-{step}" / "files.json").is_file()
+            ),
+            jobs=tuple(_numbers(folder.logs, _SLURM_LOG)),
             warnings=tuple(warnings),
         )
-
-
-def _submitted(folder: RunFolder) -> str:
-    try:
-        return folder.submitted.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _check_is_run_folder(folder: RunFolder) -> None:
@@ -200,10 +185,9 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
         if history.settings.get(patience) != asked.get(patience):
             return None
         wanted = history.ended_early
-    done = int(history.steps[-1]["step"]) if history.steps else 0
-    if wanted is None or done < wanted or not history.has_exported_its_last_step:
+    if wanted is None or history.done < wanted or not history.is_exported:
         return None
-    return f"finished already: {done} of {wanted} steps; its model: {history.model}"
+    return f"finished already: {history.done} of {wanted} steps; its model: {history.model}"
 
 
 _NOT_TRAINED_WITH = (
@@ -214,26 +198,15 @@ _NOT_TRAINED_WITH = (
 
 
 def changed_since(folder: RunFolder, config: RunConfig) -> list[str]:
-    """Lists the settings that differ from those of the run that is in the folder, both values.
-
-    A key that an older version did not know counts only if the user set it.
-    """
+    """Lists the settings that differ from those of the run that is in the folder, both values."""
     before, after = earlier_settings(folder), settings_of(config)
     return [
-        f"{key} {in_yaml(before.get(key))} (now {in_yaml(after.get(key))})"
+        f"{key} {shown(before.get(key))} (now {shown(after.get(key))})"
         for key in sorted(before.keys() | after.keys())
         if before
         and before.get(key) != after.get(key)
         and key.split(".")[0] not in _NOT_TRAINED_WITH
-        and (key in before or key in config.given)
     ]
-
-
-def in_yaml(value: Any) -> Any:
-    """Python's words for a value as a run file has them."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def earlier_settings(folder: RunFolder) -> dict[str, Any]:
@@ -251,45 +224,18 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return dict(_flat(read_value(config.to_yaml())))
 
 
-def number(line: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of a metrics line; None if there is none (null stands for nan and inf)."""
-    value = line.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """The finite numbers of one measure, in order."""
-    return [value for _, value in points(lines, key) if value is not None]
-
-
-def points(lines: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float | None]]:
-    """(step, value) of the lines that have a measure; None where it was no finite number."""
-    if isinstance(lines, Columns):
-        return lines.points(key)
-    return [(line["step"], number(line, key)) for line in lines if key in line]
-
-
 def _document(path: Path, warnings: list[str]) -> dict[str, Any]:
     """Reads a YAML or JSON mapping; empty, with a warning, if that fails."""
     try:
         if not path.exists():
             return {}
-        if not path.is_file() or path.stat().st_size > LARGEST_DOCUMENT:
-            raise ValueError("not a file that a run writes")
         if path.suffix == ".yaml":
             return load_yaml_with_lines(path)[0]
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("not a mapping")
     except (OSError, ValueError, StageError, RecursionError) as error:
-        warnings.append(
-            f"{path.name} cannot be read: {str(error).splitlines()[0] if str(error) else 'damaged'}"
-        )
+        warnings.append(f"{path.name} cannot be read: {(str(error) or 'damaged').splitlines()[0]}")
         return {}
     return found
 
@@ -301,23 +247,30 @@ def _metrics(
     unread = 0
     try:
         with open(path, "rb") as file:
-            if not whole:
-                for raw in _rare_lines(file):
-                    if (line := _line(raw)) is not None:
-                        yield line, True
-            while raw := file.readline(LONGEST_LINE):
-                line = _line(raw)
-                if line is not None:
-                    yield line, _RARE[0] in raw or _RARE[1] in raw
-                # A last line without a line break is still being written.
-                elif raw.strip() and (raw.endswith(b"\n") or file.peek(1)):
-                    unread += 1
+            end = 0 if whole else file.seek(0, 2) - END
+            file.seek(0)
+            while lines := file.readlines(2**20):
+                is_read = file.tell() > end
+                if not is_read and not _is_rare(b"".join(lines)):
+                    continue
+                for raw in lines:
+                    is_rare = _is_rare(raw)
+                    line = _line(raw) if is_read or is_rare else {}
+                    if line:
+                        yield line, is_rare
+                    # A last line without a line break is still being written.
+                    elif line is None and raw.strip() and raw.endswith(b"\n"):
+                        unread += 1
     except FileNotFoundError:
         return
     except OSError as error:
         warnings.append(f"{path.name} cannot be read: {error.strerror}")
     if unread:
         warnings.append(f"{path.name}: {human_count(unread, 'damaged line')} omitted")
+
+
+def _is_rare(raw: bytes) -> bool:
+    return any(word in raw for word in _RARE)
 
 
 def _line(raw: bytes) -> dict[str, Any] | None:
@@ -330,30 +283,16 @@ def _line(raw: bytes) -> dict[str, Any] | None:
     return found if isinstance(step, int) and abs(step) <= 2**53 else None
 
 
-def _rare_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines before the end of a file that have a rare measure; leaves it at its end."""
-    end = file.seek(0, 2) - END
-    file.seek(0)
-    while file.tell() < end:
-        lines = file.readlines(2**20)
-        if any(word in b"".join(lines) for word in _RARE):
-            yield from (line for line in lines if any(word in line for word in _RARE))
-
-
-def _by_step(lines: Iterable[dict[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    last = {line["step"]: line for line in lines}
-    return tuple(last[step] for step in sorted(last))
-
-
-def memory_by_phase(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def memory_by_phase(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """The most memory of each phase, from the lines of a `metrics.jsonl`."""
     most: dict[str, dict[str, float]] = {}
-    for phase in PHASES:
-        for where in ("device", "host"):
-            values = [number(line, f"{phase}_{where}_gib") for line in lines]
-            if known := [value for value in values if value is not None]:
-                most.setdefault(phase, {})[where] = max(known)
-    return most
+    for line in lines:
+        for phase in PHASES:
+            for where in ("device", "host"):
+                if (gib := number(line, f"{phase}_{where}_gib")) is not None:
+                    of_phase = most.setdefault(phase, {})
+                    of_phase[where] = max(gib, of_phase.get(where, gib))
+    return {phase: most[phase] for phase in PHASES if phase in most}
 
 
 def _flat(value: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -365,12 +304,7 @@ def _flat(value: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterato
             yield name, inner
 
 
-def _numbers(folder: Path, pattern: re.Pattern[str], must_have: str | None) -> Iterator[int]:
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError:
-        return
-    for name in names:
-        match = pattern.fullmatch(name)
-        if match and (must_have is None or (folder / name / must_have).is_file()):
-            yield int(match[1])
+def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    """The numbers in the names of a folder's files, in order; none where it cannot be read."""
+    names = (path.name for path in folder.glob("*"))
+    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))

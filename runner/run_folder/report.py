@@ -11,7 +11,6 @@ from pathlib import Path
 
 from runner.errors import write_atomically
 from runner.run_folder.history import History
-from runner.run_folder.layout import RunFolder
 from runner.run_folder.report_page import page
 from runner.run_folder.run_lock import GONE_AFTER_S, age_s
 
@@ -35,11 +34,7 @@ def write(folders: Sequence[Path], output: Path | None) -> Path:
         runs[0].folder.root / "report.html" if len(runs) == 1 else Path("report.html")
     )
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = page(runs, [_is_running(run.folder) for run in runs])
+    # A launcher touched its lock a short time ago; neither Slurm nor a process is asked.
+    text = page(runs, [age_s(run.folder.holder) < GONE_AFTER_S for run in runs])
     write_atomically(target, text.encode("utf-8", "backslashreplace"))
     return target
-
-
-def _is_running(folder: RunFolder) -> bool:
-    """Whether a launcher touched its lock a short time ago; asks neither Slurm nor a process."""
-    return age_s(folder.holder) < GONE_AFTER_S

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.run_folder.history import History, points
+from runner.run_folder.columns import Columns
+from runner.run_folder.history import History
 
 MOST_POINTS = 5000
 """Per line; a screen has fewer columns, and zooming in shows more."""
@@ -114,10 +115,10 @@ def charts(runs: Sequence[History]) -> list[Chart]:
     return sorted(drawn.values(), key=lambda chart: chart.folded)
 
 
-def line_of(run: int, key: str, lines: Sequence[Mapping[str, Any]]) -> Line | None:
+def line_of(run: int, key: str, lines: Columns) -> Line | None:
     """The line of one measure of a run, thinned; None where no entry has it."""
     scale = GIB_IN_GB if key == "memory_gib" else 1.0
-    kept = thinned(points(lines, key))
+    kept = thinned(lines.points(key))
     if not kept:
         return None
     values = tuple(None if value is None else _rounded(value * scale) for _, value in kept)

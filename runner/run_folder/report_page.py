@@ -13,15 +13,17 @@ import html
 import json
 import reprlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, as_shown, human_count, human_size
-from runner.run_folder.history import History, numbers, points
+from runner.run_folder.columns import Columns
+from runner.run_folder.history import History
 from runner.run_folder.report_curves import Chart, Line, charts
 from runner.run_folder.report_names import short_names
 from runner.run_folder.report_overview import HEADINGS, overview
+from runner.run_folder.status import memory_of
 
 LONGEST_VALUE = 600
 MOST_KEYS = 500
@@ -64,7 +66,7 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
     body = [
         f"<h1>{_text(title)}</h1>",
         folder,
-        _overview(overview(list(runs), list(running) or [False] * len(runs))),
+        _overview(overview(runs, names, running or [False] * len(runs))),
         *_warnings(runs, names),
         "<h2>Curves</h2>",
         _charts(drawn, names),
@@ -148,33 +150,39 @@ def _warnings(runs: Sequence[History], names: Sequence[str]) -> list[str]:
 
 def _findings(run: History) -> Iterable[str]:
     """Warnings that follow from the metrics."""
-    broken = [step for step, value in points(run.steps, "loss") if value is None]
+    broken = [step for step, value in run.steps.points("loss") if value is None]
     if broken:
         yield f"the loss was not finite (nan or inf) at step {', '.join(map(str, broken[:5]))}" + (
             f" and {len(broken) - 5} more" if len(broken) > 5 else ""
         )
-    if not run.steps:
+    if not run.done:
         yield "no step was logged"
-    elif run.num_steps is not None and run.steps[-1]["step"] < run.num_steps:
-        yield f"unfinished: step {run.steps[-1]['step']} of {run.num_steps}"
-    waits = numbers(run.steps, "data_wait")[1:]
+    elif run.num_steps is not None and run.done < run.num_steps:
+        yield f"unfinished: step {run.done} of {run.num_steps}"
+    waits = run.steps.numbers("data_wait")[1:]
     if waits and statistics.median(waits) > 0.2:
         yield f"{statistics.median(waits):.0%} of a step is spent waiting for data"
 
 
 def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
     rows = [
-        ("Best validation loss", [_best(run, "validation_loss", min) for run in runs]),
-        ("Best validation accuracy", [_best(run, "validation_accuracy", max) for run in runs]),
+        ("Best validation loss", [_best(run.validations, "validation_loss", min) for run in runs]),
+        (
+            "Best validation accuracy",
+            [_best(run.validations, "validation_accuracy", max) for run in runs],
+        ),
         ("Tokens per second, median", [_median(run, "tokens_per_s", "{:,.0f}") for run in runs]),
         ("Samples per second, median", [_median(run, "samples_per_s", "{:,.1f}") for run in runs]),
         ("MFU, median", [_median(run, "mfu", "{:.1%}") for run in runs]),
         ("Seconds per step, median", [_median(run, "step_s", "{:.3g}") for run in runs]),
         (
             "Seconds until the first step was done",
-            [_first(run, "first_step_s", "{:.0f}") for run in runs],
+            ["".join(f"{s:.0f}" for s in run.steps.numbers("first_step_s")[:1]) for run in runs],
         ),
-        *_memory(runs),
+        *(
+            (f"Most memory of a rank, {where}", [memory_of(run).get(where, "") for run in runs])
+            for where in ("device", "host")
+        ),
         (
             "Checkpoints",
             [", ".join(f"step-{step}" for step in run.checkpoints[-5:]) for run in runs],
@@ -183,40 +191,18 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
     return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
 
 
-def _memory(runs: Sequence[History]) -> Iterable[tuple[str, list[str]]]:
-    """Rows on the most memory of a rank in each phase."""
-    for where in ("device", "host"):
-        cells = []
-        for run in runs:
-            known = {phase: most[where] for phase, most in run.memory.items() if where in most}
-            cells.append(", ".join(f"{k} {human_size(v * 2**30)}" for k, v in known.items()))
-        yield f"Most memory of a rank, {where}", cells
-    older = ["" if run.memory else _last_size(run.steps, "memory_gib") for run in runs]
-    yield "Most memory of rank 0", older
-
-
-def _last_size(lines: Sequence[Mapping[str, Any]], key: str) -> str:
-    """The last value of a metric in GiB, for people."""
-    found = numbers(lines, key)
-    return human_size(found[-1] * 2**30) if found else ""
-
-
-def _first(run: History, key: str, form: str) -> str:
-    return next((form.format(value) for value in numbers(run.steps, key)), "")
-
-
 def _median(run: History, key: str, form: str) -> str:
     # The first step includes compilation and warm-up.
-    found = numbers(run.steps, key)[1:]
+    found = run.steps.numbers(key)[1:]
     return form.format(statistics.median(found)) if found else ""
 
 
-def _best(run: History, key: str, choose: Any) -> str:
-    found = [(value, step) for step, value in points(run.validations, key) if value is not None]
+def _best(lines: Columns, key: str, choose: Callable[[list[float]], float]) -> str:
+    found = {value: step for step, value in reversed(lines.points(key)) if value is not None}
     if not found:
         return ""
-    value, step = choose(found, key=lambda pair: pair[0])
-    return f"{value:.4f} at step {step}"
+    value = choose(list(found))
+    return f"{value:.4f} at step {found[value]}"
 
 
 def _charts(drawn: Sequence[Chart], names: Sequence[str]) -> str:

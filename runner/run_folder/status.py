@@ -6,9 +6,7 @@ It runs on a login node, without torch.
 
 from __future__ import annotations
 
-import platform
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,11 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_size, nearest_name, suggest_path
-from runner.processes import is_alive
-from runner.run_folder.history import History, is_run_folder, number
-from runner.run_folder.run_lock import RunLock, holder_of
+from runner.run_folder.columns import number
+from runner.run_folder.history import History, is_run_folder
+from runner.run_folder.run_lock import RunLock, age_s, holder_of
 from runner.slurm import jobs
 from runner.slurm.jobs import Job
-
-QUIET_S = 600
-"""After this time without a write, a process with the recorded number is another program's."""
 
 RECENT_STEPS = 50
 
@@ -48,7 +43,6 @@ class Status:
         state: waiting, running, finished, stopped, or new.
         notes: what Slurm or this machine reports of it, one line each.
         job: its Slurm job, if Slurm knows one.
-        seconds_left: estimated from its recent steps; None if unknown.
     """
 
     history: History | None
@@ -56,7 +50,15 @@ class Status:
     state: str
     notes: tuple[str, ...]
     job: Job | None
-    seconds_left: float | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated from its recent steps; None if unknown."""
+        if self.history is None or self.history.num_steps is None:
+            return None
+        recent = self.history.steps.numbers("step_s")[-RECENT_STEPS:]
+        left = max(0, self.history.num_steps - self.history.done)
+        return left * statistics.median(recent) if recent else None
 
     def lines(self) -> list[str]:
         """Lines for people."""
@@ -64,26 +66,25 @@ class Status:
         lines = [f"{name}: {self.state}  ({self.run_folder})", *(f"  {n}" for n in self.notes)]
         if self.history is None:
             return lines
-        progress = _progress(self.history, self.seconds_left, running=self.state == "running")
-        lines += [f"  {line}" for line in progress]
+        lines += [f"  {line}" for line in _progress(self.history)]
+        if self.seconds_left and self.state == "running":
+            left = format_duration(self.seconds_left)
+            lines.append(f"  about {left} to go, at the pace of its last steps")
         return lines + [f"  note: {warning}" for warning in self.history.warnings]
 
     def document(self) -> dict[str, Any]:
         """The document of `--json`."""
-        history = self.history
-        last = dict(history.steps[-1]) if history and history.steps else None
-        validation = dict(history.validations[-1]) if history and history.validations else None
-        job = self.job
+        history, job = self.history, self.job
         return {
             "run_folder": str(self.run_folder),
             "state": self.state,
             "job": job and {"id": job.id, "state": job.state, "words": job.describe()},
-            "step": last["step"] if last else 0,
+            "step": history.done if history else 0,
             "num_steps": history.num_steps if history else None,
             "seconds_left": self.seconds_left,
-            "last": last,
-            "last_validation": validation,
-            "memory": {k: dict(v) for k, v in history.memory.items()} if history else {},
+            "last": (history.steps.last if history else None) or None,
+            "last_validation": (history.validations.last if history else None) or None,
+            "memory": history.memory if history else {},
             "last_checkpoint": history.checkpoints[-1] if history and history.checkpoints else None,
             "warnings": list(history.warnings) if history else [],
         }
@@ -209,17 +210,18 @@ def table(runs: Sequence[Status], output: Path) -> list[str]:
     """
     rows = [("run", "state", "step", "loss", "job")]
     for run in runs:
-        steps = run.history.steps if run.history else ()
-        of = f"/{run.history.num_steps}" if run.history and run.history.num_steps else ""
-        loss = number(steps[-1], "loss") if steps else None
-        last = run.history.last_job if run.history else None
+        history = run.history
+        of = f"/{history.num_steps}" if history and history.num_steps else ""
+        loss = number(history.steps.last, "loss") if history else None
         rows.append(
             (
                 str(run.run_folder.relative_to(output)),
                 run.state,
-                f"{steps[-1]['step'] if steps else 0}{of}",
+                f"{history.done if history else 0}{of}",
                 "-" if loss is None else f"{loss:.4f}",
-                run.job.describe().removeprefix("job ") if run.job else str(last or "-"),
+                run.job.describe().removeprefix("job ")
+                if run.job
+                else str((history and history.last_job) or "-"),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -243,7 +245,7 @@ def _status(
     if job is None and newest is not None and queue is not None and asks_for_ended:
         job = jobs.ended(newest)
     state, notes = _state(history, job, newest if queue is not None else None)
-    return Status(history, run_folder, state, tuple(notes), job, _seconds_left(history))
+    return Status(history, run_folder, state, tuple(notes), job)
 
 
 def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
@@ -273,89 +275,57 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
         )
     if holder := holder_of(history.folder, RunLock.me({})):
         return "running", [*notes, holder.describe()]
-    if _runs_here(history):
-        return "running", [*notes, f"process {history.facts['pid']} on this machine"]
-    state, advice = _state_at_rest(history)
-    return state, [*notes, advice]
-
-
-def _state_at_rest(history: History) -> tuple[str, str]:
-    """The state of a run that does not run, and a line on it."""
-    done, wanted = history.steps[-1]["step"] if history.steps else 0, history.num_steps
-    if wanted is not None and done >= wanted and history.has_exported_its_last_step:
+    if history.num_steps is not None and history.done >= history.num_steps and history.is_exported:
         early = "" if history.ended_early is None else "ended early (evaluation.patience); "
-        return "finished", f"{early}its model: {history.model}"
-    if not history.steps and not history.checkpoints:
+        return "finished", [*notes, f"{early}its model: {history.model}"]
+    return "stopped", [*notes, _advice(history)]
+
+
+def _advice(history: History) -> str:
+    """A line on a run that has stopped."""
+    if not history.done and not history.checkpoints:
         if not any(history.folder.logs.glob("*")):
-            return "stopped", "it never began: there is no log"
-        return "stopped", "it has not made a step; `runner logs` may say why"
-    if history.steps and number(history.steps[-1], "loss") is None:
-        return "stopped", (
-            f"its loss was no number at step {done}: `runner logs` says what to change; "
+            return "it never began: there is no log"
+        return "it has not made a step; `runner logs` may say why"
+    if history.done and number(history.steps.last, "loss") is None:
+        return (
+            f"its loss was no number at step {history.done}: `runner logs` says what to change; "
             "then run it again"
         )
     then = "resumes from its last checkpoint" if history.checkpoints else "begins at step 1"
-    return "stopped", f"run the same command again: it {then}"
+    return f"run the same command again: it {then}"
 
 
-def _runs_here(history: History) -> bool:
-    """Whether rank 0 is a running process of this machine."""
-    pid = history.facts.get("pid")
-    if not isinstance(pid, int) or pid <= 0 or history.facts.get("host") != platform.node():
-        return False
-    # Another process may have this number by now.
-    return is_alive(pid) and _age_s(history) < QUIET_S
-
-
-def _age_s(history: History) -> float:
-    """Seconds since the run last wrote something."""
-    paths = (history.folder.metrics, history.folder.environment)
-    written = [path.stat().st_mtime for path in paths if path.exists()]
-    return time.time() - max(written) if written else float("inf")
-
-
-def _seconds_left(history: History | None) -> float | None:
-    if history is None or not history.steps or history.num_steps is None:
-        return None
-    lines = history.steps[-RECENT_STEPS:]
-    recent = [seconds for line in lines if (seconds := number(line, "step_s")) is not None]
-    if not recent:
-        return None
-    done = int(history.steps[-1]["step"])
-    return max(0, history.num_steps - done) * statistics.median(recent)
-
-
-def _progress(history: History, seconds_left: float | None, *, running: bool) -> list[str]:
+def _progress(history: History) -> list[str]:
     lines = []
-    if history.steps:
-        last = history.steps[-1]
+    if last := history.steps.last:
         of = f" of {history.num_steps}" if history.num_steps else ""
         values = [_form(last, key, form) for key, form in _MEASURES.items()]
         measures = ", ".join(filter(None, values)) or "no measures"
-        lines.append(f"step {last['step']}{of}: {measures}; {_ago(_age_s(history))}")
-    if history.validations:
-        last = history.validations[-1]
+        since = age_s(history.folder.metrics)
+        ago = "just now" if since < 10 else f"{format_duration(since)} ago"
+        lines.append(f"step {history.done}{of}: {measures}; {ago}")
+    if last := history.validations.last:
         loss = _form(last, "validation_loss", "loss {:.4f}") or "no loss"
         lines.append(f"validation at step {last['step']}: {loss}")
-    lines += [f"most memory of a rank: {text}" for text in memory_of(history)]
+    for where, sizes in memory_of(history).items():
+        lines.append(f"most memory of a rank: {where}: {sizes}")
     if history.checkpoints:
         kept = len(history.checkpoints)
         lines.append(f"checkpoint: step-{history.checkpoints[-1]} ({kept} kept)")
-    elif history.steps:
+    elif history.done:
         lines.append("checkpoint: none yet")
-    if seconds_left and running:
-        lines.append(f"about {format_duration(seconds_left)} to go, at the pace of its last steps")
     return lines
 
 
-def memory_of(history: History) -> list[str]:
-    """The most memory of each phase: a text on the device, if it is not the host, and the host."""
-    found = []
+def memory_of(history: History) -> dict[str, str]:
+    """`device` (if it is not the host) and `host` -> the most memory of each phase."""
+    found = {}
     for where in ("device", "host"):
         known = {phase: most[where] for phase, most in history.memory.items() if where in most}
         if known:
             sizes = (f"{phase} {human_size(gib * 2**30)}" for phase, gib in known.items())
-            found.append(f"{where}: {', '.join(sizes)}")
+            found[where] = ", ".join(sizes)
     return found
 
 
@@ -364,10 +334,6 @@ def _form(line: Mapping[str, Any], key: str, form: str) -> str:
     if value is None:
         return f"{key} is no number" if key in line and line[key] is None else ""
     return form.format(value) if form else human_size(value * 2**30)
-
-
-def _ago(seconds: float) -> str:
-    return "just now" if seconds < 10 else f"{format_duration(seconds)} ago"
 
 
 def format_duration(seconds: float) -> str:
@@ -379,6 +345,6 @@ def format_duration(seconds: float) -> str:
         return f"{days} d {hours} h"
     if hours:
         return f"{hours} h {minutes} min"
-    return (
-        f"{minutes} min" if minutes >= 5 else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-    )
+    if minutes >= 5:
+        return f"{minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

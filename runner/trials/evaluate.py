@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runner import isolation, offline
+from runner.config.explain import shown
 from runner.data.recipe import data_key, recipes
 from runner.errors import IncompleteError, StageError, UsageError, suggest
 from runner.job import devices
@@ -35,7 +36,7 @@ from runner.launch.train import (
 from runner.processes import raise_limits
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.heartbeat import Heartbeat
-from runner.run_folder.history import earlier_facts, earlier_settings, in_yaml, settings_of
+from runner.run_folder.history import earlier_facts, earlier_settings, settings_of
 from runner.run_folder.layout import RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
 
@@ -122,8 +123,8 @@ def _check_held_out(run: Job) -> None:
     if _holds_out_a_share(run) and changed:
         key = changed[0]
         raise UsageError(
-            f"{run.folder.root}: this run was trained with {key}: {in_yaml(before[key])}; now it "
-            f"is {in_yaml(now[key])}, so it has trained on rows that it would be measured on.",
+            f"{run.folder.root}: this run was trained with {key}: {shown(before[key])}; now it "
+            f"is {shown(now[key])}, so it has trained on rows that it would be measured on.",
             "Name another split: --set dataset.validation=NAME; or train a run that holds them "
             "out from its beginning.",
         )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.run_folder.checkpoints import TrainingState
 from runner.run_folder.history import changed_since, describe_finished
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
@@ -33,7 +30,7 @@ def ended(tmp_path: Path) -> Callable[[str], RunFolder]:
         folder.make()
         folder.model.mkdir()
         folder.config.write_text(config(tmp_path, length).to_yaml())
-        folder.environment.write_text(json.dumps({"num_steps": 8}))
+        folder.environment.write_text(json.dumps({"num_steps": 8, "exported_step": 8}))
         folder.metrics.write_text(
             "".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(1, 9))
         )
@@ -66,37 +63,17 @@ def test_a_model_that_is_to_be_exported_again_is_no_end(
     assert describe_finished(folder, config(tmp_path, "steps: 8")) is None
 
 
-# What a folder records of its export, its checkpoints (step, is an evaluation due), its end.
-EXPORTS: dict[str, tuple[dict[str, Any], list[tuple[int, bool]], bool]] = {
-    "exported": ({"exported_step": 8}, [(8, False)], True),
-    "exported, and its checkpoints removed since": ({"exported_step": 8}, [], True),
-    "extended, and killed before the export": (
-        {"exported_step": None},
-        [(4, False), (8, False)],
-        False,
-    ),
-    "extended, and killed before it began": ({"exported_step": 4}, [(4, False)], False),
-    "older, and whole": ({}, [(4, False), (8, False)], True),
-    "older, and its checkpoints removed since": ({}, [], True),
-    "older, extended, and killed before its last checkpoint": ({}, [(4, False)], False),
-    "older, extended, and stopped in its last evaluation": ({}, [(4, False), (8, True)], False),
-}
-
-
-@pytest.mark.parametrize("what", EXPORTS)
+@pytest.mark.parametrize(("exported", "finished"), [(8, True), (4, False), (None, False)])
 def test_an_extended_run_whose_model_is_the_old_one_is_not_finished(
-    ended: Callable[[str], RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    ended: Callable[[str], RunFolder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exported: int | None,
+    finished: bool,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
-    noted, checkpoints, finished = EXPORTS[what]
     folder = ended("steps: 8")
-    folder.environment.write_text(json.dumps({"num_steps": 8, **noted}))
-    for step, due in checkpoints:
-        made = folder.checkpoints / f"step-{step}"
-        made.mkdir()
-        state = TrainingState(step, 1, 0, "fp32", {}, evaluation_due=due)
-        (made / "state.json").write_text(json.dumps(asdict(state)))
-        (made / "files.json").write_text("{}")
+    folder.environment.write_text(json.dumps({"num_steps": 8, "exported_step": exported}))
     assert (describe_finished(folder, config(tmp_path, "steps: 8")) is not None) is finished
     assert status(folder.root).state == ("finished" if finished else "stopped")
 

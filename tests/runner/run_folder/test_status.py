@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from click.testing import CliRunner
 
 from runner.cli import main
 from runner.run_folder import logs
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import hold_run_folder
 from runner.run_folder.status import format_duration
 from runner.slurm import jobs
 from tests.runner.folders import hostile_folder, run_folder
@@ -153,16 +154,13 @@ def test_a_run_file_means_its_default_folder(tmp_path: Path, slurm: Callable[...
     assert str(tmp_path / "output" / "tiny") in shown("status", "tiny.yaml")
 
 
-def test_a_run_on_this_machine_is_running_while_its_process_is(
+def test_a_run_on_this_machine_is_running_while_its_launcher_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        folder = run_folder(tmp_path / "run", steps=10, host=platform.node(), pid=process.pid)
+    folder = run_folder(tmp_path / "run", steps=10)
+    with hold_run_folder(RunFolder(folder), {}):
         assert json.loads(shown("status", folder, "--json"))["state"] == "running"
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(20)
     assert json.loads(shown("status", folder, "--json"))["state"] == "stopped"
 
 
