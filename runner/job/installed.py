@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
+from importlib.metadata import version
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
@@ -142,6 +143,33 @@ def left_to_ranks(config: RunConfig) -> str | None:
             left.append("how samples are written")
     left.append(f"whether {_listed(to_train(config))} are installed there")
     return f"left to the ranks ({_listed(missing)} not installed here): {', '.join(left)}"
+
+
+def why_not_here(config: RunConfig) -> str:
+    """Returns why a model cannot be built by this command's Python; empty: it can."""
+    if config.environment is not None or config.slurm.container:
+        return "they run another environment than this command"
+    missing = [name for name in ("torch", "transformers") if not is_installed(name)]
+    return f"{missing[0]} is not installed here" if missing else ""
+
+
+def check_fsdp(config: RunConfig, kind: str) -> None:
+    """Refuses FSDP2 on CPUs with a torch that has it for GPUs only.
+
+    Before torch 2.7, `fully_shard` uses streams that `torch.cpu` does not have.
+
+    Raises:
+        UsageError: this torch cannot do it on a device of this kind (`cuda` or `cpu`).
+    """
+    if config.engine.name != "fsdp" or kind != "cpu":
+        return
+    found = version("torch")
+    if tuple(int(part) for part in found.split(".")[:2]) < (2, 7):
+        raise UsageError(
+            f"{config.place('engine.name')}: "
+            f"engine.name: fsdp on CPUs needs torch 2.7 or newer; this is {found}.",
+            "Set engine: {name: deepspeed} or {name: ddp}.",
+        )
 
 
 def note_for_job(config: RunConfig, inputs: Inputs) -> str | None:

@@ -89,19 +89,6 @@ def _offloaded(config: RunConfig, shape: ModelShape, plan: TrainingPlan, ranks: 
     return moved * ranks // plan.world_size
 
 
-def describe_at_load(
-    config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device, ranks: int
-) -> str:
-    """Returns a line on `peak_at_load` for the user."""
-    peak = human_size(peak_at_load(config, shape, plan, device, ranks))
-    how = "rank 0 reads them once and hands them out one at a time"
-    if config.quantization is not None:
-        how = "each rank quantises them one at a time"
-    elif config.model.init == "scratch":
-        how = "rank 0 makes them and hands them out one at a time"
-    return f"host memory at load: up to {peak} of weights on a node of {ranks}  ({how})"
-
-
 def _moves(plan: TrainingPlan) -> bool:
     """Returns whether weights stay in the host's memory beside a GPU."""
     return plan.offload != "none" and plan.zero == 3

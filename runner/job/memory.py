@@ -1,7 +1,8 @@
-"""Computes how many bytes of a model's state each rank holds, and whether they fit. Pure.
+"""What a run takes of a rank's device: a formula for state and activations. Pure.
 
-(run file, model's shape, device, number of ranks) -> bytes per ZeRO stage. A run that does not fit
-is refused with a setting that would fit.
+(run file, model's shape, device, number of ranks) -> bytes per ZeRO stage. A run whose state does
+not fit is refused with a setting that would fit. The activations are a first guess: where
+`batch.micro` is automatic, the first step shows whether it fits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from runner.config.engine import OPTIMIZERS
 from runner.config.run_config import RunConfig
@@ -30,6 +30,17 @@ MOMENT_BYTES = {
     "paged_adamw_8bit": 0,
 }
 SHARE_FOR_STATE = 0.7  # of a device's memory; the rest is for activations and fragmentation
+# Of a GPU's memory. The rest is for the CUDA context, NCCL's buffers, buckets of gradients,
+# workspaces of cuBLAS and cuDNN, and fragmentation.
+USABLE = 0.9
+# Bytes of activations per token, layer and unit of width: 34 (Korthikanti et al.,
+# arXiv:2205.05198, eq. 2, without the attention map, which SDPA does not keep), and what is kept
+# in float32 or by gated layers: 36 to 66 were measured in 16 bits, 70 to 103 in float32.
+ACTIVATIONS, ACTIVATIONS_FP32 = 50, 85
+# Bytes of the logits that are held at a time, with their softmax and gradient in float32
+# (LOGITS_AT_ONCE of runner.training.tasks.language).
+LOGITS = 12 * 2**26
+GATHERED = 1_000_000_000  # the most weights that DeepSpeed gathers (stage3_max_live_parameters)
 
 
 def check_fits(
@@ -101,8 +112,7 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
         also = ", and optimizer.name: adamw"
         config = replace(config, optimizer=replace(config.optimizer, name="adamw"))
     available = int(device.memory * SHARE_FOR_STATE)
-    trained = shape.num_parameters if shape.num_trained is None else shape.num_trained
-    on_host = trained * sum(state_parts(config)) // world_size
+    on_host = _trained(shape) * sum(state_parts(config)) // world_size
     for offload in ("none", "cpu"):
         if offload == "cpu" and (
             device.kind == "cpu" or config.optimizer.name not in ("adamw", "lion", "sgd")
@@ -160,7 +170,7 @@ def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[
 def model_state(
     config: RunConfig, shape: ModelShape, stage: int, world_size: int, offload: str = "none"
 ) -> int:
-    """Returns the bytes of model state on each rank's device.
+    """Returns the bytes of model state on each rank's device (arXiv:1910.02054, fig. 1).
 
     Trained weights count with gradients and moments, all other weights count alone.
 
@@ -169,15 +179,21 @@ def model_state(
         shape: the model's counts.
         stage: what the ranks partition, as a ZeRO stage, for every engine.
         world_size: number of ranks.
-        offload: as for `state_bytes`.
+        offload: if not `none`, nothing that is partitioned is on the device. At stage 3 nothing but
+            one layer is.
     """
-    parts = state_parts(config)
-    if shape.num_trained is None:
-        return state_bytes(shape.num_parameters, stage, world_size, parts, offload)
+    weights, gradients, optimizer = state_parts(config)
+    whole = {0: weights + gradients + optimizer, 1: weights + gradients, 2: weights, 3: 0}[stage]
+    parted = float(weights + gradients + optimizer - whole)
     frozen = frozen_bytes(config, shape)
+    shared = 0.0 if offload != "none" else 1 / world_size
     if stage == 3:
-        frozen = 0 if offload != "none" else frozen / world_size
-    return state_bytes(shape.num_trained, stage, world_size, parts, offload) + int(frozen)
+        frozen *= shared
+    return int(_trained(shape) * (whole + parted * shared)) + int(frozen)
+
+
+def _trained(shape: ModelShape) -> int:
+    return shape.num_parameters if shape.num_trained is None else shape.num_trained
 
 
 def frozen_bytes(config: RunConfig, shape: ModelShape) -> float:
@@ -207,46 +223,35 @@ def describe_state(config: RunConfig, shape: ModelShape) -> str:
     )
 
 
-class StateParts(NamedTuple):
-    """Bytes of model state per parameter on a device, before the ranks partition it.
-
-    Attributes:
-        weights: those that are computed with.
-        gradients: their sums.
-        optimizer: its moments, and a float32 copy of the weights if there is one.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-
-
-def state_parts(config: RunConfig) -> StateParts:
-    """Returns the bytes per parameter, for this run's engine, precision and optimizer."""
+def state_parts(config: RunConfig) -> tuple[int, int, int]:
+    """Returns the bytes per trained parameter: weights, gradients, and what the optimizer keeps."""
     optimizer = config.optimizer
     moments = MOMENT_BYTES[optimizer.name]
     if optimizer.name == "sgd" and not optimizer.momentum:
         moments = 0
     if config.engine.name == "deepspeed" and config.precision != "fp32":
-        return StateParts(2, WIDE, WIDE + moments)
-    return StateParts(WIDE, WIDE, moments)
+        return 2, WIDE, WIDE + moments
+    return WIDE, WIDE, moments
 
 
-def state_bytes(
-    num_parameters: int, stage: int, world_size: int, parts: StateParts, offload: str = "none"
-) -> int:
-    """Returns the bytes of model state on each rank's device (arXiv:1910.02054, fig. 1).
+def activation_bytes(
+    config: RunConfig, shape: ModelShape, length: int, zero: int
+) -> tuple[int, int]:
+    """Estimates what a micro batch takes on a rank's GPU beside the model's state.
 
     Args:
-        num_parameters: of the model.
-        stage: ZeRO stage.
-        world_size: number of ranks.
-        parts: bytes per parameter.
-        offload: if not `none`, the optimizer's part is not on the device, and at stage 2 nor are
-            the gradients. At stage 3 nothing but one layer is on the device.
+        config: the run file, with its precision decided.
+        shape: the model's counts.
+        length: tokens per sequence.
+        zero: what the ranks partition, as a ZeRO stage.
+
+    Returns:
+        Bytes of any micro batch, and bytes per sequence (0: not known for such a model).
     """
-    weights, gradients, _ = parts
-    if offload != "none" and stage:
-        return int(num_parameters * {1: weights + gradients, 2: weights, 3: 0}[stage])
-    whole = {0: sum(parts), 1: weights + gradients, 2: weights, 3: 0}[stage]
-    return int(num_parameters * (whole + (sum(parts) - whole) / world_size))
+    width, layer = (4, ACTIVATIONS_FP32) if config.precision == "fp32" else (2, ACTIVATIONS)
+    layers = layer * shape.layers
+    if config.activation_checkpointing:  # inputs of layers, and one whole layer
+        layers = layer + 2 * shape.layers
+    casts = config.engine.name == "ddp" and width == 2  # autocast has a copy of the weights
+    copies = width * min(shape.num_parameters, GATHERED) if casts or zero == 3 else 0
+    return copies + min(LOGITS, 12 * length * shape.vocabulary), length * shape.hidden * layers

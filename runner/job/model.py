@@ -16,8 +16,7 @@ from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS
 from runner.errors import UsageError, shortage
 from runner.inputs import ModelInput, index_problems, safetensors_header
-from runner.job.installed import is_installed, is_light
-from runner.job.model_layers import check_wrap, why_not_here
+from runner.job.installed import is_installed, is_light, why_not_here
 from runner.job.shapes import ModelShape, grown
 from runner.job.transformers_tables import (
     is_encoder,
@@ -29,12 +28,8 @@ from runner.job.transformers_tables import (
 from runner.job.weights import text_settings
 
 
-def check_model(config: RunConfig, model: ModelInput) -> str | None:
-    """Refuses a model that transformers cannot use for the task.
-
-    Returns:
-        A line on the model's layers, if the run file names one in `engine.wrap`.
-    """
+def check_model(config: RunConfig, model: ModelInput) -> None:
+    """Refuses a model that transformers cannot use for the task."""
     names = {task: model_types(kind.table) for task, kind in TASKS.items()}
     kind = model.settings.get("model_type")
     encodes = is_encoder(model.settings)
@@ -73,7 +68,6 @@ def check_model(config: RunConfig, model: ModelInput) -> str | None:
         )
     _check_first_weights(config, model)
     _check_weights_can_be_trained(config, model)
-    return check_wrap(config, model.path)
 
 
 def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:

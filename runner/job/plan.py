@@ -8,18 +8,18 @@ here, before a model is built. The message names the nearest possible setting.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from runner.config.engine import EngineConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, human_size
-from runner.job.activations import USABLE, Footprint, estimated
 from runner.job.memory import (
     SHARE_FOR_STATE,
+    USABLE,
+    activation_bytes,
     check_fits,
     describe_state,
     model_state,
@@ -35,10 +35,6 @@ MICRO_UNKNOWN = 32
 LARGE_STEP = 1024
 TIMES_IN_A_STEP = 10
 """A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
-SURELY = 10
-"""A micro batch that fits so many times, as it is estimated, is not measured."""
-# (run file with its precision, tokens per sequence, ZeRO stage) -> the memory of a micro batch.
-Measure = Callable[[RunConfig, int, int], Footprint]
 
 
 @dataclass(frozen=True)
@@ -94,13 +90,7 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
     return int(wanted), None
 
 
-def decide(
-    config: RunConfig,
-    shape: ModelShape,
-    device: Device,
-    world_size: int,
-    measure: Measure | None = None,
-) -> TrainingPlan:
+def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int) -> TrainingPlan:
     """Decides everything that is `auto`.
 
     Args:
@@ -108,8 +98,6 @@ def decide(
         shape: the model's counts.
         device: the device of each rank.
         world_size: number of ranks.
-        measure: the memory of a micro batch; called only where it decides something. None: a
-            formula estimates it.
 
     Raises:
         UsageError: the batch does not divide among the ranks, the device lacks the precision, or
@@ -121,7 +109,7 @@ def decide(
     zero, spread = _spread(config, shape, device, world_size, precision)
     offload, offload_choice = _offload(config, device)
     total, micro, accumulation, batch_choices = _batch(
-        config, shape, device, world_size, length, zero, offload, measure
+        config, shape, device, world_size, length, zero, offload
     )
     choices = [
         *([chosen] if chosen else []),
@@ -339,7 +327,6 @@ def _batch(
     length: int,
     zero: int,
     offload: str,
-    measure: Measure | None,
 ) -> tuple[int, int, int, list[Choice]]:
     choices = []
     check_batch(config, world_size)
@@ -353,16 +340,10 @@ def _batch(
             choices.append(Choice("batch.micro", micro, f"{total} / {why}"))
     share = total // world_size
     if micro == "auto":
-        state = model_state(config, shape, zero, world_size, offload)
-        if measure is None:
-            measure = partial(_estimate, shape)
-        available = max(0, int(device.memory * USABLE) - state)
-        if device.kind == "cpu":
-            fits, reason = MICRO_ON_CPU, "more does not make a CPU faster"
-        elif rough := surely_fits(config, shape, length, zero, share, available):
-            fits, reason = share, rough
-        else:
-            fits, reason = _largest_micro(config, length, zero, available, measure)
+        fits, reason = MICRO_ON_CPU, "more does not make a CPU faster"
+        if device.kind != "cpu":
+            state = model_state(config, shape, zero, world_size, offload)
+            fits, reason = largest_micro(config, shape, device, length, zero, state)
         micro = max(
             size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits)
         )
@@ -385,37 +366,18 @@ def _automatic_total(micro: int | str, theirs: int, world_size: int) -> tuple[in
     return math.ceil(DEFAULT_GLOBAL / unit) * unit, why
 
 
-def _estimate(shape: ModelShape, config: RunConfig, length: int, zero: int) -> Footprint:
-    return estimated(config, shape, length, zero, "without the model's code")
-
-
-def surely_fits(
-    config: RunConfig, shape: ModelShape, length: int, zero: int, rows: int, available: int
-) -> str:
-    """Returns why a micro batch of `rows` fits without being measured; empty: nobody knows.
-
-    To measure takes seconds, and decides nothing where many times the estimate fits.
-    """
-    rough = estimated(config, shape, length, zero, "")
-    need = SURELY * (rows * rough.each + rough.fixed + rough.buffers)
-    if not rough.each or need > available:
-        return ""
-    return (
-        f"{SURELY} times the estimate of {human_size(rough.each)} per sequence fits in "
-        f"{human_size(available)}"
-    )
-
-
-def _largest_micro(
-    config: RunConfig, length: int, zero: int, available: int, measure: Measure
+def largest_micro(
+    config: RunConfig, shape: ModelShape, device: Device, length: int, zero: int, state: int
 ) -> tuple[int, str]:
-    found = measure(config, length, zero)
-    if not found.each:
+    """Estimates how many sequences fit on a GPU beside `state` bytes, and says why."""
+    fixed, each = activation_bytes(config, shape, length, zero)
+    if not each:
         return MICRO_UNKNOWN, "the activations of such a model are not known"
-    fits = found.largest(available)
-    why = f"{found} in {human_size(available)}"
+    available = max(0, int(device.memory * USABLE) - state - fixed)
+    fits = available // each
+    why = f"about {human_size(each)} of activations per sequence in {human_size(available)}"
     if not fits:
-        why += "; not even one fits: shorten sequence_length"
+        why += "; not even one seems to fit: shorten sequence_length"
         if not config.activation_checkpointing:
             why += ", or set activation_checkpointing: true"
     return fits, why

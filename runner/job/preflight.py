@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
@@ -40,20 +39,24 @@ from runner.job.access import (
     files_to_read,
     nearest_folder,
 )
-from runner.job.activations import USABLE, measured
 from runner.job.findings import Finding, Findings
-from runner.job.installed import check_environment, is_installed, is_light, left_to_ranks
-from runner.job.load_memory import check_at_load, describe_at_load
-from runner.job.memory import describe_state, model_state, state_needed
+from runner.job.installed import (
+    check_environment,
+    check_fsdp,
+    is_installed,
+    is_light,
+    left_to_ranks,
+    why_not_here,
+)
+from runner.job.load_memory import check_at_load
+from runner.job.memory import describe_state, state_needed
 from runner.job.model import check_config, check_index, check_model
-from runner.job.model_layers import check_fsdp, why_not_here
 from runner.job.plan import (
     TrainingPlan,
     check_batch,
     decide,
     sequence_length,
     stage_of,
-    surely_fits,
 )
 from runner.job.resume import check_checkpoint, note_changes
 from runner.job.settings import (
@@ -140,7 +143,7 @@ def examine(
     found.lines += [verified] if verified else []
     shape = found.attempt(shape_of, config, inputs.model)
     before = len(found.errors)
-    layers = found.attempt(check_model, config, inputs.model)
+    found.attempt(check_model, config, inputs.model)
     if shape is not None and len(found.errors) == before:
         found.attempt(check_config, config, inputs.model)
     if shape is not None:
@@ -158,7 +161,7 @@ def examine(
             texts = check_texts(config, wanted, folder.stores, total)
             found.errors += texts.errors
             found.others += texts.others
-    found.lines += [line for line in (layers, left_to_ranks(config)) if line]
+    found.lines += filter(None, [left_to_ranks(config)])
     return found
 
 
@@ -235,12 +238,11 @@ def _examine_run(
         length, _ = sequence_length(config, shape)
         documents = documents_of(config, model, length)
     if device is not None and world_size is not None and length is not None:
-        measure = partial(measured, model=model, shape=shape, world_size=world_size)
-        plan = found.attempt(decide, config, shape, device, world_size, measure)
+        plan = found.attempt(decide, config, shape, device, world_size)
     elif world_size is not None:
         found.attempt(check_batch, config, world_size)
     if plan is not None and device is not None:
-        _examine_memory(found, config, model, shape, plan, device)
+        _examine_memory(found, config, shape, plan, device)
     if length is not None and documents is not None:
         resumed = found.attempt(check_checkpoint, config, inputs, folder, length, world_size)
         found.others += note_changes(config, folder) if resumed else []
@@ -273,7 +275,6 @@ def _examine_run(
 def _examine_memory(
     found: Findings,
     config: RunConfig,
-    model: ModelInput,
     shape: ModelShape,
     plan: TrainingPlan,
     device: Device,
@@ -283,20 +284,7 @@ def _examine_memory(
     on_node = -(-plan.world_size // config.slurm.nodes)
     found.attempt(check_at_load, decided, shape, plan, device, on_node)
     if device.kind == "cuda" and isinstance(config.batch.micro, int) and not found.errors:
-        state = model_state(decided, shape, plan.zero, plan.world_size, plan.offload)
-        available = int(device.memory * USABLE) - state
-        size = (plan.sequence_length, plan.zero, plan.micro)
-        if surely_fits(decided, shape, *size, available):
-            return
-        footprint = measured(
-            decided,
-            plan.sequence_length,
-            plan.zero,
-            model=model,
-            shape=shape,
-            world_size=plan.world_size,
-        )
-        errors, warnings = check_micro(config, plan, device, state, footprint)
+        errors, warnings = check_micro(decided, shape, plan, device)
         found.errors += errors
         found.others += warnings
 
@@ -325,9 +313,6 @@ def _describe_memory(
             f"the memory fits: {device.name}, {human_size(device.memory)} per rank; "
             f"{plan.precision}, {engine}, micro batch {plan.micro}"
         )
-        decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]
-        on_node = -(-plan.world_size // config.slurm.nodes)
-        found.details.append(describe_at_load(decided, shape, plan, device, on_node))
         if device.kind == "cpu" and config.quantization is not None:
             found.lines.append(
                 "quantised weights are unpacked for each product on a CPU: slow, for trials only"

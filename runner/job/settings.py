@@ -8,35 +8,36 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import StageError, UsageError, human_size
-from runner.job.activations import USABLE, Footprint
 from runner.job.findings import Finding
-from runner.job.plan import TrainingPlan, accumulation_of
-from runner.job.shapes import Device
+from runner.job.memory import USABLE, activation_bytes, model_state
+from runner.job.plan import TrainingPlan, accumulation_of, largest_micro
+from runner.job.shapes import Device, ModelShape
 from runner.job.weights import text_settings
 
-SURELY_TOO_MUCH = 1.25
-"""Of a GPU's memory: a measured need above it is refused. Below it, it is a warning."""
+SURELY_TOO_MUCH = 3
+"""Times a GPU's memory: an estimated need above it is refused. Below it, it is a warning."""
 
 
 def check_micro(
-    config: RunConfig, plan: TrainingPlan, device: Device, state: int, footprint: Footprint
+    config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device
 ) -> tuple[list[StageError], list[Finding]]:
-    """Finds a micro batch of the run file that does not fit on the device.
+    """Finds a micro batch of the run file that does not fit on the device, as it is estimated.
 
     Args:
-        config: the run file.
+        config: the run file, with its precision decided.
+        shape: the model's counts.
         plan: the run's settings, decided.
         device: of each rank.
-        state: bytes of model state on it.
-        footprint: what a micro batch takes.
 
     Returns:
         Errors, and warnings.
     """
-    need = state + footprint.fixed + footprint.buffers + plan.micro * footprint.each
-    if not footprint.each or need <= device.memory * USABLE:
+    state = model_state(config, shape, plan.zero, plan.world_size, plan.offload)
+    fixed, each = activation_bytes(config, shape, plan.sequence_length, plan.zero)
+    need = state + fixed + plan.micro * each
+    if not each or need <= device.memory * USABLE:
         return [], []
-    fits = footprint.largest(int(device.memory * USABLE) - state)
+    fits, _ = largest_micro(config, shape, device, plan.sequence_length, plan.zero, state)
     share = plan.total // plan.world_size
     fitting = [size for size in range(1, min(fits, share) + 1) if share % size == 0]
     remedy = "Shorten sequence_length"
@@ -50,10 +51,10 @@ def check_micro(
     text = (
         f"{config.place('batch.micro')}: "
         f"batch.micro {plan.micro} needs about {human_size(need)} per rank "
-        f"({human_size(state)} of model state; {footprint}); "
+        f"({human_size(state)} of model state, {human_size(each)} of activations per sequence); "
         f"{device.name} has {human_size(device.memory)}."
     )
-    if need > device.memory * SURELY_TOO_MUCH and not footprint.why_estimated:
+    if need > device.memory * SURELY_TOO_MUCH:
         return [UsageError(text, f"{remedy}.")], []
     return [], [Finding("warning", text, f"{remedy}.")]
 

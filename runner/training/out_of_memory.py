@@ -12,12 +12,10 @@ from runner.errors import NoMemoryError, UsageError, human_size, says_no_memory
 from runner.job.plan import TrainingPlan, decide
 from runner.job.shapes import Device, ModelShape
 
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>bytes|KiB|MiB|GiB)"
-_ASKED = re.compile(rf"[Tt]ried to allocate {_SIZE.format('asked')}")
-_FREE = re.compile(rf"of which {_SIZE.format('free')} is free")
-_IDLE = re.compile(rf"{_SIZE.format('idle')} is reserved by PyTorch but unallocated")
-_OTHERS = re.compile(rf"Process (?P<pid>\d+) has {_SIZE.format('used')} memory in use")
+# torch's own words: what it asked for, and what other processes have.
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
+_FREE = re.compile(r"of which ([\d.]+ \w+) is free")
+_OTHERS = re.compile(r"Process (\d+) has ([\d.]+ \w+) memory in use")
 _SAID = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -57,10 +55,10 @@ def explain(
         The error to raise. Exit code 5, as for every lack of memory.
     """
     said = str(error)
-    asked, free = _size(_ASKED, said), _size(_FREE, said)
-    wanted = f"{human_size(asked)} more than there is" if asked else "more than there is"
-    if asked and free is not None:
-        wanted = f"{human_size(asked)} more, and {human_size(free)} are free"
+    asked, free = _ASKED.search(said), _FREE.search(said)
+    wanted = f"{asked[1]} more than there is" if asked else "more than there is"
+    if asked and free:
+        wanted = f"{asked[1]} more, and {free[1]} are free"
     zero = f", ZeRO stage {plan.zero}" if config.engine.name == "deepspeed" else ""
     checkpointed = "with" if config.activation_checkpointing else "without"
     message = (
@@ -68,14 +66,10 @@ def explain(
         f"{wanted}. The run has micro batch {plan.micro} of {plan.sequence_length} tokens"
         f"{zero}, {plan.precision}, {checkpointed} activation checkpointing."
     )
-    used = list(_OTHERS.finditer(said))
-    if used:
-        sizes = ", ".join(f"{_bytes(match, 'used')} by process {match['pid']}" for match in used)
+    if used := _OTHERS.findall(said):
+        sizes = ", ".join(f"{size} by process {pid}" for pid, size in used)
         message += f" Memory of this GPU is in use by other processes: {sizes} (see nvidia-smi)."
     options = _options(config, shape, plan, device)
-    idle = _size(_IDLE, said)
-    if idle and asked and idle > asked:
-        options.append("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (fragmentation)")
     remedy = "; or ".join(options) or "Use more devices, or devices with more memory"
     return NoMemoryError(message, f"{remedy}. Then run it again.")
 
@@ -122,12 +116,3 @@ def _partition_more(config: RunConfig, plan: TrainingPlan) -> str:
 
 def _lowered(text: str) -> str:
     return f"{text[0].lower()}{text[1:]}"
-
-
-def _size(pattern: re.Pattern[str], text: str) -> int | None:
-    match = pattern.search(text)
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
-
-
-def _bytes(match: re.Match[str], name: str) -> str:
-    return human_size(int(float(match[name]) * _UNITS[match[f"{name}_unit"]]))

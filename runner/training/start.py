@@ -10,7 +10,6 @@ import re
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,6 @@ from runner.training.components.process_group import (
 )
 from runner.training.components.throughput import StepClock
 from runner.training.engines import make_engine
-from runner.training.footprint import footprint
 from runner.training.loop import Trainer
 from runner.training.out_of_memory import explain, is_out_of_memory
 from runner.training.saving.checkpoints import Checkpoints
@@ -127,8 +125,7 @@ def start(
     torch.set_num_threads(int(threads_variable(os.environ, 1)[0]["OMP_NUM_THREADS"]))
     ranks = meet(config.engine.name, device.type, place, os.environ.get(MEETING_FILE), heartbeat)
     shape = shape_of(config, inputs.model)
-    measure = partial(footprint, model=inputs.model, shape=shape, world_size=ranks.world_size)
-    plan = decide(config, shape, facts, ranks.world_size, measure)
+    plan = decide(config, shape, facts, ranks.world_size)
     digest = RankConfigDigest.of(plan, facts, config, inputs, gpu_uuid(device))
     check_agreement(ranks.gather(digest))
     companions = read_companions(inputs.model) if ranks.is_first else {}

@@ -29,9 +29,8 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import ModelInput, running_tree
-from runner.job.installed import check_installed, to_train
+from runner.job.installed import check_fsdp, check_installed, to_train
 from runner.job.job import Job
-from runner.job.model_layers import check_fsdp
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, shape_of
 from runner.job.submit import device_of_job, ranks_on_node

@@ -79,8 +79,8 @@ ROWS: dict[str, tuple[dict[str, Any], Found]] = {
         Found(("mem: 64 is 64 MB",), "mem: 64G"),
     ),
     "M1": (
-        GPT2 | {"batch": {"global": 200_000, "micro": 200_000}, "slurm": A100},
-        Found(("batch.micro 200000 needs about", "has 85.9 GB"), "Set batch.micro: "),
+        GPT2 | {"batch": {"global": 5_000_000, "micro": 5_000_000}, "slurm": A100},
+        Found(("batch.micro 5000000 needs about", "has 85.9 GB"), "Set batch.micro: "),
     ),
     "M2": (
         HUGE | {"engine": {"name": "ddp"}, "slurm": V100},

@@ -10,7 +10,7 @@ from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.job.model_layers import check_fsdp
+from runner.job.installed import check_fsdp
 from runner.job.plan import TrainingPlan
 from runner.training.components.batch_norm import check_batch_norm
 from runner.training.engines.base import Engine

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.errors import StageError, isolated
 from runner.job import devices
-from runner.job.activations import measured
 from runner.job.job import Job
-from runner.job.memory import model_state
+from runner.job.memory import activation_bytes, model_state
 from runner.job.plan import decide
 from runner.job.shapes import shape_of
 from runner.run_folder.layout import RunFolder
@@ -76,12 +74,11 @@ class Training:
         if device is None:
             raise StageError("the driver of the GPU does not answer.", "nvidia-smi", 1)
         shape = shape_of(run.config, run.inputs.model)
-        measure = partial(measured, model=run.inputs.model, shape=shape, world_size=self.world_size)
-        plan = decide(run.config, shape, device, self.world_size, measure)
+        plan = decide(run.config, shape, device, self.world_size)
         decided = replace(run.config, precision=plan.precision)  # type: ignore[arg-type]
-        found = measure(decided, plan.sequence_length, plan.zero)
+        fixed, each = activation_bytes(decided, shape, plan.sequence_length, plan.zero)
         state = model_state(decided, shape, plan.zero, self.world_size, plan.offload)
-        return plan.micro, (state + found.each * plan.micro + found.fixed + found.buffers) / 2**30
+        return plan.micro, (state + fixed + each * plan.micro) / 2**30
 
     def trial(self, strategy: str, *, compiled: bool, limit_s: float) -> dict[str, Any]:
         """Runs a few steps of `runner train`'s own loop.

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.job.memory import state_needed
+from runner.job import installed
+from runner.job.memory import activation_bytes, state_needed
 from runner.job.plan import TrainingPlan, check_batch, decide, num_steps, sequence_length
 from runner.job.shapes import Device, ModelShape
 
@@ -22,6 +23,7 @@ A100 = Device("cuda", "A100", 80 * GIB, True, True)
 V100 = Device("cuda", "V100", 32 * GIB, False, True)
 P100 = Device("cuda", "P100", 16 * GIB, False, False)
 BERT = ModelShape(335_000_000, 512, 1024, 24, 30522)
+CHECKPOINTS = "activation_checkpointing=true"
 
 
 def of_size(billions: float) -> ModelShape:
@@ -95,6 +97,41 @@ def test_a_smaller_device_takes_smaller_micro_batches_for_the_same_step(run_file
     assert large.total == small.total == 256
     assert 1 <= small.micro < large.micro
     assert small.accumulation > large.accumulation
+
+
+# Measured on torch's meta device (torch 2.10), in bytes of a sequence; see docs/adr/0016.
+@pytest.mark.parametrize(
+    ("shape", "length", "overrides", "bytes_each"),
+    [
+        (ModelShape(110_000_000, 512, 768, 12, 30522), 512, ["engine.name=ddp"], 232e6),
+        (ModelShape(110_000_000, 512, 768, 12, 30522), 512, ["precision=fp32"], 357e6),
+        (ModelShape(124_000_000, 1024, 768, 12, 50257), 1024, ["engine.zero=2"], 346e6),
+        (ModelShape(1_500_000_000, 2048, 2048, 16, 128256), 1024, ["engine.zero=2"], 1869e6),
+        (ModelShape(1_500_000_000, 2048, 2048, 16, 128256), 1024, [CHECKPOINTS], 88e6),
+        (ModelShape(460_000_000, 2048, 1024, 24, 151936), 1024, ["engine.name=ddp"], 1478e6),
+        (ModelShape(86_000_000, None, 768, 12, 0), 197, ["engine.zero=2"], 64e6),
+    ],
+)
+def test_the_guess_is_within_a_factor_of_two_of_what_was_measured(
+    run_file: Path, shape: ModelShape, length: int, overrides: list[str], bytes_each: float
+) -> None:
+    config = RunConfig.load(run_file, ["precision=bf16", *overrides])
+    _, each = activation_bytes(config, shape, length, 2)
+    assert bytes_each / 2 < each < 2 * bytes_each
+
+
+@pytest.mark.parametrize(("torch", "works"), [("2.6.0+cu118", False), ("2.7.1", True)])
+def test_fsdp_on_cpus_is_refused_where_torch_has_it_for_gpus_only(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, torch: str, works: bool
+) -> None:
+    monkeypatch.setattr(installed, "version", lambda _: torch)
+    config = RunConfig.load(run_file, ["engine={name: fsdp}"])
+    installed.check_fsdp(config, "cuda")
+    if works:
+        installed.check_fsdp(config, "cpu")
+    else:
+        with pytest.raises(UsageError, match=r"needs torch 2.7 or newer; this is 2.6.0\+cu118"):
+            installed.check_fsdp(config, "cpu")
 
 
 @pytest.mark.parametrize(
