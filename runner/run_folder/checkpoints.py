@@ -23,9 +23,9 @@ MAY_BE_ABSENT = ("lora", "quantization")
 _START_AGAIN = "start again: give the run another name or another --output"
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingState:
-    """What a run needs, besides weights and optimizer, to resume exactly.
+    """What changes in a run and is saved, besides weights and optimizer, to resume exactly.
 
     Attributes:
         step: optimizer steps done. Order, masks, dropout and learning rate follow from it and the
@@ -49,6 +49,19 @@ class TrainingState:
     lowest: float | None = None
     lowest_step: int = 0
     without_gain: int = 0
+
+    def resume(self, saved: TrainingState) -> None:
+        """Takes over how far a checkpoint is. The rest is of this run."""
+        self.step, self.evaluation_due = saved.step, saved.evaluation_due
+        self.lowest, self.lowest_step = saved.lowest, saved.lowest_step
+        self.without_gain = saved.without_gain
+
+    def note_loss(self, loss: float) -> None:
+        """Notes the validation loss of this step."""
+        if self.lowest is None or loss < self.lowest:
+            self.lowest, self.lowest_step, self.without_gain = loss, self.step, 0
+        else:
+            self.without_gain += 1
 
 
 def read_state(folder: Path) -> TrainingState:

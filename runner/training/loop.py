@@ -1,6 +1,7 @@
 """What one rank does, from the first step to the exported model.
 
 The methods of `Trainer` are the steps of a training run, in order. `start.py` makes the `Trainer`.
+What changes and is saved is `TrainingState`; what the last step has left to read is `PendingStep`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from runner.run_folder.checkpoints import (
     TrainingState,
     check_not_past_the_end,
     check_resumable,
-    signature,
 )
-from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import (
     EXPORTED,
     WEIGHTS_OF,
@@ -39,17 +38,17 @@ from runner.training.ahead import Ahead, Load
 from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, by_length
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed
-from runner.training.components.memory import PhaseMemory
 from runner.training.components.metrics import Observer
-from runner.training.components.optimization import rate, warmup_steps
 from runner.training.components.process_group import Ranks
 from runner.training.components.speed import tune
 from runner.training.components.throughput import StepClock, not_finite
 from runner.training.engines import Engine
 from runner.training.evaluation import evaluate
+from runner.training.reporting import Phases
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import export
 from runner.training.saving.model_card import model_card
+from runner.training.schedule import Schedule
 from runner.training.tasks import Task
 from runner.training.totals import HostValue, Totals
 
@@ -62,7 +61,7 @@ MOST_SKIPPED, MOST_SKIPPED_SCALED = 10, 40
 PREDICTIONS, TOKENS = 3, 4
 
 
-class Unsettled(NamedTuple):
+class PendingStep(NamedTuple):
     """A step whose sums have not been read.
 
     Attributes:
@@ -100,58 +99,53 @@ class Trainer:
     engine: Engine
     ranks: Ranks
     stores: dict[str, Stores]
-    data: str
     order: Order
     checkpoints: Checkpoints
     observer: Observer
     statistics: RunningStatistics
     stop: StopRequest
-    heartbeat: Heartbeat
     device: torch.device
-    num_steps: int
+    schedule: Schedule
+    state: TrainingState
     clock: StepClock
-    memory: PhaseMemory
+    phases: Phases
     companions: Mapping[str, bytes]
     origin: tuple[str, ...] = ()
-    step: int = 0
-    measured: int = 0
     should_stop: bool = False
-    evaluation_due: bool = False
     is_best: bool = False
     is_time_to_save: bool = False
     skipped: int = 0
     was_finished: bool = False
-    lowest: float | None = None
-    lowest_step: int = 0
-    without_gain: int = 0
-    warm: frozenset[str] = frozenset()
     totals: Totals | None = None
-    unsettled: Unsettled | None = None
+    pending: PendingStep | None = None
     ahead: Ahead[Load] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ahead = Ahead(self.load, self.num_steps, self.device)
+        self.ahead = Ahead(self.load, self.schedule.num_steps, self.device)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.state.step
 
     def resume(self) -> None:
         """Resumes from the newest valid checkpoint, if there is one, and opens the metrics log."""
         found = self.checkpoints.newest_valid()
         if found is not None:
-            path, state = found
-            check_resumable(state, self.state(), path)
-            check_not_past_the_end(state.step, self.num_steps, path)
+            path, saved = found
+            check_resumable(saved, self.state, path)
+            check_not_past_the_end(saved.step, self.schedule.num_steps, path)
             self.engine.load(path)
-            self.step, self.evaluation_due = state.step, state.evaluation_due
-            self.lowest, self.lowest_step = state.lowest, state.lowest_step
-            self.without_gain = state.without_gain
+            self.state.resume(saved)
             if self.is_at_end() and self.ranks.gather(self.is_exported())[0]:
-                self.was_finished, self.evaluation_due = True, False
+                self.was_finished, self.state.evaluation_due = True, False
         if self.ranks.is_first and not self.was_finished:
             # After a kill from here on, model/ does not belong to this run.
             note_export(self.folder, None)
         self.observer.begin(self.step)
         if found is not None:
             self.observer.say(f"resumed from {found[0].name}")
-        self.measured = self.step
+        self.phases.measured = self.step
         if not self.was_finished:
             self.end_phase("load")
         for choice in self.plan.choices:
@@ -160,15 +154,7 @@ class Trainer:
         for note in (self.task.note, *self.engine.notes, *tuned):
             self.observer.say(f"  {note}")
         ranks = human_count(self.ranks.world_size, "rank")
-        rounded = ""
-        if self.config.steps is None and self.config.epochs is not None:
-            asked = self.config.epochs * len(self.order) / self.plan.total
-            if asked < self.num_steps:
-                rounded = f" (epochs: {self.config.epochs:g} is {asked:.1f} steps, rounded up)"
-        self.observer.say(
-            f"training {human_count(self.num_steps, 'step')} of "
-            f"{human_count(self.plan.total, 'sequence')} on {ranks}{rounded}"
-        )
+        self.observer.say(self.schedule.describe(ranks))
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop.
@@ -176,23 +162,24 @@ class Trainer:
         Returns:
             Whether the end was reached.
         """
-        if self.evaluation_due:
+        if self.state.evaluation_due:
             self.evaluate()
         while not self.is_at_end() and not self.should_stop:
             self.train_step()
-            self.evaluation_due = self.is_evaluation_time()
-            is_due = self.checkpoints.is_due(self.step, ends_epoch=self.ends_epoch())
-            if self.should_stop or self.is_time_to_save or self.evaluation_due or is_due:
+            self.state.evaluation_due = self.schedule.evaluates_after(self.step)
+            ends_epoch = self.schedule.ends_epoch(self.step)
+            is_due = self.checkpoints.is_due(self.step, ends_epoch=ends_epoch)
+            if self.should_stop or self.is_time_to_save or self.state.evaluation_due or is_due:
                 self.read_sums()
-            if self.evaluation_due and not self.should_stop:
+            if self.state.evaluation_due and not self.should_stop:
                 self.evaluate()
             at_end = self.is_at_end()
             if self.should_stop or self.is_best or self.is_time_to_save or at_end or is_due:
                 self.save()
         self.ahead.close()
-        if self.step > self.measured:
+        if self.step > self.phases.measured:
             self.end_phase("train")
-        finished = self.is_at_end() and not self.evaluation_due
+        finished = self.is_at_end() and not self.state.evaluation_due
         if not finished:
             self.request_continuation()
         return finished
@@ -212,22 +199,22 @@ class Trainer:
         predictions = before.on_device()[PREDICTIONS].float()
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
-            self.beat("train")
+            self.phases.beat("train")
             last = number == len(batches)
             loss = self.engine.forward(batch, last=last) / predictions
             self.engine.backward(loss, last=last)
             summed += loss.detach()
         self.totals = self.add_up(summed, self.step + 1)
-        lr = self.rate()
+        lr = self.schedule.rate(self.step)
         norm = self.engine.step(lr)
         self.statistics.agree()
-        self.warm |= {"train"}
-        self.step += 1
+        self.phases.known.add("train")
+        self.state.step += 1
         self.read_sums()
         counts = before.read()
         values = {
             "step": self.step,
-            "epoch": self.epoch(),
+            "epoch": self.schedule.epoch(self.step),
             "loss": math.nan,
             "lr": lr,
             "grad_norm": math.nan,
@@ -236,7 +223,7 @@ class Trainer:
             ),
             "memory_gib": peak_memory(self.device),
         }
-        self.unsettled = Unsettled(values, self.totals, HostValue(vector(norm)), summed)
+        self.pending = PendingStep(values, self.totals, HostValue(vector(norm)), summed)
 
     def add_up(self, summed: torch.Tensor, next_step: int) -> Totals:
         """Starts the sums over the ranks after a step's last backward.
@@ -259,9 +246,9 @@ class Trainer:
         Raises:
             StageError: on every rank: the loss is not finite, or too many gradients were not.
         """
-        if self.unsettled is None:
+        if self.pending is None:
             return
-        step, self.unsettled = self.unsettled, None
+        step, self.pending = self.pending, None
         loss, stops, saves, *_ = step.totals.read()
         (norm,) = step.norm.read()
         self.should_stop = self.should_stop or stops > 0
@@ -270,11 +257,6 @@ class Trainer:
         if not math.isfinite(loss):
             self.check_finite("loss", loss, step.summed.item(), step=step.values["step"])
         self.check_skipped(norm, step.values["step"])
-
-    def beat(self, phase: str) -> None:
-        """Writes a heartbeat. The first use of a compiled phase may take as long as a start."""
-        self.memory.look()
-        self.heartbeat.beat("start" if self.config.compile and phase not in self.warm else phase)
 
     def check_skipped(self, norm: float, step: int) -> None:
         """Prints which step had a gradient that is not finite; ends a run that has too many in a
@@ -324,65 +306,29 @@ class Trainer:
         batches = [self.task.collate(store.rows([s.index for s in part]), part) for part in parts]
         return Load.of(batches, self.task, self.device)
 
-    def rate(self) -> float:
-        """This step's learning rate."""
-        schedule = self.config.schedule
-        warmup = warmup_steps(schedule.warmup, self.num_steps)
-        decay = warmup_steps(schedule.decay, self.num_steps)
-        return rate(
-            schedule.name, self.config.optimizer.lr, warmup, self.num_steps, self.step, decay
-        )
-
-    def epoch(self) -> float:
-        """How many epochs are done."""
-        return self.step * self.plan.total / len(self.order)
-
-    def is_evaluation_time(self) -> bool:
-        """Whether to evaluate now: after every `evaluation.every`, and at the end."""
-        every = self.config.evaluation.every
-        if self.step == self.num_steps:
-            return True
-        return self.ends_epoch() if every == "epoch" else self.step % every == 0
-
-    def ends_epoch(self) -> bool:
-        """Whether an epoch ended in the step before."""
-        before, now = (
-            (step * self.plan.total) // len(self.order) for step in (self.step - 1, self.step)
-        )
-        return now > before
-
     def ends_early(self) -> bool:
         """Whether `evaluation.patience` is used up."""
         patience = self.config.evaluation.patience
-        return patience is not None and self.without_gain >= patience
+        return patience is not None and self.state.without_gain >= patience
 
     def is_at_end(self) -> bool:
         """Whether no step is left to make."""
-        return self.step >= self.num_steps or self.ends_early()
+        return self.step >= self.schedule.num_steps or self.ends_early()
 
     def note_loss(self, loss: float) -> None:
         """Counts the evaluations without a lower loss; prints when there are too many."""
-        if self.lowest is None or loss < self.lowest:
-            self.lowest, self.lowest_step, self.without_gain = loss, self.step, 0
-            return
-        self.without_gain += 1
-        if self.ends_early() and self.step < self.num_steps:
+        state = self.state
+        state.note_loss(loss)
+        if self.ends_early() and self.step < self.schedule.num_steps:
             self.observer.say(
                 f"the run ends early: no lower validation loss in "
-                f"{human_count(self.without_gain, 'evaluation')} since step {self.lowest_step} "
-                f"({self.lowest:.4f})  (evaluation.patience)"
+                f"{human_count(state.without_gain, 'evaluation')} since step {state.lowest_step} "
+                f"({state.lowest:.4f})  (evaluation.patience)"
             )
 
     def end_phase(self, phase: str) -> None:
-        """Logs the most memory of any rank in the phase that ends here. All ranks call it.
-
-        Checkpoints count to the phase that follows them, so mostly to `train`.
-        """
-        mine = self.memory.end()
-        each = self.ranks.gather(mine)
-        most = {f"{phase}_{where}_gib": max(one[where] for one in each) for where in mine}
-        self.observer.memory({"step": self.step, "epoch": self.epoch(), **most})
-        self.measured = self.step
+        """Logs the most memory of any rank in a phase. All ranks call it."""
+        self.phases.end(phase, self.step, self.schedule.epoch(self.step))
 
     def evaluate(self) -> None:
         """Evaluates on the validation split.
@@ -390,26 +336,28 @@ class Trainer:
         A stop signal ends the evaluation early. Then a resumed run evaluates first.
         """
         store = self.stores.get("validation")
-        self.evaluation_due = store is not None
+        self.state.evaluation_due = store is not None
         if store is None:
             return
-        if self.step > self.measured:
+        if self.step > self.phases.measured:
             self.end_phase("train")
 
         def should_stop() -> bool:
-            self.beat("evaluate")
+            self.phases.beat("evaluate")
             return self.stop.received is not None
 
         found = evaluate(
             self.task, self.engine, store, self.ranks, self.plan.micro, should_stop, self.device
         )
-        self.warm |= {"evaluate"}
+        self.phases.known.add("evaluate")
         self.should_stop = self.should_stop or found is None
         if found is not None:
-            self.evaluation_due = False
+            self.state.evaluation_due = False
             self.end_phase("evaluate")
-            self.heartbeat.beat("save")
-            self.observer.validation({"step": self.step, "epoch": self.epoch(), **found})
+            self.phases.heartbeat.beat("save")
+            self.observer.validation(
+                {"step": self.step, "epoch": self.schedule.epoch(self.step), **found}
+            )
             self.check_finite("validation loss", found["validation_loss"], step=self.step)
             self.note_loss(found["validation_loss"])
             self.is_best = self.checkpoints.mark_best(self.step, found["validation_loss"])
@@ -417,9 +365,9 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint."""
         began = time.monotonic()
-        self.heartbeat.beat("save")
+        self.phases.heartbeat.beat("save")
         self.observer.flush()  # a run that resumes from it needs the lines of its steps
-        self.checkpoints.save(self.engine, self.state())
+        self.checkpoints.save(self.engine, self.state)
         self.is_best = self.is_time_to_save = False
         self.observer.say(f"checkpoint step-{self.step} ({time.monotonic() - began:.1f} s)")
 
@@ -439,11 +387,11 @@ class Trainer:
         """
         if self.was_finished:
             self.observer.say(
-                f"finished already: step {self.step} of {self.num_steps}; "
+                f"finished already: step {self.step} of {self.schedule.num_steps}; "
                 f"the model is in {self.folder.model}"
             )
             return
-        self.heartbeat.beat("export")
+        self.phases.heartbeat.beat("export")
         self.observer.flush()
         chosen = self.checkpoints.load_best(self.engine, self.step)
         lora = self.config.lora
@@ -461,7 +409,7 @@ class Trainer:
             lines = read_metrics(self.folder.metrics)
             card = model_card(self.config, self.inputs, self.plan, record, lines, self.origin)
             export(self.task.model, weights, lora, self.companions, card, self.folder.model)
-            early = self.step < self.num_steps
+            early = self.step < self.schedule.num_steps
             note_export(self.folder, self.step, early=early, weights=chosen)
         self.ranks.barrier()
         self.observer.say(f"model exported to {self.folder.model}")
@@ -471,21 +419,3 @@ class Trainer:
         it is exported.
         """
         return self.folder.model.is_dir() and exported(self.folder).get(EXPORTED) == self.step
-
-    def state(self) -> TrainingState:
-        """What a resumed run must know."""
-        plan = self.plan
-        constant = signature(self.config, self.inputs, self.data, plan.total)
-        engine, due = self.config.engine.name, self.evaluation_due
-        return TrainingState(
-            self.step,
-            plan.world_size,
-            plan.zero,
-            plan.precision,
-            constant,
-            due,
-            engine,
-            self.lowest,
-            self.lowest_step,
-            self.without_gain,
-        )

@@ -27,7 +27,7 @@ from runner.job.plan import TrainingPlan, check_step, decide, num_steps
 from runner.job.shapes import Device, shape_of
 from runner.launch.environment import MEETING_FILE, RankEnvironment
 from runner.processes import threads_variable
-from runner.run_folder.checkpoints import newest_first
+from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
 from runner.training.components.batch_norm import RunningStatistics
@@ -45,8 +45,10 @@ from runner.training.components.throughput import StepClock
 from runner.training.engines import make_engine
 from runner.training.loop import Trainer
 from runner.training.out_of_memory import explain, is_out_of_memory
+from runner.training.reporting import Phases
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
+from runner.training.schedule import Schedule
 from runner.training.tasks import task_named
 
 
@@ -148,6 +150,14 @@ def start(
     clock = StepClock.of(
         config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
     )
+    state = TrainingState(
+        step=0,
+        world_size=plan.world_size,
+        zero=plan.zero,
+        precision=plan.precision,
+        signature=signature(config, inputs, key, plan.total),
+        engine=config.engine.name,
+    )
     return Trainer(
         config=config,
         inputs=inputs,
@@ -157,17 +167,16 @@ def start(
         engine=engine,
         ranks=ranks,
         stores=stores,
-        data=key,
         order=order,
         checkpoints=Checkpoints(folder.checkpoints, config.checkpoint, ranks, observer.say),
         observer=observer,
         statistics=RunningStatistics(task.module),
         stop=stop,
-        heartbeat=heartbeat,
         device=device,
-        num_steps=steps,
+        schedule=Schedule(config, steps, plan.total, len(order)),
+        state=state,
         clock=clock,
-        memory=memory,
+        phases=Phases(observer, heartbeat, memory, ranks, config.compile),
         companions=companions,
         origin=origin,
     )

@@ -26,13 +26,13 @@ def measuring(checkpoint: Path | None) -> Callable[[Trainer], None]:
         trainer.observer.begin(0)
         trainer.observer.say(f"  {trainer.task.note}")
         if checkpoint is not None:
-            trainer.step = _load(trainer, checkpoint).step
+            trainer.state.step = _load(trainer, checkpoint).step
         trainer.end_phase("load")
         trainer.evaluate()
         trainer.ahead.close()
         trainer.observer.flush()
         trainer.ranks.barrier()
-        if trainer.evaluation_due:
+        if trainer.state.evaluation_due:
             raise stopped()
 
     return work
@@ -50,7 +50,7 @@ def _load(trainer: Trainer, checkpoint: Path) -> TrainingState:
         raise DamageError(
             f"{checkpoint}: {problem}.", "Evaluate another one: --checkpoint step-N, or best."
         )
-    now = trainer.state()
+    now = trainer.state
     same = {key: now.signature[key] for key in _OF_TRAINING if key in now.signature}
     check_resumable(replace(found, signature={**found.signature, **same}), now, checkpoint)
     trainer.engine.load(checkpoint)
