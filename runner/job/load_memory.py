@@ -40,12 +40,13 @@ def peak_at_load(
     if config.quantization is not None:  # each rank reads and quantises, weight by weight
         return ranks * (largest + (_model(config, shape, plan) if is_host else 0))
     on_way = largest * (ranks if is_host else 1)
+    moves = plan.offload != "none" and plan.zero == 3  # weights stay beside the GPU
     made = 0
     if config.model.init == "scratch":
         made = 4 * shape.num_parameters
     elif config.lora is not None:  # rank 0 converts them all, then adds the matrices
         made = int(frozen_bytes(config, shape)) + 4 * (shape.num_trained or 0)
-    return on_way + max(made, _kept(config, shape, plan, ranks) if is_host or _moves(plan) else 0)
+    return on_way + max(made, _kept(config, shape, plan, ranks) if is_host or moves else 0)
 
 
 def check_at_load(
@@ -87,11 +88,6 @@ def _offloaded(config: RunConfig, shape: ModelShape, plan: TrainingPlan, ranks: 
     whole = model_state(config, shape, 0, 1)
     moved = whole - model_state(config, shape, plan.zero, 1, plan.offload)
     return moved * ranks // plan.world_size
-
-
-def _moves(plan: TrainingPlan) -> bool:
-    """Returns whether weights stay in the host's memory beside a GPU."""
-    return plan.offload != "none" and plan.zero == 3
 
 
 def _kept(config: RunConfig, shape: ModelShape, plan: TrainingPlan, ranks: int) -> int:

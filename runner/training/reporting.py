@@ -42,5 +42,5 @@ class Phases:
         mine = self.memory.end()
         each = self.ranks.gather(mine)
         most = {f"{phase}_{where}_gib": max(one[where] for one in each) for where in mine}
-        self.observer.memory({"step": step, "epoch": epoch, **most})
+        self.observer.write({"step": step, "epoch": epoch, **most})
         self.measured = step

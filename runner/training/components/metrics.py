@@ -287,7 +287,7 @@ class Observer:
         """Logs one optimizer step."""
         if not self._active:
             return
-        self._write(values)
+        self.write(values)
         if self._bar is not None:
             self._bar.set_postfix(
                 loss=f"{values['loss']:.4f}",
@@ -317,23 +317,19 @@ class Observer:
 
     def validation(self, values: Mapping[str, Any]) -> None:
         """Logs one evaluation."""
-        if self._active:
-            self._write(values)
-            measures = "  ".join(
-                f"{name.removeprefix('validation_')} {value:.4f}"
-                for name, value in values.items()
-                if name.startswith("validation_")
-            )
-            self.say(f"step {values['step']}/{self._num_steps}  validation {measures}")
+        self.write(values)
+        measures = "  ".join(
+            f"{name.removeprefix('validation_')} {value:.4f}"
+            for name, value in values.items()
+            if name.startswith("validation_")
+        )
+        self.say(f"step {values['step']}/{self._num_steps}  validation {measures}")
 
-    def memory(self, values: Mapping[str, Any]) -> None:
-        """Logs the most memory of a phase."""
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Logs a line."""
         if self._active:
-            self._write(values)
-
-    def _write(self, values: Mapping[str, Any]) -> None:
-        assert self._logs is not None, "`begin` comes first"
-        self._logs.write(values)
+            assert self._logs is not None, "`begin` comes first"
+            self._logs.write(values)
 
     def flush(self) -> None:
         """Waits until everything is written: a checkpoint needs the lines of its steps.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
+from huggingface_hub import ModelCardData
 
 from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS
@@ -42,9 +42,8 @@ def model_card(
         metrics: the objects of its `metrics.jsonl`.
         origin: how an earlier run made the first weights.
     """
-    head = yaml.safe_dump(_metadata(config, inputs, origin), sort_keys=False, allow_unicode=True)
     parts = [
-        f"---\n{head}---\n\n# {config.name}",
+        f"---\n{_metadata(config, inputs, origin)}\n---\n\n# {config.name}",
         f"{_origin(config, inputs.model)} Trained by `runner train` of Airlift, which also wrote "
         "this card.",
         "## How to load it\n\n" + _loading(config, inputs.model),
@@ -59,33 +58,27 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> dict[str, Any]:
-    """The metadata for the Hub. It names only repositories of the Hub."""
+def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> str:
+    """The metadata for the Hub, as YAML. It names only repositories of the Hub."""
     adapter = config.lora is not None and not config.lora.merge
-    found: dict[str, Any] = {"library_name": "peft" if adapter else "transformers"}
-    if inputs.model.commit and config.model.init != "scratch":
-        found |= {
-            "base_model": inputs.model.source,
-            "base_model_relation": "adapter" if adapter else "finetune",
-        }
-    if names := list(dict.fromkeys(data.source for data in inputs.datasets if data.commit)):
-        found["datasets"] = names
-    # `stage show` prints it where the model is staged again.
-    made = {
-        "run": config.name,
-        "bundle": inputs.bundle_id,
-        "made_from": [
-            f"{what}: {text.replace('`', '')}" for what, text in _sources(config, inputs, origin)
-        ],
-    }
-    found |= {"pipeline_tag": TASKS[config.task].pipeline, "tags": ["airlift", config.task]}
-    return found | {"airlift": made}
-
-
-def _sources(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The first weights and the data, each with its commit."""
-    rows = [(what, text) for what, text, _ in _provenance(config, inputs, origin)]
-    return ((what, text) for what, text in rows if what not in ("bundle", "validation data"))
+    has_base = inputs.model.commit and config.model.init != "scratch"
+    relation = "adapter" if adapter else "finetune"
+    # `stage show` prints the first weights and the data where the model is staged again.
+    sources = [
+        f"{what}: {text.replace('`', '')}"
+        for what, text, _ in _provenance(config, inputs, origin)
+        if what not in ("bundle", "validation data")
+    ]
+    data = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        base_model=inputs.model.source if has_base else None,
+        base_model_relation=relation if has_base else None,
+        datasets=list(dict.fromkeys(d.source for d in inputs.datasets if d.commit)) or None,
+        pipeline_tag=TASKS[config.task].pipeline,
+        tags=["airlift", config.task],
+        airlift={"run": config.name, "bundle": inputs.bundle_id, "made_from": sources},
+    )
+    return data.to_yaml()
 
 
 def _origin(config: RunConfig, model: ModelInput) -> str:
