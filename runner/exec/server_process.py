@@ -9,7 +9,6 @@ streams.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -29,12 +28,12 @@ def serve_beside(serve: Callable[[], None], afterwards: Callable[[], None]) -> N
         serve: serves until its process ends. What it prints to stderr comes to ours.
         afterwards: called in the server's process when the program has ended.
     """
-    program = _Watched(os.getpid())
+    program = os.getpid()
+    born = birth_time(program)  # a program keeps it when it becomes another
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child:
-        program.close()
         os.waitpid(child, 0)
         return
     # If this child returned, it would run the caller's code a second time.
@@ -42,13 +41,13 @@ def serve_beside(serve: Callable[[], None], afterwards: Callable[[], None]) -> N
         # A new session: Ctrl-C is for the program, which may read a file while it cleans up.
         os.setsid()
         if not os.fork():
-            _supervise(serve, program, afterwards)
+            _supervise(serve, lambda: is_alive(program, born), afterwards)
     finally:
         os._exit(0)
 
 
 def _supervise(
-    serve: Callable[[], None], program: _Watched, afterwards: Callable[[], None]
+    serve: Callable[[], None], runs: Callable[[], bool], afterwards: Callable[[], None]
 ) -> None:
     # Slurm signals each process of a step, and the program has minutes to save.
     for number in _IGNORED:
@@ -59,28 +58,6 @@ def _supervise(
     os.dup2(2, 1)
     os.chdir("/")
     threading.Thread(target=serve, daemon=True).start()
-    while program.runs():
-        pass
-    afterwards()
-
-
-class _Watched:
-    """A process that may end, be killed, or become another program."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._born = pid, birth_time(pid)
-        try:
-            self._handle: int | None = os.pidfd_open(pid)  # type: ignore[attr-defined,unused-ignore]
-        except (AttributeError, OSError):  # no Linux, or one before 5.3
-            self._handle = None
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-
-    def runs(self) -> bool:
-        """Waits at most `LOOK_EVERY_S` for its end; whether it still runs then."""
-        if self._handle is not None:
-            return not select.select([self._handle], [], [], LOOK_EVERY_S)[0]
+    while runs():
         time.sleep(LOOK_EVERY_S)
-        return is_alive(self._pid, self._born)
+    afterwards()

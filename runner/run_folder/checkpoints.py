@@ -6,10 +6,9 @@ device; the ranks compare everything. Pure, except that it reads `state.json`.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +71,9 @@ def read_state(folder: Path) -> TrainingState:
         ValueError: it is not a state that this version knows.
     """
     try:
-        document = json.loads((folder / STATE).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{STATE}: {error}") from None
-    names = {field.name for field in dataclasses.fields(TrainingState)}
-    if not isinstance(document, dict) or set(document) - names:
-        raise ValueError(f"{STATE} is of another version")
-    try:
-        return TrainingState(**document)
-    except TypeError as error:
-        raise ValueError(f"{STATE} is of another version: {error}") from None
+        return TrainingState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{STATE} is damaged or of another version: {error}") from None
 
 
 def newest_first(checkpoints: Path) -> list[Path]:
@@ -126,16 +118,28 @@ def check_resumable(found: TrainingState, now: TrainingState, folder: Path) -> N
     Raises:
         UsageError: names the first difference, both values, and what to do.
     """
-    before = {**asdict(found), **found.signature}
-    after = {**asdict(now), **now.signature}
     _check_engine(found, now.engine, now.zero, folder)
     _check_ranks(found, now.engine, now.world_size, now.zero, folder)
-    for key in ("precision", *now.signature):
-        if before.get(key, after[key]) != after[key]:  # older versions did not record every key
-            raise _not_this_run(folder, key, before.get(key), after[key])
-    for key in MAY_BE_ABSENT:
-        if before.get(key) != after.get(key):
-            raise _not_this_run(folder, key, before.get(key), after.get(key))
+    _check_signature(found, now.precision, now.signature, folder)
+
+
+def _check_signature(
+    found: TrainingState,
+    precision: str,
+    now: Mapping[str, Any],
+    folder: Path,
+    data: Sequence[str] = (),
+) -> None:
+    before = {**found.signature, "precision": found.precision}
+    for key, value in {"precision": precision, **dict.fromkeys(MAY_BE_ABSENT), **now}.items():
+        if before.get(key) == value:
+            continue
+        if key == "data" and data:
+            raise UsageError(
+                f"{folder}: this checkpoint was made with {'; '.join(data)}.",
+                f"Use the same data, or {_START_AGAIN}.",
+            )
+        raise _not_this_run(folder, key, before.get(key), value)
 
 
 def _check_engine(found: TrainingState, engine: str, zero: int | None, folder: Path) -> None:
@@ -207,16 +211,8 @@ def check_before_launch(
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
     for folder, found in _readable(checkpoints):
-        if precision not in ("auto", found.precision):
-            raise _not_this_run(folder, "precision", found.precision, precision)
-        for key, value in now.items():
-            if found.signature.get(key, value) != value:
-                if key == "data" and data:
-                    raise _other_data(folder, data)
-                raise _not_this_run(folder, key, found.signature.get(key), value)
-        for key in MAY_BE_ABSENT:
-            if found.signature.get(key) != now.get(key):
-                raise _not_this_run(folder, key, found.signature.get(key), now.get(key))
+        known = found.precision if precision == "auto" else precision
+        _check_signature(found, known, now, folder, data)
         _check_engine(found, engine, None, folder)
         _check_ranks(found, engine, world_size, None, folder)
         if steps is not None:
@@ -254,13 +250,6 @@ def _readable(checkpoints: Path) -> Iterator[tuple[Path, TrainingState]]:
             yield folder, read_state(folder)
         except (OSError, ValueError):  # the ranks name it and skip it
             continue
-
-
-def _other_data(folder: Path, changed: Sequence[str]) -> UsageError:
-    return UsageError(
-        f"{folder}: this checkpoint was made with {'; '.join(changed)}.",
-        f"Use the same data, or {_START_AGAIN}.",
-    )
 
 
 def _not_this_run(folder: Path, key: str, before: object, after: object) -> UsageError:

@@ -31,7 +31,9 @@ class Columns:
                 column = self._columns[key] = array("d")
             if len(column) < len(self.steps):
                 column.extend([MISSING] * (len(self.steps) - len(column)))
-            column.append(value if type(value) is float else _as_float(value))
+            if type(value) is not float or not -NO_NUMBER < value < NO_NUMBER:
+                value = _as_float(value)
+            column.append(value)
         self.steps.append(line["step"])
         if line["step"] >= self.last.get("step", line["step"]):
             self.last = line
