@@ -307,8 +307,8 @@ def _describe_memory(
             f"model state per rank{by} on {ranks} ({describe_state(config, shape)}): {sizes}"
         )
     if plan is not None and device is not None:
-        engine = config.engine.name
-        engine = f"ZeRO stage {plan.zero}" if engine == "deepspeed" else engine
+        name = config.engine.name
+        engine = f"ZeRO stage {plan.zero}" if name == "deepspeed" else name
         found.lines.append(
             f"the memory fits: {device.name}, {human_size(device.memory)} per rank; "
             f"{plan.precision}, {engine}, micro batch {plan.micro}"

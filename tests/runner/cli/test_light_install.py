@@ -183,7 +183,7 @@ def test_no_mistake_in_the_light_install_shows_a_traceback(light: Path, home: Pa
 def test_the_light_install_checks_and_says_what_it_leaves_to_the_ranks(
     light: Path, home: Path
 ) -> None:
-    """Also with LoRA (a table of peft), FSDP (a model on torch's meta device), ds.json (hjson)."""
+    """Also with LoRA (a table of peft), FSDP, ds.json (hjson)."""
     fsdp = "runner check fsdp.yaml --bundle bundle --processes 2"
     lora = "runner check lora.yaml --bundle bundle"
     ds = f"{CHECK} --set engine.config=ds.json"

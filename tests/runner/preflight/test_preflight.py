@@ -120,15 +120,6 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"model": GPT2, "sequence_length": 32},
         ("no masked-lm model of type `gpt2`", "Set task: causal-lm"),
     ),
-    "a layer to wrap that the model cannot have": (
-        {"engine": {"name": "fsdp", "wrap": {"layer": "BertLayr"}}},
-        (
-            "engine.wrap",
-            "`tiny-bert` has no layer `BertLayr`",
-            "Did you mean `BertLayer`?",
-            "min_params: 1000000",
-        ),
-    ),
     "an unknown key": (
         {"epoch": 3},
         ("tiny.yaml:", "unknown key `epoch`", "Did you mean `epochs`?"),
