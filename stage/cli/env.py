@@ -152,7 +152,7 @@ def create(bundle: Path, asset: str, prefix: Path, quiet: bool) -> None:
       stage env create bundle train-env ~/envs/train
       sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train
     """
-    from stage.environment.image.create import create as create_environment
+    from stage.environment.check.node import create as create_environment
 
     with silent(if_=quiet):
         create_environment(bundle, asset, prefix)

@@ -1,8 +1,8 @@
-"""Whether this node can run the environments of a bundle: `env-check.sh` says.
+"""Whether this node can run the environments of a bundle, and makes one: shell scripts do both.
 
-The checks are shell scripts, because the Python of most clusters is too old for anything else. They
-are in `stage/templates`, need only `sh`, and print for people; the exit code is the answer. The
-same scripts travel in the bundle, for nodes without `stage`.
+The Python of most clusters is too old for anything else. The scripts are in `stage/templates`, need
+only `sh`, and print for people; the exit code is the answer. They also travel in the bundle, for
+nodes without `stage`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from pathlib import Path
 
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
-from stage.errors import DamageError, IncompleteError, UsageError
+from stage.digests import hash_file
+from stage.errors import DamageError, IncompleteError, StageError, UsageError
+from stage.lock.model import LockedAsset
 
 PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"
 CHECK = PROBE.with_name("env-check.sh")
+_BOOTSTRAP = "bootstrap.sh"
 
 
 def run_script(script: Path, *arguments: str | Path) -> int:
@@ -49,18 +52,13 @@ def check_environments(
         IncompleteError: the check script failed.
     """
     bundle = Bundle.open(bundle_path)
-    there = [locked.name for locked in bundle.lock.assets.values() if locked.kind == "environment"]
-    if asset is not None and bundle.asset(asset).kind != "environment":
-        raise UsageError(
-            f"{bundle_path}: `{asset}` is a {bundle.asset(asset).kind}, not an environment.",
-            f"Its environments: {', '.join(there) or 'none'}.",
-        )
+    there = [_of(bundle, asset).name] if asset is not None else _environments(bundle)
     if not there:
         raise UsageError(
             f"{bundle_path}: there is no environment in this bundle.", "stage show lists what is."
         )
     codes = set()
-    for name in [asset] if asset else there:
+    for name in there:
         folder = bundle.asset_path(name).absolute()
         if not (folder / "env.json").is_file():
             problem = f"{folder / 'env.json'} is missing."
@@ -75,3 +73,47 @@ def check_environments(
             )
         codes.add(code)
     return codes == {0}
+
+
+def create(root: Path, name: str, prefix: Path) -> None:
+    """Creates the environment `name` of the bundle at `prefix`, by its `bootstrap.sh`. No network.
+
+    The script is compared with `stage.lock` first; it compares the image. A failure leaves no
+    files.
+
+    Raises:
+        UsageError: no such environment.
+        DamageError: its script differs from the fetched one.
+        StageError: the message, remedy and exit code of `bootstrap.sh`.
+    """
+    bundle = Bundle.open(root)
+    asset = _of(bundle, name)
+    script = (root / asset.folder).absolute() / _BOOTSTRAP
+    locked = [file.sha256 for file in asset.files if file.path == f"{asset.folder}/{_BOOTSTRAP}"]
+    if not script.is_file() or hash_file(script).sha256 not in locked:
+        raise DamageError(
+            f"{root}: {asset.folder}/{_BOOTSTRAP} is missing, or is not the file that was fetched. "
+            "Nothing was created.",
+            remedy_for_damage(root),
+        )
+    done = subprocess.run(
+        ["/bin/sh", script, prefix.absolute()], stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        message, _, remedy = done.stderr.strip().partition("\n  -> ")
+        code = done.returncode if done.returncode in (1, 2, 5) else 5
+        raise StageError(message, remedy, exit_code=code)
+
+
+def _environments(bundle: Bundle) -> list[str]:
+    return [asset.name for asset in bundle.lock.assets.values() if asset.kind == "environment"]
+
+
+def _of(bundle: Bundle, name: str) -> LockedAsset:
+    asset = bundle.asset(name)
+    if asset.kind != "environment":
+        raise UsageError(
+            f"{bundle.root}: `{name}` is a {asset.kind}, not an environment.",
+            f"Its environments: {', '.join(_environments(bundle)) or 'none'}.",
+        )
+    return asset

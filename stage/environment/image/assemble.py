@@ -21,33 +21,14 @@ from stage.digests import hash_file
 from stage.environment.check.needs import Needs
 from stage.environment.image import image
 from stage.environment.image.case import folder_that_keeps_case
-from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
+from stage.environment.image.own_wheel import airlift_wheel
 from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.profile import MACHINES
-from stage.errors import UsageError
 from stage.installation import DISTRIBUTION
 
 SCRIPTS = ("env-check.sh", "env-probe.sh", "node-local.sh")
 IMAGE, ENV, BOOTSTRAP = "image.tar.gz", "env.json", "bootstrap.sh"
 FILES = (IMAGE, ENV, BOOTSTRAP, *SCRIPTS)
-
-
-def check_holds_airlift(lock: EnvironmentLock, where: str) -> None:
-    """Checks that a lock has the requirements of airlift, before anything is downloaded.
-
-    Without them `stage` does not start on the cluster.
-
-    Raises:
-        UsageError: with the requirements to add.
-    """
-    packages = [(package.name, package.version) for package in lock.packages]
-    if unmet := unmet_requirements(packages, lock.python, lock.platform):
-        raise UsageError(
-            f"{where}: `stage` and `runner` will be in the environment, and the lock does not meet "
-            f"their requirements: {', '.join(unmet)}.",
-            "stage env lock adds them; with another tool, add them to the pip section and lock "
-            "again.",
-        )
 
 
 def assemble(

@@ -8,7 +8,6 @@ compress members of 8 MiB. `gzip -d` reads them as one file.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -23,7 +22,6 @@ from typing import Any
 
 from stage.environment.image import relocate
 from stage.errors import IncompleteError, UsageError
-from stage.installation import install_command
 from stage.sandbox import isolated
 
 FORMAT = 1
@@ -34,21 +32,6 @@ DATE = 1_700_000_000  # mtime of each file; modules compiled on the cluster reco
 _MEMBER = 8 << 20
 _LEVEL = 4  # 6 is a third slower and 3 % smaller
 _DISK_BLOCK = 4096
-
-
-def check_tools() -> None:
-    """Checks, before any download, that what lays out and packs an environment is installed.
-
-    Raises:
-        UsageError: a library of the extra `env` is not.
-    """
-    tools = {"rattler": "py-rattler", "installer": "installer", "deflate": "deflate"}
-    for module, name in tools.items():
-        if importlib.util.find_spec(module) is None:
-            raise UsageError(
-                f"{name} is not installed here, and making an environment needs it.",
-                install_command("laptop"),
-            )
 
 
 def lay_out(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from importlib import metadata
 from importlib.util import find_spec
@@ -21,12 +21,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.errors import UsageError
 from stage.installation import DISTRIBUTION, install_command
 from stage.version import __version__
 
 PACKAGES = ("runner", "stage")
-_DATE = (1980, 1, 1, 0, 0, 0)  # zip knows no earlier one
 _TAG = "py3-none-any"
 _FILE_NAME = DISTRIBUTION.replace("-", "_")  # as in the names of wheels and dist-info folders
 _FROM_METADATA = ("METADATA", "entry_points.txt", "top_level.txt")
@@ -64,26 +64,36 @@ def write_wheel(wheel: Path, files: Mapping[str, bytes], record: str) -> None:
             encoded = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest())
             digest = encoded.rstrip(b"=").decode()
             lines.append(f"{name},sha256={digest},{len(files[name])}\n")
-            archive.writestr(_entry(name), files[name])
-        archive.writestr(_entry(record), "".join([*lines, f"{record},,\n"]))
+            archive.writestr(zipfile.ZipInfo(name), files[name])  # of 1980
+        archive.writestr(zipfile.ZipInfo(record), "".join([*lines, f"{record},,\n"]))
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, _DATE)
-    entry.create_system = 3  # the mode below is a Unix one
-    entry.external_attr = 0o100644 << 16
-    return entry
+def check_holds_airlift(lock: EnvironmentLock, where: str) -> None:
+    """Checks that a lock has the requirements of airlift, before anything is downloaded.
+
+    Without them `stage` does not start on the cluster.
+
+    Raises:
+        UsageError: with the requirements to add.
+    """
+    packages = {canonicalize_name(package.name): package.version for package in lock.packages}
+    if unmet := unmet_requirements(packages, lock.python, lock.platform):
+        raise UsageError(
+            f"{where}: `stage` and `runner` will be in the environment, and the lock does not meet "
+            f"their requirements: {', '.join(unmet)}.",
+            "stage env lock adds them; with another tool, add them to the pip section and lock "
+            "again.",
+        )
 
 
-def unmet_requirements(locked: Iterable[tuple[str, str]], python: str, platform: str) -> list[str]:
+def unmet_requirements(versions: Mapping[str, str], python: str, platform: str) -> list[str]:
     """The requirements of airlift that a lock does not meet, in pip's notation.
 
     Args:
-        locked: (name, version) of every locked package.
+        versions: normalised name of every locked package -> its version.
         python: version of the environment's interpreter, `3.10.13`.
         platform: conda's name, `linux-64`.
     """
-    versions = {canonicalize_name(name): version for name, version in locked}
     target: dict[str, str | AbstractSet[str]] = {
         **{key: str(value) for key, value in default_environment().items()},
         "python_version": ".".join(python.split(".")[:2]),

@@ -6,7 +6,6 @@ temporary folder, on a file with the conda half only. It gets an executable, so 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,24 +27,14 @@ from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError, PolicyError, StageError, UsageError
-from stage.installation import install_command
 from stage.progress import Reporter
 from stage.sandbox import isolated
 
 EXECUTABLES = ("micromamba", "mamba", "conda")
 
 
-@dataclass(frozen=True)
-class Solver:
-    """The program that solves the conda half.
-
-    Attributes:
-        executable: a conda, mamba or micromamba; None: py-rattler.
-        reason: the reason for the choice, for the user.
-    """
-
-    executable: Path | None
-    reason: str
+Solver = tuple[Path | None, str]
+"""A conda, mamba or micromamba, or None for py-rattler; and the reason for the choice."""
 
 
 def choose_solver(asked: str | None, environment: Mapping[str, str]) -> Solver:
@@ -60,15 +48,15 @@ def choose_solver(asked: str | None, environment: Mapping[str, str]) -> Solver:
         found = shutil.which(asked, path=path)
         if found is None:
             raise UsageError(f"--conda {asked}: no such program.", "Give its path, or omit it.")
-        return Solver(Path(found).absolute(), f"{found}, as --conda says")
+        return Path(found).absolute(), f"{found}, as --conda says"
     for variable in ("MAMBA_EXE", "CONDA_EXE"):
         if (named := environment.get(variable)) and os.access(named, os.X_OK):
-            return Solver(Path(named).absolute(), f"{named}, as ${variable} says")
+            return Path(named).absolute(), f"{named}, as ${variable} says"
     for name in EXECUTABLES:
         if found := shutil.which(name, path=path):
-            return Solver(Path(found).absolute(), f"{found}, on your PATH")
+            return Path(found).absolute(), f"{found}, on your PATH"
     *names, last = EXECUTABLES
-    return Solver(None, f"py-rattler: there is no {', '.join(names)} or {last} here")
+    return None, f"py-rattler: there is no {', '.join(names)} or {last} here"
 
 
 def lock_conda(
@@ -87,15 +75,9 @@ def lock_conda(
         kept: packages of an earlier lock, kept where that is possible.
 
     Raises:
-        UsageError: no solution, with the solver's message; or conda-lock is not installed.
+        UsageError: no solution, with the solver's message.
         IncompleteError: a channel cannot be reached.
     """
-    for module, name in (("conda_lock", "conda-lock"), ("rattler", "py-rattler")):
-        if importlib.util.find_spec(module) is None:
-            raise UsageError(
-                f"{name} is not installed here, and locking an environment needs it.",
-                install_command("laptop"),
-            )
     asked = {dependency.name: dependency.text for dependency in spec.conda}
     asked.setdefault("pip", "pip")  # `conda-lock install` needs it for the other half
     if kept := _answering(asked, list(kept)):
@@ -150,7 +132,7 @@ def _solve(
         source.chmod(0o600)
         subdirs = {profile.platform: {"packages": profile.virtual_packages()}}
         virtual.write_text(yaml.safe_dump({"subdirs": subdirs}))
-        executable = solver.executable or write_lookalike(folder)
+        executable = solver[0] or write_lookalike(folder)
         command = isolated("conda_lock", "lock", "--conda", str(executable), "--file", str(source))
         command += ["--platform", profile.platform, "--lockfile", str(lock)]
         command += ["--virtual-package-spec", str(virtual)]

@@ -31,7 +31,6 @@ _METADATA = re.compile(
     r"(?:\.dist-info/METADATA|(?:-py[0-9.]+)?\.egg-info(?:/PKG-INFO)?)$"
 )
 _AT_ONCE = 16
-_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -110,18 +109,15 @@ def _ask(asked: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 async def _answer(asked: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     import rattler
 
-    client = rattler.Client.default_client()
+    client = rattler.Client.default_client()  # it tries again by itself
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(question: Mapping[str, Any]) -> dict[str, Any]:
         async with gate:
-            for last_chance in range(_TRIES):
-                try:
-                    return await _look(client, question["url"], question["read"])
-                except Exception as error:  # noqa: BLE001 - py-rattler raises many kinds
-                    if last_chance == _TRIES - 1:
-                        return {"problem": " ".join(str(error).split()), "url": question["url"]}
-        raise AssertionError
+            try:
+                return await _look(client, question["url"], question["read"])
+            except Exception as error:  # noqa: BLE001 - py-rattler raises many kinds
+                return {"problem": " ".join(str(error).split()), "url": question["url"]}
 
     answers = dict(zip(asked, await asyncio.gather(*map(one, asked.values())), strict=True))
     return next((a for a in answers.values() if "problem" in a), answers)
@@ -141,10 +137,5 @@ async def _look(client: Any, url: str, read: list[str]) -> dict[str, Any]:
     return {"paths": sorted(path for path in paths if _METADATA.search(path)), "texts": decoded}
 
 
-def _child() -> int:
-    print(json.dumps(asyncio.run(_answer(json.load(sys.stdin)))))
-    return 0
-
-
 if __name__ == "__main__":
-    run_and_exit(_child)
+    run_and_exit(lambda: print(json.dumps(asyncio.run(_answer(json.load(sys.stdin))))))

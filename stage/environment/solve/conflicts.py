@@ -32,21 +32,17 @@ def conda_conflict(message: str, spec: EnvironmentSpec, profile: Profile) -> Usa
     Args:
         message: the message of rattler, libmamba or conda.
     """
-    hints = [text for name, text in _machine(profile).items() if re.search(rf"\b{name}\b", message)]
+    cuda = f"the driver of {profile.name} has CUDA {profile.cuda}"
+    machine = {
+        "__cuda": cuda if profile.cuda else f"{profile.name} has no GPU",
+        "__glibc": f"{profile.name} has glibc {profile.glibc}",
+    }
+    hints = [f"`{k}`: {text}" for k, text in machine.items() if re.search(rf"\b{k}\b", message)]
     hint = f"{'; '.join(hints)}. Ask for versions that such a node runs." if hints else ""
     return UsageError(
         f"{spec.path}: the conda packages conflict on {profile.name}:\n{message.strip()}",
         hint or f"Loosen or drop one of them in {spec.path}.",
     )
-
-
-def _machine(profile: Profile) -> Mapping[str, str]:
-    """Virtual package -> a description of it on the cluster."""
-    cuda = f"`__cuda`: the driver of {profile.name} has CUDA {profile.cuda}"
-    return {
-        "__cuda": cuda if profile.cuda else f"`__cuda`: {profile.name} has no GPU",
-        "__glibc": f"`__glibc`: {profile.name} has glibc {profile.glibc}",
-    }
 
 
 def uv_conflict(
@@ -67,17 +63,14 @@ def uv_conflict(
     if ours := [text for text in own_requirements if _name(text) in named]:
         notes.append(f"airlift, which is in every environment, requires {', '.join(ours)}.")
     listed = [f"`{r.text}` ({r.place})" for r in spec.pip.requirements if r.name in named][:6]
+    # uv's hints are about options of uv that the user cannot set here.
+    said = re.split(r"\n\s*\n?hint:", message)[0].strip()
     one = f"one of: {', '.join(listed)}" if listed else f"one of them in {spec.path}"
     return UsageError(
-        f"{spec.path}: the Python packages conflict:\n{_without_hints(message)}",
+        f"{spec.path}: the Python packages conflict:\n{said}",
         " ".join([*notes, f"Loosen or drop {one}."]),
     )
 
 
 def _name(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
-
-
-def _without_hints(message: str) -> str:
-    """Cuts uv's hints, which are about options of uv that the user cannot set here."""
-    return re.split(r"\n\s*\n?hint:", message)[0].strip()

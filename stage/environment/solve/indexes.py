@@ -115,30 +115,21 @@ def _pip_configuration(environment: Mapping[str, str]) -> dict[str, str]:
     return {**by_scope["global"], **by_scope["install"], **by_scope[":env:"]}
 
 
-@dataclass(frozen=True)
-class AuthenticatedUrl:
-    """A URL, perhaps with a channel's token in it, and `user:password`. Never shown."""
+def private_address(url: str, spec_path: Path) -> tuple[str, str | None]:
+    """The URL to fetch a package from, perhaps with a channel's token in it, and `user:password`.
 
-    url: str
-    login: str | None = None
-
-    def __repr__(self) -> str:
-        return f"AuthenticatedUrl({without_secrets(self.url)!r})"
-
-
-def private_address(url: str, spec_path: Path) -> AuthenticatedUrl:
-    """The URL to fetch a package from; the locked one if the environment file is not here.
+    It is the locked one if the environment file is not here. Never to be shown.
 
     Raises:
         UsageError: the file cannot be read, or names a variable that is not set.
     """
     known = _read(spec_path)
     if known is None:
-        return AuthenticatedUrl(url)
+        return url, None
     asked = address_to_ask(url, *known)
     login, parts = userinfo(asked), urlsplit(asked)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    return AuthenticatedUrl(bare, unquote(login) if login else None)
+    return bare, unquote(login) if login else None
 
 
 @lru_cache

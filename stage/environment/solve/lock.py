@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
@@ -36,14 +36,6 @@ from stage.progress import Reporter
 
 OLDEST_PYTHON = (3, 10)
 """airlift itself is in every environment."""
-
-
-@dataclass(frozen=True)
-class LockOutcome:
-    """A lock, and whether this run changed it."""
-
-    lock: EnvironmentLock
-    changed: bool
 
 
 def own_requirements() -> tuple[str, ...]:
@@ -90,7 +82,7 @@ def lock_environment(
     updates: Sequence[str] = (),
     conda: str | None = None,
     write: bool = True,
-) -> LockOutcome:
+) -> tuple[EnvironmentLock, bool]:
     """Makes the lock, or finds that the existing one still matches.
 
     Args:
@@ -98,6 +90,9 @@ def lock_environment(
         updates: names of packages that may move to newer versions.
         conda: a conda, mamba or micromamba to solve with; None: chosen, with its reason printed.
         write: False: nothing is written, and only the changes are printed.
+
+    Returns:
+        The lock, and whether this run changed it.
 
     Raises:
         StageError: a spec that cannot be read, cannot be solved, or would not run on the cluster;
@@ -122,7 +117,7 @@ def lock_environment(
     if before is not None and not updates and answers(before, spec, profile):
         reporter.note(f"{path}: still matches {spec.path} and {profile.path}; unchanged")
         _check_fit(before.packages, profile, spec, reporter)
-        return LockOutcome(before, changed=False)
+        return before, False
     lock = _resolve(spec, profile, before, path, updates, solver, reporter)
     _check_fit(lock.packages, profile, spec, reporter)
     text = lock.to_yaml()
@@ -134,7 +129,7 @@ def lock_environment(
     counts = [human_count(len(lock.of(half)), f"{half} package") for half in ("conda", "pip")]
     done = "unchanged" if not changed else "written" if write else "would be written"
     reporter.note(f"{path}: {done}: {', '.join(counts)}")
-    return LockOutcome(lock, changed)
+    return lock, changed
 
 
 def _check_updates(
@@ -169,7 +164,7 @@ def _resolve(
     own = own_requirements()
     conda_packages = before.of("conda") if before and answers(before, spec, profile) else []
     if not conda_packages or moving & {p.name for p in conda_packages}:
-        reporter.note(f"conda packages: solved by {solver.reason}")
+        reporter.note(f"conda packages: solved by {solver[1]}")
         kept_conda = [p for p in kept if p.manager == "conda"]
         conda_packages = lock_conda(spec, profile, solver, kept_conda, reporter)
     indexes = choose_indexes(spec.pip, os.environ)

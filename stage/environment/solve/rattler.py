@@ -130,14 +130,14 @@ def _action(record: Any) -> dict[str, Any]:
     }
 
 
-def run_and_exit(child: Callable[[], int]) -> NoReturn:
+def run_and_exit(child: Callable[[], int | None]) -> NoReturn:
     """Runs the work of a child process and ends at once, with the status that it returns.
 
     py-rattler's runtime is not shut down.
     """
     status = 1
     try:
-        status = child()
+        status = child() or 0
     except Exception:  # noqa: BLE001 - the parent process reads the traceback
         traceback.print_exc()
     sys.stdout.flush()

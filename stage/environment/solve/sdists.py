@@ -54,9 +54,11 @@ def build_wheel(
     )
     with tempfile.TemporaryDirectory(prefix="airlift-build-") as folder:
         pins = Path(folder, "build-constraints.txt")
+        lines = choose_indexes(PipSection(), os.environ).lines
+        options = [part for line in lines for part in line.split(" ", 1)]
         pins.write_text("".join(f"{pin}\n" for pin in BUILD_TOOLS), encoding="utf-8")
         command = [find_uv(), "build", "--wheel", "--no-config", "--python", sys.executable]
-        command += [*_index_options(), "--build-constraints", str(pins)]
+        command += [*options, "--build-constraints", str(pins)]
         command += ["--out-dir", f"{folder}/out", str(sdist.absolute())]
         done = subprocess.run(
             command, env={**uv_environment(os.environ), **SETTINGS}, capture_output=True, cwd=folder
@@ -76,12 +78,6 @@ def build_wheel(
         built = out / wheel.name
         built.write_bytes(wheel.read_bytes())
     return built
-
-
-def _index_options() -> list[str]:
-    """uv's options for the index that the user has configured for uv or pip."""
-    lines = choose_indexes(PipSection(), os.environ).lines
-    return [part for line in lines for part in line.split(" ", 1)]
 
 
 def _the_one(wheels: list[Path], package: Package, sdist: Path, target: Target) -> Path:

@@ -345,13 +345,7 @@ _HEADER = """\
 class _Dumper(yaml.SafeDumper):
     """SafeDumper that also quotes numbers of YAML 1.2, such as `1e5` in a digest."""
 
-    def ignore_aliases(self, data: object) -> bool:
-        return True
 
-
-_Dumper.yaml_implicit_resolvers = {
-    k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()
-}
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?[0-9][0-9_.]*[eE][-+]?[0-9]+$"),

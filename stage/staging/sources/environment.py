@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stage.digests import FileDigests, hash_file, sha256_of_bytes
-from stage.environment.image.assemble import FILES, assemble, check_holds_airlift
-from stage.environment.image.image import check_tools
+from stage.environment.image.assemble import FILES, assemble
+from stage.environment.image.own_wheel import check_holds_airlift
 from stage.environment.image.try_imports import check_imports
 from stage.environment.solve.advice import Target
 from stage.environment.solve.indexes import private_address
@@ -29,6 +29,7 @@ from stage.environment.spec.conda_lock import (
 from stage.environment.spec.profile import MACHINES, Profile
 from stage.errors import DamageError, IncompleteError, UsageError, suggest_relative
 from stage.files import human_count
+from stage.installation import check_libraries
 from stage.lock.model import (
     Ingredient,
     LockedAsset,
@@ -45,6 +46,7 @@ from stage.staging.sources.url import download_of
 from stage.threads import together
 
 _AT_ONCE = 8
+_TOOLS = ("conda-lock", "py-rattler", "uv", "packaging", "installer", "deflate")
 MADE_BY = "environment"
 
 
@@ -73,11 +75,11 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
             PolicyError: as for `EnvironmentLock.parse`.
             IncompleteError: an index or a channel cannot be reached.
         """
+        check_libraries("making an environment", *_TOOLS)
         text = self._matching_lock()
         profile = Profile.load(self._profile) if self._profile else None
         lock = EnvironmentLock.parse(text, str(self._lock), profile.platform if profile else None)
         check_holds_airlift(lock, str(self._lock))
-        check_tools()
         sizes = together(self._size, lock.packages, _AT_ONCE)
         asset = self.new_asset("environment", Source("environment", self.request.environment))
         own = LockedFile(
@@ -118,11 +120,11 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
             reporter.note(f"{what}: {lock} was made by another tool, and is used unchanged")
         elif self._profile is not None:
             write = not self.run.options.dry_run
-            made = lock_environment(
+            made, changed = lock_environment(
                 spec, self._profile, reporter=reporter, output=lock, write=write
             )
-            if made.changed:
-                return made.lock.to_yaml()
+            if changed:
+                return made.to_yaml()
         elif not lock.is_file():
             raise UsageError(
                 f"{what}: there is no {lock}, and no `profile` to make it for.",
@@ -144,8 +146,8 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
                 raise UsageError(f"{what}: {path} is not there.", "Lock the environment again.")
             return path.stat().st_size
         download = download_of(what, Ingredient(package.url, None, None), None, what)
-        asked = private_address(package.url, self._spec)
-        size, _ = self.run.downloader.probe(replace(download, url=asked.url, login=asked.login))
+        url, login = private_address(package.url, self._spec)
+        size, _ = self.run.downloader.probe(replace(download, url=url, login=login))
         if size is None:
             raise IncompleteError(
                 f"{what}: the server does not say how large it is.", "Try a mirror."
@@ -193,8 +195,8 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
                 f"PACKAGE, then: {update}"
             )
             return bring_local(_local(file.origin), file.at(""), target, progress, remedy)
-        asked = private_address(file.origin, self._spec)
-        download = replace(download_of(self.name, file, None), url=asked.url, login=asked.login)
+        url, login = private_address(file.origin, self._spec)
+        download = replace(download_of(self.name, file, None), url=url, login=login)
         return self.run.downloader.fetch(download, target, progress)
 
     def input_name(self, origin: str) -> str:

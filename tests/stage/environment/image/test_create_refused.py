@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stage.digests import sha256_of_bytes
-from stage.environment.image.create import create
+from stage.environment.check.node import create
 from stage.errors import StageError, UsageError
 from stage.lock.model import LockedFile
 from stage.staging.sources.files import bring_local

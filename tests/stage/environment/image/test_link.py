@@ -10,13 +10,16 @@ import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
+from stage.cli import main
 from stage.environment.image import image, shebang
 from stage.environment.image.assemble import bootstrap
 from stage.environment.image.case import folder_that_keeps_case
@@ -332,13 +335,21 @@ def test_bootstrap_says_so_before_it_unpacks(
     assert done.returncode == 1 and "is on a disk that ignores case" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("rattler", "py-rattler"), ("installer", "installer")]
-)
-def test_a_tool_that_is_not_installed_is_named_before_anything_is_downloaded(
-    monkeypatch: pytest.MonkeyPatch, module: str, name: str
+@pytest.mark.parametrize("name", ["py-rattler", "installer"])
+def test_a_tool_that_is_not_installed_is_named_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=f"{name} is not installed here") as told:
-        image.check_tools()
-    assert "laptop" in told.value.remedy
+    real = metadata.version
+
+    def version(wanted: str) -> str:
+        if wanted == name:
+            raise metadata.PackageNotFoundError(wanted)
+        return real(wanted)
+
+    (tmp_path / "m.yaml").write_text("format: 1\nassets:\n  e: {environment: environment.yml}\n")
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(main, ["fetch", "m.yaml", "-o", "bundle"])
+    assert said.exit_code == 2
+    assert f"making an environment needs {name} (not installed)" in said.stderr
+    assert "laptop" in said.stderr

@@ -9,6 +9,8 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from stage import __version__
 from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
 
@@ -56,10 +58,11 @@ def test_pip_installs_it_and_it_starts(tmp_path: Path) -> None:
 
 
 def test_a_lock_without_what_airlift_needs_is_told_what_to_add() -> None:
-    everything = [
-        (distribution.name, distribution.version) for distribution in metadata.distributions()
-    ]
+    everything = {
+        canonicalize_name(distribution.name): distribution.version
+        for distribution in metadata.distributions()
+    }
     assert unmet_requirements(everything, "3.11.7", "linux-64") == []
-    without = [(name, version) for name, version in everything if name.lower() != "click"]
+    without = {name: version for name, version in everything.items() if name != "click"}
     assert unmet_requirements(without, "3.11.7", "linux-64") == ["click>=8.0"]
-    assert unmet_requirements([*without, ("click", "7.0")], "3.11.7", "linux-64") == ["click>=8.0"]
+    assert unmet_requirements({**without, "click": "7.0"}, "3.11.7", "linux-64") == ["click>=8.0"]
