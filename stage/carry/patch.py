@@ -175,7 +175,9 @@ def _write(
             for file in files:
                 source, target = bundle.root / file.path, patch / "data" / file.path
                 digests[f"data/{file.path}"] = str(file.sha256)
-                if copy_hashed(source, target, file.size, progress).sha256 != file.sha256:
+                if not source.is_file() or (
+                    copy_hashed(source, target, file.size, progress).sha256 != file.sha256
+                ):
                     raise _damaged_here(source)
         (patch / "data").mkdir(parents=True, exist_ok=True)
         for name, text in tags.items():

@@ -270,8 +270,9 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _number(text: str) -> float:
     number = float(text)
-    if math.isinf(number):
-        raise _Ambiguous(f"{text[:40]} is more than a float64 holds")
+    if math.isinf(number) or (number == 0 and re.match("-?[0.]*[1-9]", text)):
+        size = "less" if number == 0 else "more"
+        raise _Ambiguous(f"{text[:40]} is {size} than a float64 holds")
     return number
 
 

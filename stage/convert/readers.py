@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -25,20 +24,6 @@ from stage.paths import printable
 
 HUGGINGFACE = b"huggingface"  # the key of `datasets` in the metadata of a schema
 _ROWS = 10_000  # per batch
-
-
-class _Reader(Protocol):
-    def add(self, name: str, path: Path) -> pa.Schema:
-        """Reads a file for the first time; returns the columns of all files so far."""
-        ...
-
-    def rows(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of a file that was added, with the types of `schema`."""
-        ...
-
-    def notes(self) -> Iterable[str]:
-        """What users should know about the types."""
-        ...
 
 
 class Table:
@@ -75,8 +60,9 @@ class Table:
                 for column in schema.names:
                     first_with.setdefault(column, name)
         mistakes.check(what)
-        for line in self._reader.notes():
-            note(line)
+        if isinstance(self._reader, CsvReader | JsonReader):
+            for line in self._reader.notes():
+                note(line)
         self.schema = pa.schema(map(_null_as_text, schema), metadata=schema.metadata)
         if unfit := first_unfit(self.schema):
             column, problem = unfit
@@ -131,7 +117,9 @@ def _null_as_text(field: pa.Field) -> pa.Field:
     return pa.field(field.name, pa.string()) if pa.types.is_null(field.type) else field
 
 
-def _reader(how: str, separator: str | None, scratch: Path) -> _Reader:
+def _reader(
+    how: str, separator: str | None, scratch: Path
+) -> CsvReader | JsonReader | _TextReader | _ArrowReader:
     if how == "csv":
         return CsvReader(separator, scratch)
     if how in ("json", "jsonl"):
@@ -151,9 +139,6 @@ class _TextReader:
             texts = (line.removesuffix("\n") for line in stream)
             while rows := list(islice(texts, _ROWS)):
                 yield pa.record_batch([pa.array(rows, pa.string())], schema=schema)
-
-    def notes(self) -> Iterable[str]:
-        return ()
 
 
 class _ArrowReader:
@@ -182,9 +167,6 @@ class _ArrowReader:
         for batch in self._batches(path):
             table = pa.Table.from_batches([batch]).select(schema.names)
             yield from table.cast(schema).to_batches()
-
-    def notes(self) -> Iterable[str]:
-        return ()
 
     def _schema_of(self, path: Path) -> pa.Schema:
         with _open_arrow(path) as (schema, _):

@@ -55,7 +55,7 @@ def assemble(
         IncompleteError: py-rattler or installer failed.
     """
     wheels = [files[package.url] for package in lock.of("pip")]
-    conda = {files[package.url]: package.url for package in lock.of("conda")}
+    conda = [files[package.url] for package in lock.of("conda")]
     with folder_that_keeps_case(out) as work:
         root = work / "root"
         if not any(canonicalize_name(package.name) == DISTRIBUTION for package in lock.of("pip")):

@@ -15,7 +15,7 @@ import re
 import subprocess
 import tarfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,11 @@ _DISK_BLOCK = 4096
 def lay_out(
     root: Path,
     *,
-    conda: Mapping[Path, str],
+    conda: Iterable[Path],
     wheels: list[Path],
     platform: str,
 ) -> dict[str, Any]:
     """Links packages into `root`, a new folder, with the child process `link`.
-
-    Args:
-        conda: file -> URL.
 
     Returns:
         The result of `Linking.run`.
@@ -59,7 +56,7 @@ def lay_out(
         "cache": str(cache),
         "placeholder": PLACEHOLDER,
         "platform": platform,
-        "conda": {str(path): url for path, url in sorted(conda.items())},
+        "conda": sorted(map(str, conda)),
         "wheels": [str(path) for path in sorted(wheels, key=lambda wheel: wheel.name)],
     }
     done = subprocess.run(
@@ -137,20 +134,15 @@ def _on_disk(size: int) -> int:
 def _relocations(root: Path) -> dict[str, Any]:
     """Path -> kind of the file and the regions with the placeholder.
 
-    The kind comes from conda; a file that conda does not know is binary if it has a NUL.
+    A file is binary if it has a NUL: conda-build's own rule.
     """
     placeholder = PLACEHOLDER.encode()
-    modes: dict[str, str] = {}
-    for record in (root / "conda-meta").glob("*.json"):
-        for entry in json.loads(record.read_bytes())["paths_data"]["paths"]:
-            modes[entry["_path"]] = entry.get("file_mode")
     relocations: dict[str, Any] = {}
     for relative in sorted(relocate.walk(str(root))):
         path = root / relative
         if path.is_symlink() or placeholder not in (content := path.read_bytes()):
             continue
-        guess = "binary" if b"\0" in content else "text"
-        kind = modes.get(relative) or guess
+        kind = "binary" if b"\0" in content else "text"
         regions = relocate.find_regions(content, placeholder, is_binary=kind == "binary")
         relocations[relative] = {"kind": kind, "at": regions}
     return relocations

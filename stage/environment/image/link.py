@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,8 +30,6 @@ from rattler import install as link_packages
 from stage.environment.image import shebang
 from stage.environment.image.relocate import walk
 from stage.paths import collisions
-
-_VOLATILE = ("package_tarball_full_path", "extracted_package_dir", "link", "requested_specs")
 
 
 class Refused(Exception):
@@ -48,7 +45,7 @@ class Linking:
         cache: the folder for unpacked packages, on the same disk.
         placeholder: the text in the files that stands for the prefix.
         platform: conda's name, `linux-64`.
-        conda: file of each conda package -> its URL, which the environment records.
+        conda: file of each conda package.
         wheels: files, in the order of installation.
         notes: messages for the user.
     """
@@ -57,7 +54,7 @@ class Linking:
     cache: Path
     placeholder: str
     platform: str
-    conda: Mapping[str, str]
+    conda: list[str]
     wheels: list[str]
     notes: list[str] = field(default_factory=list)
 
@@ -70,13 +67,13 @@ class Linking:
         """
         asyncio.run(self._link_conda())
         records = sorted((self.root / "conda-meta").glob("*.json"))
-        metas = [self._canonical_record(path) for path in records]
+        metas = [self._take_record(path) for path in records]
         python = next(meta for meta in metas if meta["name"] == "python")
         minor = ".".join(python["version"].split(".")[:2])
         default = f"lib/python{minor}/site-packages"
         site_packages = self.root / (python.get("python_site_packages_path") or default)
         (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
-        (self.root / "conda-meta/history").write_bytes(b"")
+        (self.root / "conda-meta/history").write_bytes(b"")  # `conda activate` looks for it
         for wheel in self.wheels:
             self._install(Path(wheel), site_packages, f"python{minor}")
         self._start_scripts()
@@ -97,31 +94,16 @@ class Linking:
             alternative_target_prefix=self.placeholder,
         )
 
-    def _canonical_record(self, path: Path) -> dict[str, Any]:
-        """Removes this machine's data from a `conda-meta` record; returns it."""
+    def _take_record(self, path: Path) -> dict[str, Any]:
+        """Reads and deletes a `conda-meta` record, which has this machine's paths and dates."""
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         file = meta["fn"]
         if file.rsplit("-", 2)[:2] != [meta["name"], meta["version"]]:
             raise Refused(f"{file}: inside it is {meta['name']} {meta['version']}")
-        url = next(url for path, url in self.conda.items() if Path(path).name == file)
-        for key in _VOLATILE:
-            meta.pop(key, None)
-        entries = meta["paths_data"]["paths"]
-        for entry in entries:
-            if entry.get("prefix_placeholder") or entry["path_type"] == "unix_python_entry_point":
-                # They depend on the prefix.
-                for key in ("sha256", "sha256_in_prefix", "size_in_bytes"):
-                    entry.pop(key, None)
-        meta["files"] = sorted(name for name in meta["files"] if not _is_bytecode(name))
-        meta["paths_data"]["paths"] = sorted(
-            (entry for entry in entries if not _is_bytecode(entry["_path"])),
-            key=lambda entry: str(entry["_path"]),
-        )
         for name in meta["files"]:
             if re.fullmatch(r"bin/\..*-post-link\.sh", name):
                 self.notes.append(f"{file}: its post-link script is not run ({name})")
-        meta["url"], meta["channel"] = url, url.rsplit("/", 2)[0]
-        _replace(path, (json.dumps(meta, indent=1, sort_keys=True) + "\n").encode())
+        path.unlink()
         return meta
 
     def _start_scripts(self) -> None:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from stage.bundle.bundle import Bundle
-from stage.convert.pickled_weights import Fault, convert_file, convert_pickles
-from stage.errors import PolicyError, UsageError
+from stage.convert.pickled_weights import convert_file, convert_pickles
+from stage.errors import DamageError, PolicyError, StageError, UsageError
 from tests.support.staging import MODEL, Laptop, model_files
 
 
@@ -92,15 +92,15 @@ class _Evil:
         return os.system, ("touch EVIL",)
 
 
-REFUSED: dict[str, tuple[bytes, str]] = {
-    "code": (pickled({"a": torch.ones(1), "b": _Evil()}), "policy"),
-    "code in the old format": (pickled(_Evil(), _use_new_zipfile_serialization=False), "policy"),
-    "a module": (pickled(torch.nn.Linear(1, 1)), "policy"),
-    "no tensors": (pickled({"a": 1}), "damage"),
-    "a list": (pickled([torch.ones(1)]), "damage"),
-    "nothing": (b"", "damage"),
-    "torn": (pickled(state())[:-500], "damage"),
-    "sparse": (pickled({"a": torch.eye(2).to_sparse()}), "damage"),
+REFUSED: dict[str, tuple[bytes, type[StageError]]] = {
+    "code": (pickled({"a": torch.ones(1), "b": _Evil()}), PolicyError),
+    "code in the old format": (pickled(_Evil(), _use_new_zipfile_serialization=False), PolicyError),
+    "a module": (pickled(torch.nn.Linear(1, 1)), PolicyError),
+    "no tensors": (pickled({"a": 1}), DamageError),
+    "a list": (pickled([torch.ones(1)]), DamageError),
+    "nothing": (b"", DamageError),
+    "torn": (pickled(state())[:-500], DamageError),
+    "sparse": (pickled({"a": torch.eye(2).to_sparse()}), DamageError),
 }
 
 
@@ -111,9 +111,9 @@ def test_a_pickle_of_anything_but_tensors_is_refused(
     monkeypatch.chdir(tmp_path)
     data, kind = REFUSED[name]
     Path("x.bin").write_bytes(data)
-    with pytest.raises(Fault, match=r"x\.bin") as caught:
+    with pytest.raises(kind, match=r"x\.bin") as caught:
         convert_file("x.bin", "x.bin", "x.safetensors")
-    assert caught.value.answer["kind"] == kind and caught.value.answer["remedy"]
+    assert caught.value.remedy
     assert not Path("EVIL").exists() and not Path("x.safetensors").exists()
 
 
@@ -122,9 +122,10 @@ def test_what_the_child_refuses_is_an_error_with_its_exit_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        PolicyError, match=r"m\.yaml:3: `x`: pytorch_model\.bin: the pickle holds more"
-    ):
+        StageError, match=r"m\.yaml:3: `x`: pytorch_model\.bin: the pickle holds more"
+    ) as caught:
         converted(tmp_path, {"pytorch_model.bin": REFUSED["code"][0]})
+    assert caught.value.exit_code == 3
     assert not Path("EVIL").exists()
 
 

@@ -102,10 +102,7 @@ def laid(tmp_path_factory: pytest.TempPathFactory) -> Laid:
     write_wheel(wheel, files, "tools-1.0.dist-info/RECORD")
     (folder / "bin").mkdir()
     (folder / "bin/outside").write_text(image.PLACEHOLDER)
-    conda = {
-        write_package(folder / "channel", package): f"https://x.example/{package.stem}"
-        for package in packages
-    }
+    conda = [write_package(folder / "channel", package) for package in packages]
     answer: dict[str, Any] = image.lay_out(
         folder / "root", conda=conda, wheels=[wheel], platform="linux-64"
     )
@@ -173,7 +170,7 @@ def test_py_rattlers_start_goes_whole_in_either_form(second: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Path, str], list[Path]]:
+def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Path]]:
     """Packages and wheels with names that differ only in case, or the form of an accent.
 
     As ncurses has terminfo, perl `HEAD`, and some wheels a module of each spelling.
@@ -235,7 +232,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Path, str], li
     write_wheel(wheel, files, "mods-1.0.dist-info/RECORD")
     written = [write_package(folder / "channel", package) for package in packages]
     old = _as_tar_bz2(written.pop(2), folder)
-    return {path: f"https://x.example/linux-64/{path.name}" for path in (*written, old)}, [wheel]
+    return [*written, old], [wheel]
 
 
 def _as_tar_bz2(package: Path, folder: Path) -> Path:
@@ -256,7 +253,7 @@ def _as_tar_bz2(package: Path, folder: Path) -> Path:
 
 
 def _environment(
-    folder: Path, twins: tuple[dict[Path, str], list[Path]]
+    folder: Path, twins: tuple[list[Path], list[Path]]
 ) -> tuple[str, bytes, dict[str, Any]]:
     """Its tree digest, its image, what was said of it."""
     conda, wheels = twins
@@ -300,7 +297,7 @@ def test_a_laptop_whose_disk_ignores_case_lays_it_out_on_another(
 
 @pytest.mark.fuse
 def test_on_a_cluster_a_disk_that_ignores_case_is_refused_by_name(
-    twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
+    twins: tuple[list[Path], list[Path]], tmp_path: Path
 ) -> None:
     """Where the folder is the environment, no file can be moved aside."""
     (tmp_path / "here").mkdir()
@@ -321,7 +318,7 @@ def test_on_a_cluster_a_disk_that_ignores_case_is_refused_by_name(
 
 @pytest.mark.fuse
 def test_bootstrap_says_so_before_it_unpacks(
-    twins: tuple[dict[Path, str], list[Path]], tmp_path: Path
+    twins: tuple[list[Path], list[Path]], tmp_path: Path
 ) -> None:
     _, packed, answer = _environment(tmp_path, twins)
     facts = json.loads((tmp_path / "root/.airlift/env.json").read_bytes())
