@@ -16,7 +16,7 @@ import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
 from scripts.lib.conda.channel import index as index_channel
-from stage.environment.image.assemble import check_holds_airlift
+from stage.environment.image.own_wheel import check_holds_airlift
 from stage.environment.solve.lock import own_requirements
 from stage.environment.spec.conda_lock import EnvironmentLock
 from tests.support.environment.pypi import Index, dynamic_sdist, sdist, serve_index, wheel
