@@ -34,13 +34,12 @@ def convert_pickles(pickles: Mapping[str, Path], out: Path, what: str) -> dict[s
         The new files: path below `out` -> the pickle it is made from. Shards get a new index too.
 
     Raises:
-        UsageError: torch or safetensors is not installed, or shards are missing.
+        UsageError: torch or safetensors is not installed.
         PolicyError: a pickle holds more than tensors.
         DamageError: not a weight file.
         IncompleteError: not enough memory or processes.
     """
     names = {path: _new_name(path) for path in sorted(pickles)}
-    _check_no_shard_missing(names, what)
     for name in names.values():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
     work = [[path, str(pickles[path]), str(out / name)] for path, name in names.items()]
@@ -72,20 +71,6 @@ def _new_name(path: str) -> str:
         + slash
         + (name.removeprefix("pytorch_") if name.startswith("pytorch_model") else name)
     )
-
-
-def _check_no_shard_missing(names: Mapping[str, str], what: str) -> None:
-    numbers: dict[tuple[str, int], set[int]] = {}
-    for name in names.values():
-        if match := _SHARD.fullmatch(name):
-            numbers.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (stem, total), found in numbers.items():
-        if missing := sorted(set(range(1, total + 1)) - found):
-            raise UsageError(
-                f"{what}: the repository lacks {len(missing)} of {total} weight files of {stem}, "
-                f"number {missing[0]} first.",
-                "The upload is incomplete: try another revision, or ask its owner.",
-            )
 
 
 def _write_indexes(

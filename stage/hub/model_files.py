@@ -69,7 +69,7 @@ _STEMS = ("model", "adapter_model", "diffusion_pytorch_model")
 _SHARD = re.compile(rf"((?:.*/)?(?:{'|'.join(_STEMS)}))-(\d{{5}})-of-(\d{{5}})\.safetensors")
 _INDEX = re.compile(rf"({'|'.join(_STEMS)})\.safetensors\.index\.json")
 _PICKLED = re.compile(
-    r"(pytorch_model|adapter_model|diffusion_pytorch_model)(-\d{5}-of-\d{5})?\.bin"
+    r"(pytorch_model|adapter_model|diffusion_pytorch_model)(?:-(\d{5})-of-(\d{5}))?\.bin"
 )
 
 
@@ -148,6 +148,7 @@ def select_model(
             found = _pickled_weights(inside)
             if not (allow_pickle and found):
                 _check_weights(inside, bool(found), what, is_top=not folder)
+            _check_no_shard_missing(map(_PICKLED.fullmatch, map(_name, found)), what)
             pickles += found
     return *_parted(files, {path: reasons.get(path, EXCLUDED) for path in paths}), pickles
 
@@ -193,19 +194,28 @@ def _weights(folder: str, kept: Iterable[str], what: str) -> set[str]:
     for stem in _STEMS:
         single = {p for p in inside if _name(p) == f"{stem}.safetensors"}
         shards = [m for p in inside if (m := _SHARD.fullmatch(p)) and _name(m[1]) == stem]
-        if shards and not single:
-            total = max(int(shard[3]) for shard in shards)
-            missing = set(range(1, total + 1)) - {int(shard[2]) for shard in shards}
-            if missing:
-                raise UsageError(
-                    f"{what}: {len(missing)} of {total} weight files are missing, number "
-                    f"{min(missing)} first: the others do not load without them.",
-                    "If a pattern of `exclude` takes it, remove that pattern; to train from "
-                    'scratch, exclude all weights: `exclude: ["*.safetensors"]`. Else the upload '
-                    "is incomplete: try another revision, or ask its owner.",
-                )
+        if not single:
+            _check_no_shard_missing(shards, what)
         chosen |= single or {shard[0] for shard in shards}
     return chosen or set(inside)
+
+
+def _check_no_shard_missing(matches: Iterable[re.Match[str] | None], what: str) -> None:
+    """Checks that of N shards all are there, by the groups 2 and 3 of their names' matches.
+
+    Raises:
+        UsageError: with the number of the first that is missing.
+    """
+    shards = [(int(match[2]), int(match[3])) for match in matches if match and match[2]]
+    total = max((total for _, total in shards), default=0)
+    if missing := set(range(1, total + 1)) - {number for number, _ in shards}:
+        raise UsageError(
+            f"{what}: {len(missing)} of {total} weight files are missing, number {min(missing)} "
+            "first: the others do not load without them.",
+            "If a pattern of `exclude` takes it, remove that pattern; to train from scratch, "
+            'exclude all weights: `exclude: ["*.safetensors", "*.bin"]`. Else the upload is '
+            "incomplete: try another revision, or ask its owner.",
+        )
 
 
 def _reason_against(path: str, by_folder: Mapping[str, set[str]]) -> str | None:
