@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 
@@ -22,9 +23,9 @@ def loads(data: bytes) -> Any:
     """
     value = json.loads(
         data.decode(),
-        object_pairs_hook=_each_key_once,
+        object_pairs_hook=each_key_once,
         parse_constant=_refuse_constant,
-        parse_float=_finite,
+        parse_float=held,
     )
     try:
         if b"\\u" in data:  # only an escape can be one; the search in a long text is slow
@@ -34,7 +35,8 @@ def loads(data: bytes) -> Any:
     return value
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `object_pairs_hook`: refuses a key that is twice in one mapping."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         seen: set[str] = set()
@@ -47,7 +49,10 @@ def _refuse_constant(name: str) -> NoReturn:
     raise Ambiguous(f"{name} is no number of JSON")
 
 
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):  # 1e999
-        raise Ambiguous(f"{text[:60]} is a number larger than any reader holds")
+def held(text: str) -> float:
+    """For `parse_float`: refuses what would become infinity (1e999) or zero (1e-999)."""
+    number = float(text)
+    if not math.isfinite(number) or (number == 0 and re.match(r"-?[0.]*[1-9]", text)):
+        size = "less" if number == 0 else "more"
+        raise Ambiguous(f"{text[:60]} is {size} than a float64 holds")
     return number

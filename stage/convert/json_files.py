@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from stage.convert.text_files import MAX_LINE, NotReadable, check_text, open_text
 from stage.files import human_size
+from stage.strict_json import Ambiguous, each_key_once, held
 
 _ROWS = 5_000  # per batch
 _READ = 1 << 20
@@ -239,7 +239,7 @@ class _Text:
                     self._pass(error.pos)
                     problem = error.msg
                 raise NotReadable(f"line {self.line}: not JSON: {problem}") from None
-            except _Ambiguous as error:
+            except Ambiguous as error:
                 raise NotReadable(f"the object that begins in line {self.line}: {error}") from None
             if end < len(self._text) or not self._read():  # a number may continue
                 self._pass(end)
@@ -255,25 +255,4 @@ class _Text:
         return bool(more)
 
 
-class _Ambiguous(Exception):
-    """Valid JSON that parsers read differently."""
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise _Ambiguous(f"the key {twice!r} is in one object twice")
-    return found
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if math.isinf(number) or (number == 0 and re.match("-?[0.]*[1-9]", text)):
-        size = "less" if number == 0 else "more"
-        raise _Ambiguous(f"{text[:40]} is {size} than a float64 holds")
-    return number
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_each_key_once, parse_float=_number)
+_DECODER = json.JSONDecoder(object_pairs_hook=each_key_once, parse_float=held)

@@ -30,15 +30,12 @@ class Target:
     machine: str
     torch: str | None = None
 
-    def released_wheel(self, name: str) -> str:
-        """A wheel's name as Dao-AILab and state-spaces release it; unknown parts in capitals."""
-        tag = "cp" + "".join(self.python.split(".")[:2])
-        torch = ".".join(self.torch.split(".")[:2]) if self.torch else "TORCH"
-        return f"{name}-VERSION+cu12torch{torch}cxx11abi...-{tag}-{tag}-linux_{self.machine}.whl"
-
 
 def _released(name: str, repository: str, conda: str | None, without: str, target: Target) -> str:
-    file = target.released_wheel(name.replace("-", "_"))
+    tag = "cp" + "".join(target.python.split(".")[:2])
+    torch = ".".join(target.torch.split(".")[:2]) if target.torch else "TORCH"
+    file = f"{name.replace('-', '_')}-VERSION+cu12torch{torch}cxx11abi...-{tag}-{tag}-linux_"
+    file += f"{target.machine}.whl"
     also = f"Or take conda-forge's `{conda}` with conda-forge's `pytorch`. " if conda else ""
     return (
         f"Its authors release wheels at https://github.com/{repository}/releases: find {file} "

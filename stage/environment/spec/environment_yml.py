@@ -21,6 +21,7 @@ from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import UsageError
 from stage.file_kinds import ENVIRONMENT
+from stage.lock.fields import YamlFields
 from stage.lock.yaml_lines import Lines, check_keys, reading_yaml
 
 HASH_FORMAT = 1
@@ -81,9 +82,17 @@ class EnvironmentSpec:
             with lines.mistakes:
                 check_keys(data, _KEYS, (), lines)
             conda, pip = _dependencies(data, lines)
-            channels: tuple[str, ...] = ()
-            with lines.mistakes:
-                channels = _channels(data, lines, variables)
+            channels = tuple(
+                expand(channel, variables, lines.place("channels", index))
+                for index, channel in enumerate(YamlFields(data, lines).texts("channels"))
+                if channel != "nodefaults"
+            )
+            if not channels:
+                with lines.mistakes:
+                    raise UsageError(
+                        f"{lines.place('channels')}: no channels.",
+                        "For example channels: [conda-forge]",
+                    )
             return EnvironmentSpec(
                 path=path,
                 name=str(data.get("name") or path.stem),
@@ -117,28 +126,6 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
         "compute_capability": profile.compute_capability,
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def _channels(
-    data: Mapping[str, Any], lines: Lines, variables: Mapping[str, str]
-) -> tuple[str, ...]:
-    value = data.get("channels")
-    value = [value] if isinstance(value, str) else value
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise UsageError(
-            f"{lines.place('channels')}: `channels` should be a list of channels.",
-            "For example channels: [conda-forge]",
-        )
-    found = tuple(
-        expand(channel, variables, lines.place("channels", index))
-        for index, channel in enumerate(value)
-        if channel != "nodefaults"
-    )
-    if not found:
-        raise UsageError(
-            f"{lines.place('channels')}: no channels.", "For example channels: [conda-forge]"
-        )
-    return found
 
 
 def _dependencies(

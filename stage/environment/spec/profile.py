@@ -102,7 +102,11 @@ class Profile:
             given = {key: value for key, value in data.items() if value is not None}
             for key in ("platform", "glibc"):
                 with lines.mistakes:
-                    _require(key, given, lines)
+                    if key not in given:
+                        raise UsageError(
+                            f"{lines.path}: `{key}` is missing.",
+                            "`stage env probe`, run on the cluster, prints a profile.",
+                        )
             fields = YamlFields(given, lines, remedy=how_to_get(PROFILE))
             return Profile(
                 path=path,
@@ -114,7 +118,7 @@ class Profile:
                 compute_capability=_version(fields, "compute_capability"),
                 gpu=fields.optional("gpu"),
                 mpi=fields.optional("mpi"),
-                modules=_modules(fields),
+                modules=fields.texts("modules"),
             )
 
 
@@ -139,21 +143,3 @@ def _version(fields: YamlFields, key: str) -> str | None:
             remedy = f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).'
             fields.wrong(key, "should be MAJOR.MINOR", remedy)
     return value
-
-
-def _modules(fields: YamlFields) -> tuple[str, ...]:
-    value = fields.data.get("modules") or []
-    with fields.lines.mistakes:
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            remedy = "For example modules: [nvidia/cuda/12.2]"
-            fields.wrong("modules", "should be a list of module names", remedy)
-        return tuple(value)
-    return ()
-
-
-def _require(key: str, given: Mapping[str, Any], lines: Lines) -> None:
-    if key not in given:
-        raise UsageError(
-            f"{lines.path}: `{key}` is missing.",
-            "`stage env probe`, run on the cluster, prints a profile.",
-        )

@@ -125,7 +125,8 @@ def test_what_cannot_be_locked_is_refused_with_its_line_and_the_fix(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("dependencies: [python]", "`channels` should be a list"),
+        ("dependencies: [python]", "no channels"),
+        ("channels: {c: d}\ndependencies: [python]", "`channels` should be a list of texts"),
         ("channels: [nodefaults]\ndependencies: [python]", ":1: no channels"),
         ("channels: [c]", "`dependencies` should be a list"),
         ("channels: [c]\ndependencies: [{python: 3.11}]", ":2: `python:` is no package"),

@@ -81,7 +81,7 @@ def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
         ('compute_capability: "8.0"\n', "", 5, "`cuda` without `compute_capability`"),
         ('compute_capability: "8.0"', 'compute_capability: "sm_80"', 6, "MAJOR.MINOR"),
         ("gpu: NVIDIA A800 80GB", "gpu: [a, b]", 7, "`gpu` should be text"),
-        ("modules: [nvidia/cuda/12.2]", "modules: nvidia/cuda/12.2", 9, "list of module names"),
+        ("modules: [nvidia/cuda/12.2]", "modules: {cuda: 12}", 9, "list of texts"),
         ("modules:", "module:", 9, "Did you mean `modules`?"),
     ],
 )
