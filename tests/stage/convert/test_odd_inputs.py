@@ -295,7 +295,9 @@ REFUSED: dict[str, Odd] = {
     "half of a character": Odd(rows(r'{"a": "\ud83d"}'), says=("half of a character", "line 1")),
     "1e400": Odd(rows('{"a": 1e400}'), says=("line 1: 1e400 is more than a float64 holds",)),
     "1e-400": Odd(rows('{"a": 0.0}', '{"a": 1e-400}'), says=("1e-400 is less than a float64",)),
-    "a key twice": Odd(rows('{"b": 1}', '{"a": 1, "a": 2}'), says=("line 2: `a` is written twice",)),
+    "a key twice": Odd(
+        rows('{"b": 1}', '{"a": 1, "a": 2}'), says=("line 2: `a` is written twice",)
+    ),
     "a comma too many": Odd(rows('{"b": 1}', '{"a": 1,}'), says=("line 2: not JSON",)),
     "single quotes": Odd(rows("{'a': 1}"), says=("line 1: not JSON",)),
     "an open string": Odd(rows('{"a": "x}', '{"a": "y"}'), says=("line 1: not JSON",)),
