@@ -14,8 +14,7 @@ from pathlib import Path
 from stage.environment.image.relocate import ignores_case
 from stage.errors import UsageError
 
-_DISK = ("hdiutil", "create", "-quiet", "-type", "SPARSE", "-size", "200g")
-_DISK += ("-fs", "Case-sensitive APFS", "-volname", "airlift")
+_CREATE = ["hdiutil", "create", "-quiet", "-type", "SPARSE", "-size", "200g", "-volname", "airlift"]
 
 
 @contextmanager
@@ -34,9 +33,9 @@ def folder_that_keeps_case(beside: Path) -> Iterator[Path]:
         file, mount = Path(name, "disk.sparseimage"), Path(name, "mount")
         mount.mkdir()
         try:
-            subprocess.run([*_DISK, file], check=True)
-            attach = ["hdiutil", "attach", "-quiet", "-nobrowse", "-mountpoint", mount, file]
-            subprocess.run(attach, check=True)
+            subprocess.run([*_CREATE, "-fs", "Case-sensitive APFS", file], check=True)
+            attach = ["hdiutil", "attach", "-quiet", "-nobrowse", "-mountpoint"]
+            subprocess.run([*attach, mount, file], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise UsageError(
                 f"{beside}: this disk ignores case, and so does {parent}; an environment has names "

@@ -76,7 +76,7 @@ def check_holds_airlift(lock: EnvironmentLock, where: str) -> None:
     Raises:
         UsageError: with the requirements to add.
     """
-    packages = {canonicalize_name(package.name): package.version for package in lock.packages}
+    packages = {str(canonicalize_name(p.name)): p.version for p in lock.packages}
     if unmet := unmet_requirements(packages, lock.python, lock.platform):
         raise UsageError(
             f"{where}: `stage` and `runner` will be in the environment, and the lock does not meet "
