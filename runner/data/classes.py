@@ -8,14 +8,17 @@ first training dataset's numbers are those of the model; `united` gives them to 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from runner.data.table import reading
+from runner.data.recipe import Recipe
+from runner.data.table import reading, row_of
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 
 NAMED = 5  # at most so many classes are named in a message
+FEW = 10  # of fewer texts, each can have a class of its own
+COLUMNS = "`stage show BUNDLE` lists the columns."
 LISTED, LONGEST = 8, 40  # at most so many where a store is described, and characters of each
 NOT_GIVEN = "Stage it again with null for such a label: these rows are left out."
 
@@ -30,6 +33,31 @@ class Classes(NamedTuple):
 
     names: list[str]
     kind: str
+
+    @property
+    def numbers(self) -> dict[Any, int]:
+        """Value of the column -> the number of its class."""
+        values = self.names if self.kind == "texts" else range(len(self.names))
+        return {value: number for number, value in enumerate(values)}
+
+
+def class_of(value: Any, numbers: Mapping[Any, int], split: SplitInput, row: int) -> int:
+    """Returns the number of a class.
+
+    Args:
+        value: as it is in the column.
+        numbers: of the known ones.
+        split, row: where it is, for the message.
+
+    Raises:
+        UsageError: it is no class.
+    """
+    if value not in numbers:
+        raise UsageError(
+            f"{row_of(split, row)}: label {value}; classes count from 0 to {len(numbers) - 1}.",
+            NOT_GIVEN,
+        )
+    return numbers[value]
 
 
 def is_blank(value: Any) -> bool:
@@ -60,6 +88,14 @@ def stated(split: SplitInput, column: str) -> list[str]:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return []
     return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def read_classes(recipe: Recipe) -> Classes:
+    """Finds the classes of a split. The errors are those of `classes_of`."""
+    data = recipe.dataset
+    column = data.tags if recipe.task == "token-classification" else data.label
+    is_limited = recipe.limit is not None and recipe.limit < recipe.split.rows
+    return classes_of(recipe.split, column, is_limited=is_limited)
 
 
 def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> Classes:
@@ -171,3 +207,29 @@ def united(train: Sequence[Classes], others: Sequence[Classes]) -> list[str]:
             "Choose another validation split, or `validation: null`.",
         )
     return names
+
+
+def doubt(recipe: Recipe, classes: Classes, dropped: int = 0) -> str:
+    """What is doubtful where nearly each text has a class of its own; empty: nothing.
+
+    The classes are those of all rows of the files, so they are compared with all of these rows.
+
+    Args:
+        recipe: what is read.
+        classes: those that were found.
+        dropped: rows that were left out.
+    """
+    import pyarrow.parquet as pq
+
+    if recipe.task != "text-classification" or classes.kind == "names":
+        return ""
+    texts = -dropped
+    for path in recipe.split.files:
+        with reading(path):
+            texts += pq.read_metadata(path).num_rows
+    if texts < FEW or len(classes.names) * 2 <= texts:
+        return ""
+    return (
+        f"split `{recipe.split.name}`: {len(classes.names)} classes in {texts} texts, nearly one "
+        f"for each: is `dataset.label: {recipe.dataset.label}` the right column?"
+    )

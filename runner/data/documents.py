@@ -8,7 +8,8 @@ frame. A document that is longer than a sequence continues in further sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,22 +36,20 @@ class Document(NamedTuple):
 
 
 def token_ids(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    empty: Callable[[int], None] = lambda number: None,
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
 ) -> Iterator[list[list[int]]]:
     """Yields lists of documents, each as token ids without special tokens, in the files' order.
 
     Args:
         recipe: what to read.
         tokenizer: of the model.
-        empty: called with the number of omitted texts: null, blank, or without any token.
+        tally: counts `empty` texts, which are omitted: null, blank, or without any token.
     """
     fast = fast_tokenizer(tokenizer)
     for number, encoded in read_ahead(_encoded(recipe, tokenizer, fast)):
         documents = encoded if fast is None else [encoding.ids for encoding in encoded]
         kept = [ids for ids in documents if ids]
-        empty(number - len(kept))
+        tally["empty"] += number - len(kept)
         yield kept
 
 

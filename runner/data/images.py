@@ -1,22 +1,15 @@
-"""Decodes images once, outside the ranks: parquet -> a memory-mapped store of uint8 pixels.
-
-A store is a folder `<key>/`: `pixels.bin` (uint8, shape (number, side, side, 3), red green blue),
-`labels.bin` (little-endian int64) and `store.json`. Images are stored decoded, so a rank needs no
-image library and no time to decode, and it can read any sample alone (docs/adr/0015).
-"""
+"""Decodes images once, outside the ranks: parquet -> squares of uint8 pixels."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
+from runner.data.classes import class_of, is_blank, listed, read_classes
 from runner.data.recipe import Recipe, image_side
-from runner.data.store import FACTS, unreadable_store
-from runner.data.table import columns, reading, row_of
+from runner.data.store import Facts, Sample
+from runner.data.table import columns, row_of
 from runner.errors import UsageError, human_count
 
 if TYPE_CHECKING:
@@ -24,179 +17,53 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-PIXELS, LABELS = "pixels.bin", "labels.bin"
 IMAGES_AT_ONCE = 100
-CHANNELS = 3
 ORIENTATION = 274  # number of the EXIF tag
 
 
-@dataclass(frozen=True)
-class ImageFacts:
-    """The content of an image store's `store.json`.
-
-    Attributes:
-        num_sequences: number of images.
-        side: pixels per side of the square.
-        num_classes: number of names if the dataset has them, else one more than the largest label.
-        class_names: of the labels 0, 1, ...; empty: the dataset has no names.
-        recipe: what was read, and how; its digest is the store's key.
-        dropped: omitted rows: the image or the label is null.
-    """
-
-    num_sequences: int
-    side: int
-    num_classes: int
-    class_names: list[str]
-    recipe: dict[str, Any]
-    dropped: int = 0
-
-    @property
-    def documents(self) -> str:
-        """Always `alone`: images are not packed."""
-        return "alone"
-
-
-class Picture(NamedTuple):
-    """One sample: pixels (uint8, shape (side, side, 3)) and its label."""
-
-    pixels: NDArray[np.uint8]
-    label: int
-
-
-class Pictures(NamedTuple):
-    """A batch: pixels (uint8, shape (number, side, side, 3)), labels (int64, shape (number,))."""
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-
-class ImageStore:
-    """An open store of images."""
-
-    def __init__(
-        self, folder: Path, facts: ImageFacts, pixels: NDArray[np.uint8], labels: NDArray[np.int64]
-    ) -> None:
-        self.folder, self.facts, self._pixels, self._labels = folder, facts, pixels, labels
-
-    @staticmethod
-    def open(folder: Path) -> ImageStore:
-        """Maps the files of a store into memory.
-
-        Raises:
-            DamageError: a file is missing or unreadable, or the files do not fit each other.
-        """
-        import numpy as np
-
-        try:
-            facts = ImageFacts(**json.loads((folder / FACTS).read_text()))
-            shape = (facts.num_sequences, facts.side, facts.side, CHANNELS)
-            pixels = np.memmap(folder / PIXELS, dtype=np.uint8, mode="r", shape=shape)
-            labels = np.memmap(folder / LABELS, dtype="<i8", mode="r", shape=(facts.num_sequences,))
-        except (OSError, ValueError, TypeError) as error:
-            raise unreadable_store(folder, str(error)) from None
-        for name, array in ((PIXELS, pixels), (LABELS, labels)):
-            if (folder / name).stat().st_size != array.nbytes:
-                raise unreadable_store(folder, f"{name} has the wrong size")
-        return ImageStore(folder, facts, pixels, labels)
-
-    def __len__(self) -> int:
-        return self.facts.num_sequences
-
-    def row(self, index: int) -> Picture:
-        """Returns a sample by its number."""
-        return Picture(self._pixels[index], int(self._labels[index]))
-
-    def stack(self, rows: Sequence[Picture]) -> Pictures:
-        """Returns samples as a batch."""
-        import numpy as np
-
-        return Pictures(
-            np.stack([row.pixels for row in rows]),
-            np.array([row.label for row in rows], dtype=np.int64),
-        )
-
-    def rows(self, indices: Sequence[int]) -> Pictures:
-        """Returns a batch of samples by their numbers."""
-        return self.stack([self.row(index) for index in indices])
-
-    def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Returns 1 per image: all have the same size."""
-        return [1] * len(indices)
-
-
-def write(recipe: Recipe, folder: Path) -> ImageFacts:
-    """Decodes a split into `pixels.bin` and `labels.bin`.
-
-    Args:
-        recipe: what to read, and how.
-        folder: an empty folder.
-
-    Returns:
-        The content of `store.json`, which is not written here.
+def samples(recipe: Recipe) -> Generator[Sample, None, Facts]:
+    """Yields the decoded images of a split and their classes: `pixels` and `labels`.
 
     Raises:
-        UsageError: a row has no image that can be decoded, or no label from 0 on; or no row is
+        UsageError: a row has no image that can be decoded, or its label is no class; or no row is
             left.
     """
     import numpy as np
 
-    names = class_names(recipe)
-    side, number, largest, dropped = image_side(recipe.dataset, recipe.model), 0, -1, 0
-    with open(folder / PIXELS, "wb") as pixels, open(folder / LABELS, "wb") as labels:
-        for row, (image, label) in enumerate(_rows(recipe)):
-            if image is None or label is None:
-                dropped += 1
-                continue
-            where = row_of(recipe.split, row)
-            _check_label(label, names, where)
-            if number == 0 and recipe.dataset.image_size == "auto":
-                side = min(side, *open_image(image, where).size)
-            pixels.write(decode(image, side, where).tobytes())
-            labels.write(np.array(label, dtype="<i8").tobytes())
-            number, largest = number + 1, max(largest, label)
+    classes, side = read_classes(recipe), image_side(recipe.dataset, recipe.model)
+    numbers, number, dropped = classes.numbers, 0, 0
+    for row, (image, label) in enumerate(_rows(recipe)):
+        if image is None or is_blank(label):
+            dropped += 1
+            continue
+        where = row_of(recipe.split, row)
+        labels = np.array([class_of(label, numbers, recipe.split, row)], np.int32)
+        if number == 0 and recipe.dataset.image_size == "auto":
+            side = min(side, *open_image(image, where).size)
+        yield {"pixels": decode(image, side, where).reshape(-1), "labels": labels}
+        number += 1
+    left_out = f"{human_count(dropped, 'row')} left out"
     if number == 0:
-        left_out = (
-            f": {human_count(dropped, 'row')} left out, without an image or a label"
-            if dropped
-            else ""
-        )
         raise UsageError(
-            f"split `{recipe.split.name}` has no rows{left_out}.",
+            f"split `{recipe.split.name}` has no rows"
+            + (f": {left_out}, without an image or a label." if dropped else "."),
             "Look at the columns, or choose another split.",
         )
-    return ImageFacts(number, side, len(names) or largest + 1, names, recipe.to_json(), dropped)
-
-
-def _check_label(label: Any, names: Sequence[str], where: str) -> None:
-    if not isinstance(label, int) or label < 0 or (names and label >= len(names)):
-        known = f"0 to {len(names) - 1}" if names else "0 on"
-        raise UsageError(
-            f"{where}: label {label}; classes count from {known}.",
-            "Stage it again with null for such a label: these rows are left out.",
-        )
+    return Facts(
+        recipe.to_json(),
+        f"{human_count(number, 'image')} of {side} x {side} pixels in {len(classes.names)} "
+        f"classes: {listed(classes.names)}",
+        [f"{left_out}: no image or no label"] if dropped else [],
+        class_names=classes.names,
+        class_kind=classes.kind,
+        side=side,
+    )
 
 
 def _rows(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
     image, label = recipe.dataset.image, recipe.dataset.label
     for values in columns(recipe.split, [image, label], recipe.limit, IMAGES_AT_ONCE):
         yield from zip(values[image], values[label], strict=True)
-
-
-def class_names(recipe: Recipe) -> list[str]:
-    """Returns the names of the classes, from the metadata of `datasets` in the parquet file.
-
-    Returns:
-        The names; empty: the file has none.
-    """
-    import pyarrow.parquet as pq
-
-    with reading(recipe.split.files[0]):
-        metadata = (pq.read_schema(recipe.split.files[0]).metadata or {}).get(b"huggingface")
-    try:
-        names = json.loads(metadata or b"{}")["info"]["features"][recipe.dataset.label]["names"]
-    except (ValueError, KeyError, TypeError):
-        return []
-    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def open_image(value: Any, where: str) -> Image.Image:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -260,36 +261,16 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text"
 
 
-@dataclass
-class Tally:
-    """Counts the rows by what happened to them.
-
-    Attributes:
-        too_long: omitted, because they are longer than a sequence.
-        cut: shortened to a sequence.
-        nothing_to_learn: omitted: empty, null, or without a response (before or after the cut).
-        no_prompt: kept, although the prompt is empty.
-    """
-
-    too_long: int = 0
-    cut: int = 0
-    nothing_to_learn: int = 0
-    no_prompt: int = 0
-
-    def add_empty(self, number: int) -> None:
-        """Counts rows that were omitted because they are empty."""
-        self.nothing_to_learn += number
-
-
 def documents(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Tally
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
 ) -> Iterator[list[Document]]:
     """Yields lists of the samples of a split that have something to learn.
 
     Args:
         recipe: what to read, and how.
         tokenizer: of the model.
-        tally: counts the rows.
+        tally: counts rows: `too_long` for a sequence and omitted, `cut` to one, `empty` (null, or
+            without a response, also after the cut) and omitted, `no_prompt` (kept).
 
     Raises:
         UsageError: the chat template rejects a row, or the tokenizer has no offsets of its tokens.
@@ -309,9 +290,9 @@ def documents(
             )
             if sample is not None and sample.text.strip():
                 samples.append(sample)
-                tally.no_prompt += asked is not None and not str(values[asked][row]).strip()
+                tally["no_prompt"] += asked is not None and not str(values[asked][row]).strip()
         first += number
-        tally.nothing_to_learn += number - len(samples)
+        tally["empty"] += number - len(samples)
         encoded = encode([sample.text for sample in samples])
         written = (
             _document(*pair, ends, recipe, tally) for pair in zip(samples, encoded, strict=True)
@@ -329,11 +310,11 @@ def try_first_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
         UsageError: as for `documents`.
     """
     limit = min(FIRST_ROWS, recipe.limit or FIRST_ROWS)
-    tally, rows = Tally(), min(limit, recipe.split.rows)
+    tally, rows = Counter[str](), min(limit, recipe.split.rows)
     if sum(map(len, documents(replace(recipe, limit=limit), tokenizer, tally))) or not rows:
         return ""
     name = recipe.dataset.messages
-    if tally.too_long >= tally.nothing_to_learn:
+    if tally["too_long"] >= tally["empty"]:
         why = f"all are longer than sequence_length {recipe.sequence_length} (too_long: drop)"
     elif name is None:
         why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
@@ -381,7 +362,11 @@ def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def _document(
-    sample: Sample, encoding: Any, ends: tuple[list[int], list[int]], recipe: Recipe, tally: Tally
+    sample: Sample,
+    encoding: Any,
+    ends: tuple[list[int], list[int]],
+    recipe: Recipe,
+    tally: Counter[str],
 ) -> Document | None:
     import numpy as np
 
@@ -392,7 +377,7 @@ def _document(
         any(begin < end_ and end > begin_ for begin_, end_ in spans) for begin, end in offsets
     ]
     if not any(learned):  # a response that the tokenizer drops
-        tally.nothing_to_learn += 1
+        tally["empty"] += 1
         return None
     is_cut = False
     # A template may have written these tokens already.
@@ -402,12 +387,12 @@ def _document(
         ids, learned = ids + after, [*learned, True]
     if len(ids) > recipe.sequence_length:
         if recipe.dataset.too_long == "drop":
-            tally.too_long += 1
+            tally["too_long"] += 1
             return None
         ids, learned = ids[: recipe.sequence_length], learned[: recipe.sequence_length]
         is_cut = True
     if not any(learned[1:]):
-        tally.nothing_to_learn += 1
+        tally["empty"] += 1
         return None
-    tally.cut += is_cut
+    tally["cut"] += is_cut
     return Document(np.array(ids, dtype=np.int64), np.array(learned, dtype=np.bool_))

@@ -14,12 +14,9 @@ from runner.config.tasks import data_of
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
-STORE_FORMAT = 3
 # Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
 # others valid.
-IMAGE_STORE_FORMAT = 4
-LABELLED_STORE_FORMAT = 2  # 1 made a class of empty labels
-INSTRUCTION_STORE_FORMAT = 4  # 3 learned the end of answers that were empty
+FORMATS = {"texts": 1, "chats": 1, "labelled": 1, "images": 1}
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
 # that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
 # RoBERTa's positions begin after the padding index.
@@ -60,7 +57,7 @@ class Recipe:
             if self.task in tasks and (value := getattr(self.dataset, key)) != {}
         }
         recipe = {
-            "format": STORE_FORMAT,
+            "format": FORMATS[data_of(self.task)],
             "task": self.task,
             "columns": columns,
             **settings,
@@ -71,14 +68,7 @@ class Recipe:
             recipe["part"] = asdict(self.split.part)
         if self.task == "image-classification":
             # Only the size of the model's images decides the content.
-            return recipe | {
-                "format": IMAGE_STORE_FORMAT,
-                "side": image_side(self.dataset, self.model),
-            }
-        if data_of(self.task) == "labelled":
-            recipe["format"] = LABELLED_STORE_FORMAT
-        if self.task == "instruction":
-            recipe["format"] = INSTRUCTION_STORE_FORMAT
+            return recipe | {"side": image_side(self.dataset, self.model)}
         return recipe | {
             "sequence_length": self.sequence_length,
             "documents": self.documents,

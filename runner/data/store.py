@@ -1,27 +1,31 @@
-"""The memory-mapped store: sequences of token ids, which every rank reads without copying.
+"""The store of a prepared split: an Arrow IPC file, which every rank maps into memory.
 
-A store is a folder `<key>/` with these files:
+Each column holds a list of numbers for each sample:
 
-- `store.json`: see `StoreFacts`.
-- `tokens.bin`: token ids, little-endian uint16 or uint32, sequence after sequence, no padding.
-- `rows.bin`, if sequences hold whole documents: uint64, where each sequence begins, and the end.
-- `documents.bin`, if sequences hold whole documents: uint16 per token, the number of its document
-in
-  the sequence, from 1.
-- `learned.bin`, if not every token is learned: uint8 per token.
+- `ids`: token ids, uint16 where the vocabulary allows it, else uint32; no padding.
+- `documents`, if a sequence has several documents or two texts: the number of each token's document
+  in the sequence, from 1.
+- `learned`, if not every token is learned: uint8.
+- `pixels`: uint8, side x side x 3, red green blue. Images are stored decoded, so a rank needs no
+  image library and no time to decode (docs/adr/0015).
+- `labels`: the class of the sample; of words: one for each token, -100 where there is none.
 
-The folder is written under a temporary name and renamed, and then it is read-only. So a store is
-complete or it does not exist.
+Record batches hold up to 10,000 samples or about 16 MB. What is known of all of them (`Facts`) is
+JSON in the metadata of the last one, which is empty. The file is written under a temporary name and
+renamed, and then it is read-only. So a store is complete or it does not exist.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from runner.errors import DamageError
 
@@ -29,52 +33,43 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-TOKENS, ROWS, DOCUMENTS, LEARNED = "tokens.bin", "rows.bin", "documents.bin", "learned.bin"
-FACTS = "store.json"
+Sample: TypeAlias = "dict[str, NDArray[Any]]"  # column -> values
+FACTS = b"airlift"  # the key in the metadata
+BATCH_ROWS, BATCH_BYTES = 10_000, 2**24
+CHANNELS = 3
+IGNORED = -100
 
 
 @dataclass(frozen=True)
-class StoreFacts:
-    """The content of a token store's `store.json`.
+class Facts:
+    """What is known of all samples of a store.
 
     Attributes:
-        num_sequences: in the store.
-        sequence_length: tokens per sequence; where documents are whole, at most.
-        dtype: `uint16` where the vocabulary allows it, else `uint32`.
-        num_tokens: in the store; there is no padding.
-        num_documents: in the store.
-        dropped_tokens: the tail that did not fill a sequence.
         recipe: what was read, and how; its digest is the store's key.
+        what: a description for the user.
+        notes: what was left out, for the user.
+        warning: is printed whenever the store is used; empty: there is none.
         documents: `joined`, `separate` or `alone`.
-        has_learned: whether only some tokens are learned.
-        dropped_documents: omitted samples; of these `empty_documents` had nothing to learn, the
-            others were too long.
-        cut_documents: samples that were shortened.
-        empty_documents: omitted samples with nothing to learn.
-        unasked_documents: samples that were kept although their prompt is empty.
+        class_names: of the classes 0, 1, ...
+        class_kind: where they come from, see `Classes`; empty: there are none.
+        side: pixels per side of the images.
+        begins: the number of the first sample of each record batch, and the number of all samples.
     """
 
-    num_sequences: int
-    sequence_length: int
-    dtype: str
-    num_tokens: int
-    num_documents: int
-    dropped_tokens: int
     recipe: dict[str, Any]
-    documents: str = "joined"
-    has_learned: bool = False
-    dropped_documents: int = 0
-    cut_documents: int = 0
-    empty_documents: int = 0
-    unasked_documents: int = 0
+    what: str
+    notes: list[str]
+    warning: str = ""
+    documents: str = "alone"
+    class_names: list[str] = field(default_factory=list)
+    class_kind: str = ""
+    side: int = 0
+    begins: list[int] = field(default_factory=lambda: [0])
 
-
-class Row(NamedTuple):
-    """One sequence: arrays of shape (length,). `documents` counts from 1."""
-
-    ids: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    learned: NDArray[np.bool_]
+    @property
+    def of_words(self) -> bool:
+        """Whether each word has a class, not each sample."""
+        return bool(self.recipe["task"] == "token-classification")
 
 
 class Rows(NamedTuple):
@@ -90,143 +85,224 @@ class Rows(NamedTuple):
     layout: str = "joined"
 
 
-class TokenStore:
-    """An open store of sequences."""
+class LabelledRows(NamedTuple):
+    """A batch: int64 arrays of shape (number, longest); `labels` of texts: (number,).
 
-    def __init__(self, folder: Path, facts: StoreFacts, arrays: dict[str, NDArray[Any]]) -> None:
-        self.folder, self.facts, self.tokens = folder, facts, arrays[TOKENS]
-        self._arrays = arrays
+    `documents` is 0 behind the end of a sample, 1 in its first text and 2 in its second.
+    """
 
-    @staticmethod
-    def open(folder: Path) -> TokenStore:
-        """Maps the files of a store into memory.
+    ids: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    layout: str = "alone"
+
+
+class Pictures(NamedTuple):
+    """A batch: pixels (uint8, shape (number, side, side, 3)), labels (int64, shape (number,))."""
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+
+
+class Store:
+    """An open store."""
+
+    def __init__(self, path: Path) -> None:
+        """Maps the file into memory.
 
         Raises:
-            DamageError: a file is missing or unreadable, or the files do not fit each other.
+            DamageError: it is missing or unreadable.
         """
+        import pyarrow as pa
+
+        self.path = path
         try:
-            facts = StoreFacts(**json.loads((folder / FACTS).read_text()))
-            kinds: dict[str, tuple[str, int]] = {TOKENS: (facts.dtype, facts.num_tokens)}
-            if facts.documents != "joined":
-                kinds |= {
-                    ROWS: ("uint64", facts.num_sequences + 1),
-                    DOCUMENTS: ("uint16", facts.num_tokens),
-                }
-            if facts.has_learned:
-                kinds[LEARNED] = ("uint8", facts.num_tokens)
-        except (OSError, ValueError, TypeError) as error:
-            raise unreadable_store(folder, str(error)) from None
-        return TokenStore(folder, facts, map_arrays(folder, kinds))
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # Arrow's own memory_map would read each batch as a whole, ahead, for one row of it.
+            self._reader = pa.ipc.open_file(pa.py_buffer(mapped))
+            last = self._reader.get_batch_with_custom_metadata(self._reader.num_record_batches - 1)
+            self.facts = Facts(**json.loads(last.custom_metadata[FACTS]))
+        except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+            raise DamageError(
+                f"{path}: this store cannot be read: {error}.",
+                f"rm -f {path}  # then prepare again",
+            ) from None
+        self._begins, self._names = self.facts.begins, self.facts.class_names
+        self._class_of: NDArray[np.int64] | None = None
+        self._batches: dict[int, list[tuple[str, memoryview, NDArray[Any]]]] = {}
 
     def __len__(self) -> int:
-        return self.facts.num_sequences
+        return self._begins[-1]
 
-    def _bounds(self, index: int) -> tuple[int, int]:
-        if ROWS in self._arrays:
-            return int(self._arrays[ROWS][index]), int(self._arrays[ROWS][index + 1])
-        return index * self.facts.sequence_length, (index + 1) * self.facts.sequence_length
-
-    def row(self, index: int) -> Row:
-        """Returns a sequence by its number."""
+    def number_as(self, names: list[str]) -> None:
+        """Gives the classes the numbers that they have in a list of names."""
         import numpy as np
 
-        begin, end = self._bounds(index)
-        size, arrays = end - begin, self._arrays
-        return Row(
-            np.asarray(self.tokens[begin:end], dtype=np.int64),
-            np.asarray(arrays[DOCUMENTS][begin:end], np.int64)
-            if DOCUMENTS in arrays
-            else np.ones(size, np.int64),
-            np.asarray(arrays[LEARNED][begin:end], np.bool_)
-            if LEARNED in arrays
-            else np.ones(size, np.bool_),
-        )
+        number = {name: index for index, name in enumerate(names)}
+        own = [number[name] for name in self._names]
+        self._class_of = np.array([*own, IGNORED], dtype=np.int64)  # its last one is at -1
+        self.facts = replace(self.facts, class_names=names)
 
-    def stack(self, rows: Sequence[Row]) -> Rows:
-        """Returns sequences as one batch, each padded to the longest."""
+    def _find(self, index: int) -> tuple[list[tuple[str, memoryview, NDArray[Any]]], int]:
+        """The columns of a sample's batch (name, where each sample begins, values), its place."""
+        number = bisect_right(self._begins, index) - 1
+        if number not in self._batches:
+            self._batches[number] = self._views(number)
+        return self._batches[number], index - self._begins[number]
+
+    def _views(self, number: int) -> list[tuple[str, memoryview, NDArray[Any]]]:
+        # `to_numpy` would import pandas, in each rank.
         import numpy as np
 
-        longest = max(len(row.ids) for row in rows)
-        ids, documents = (np.zeros((len(rows), longest), np.int64) for _ in range(2))
-        learned = np.zeros((len(rows), longest), np.bool_)
-        for number, row in enumerate(rows):
-            size = len(row.ids)
-            ids[number, :size], documents[number, :size], learned[number, :size] = row
-        return Rows(ids, documents, learned, self.facts.documents)
+        batch, views = self._reader.get_batch(number), []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            _, offsets, _, values = column.buffers()
+            dtype = np.dtype(str(column.type.value_type))
+            views.append((name, memoryview(offsets).cast("i"), np.frombuffer(values, dtype)))
+        return views
 
-    def rows(self, indices: Sequence[int]) -> Rows:
-        """Returns a batch of sequences by their numbers."""
-        return self.stack([self.row(index) for index in indices])
+    def row(self, index: int) -> Sample:
+        """Returns a sample by its number: column -> values."""
+        import numpy as np
 
-    def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Returns the number of tokens of each of these sequences."""
-        return [end - begin for begin, end in map(self._bounds, indices)]
+        columns, place = self._find(index)
+        row = {name: values[begins[place] : begins[place + 1]] for name, begins, values in columns}
+        if self._class_of is not None:
+            row["labels"] = self._class_of[np.where(row["labels"] == IGNORED, -1, row["labels"])]
+        return row
+
+    def length(self, index: int) -> int:
+        """Returns the number of tokens of a sample."""
+        columns, place = self._find(index)
+        return columns[0][1][place + 1] - columns[0][1][place]
 
 
 class Stores:
     """Several stores as one. The samples are numbered one store after the other."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    def __init__(self, parts: Sequence[Store]) -> None:
         self.parts = tuple(parts)
-        self._begins = [sum(map(len, self.parts[:n])) for n in range(len(self.parts))]
+        self._begins = list(accumulate(map(len, self.parts), initial=0))
 
     @property
-    def facts(self) -> Any:
+    def facts(self) -> Facts:
         """The facts of the first store. `check_together` has compared those that must be equal."""
         return self.parts[0].facts
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return self._begins[-1]
 
-    def _find(self, index: int) -> tuple[Any, int]:
+    def _find(self, index: int) -> tuple[Store, int]:
         number = bisect_right(self._begins, index) - 1
         return self.parts[number], index - self._begins[number]
 
-    def row(self, index: int) -> Any:
-        """Returns a sample by its number."""
-        store, inner = self._find(index)
-        return store.row(inner)
-
     def rows(self, indices: Sequence[int]) -> Any:
-        """Returns a batch of samples by their numbers."""
-        return self.parts[0].stack([self.row(index) for index in indices])
+        """Returns samples by their numbers, each padded to the longest of them.
+
+        Returns:
+            `Rows`, `LabelledRows` or `Pictures`.
+        """
+        import numpy as np
+
+        rows = [store.row(inner) for store, inner in map(self._find, indices)]
+        if side := self.facts.side:
+            pixels = np.stack([row["pixels"] for row in rows])
+            labels = np.concatenate([row["labels"] for row in rows], dtype=np.int64)
+            return Pictures(pixels.reshape(-1, side, side, CHANNELS), labels)
+        ids, documents = _padded(rows, "ids", np.int64), _padded(rows, "documents", np.int64, 1)
+        if not self.facts.class_names:
+            learned = _padded(rows, "learned", np.bool_, 1)
+            return Rows(ids, documents, learned, self.facts.documents)
+        if self.facts.of_words:
+            return LabelledRows(ids, documents, _padded(rows, "labels", np.int64, behind=IGNORED))
+        labels = np.concatenate([row["labels"] for row in rows], dtype=np.int64)
+        return LabelledRows(ids, documents, labels)
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
         """Returns the number of tokens of each of these samples."""
-        return [store.lengths([inner])[0] for store, inner in map(self._find, indices)]
+        return [store.length(inner) for store, inner in map(self._find, indices)]
 
 
-def map_arrays(folder: Path, kinds: Mapping[str, tuple[str, int]]) -> dict[str, NDArray[Any]]:
-    """Maps the arrays of a store into memory.
+def _padded(
+    rows: list[Sample], name: str, dtype: Any, otherwise: int = 0, behind: int = 0
+) -> NDArray[Any]:
+    """A column of a batch, shape (number, longest).
 
     Args:
-        folder: of the store.
-        kinds: file name -> dtype and number of elements; the bytes are little-endian.
-
-    Raises:
-        DamageError: a file is missing or unreadable, or has the wrong size.
+        rows: the samples.
+        name: of the column.
+        dtype: of the result.
+        otherwise: the value of tokens in samples without this column.
+        behind: the value behind the end of a sample.
     """
     import numpy as np
 
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, (dtype, count) in kinds.items():
-        try:
-            kind = np.dtype(dtype).newbyteorder("<")
-            arrays[name] = np.memmap(folder / name, dtype=kind, mode="r", shape=(count,))
-        except (OSError, ValueError, TypeError) as error:
-            raise unreadable_store(folder, str(error)) from None
-        if (folder / name).stat().st_size != arrays[name].nbytes:
-            raise unreadable_store(folder, f"{name} has the wrong size")
-    return arrays
+    lengths = [len(row["ids"]) for row in rows]
+    padded = np.full((len(rows), max(lengths)), behind, dtype)
+    for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        padded[number, :length] = row.get(name, otherwise)
+    return padded
 
 
-def unreadable_store(folder: Path, problem: str) -> DamageError:
-    """Returns the error for a store that cannot be opened."""
-    return DamageError(
-        f"{folder}: this store cannot be read: {problem}.", f"rm -r {folder}  # then prepare again"
-    )
+def write_store(path: Path, samples: Generator[Sample, None, Facts]) -> Facts:
+    """Writes samples as they come, a record batch at a time.
+
+    Args:
+        path: of the new file.
+        samples: column -> values; all samples have the same columns and dtypes. It returns the
+            facts, and raises where there is no sample.
+    """
+    import pyarrow as pa
+
+    facts, begins, writer = None, [0], None
+
+    def collected() -> Iterator[Sample]:
+        nonlocal facts
+        facts = yield from samples
+
+    with open(path, "wb") as file:
+        for batch in map(_record_batch, _in_batches(collected())):
+            writer = writer or pa.ipc.new_file(file, batch.schema)
+            writer.write_batch(batch)
+            begins.append(begins[-1] + len(batch))
+        assert facts is not None and writer is not None
+        facts = replace(facts, begins=begins)
+        writer.write_batch(batch.slice(0, 0), {FACTS: json.dumps(asdict(facts))})
+        writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+    return facts
 
 
-def facts_text(facts: Any) -> bytes:
-    """Returns the bytes of `store.json`."""
-    return (json.dumps(asdict(facts), indent=1, sort_keys=True) + "\n").encode()
+def _in_batches(
+    samples: Iterator[Sample],
+) -> Iterator[list[Sample]]:
+    batch: list[Sample] = []
+    size = 0
+    for sample in samples:
+        batch.append(sample)
+        size += sum(values.nbytes for values in sample.values())
+        if len(batch) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _record_batch(samples: list[Sample]) -> Any:
+    # `pa.array` would import pandas.
+    import numpy as np
+    import pyarrow as pa
+
+    columns = {}
+    for name in samples[0]:
+        values = np.concatenate([sample[name] for sample in samples])
+        begins = np.cumsum([0, *(len(sample[name]) for sample in samples)], dtype=np.int32)
+        kind = pa.from_numpy_dtype(values.dtype)
+        inner = pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+        buffers = [None, pa.py_buffer(begins)]
+        columns[name] = pa.Array.from_buffers(
+            pa.list_(kind), len(samples), buffers, children=[inner]
+        )
+    return pa.record_batch(columns)

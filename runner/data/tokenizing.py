@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+def id_type(tokenizer: PreTrainedTokenizerBase) -> np.dtype[Any]:
+    """The dtype of token ids in a store: two bytes where the vocabulary allows it."""
+    import numpy as np
+
+    return np.dtype("u2" if len(tokenizer) <= 2**16 else "u4")
+
+
 class Frame(NamedTuple):
     """The special tokens of a sequence.
 

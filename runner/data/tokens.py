@@ -1,22 +1,20 @@
-"""Writes the files of a token store: documents -> sequences -> `tokens.bin` and its companions."""
+"""Texts and chats -> samples: documents of token ids in sequences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections import Counter
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 from runner.data import instruction
 from runner.data.documents import Document, Joiner, framed, token_ids
 from runner.data.packing import fill
 from runner.data.recipe import Recipe
-from runner.data.store import DOCUMENTS, LEARNED, ROWS, TOKENS, StoreFacts
-from runner.data.tokenizing import frame, load_tokenizer
+from runner.data.store import Facts, Sample
+from runner.data.tokenizing import frame, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 
 if TYPE_CHECKING:
-    import numpy as np
     from transformers import PreTrainedTokenizerBase
 
 # Documents that are packed together. This bounds the memory; the last sequences of each batch are
@@ -24,15 +22,39 @@ if TYPE_CHECKING:
 PACKED_AT_ONCE = 10_000
 
 
-def write(recipe: Recipe, folder: Path) -> StoreFacts:
-    """Tokenises a split into a folder.
+def joined(recipe: Recipe) -> Generator[Sample, None, Facts]:
+    """Yields full sequences of a split: `ids`.
 
-    Args:
-        recipe: what to read, and how.
-        folder: an empty folder.
+    Raises:
+        UsageError: the tokenizer lacks a token that the task needs, or the texts do not fill one
+            sequence.
+    """
+    tokenizer, tally = load_tokenizer(recipe.model), Counter[str]()
+    joiner = Joiner(frame(recipe.task, tokenizer), recipe.sequence_length, id_type(tokenizer))
+    for documents in token_ids(recipe, tokenizer, tally):
+        tally["texts"] += len(documents)
+        for ids in joiner.add(documents):
+            tally["sequences"] += 1
+            yield {"ids": ids}
+    texts, empty = human_count(tally["texts"], "text"), human_count(tally["empty"], "row")
+    if not tally["sequences"]:
+        raise UsageError(
+            f"split `{recipe.split.name}`: its {texts} do not fill one sequence of "
+            f"{recipe.sequence_length} tokens ({empty} left out: empty).",
+            "Set a smaller sequence_length, or raise dataset.limit.",
+        )
+    tail = f"the last {human_count(len(joiner.pending), 'token')} would fill no sequence"
+    return Facts(
+        recipe.to_json(),
+        f"{human_count(tally['sequences'], 'sequence')} of {recipe.sequence_length} tokens "
+        f"from {texts}",
+        [*([f"{empty} left out: empty"] if tally["empty"] else []), tail],
+        documents="joined",
+    )
 
-    Returns:
-        The content of `store.json`, which is not written here.
+
+def whole(recipe: Recipe) -> Generator[Sample, None, Facts]:
+    """Yields sequences of whole documents: `ids`, `documents`, and `learned` if not all is.
 
     Raises:
         UsageError: the tokenizer lacks a token that the task needs, or there is nothing to train
@@ -40,108 +62,62 @@ def write(recipe: Recipe, folder: Path) -> StoreFacts:
     """
     import numpy as np
 
-    tokenizer = load_tokenizer(recipe.model)
-    dtype = np.dtype("<u2") if len(tokenizer) <= 2**16 else np.dtype("<u4")
-    if recipe.documents == "joined":
-        return _write_joined(recipe, folder, tokenizer, dtype)
-    return _write_whole(recipe, folder, tokenizer, dtype)
-
-
-def _name(dtype: np.dtype[Any]) -> str:
-    return "uint16" if dtype.itemsize == 2 else "uint32"
-
-
-def _write_joined(
-    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype[Any]
-) -> StoreFacts:
-    joiner = Joiner(frame(recipe.task, tokenizer), recipe.sequence_length, dtype)
-    num_sequences = num_documents = 0
-    tally = instruction.Tally()
-    with open(folder / TOKENS, "wb") as file:
-        for documents in token_ids(recipe, tokenizer, tally.add_empty):
-            num_documents += len(documents)
-            rows = joiner.add(documents)
-            num_sequences += len(rows)
-            file.write(rows.tobytes())
-    if num_sequences == 0:
-        raise UsageError(
-            f"split `{recipe.split.name}`: its {human_count(num_documents, 'text')} do not fill "
-            f"one sequence of {recipe.sequence_length} tokens "
-            f"({human_count(tally.nothing_to_learn, 'row')} left out: empty).",
-            "Set a smaller sequence_length, or raise dataset.limit.",
+    tokenizer, tally = load_tokenizer(recipe.model), Counter[str]()
+    dtype = id_type(tokenizer)
+    for several in _in_chunks(_documents(recipe, tokenizer, tally)):
+        lengths = [len(document.ids) for document in several]
+        # `alone`: each document has a sequence, however short it is.
+        sequences = (
+            fill(lengths, recipe.sequence_length)
+            if recipe.documents == "separate"
+            else [[number] for number in range(len(several))]
         )
-    return StoreFacts(
-        num_sequences=num_sequences,
-        sequence_length=recipe.sequence_length,
-        dtype=_name(dtype),
-        num_tokens=num_sequences * recipe.sequence_length,
-        num_documents=num_documents,
-        dropped_tokens=len(joiner.pending),
-        recipe=recipe.to_json(),
-        dropped_documents=tally.nothing_to_learn,
-        empty_documents=tally.nothing_to_learn,
-    )
-
-
-def _write_whole(
-    recipe: Recipe, folder: Path, tokenizer: PreTrainedTokenizerBase, dtype: np.dtype[Any]
-) -> StoreFacts:
-    tally = instruction.Tally()
-    has_learned = recipe.task == "instruction" and recipe.dataset.loss_on == "response"
-    num_sequences = num_documents = num_tokens = 0
-    with _Files(folder, dtype, has_learned=has_learned) as files:
-        for documents in _in_chunks(_documents(recipe, tokenizer, tally)):
-            num_documents += len(documents)
-            lengths = [len(document.ids) for document in documents]
-            # `alone`: each document has a sequence, however short it is.
-            sequences = (
-                fill(lengths, recipe.sequence_length)
-                if recipe.documents == "separate"
-                else [[number] for number in range(len(documents))]
-            )
-            for sequence in sequences:
-                num_tokens += files.add([documents[number] for number in sequence])
-            num_sequences += len(sequences)
-    if num_sequences == 0:
-        raise UsageError(f"split `{recipe.split.name}`: {_why_nothing(tally, recipe)}.", _WHAT_THEN)
-    return StoreFacts(
-        num_sequences=num_sequences,
-        sequence_length=recipe.sequence_length,
-        dtype=_name(dtype),
-        num_tokens=num_tokens,
-        num_documents=num_documents,
-        dropped_tokens=0,
-        recipe=recipe.to_json(),
+        for sequence in sequences:
+            places = np.arange(1, len(sequence) + 1, dtype=np.uint16)
+            sample = {
+                "ids": np.concatenate([several[number].ids for number in sequence]).astype(dtype),
+                "documents": places.repeat([lengths[number] for number in sequence]),
+            }
+            learned = [one for number in sequence if (one := several[number].learned) is not None]
+            if learned and recipe.dataset.loss_on == "response":
+                sample["learned"] = np.concatenate(learned).astype(np.uint8)
+            tally["tokens"] += len(sample["ids"])
+            yield sample
+        tally["texts"] += len(several)
+        tally["sequences"] += len(sequences)
+    length, is_chat = recipe.sequence_length, recipe.task == "instruction"
+    if not tally["sequences"]:
+        raise UsageError(
+            f"split `{recipe.split.name}`: nothing to train on: "
+            f"{human_count(tally['too_long'], 'sample')} longer than {length} tokens, "
+            f"{tally['empty']} empty or without a response.",
+            "Look at the columns, set a larger sequence_length, `too_long: cut`, or raise "
+            "dataset.limit.",
+        )
+    notes = [f"{human_count(tally['empty'], 'row')} left out: empty"]
+    if is_chat:
+        notes[0] += " or without an answer"
+        notes += [f"{tally['too_long']} too long", f"{tally['cut']} cut"]
+    if tally["no_prompt"]:
+        notes.append(f"{tally['no_prompt']} kept with an empty prompt")
+    full = tally["tokens"] / (tally["sequences"] * length)
+    return Facts(
+        recipe.to_json(),
+        f"{human_count(tally['sequences'], 'sequence')} of up to {length} tokens, {full:.0%} full, "
+        f"documents {recipe.documents}, from {human_count(tally['texts'], 'text')}",
+        notes,
         documents=recipe.documents,
-        has_learned=has_learned,
-        dropped_documents=tally.too_long + tally.nothing_to_learn,
-        cut_documents=tally.cut,
-        empty_documents=tally.nothing_to_learn,
-        unasked_documents=tally.no_prompt,
-    )
-
-
-_WHAT_THEN = (
-    "Look at the columns, set a larger sequence_length, `too_long: cut`, or raise dataset.limit."
-)
-
-
-def _why_nothing(tally: instruction.Tally, recipe: Recipe) -> str:
-    return (
-        f"nothing to train on: {human_count(tally.too_long, 'sample')} longer than "
-        f"{recipe.sequence_length} tokens, "
-        f"{tally.nothing_to_learn} empty or without a response"
     )
 
 
 def _documents(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: instruction.Tally
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
 ) -> Iterator[list[Document]]:
     if recipe.task == "instruction":
         yield from instruction.documents(recipe, tokenizer, tally)
         return
     built = frame(recipe.task, tokenizer)
-    for several in token_ids(recipe, tokenizer, tally.add_empty):
+    for several in token_ids(recipe, tokenizer, tally):
         yield [piece for ids in several for piece in framed(ids, built, recipe.sequence_length)]
 
 
@@ -154,42 +130,3 @@ def _in_chunks(parts: Iterator[list[Document]]) -> Iterator[list[Document]]:
             chunk = []
     if chunk:
         yield chunk
-
-
-class _Files:
-    """Writes the files of a store of whole documents."""
-
-    def __init__(self, folder: Path, dtype: np.dtype[Any], *, has_learned: bool) -> None:
-        self._folder, self._dtype, self._has_learned = folder, dtype, has_learned
-        self._files: dict[str, BinaryIO] = {}
-        self._end = 0
-
-    def __enter__(self) -> _Files:
-        names = [TOKENS, ROWS, DOCUMENTS, *([LEARNED] if self._has_learned else [])]
-        with ExitStack() as stack:
-            self._files = {
-                name: stack.enter_context(open(self._folder / name, "wb")) for name in names
-            }
-            self._stack = stack.pop_all()
-        self._mark()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def _mark(self) -> None:
-        self._files[ROWS].write(self._end.to_bytes(8, "little"))
-
-    def add(self, documents: list[Document]) -> int:
-        """Writes one sequence; returns its number of tokens."""
-        import numpy as np
-
-        before = self._end
-        for number, (ids, learned) in enumerate(documents, start=1):
-            self._files[TOKENS].write(ids.astype(self._dtype).tobytes())
-            self._files[DOCUMENTS].write(np.full(len(ids), number, dtype="<u2").tobytes())
-            if self._has_learned and learned is not None:
-                self._files[LEARNED].write(learned.astype(np.uint8).tobytes())
-            self._end += len(ids)
-        self._mark()
-        return self._end - before

@@ -6,7 +6,6 @@ The data are really prepared, in a temporary folder: the same code and the same 
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,9 @@ from runner.child import in_child
 from runner.config.chats import KNOWN, Naming, unknown_role
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
-from runner.data.classes import Classes, united
-from runner.data.images import class_names
-from runner.data.labelled_samples import check_lengths
-from runner.data.labelled_store import COLUMNS, doubt, read_classes
-from runner.data.prepare import is_prepared, write
+from runner.data.classes import COLUMNS, Classes, doubt, read_classes, united
+from runner.data.labelled import check_lengths
+from runner.data.prepare import is_prepared, samples
 from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
 from runner.errors import UsageError, human_count
@@ -79,50 +76,8 @@ def check_rows(recipe: Recipe) -> None:
         )
 
 
-def check_labels(recipe: Recipe) -> None:
-    """Compares the lowest and the highest label with the classes; from the footers of the files.
-
-    Raises:
-        UsageError: a label is no class.
-    """
-    if recipe.limit is not None and recipe.limit < recipe.split.rows:
-        return  # the wrong ones may be among the rows that are not read
-    found = _range(recipe)
-    names = class_names(recipe)
-    if found is None or (found[0] >= 0 and (not names or found[1] < len(names))):
-        return
-    low, high = found
-    remedy = "Stage it again with null for such a label: these rows are left out."
-    if low > 0 and high - low < len(names):
-        remedy = f"Subtract {low} from each label, and stage it again."
-    raise UsageError(
-        f"split `{recipe.split.name}`: the labels in `{recipe.dataset.label}` are {low} to {high}; "
-        f"classes count from 0{f' to {len(names) - 1}' if names else ''}.",
-        remedy,
-    )
-
-
-def _range(recipe: Recipe) -> tuple[int, int] | None:
-    """Returns the lowest and the highest label; None: the footers do not say."""
-    import pyarrow.parquet as pq
-
-    values: list[int] = []
-    for path in recipe.split.files:
-        with reading(path):
-            groups = pq.read_metadata(path)
-        for group in (groups.row_group(number) for number in range(groups.num_row_groups)):
-            columns = (group.column(number) for number in range(group.num_columns))
-            mine = [c for c in columns if c.path_in_schema == recipe.dataset.label]
-            if not mine or mine[0].statistics is None or not mine[0].statistics.has_min_max:
-                return None
-            values += [mine[0].statistics.min, mine[0].statistics.max]
-    if not values or not all(isinstance(value, int) for value in values):
-        return None
-    return min(values), max(values)
-
-
 def check_classes(recipes: dict[str, tuple[Recipe, ...]]) -> Findings:
-    """Reads the classes of texts and words: whether there are some, and belong together.
+    """Reads the classes of texts, words and images: whether there are some, and belong together.
 
     Args:
         recipes: `train` and `validation` -> what is read.
@@ -131,7 +86,7 @@ def check_classes(recipes: dict[str, tuple[Recipe, ...]]) -> Findings:
     classes: dict[str, list[Classes]] = {}
     for role, several in recipes.items():
         for recipe in several:
-            if data_of(recipe.task) != "labelled":
+            if data_of(recipe.task) not in ("labelled", "images"):
                 return found
             with found.keeping():
                 check_rows(recipe)
@@ -257,8 +212,6 @@ def check_texts(
             number = None
             with found.keeping():
                 check_rows(recipe)
-                if recipe.task == "image-classification":
-                    check_labels(recipe)
                 if recipe.task == "instruction":
                     check_roles(recipe)
                 if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
@@ -305,5 +258,4 @@ def _count(recipe: Recipe) -> int:
     """
     leave_torch_alone()
     offline.close_network()
-    with tempfile.TemporaryDirectory(prefix="airlift-check-") as folder:
-        return write(recipe, Path(folder)).num_sequences
+    return sum(1 for _ in samples(recipe))

@@ -4,7 +4,6 @@ model is made.
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import transformers
 
 from runner import offline
 from runner.config.tasks import TASKS, data_of
-from runner.data.store import FACTS
+from runner.data.store import Store
 from runner.errors import StageError
 from runner.job.job import Job
 
@@ -79,9 +78,8 @@ def _head(run: Job) -> dict[str, Any]:
     """The keyword arguments with which a base gets the head that an adapter was trained with."""
     if data_of(run.config.task) not in ("images", "labelled"):
         return {}
-    facts = [json.loads(path.read_text()) for path in run.folder.stores.glob(f"*/{FACTS}")]
-    known = (fact.get("num_classes") or len(fact.get("class_names", ())) for fact in facts)
-    number = max(known)
+    stores = map(Store, run.folder.stores.glob("*.arrow"))
+    number = max(len(store.facts.class_names) for store in stores)
     return {"num_labels": number, "ignore_mismatched_sizes": True}
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled_store import LabelledFacts, LabelledRows
+from runner.data.store import Facts, LabelledRows
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample
@@ -44,7 +44,7 @@ class Classification:
         auto: Any,
         config: RunConfig,
         model: ModelInput,
-        facts: LabelledFacts,
+        facts: Facts,
         **settings: Any,
     ) -> None:
         tokenizer = load_tokenizer(model)

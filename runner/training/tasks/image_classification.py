@@ -19,8 +19,8 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.data.images import ImageFacts, Pictures
 from runner.data.recipe import image_side
+from runner.data.store import Facts, Pictures
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample, sample_rng
 from runner.training.components.speed import wants_reference
@@ -35,12 +35,12 @@ class ImageClassification:
 
     logits_at_predictions = True
 
-    def __init__(self, config: RunConfig, model: ModelInput, facts: ImageFacts) -> None:
+    def __init__(self, config: RunConfig, model: ModelInput, facts: Facts) -> None:
         from transformers import AutoModelForImageClassification
 
         self._seed = config.seed
         self._channels_last = torch.cuda.is_available() and not wants_reference(os.environ)
-        names = facts.class_names or [str(number) for number in range(facts.num_classes)]
+        names = facts.class_names
         self.model, origin = load_model(
             AutoModelForImageClassification,
             config,
@@ -62,7 +62,7 @@ class ImageClassification:
         )
         scaled = f" (scaled to {side} on the device)" if side != facts.side else ""
         self.note = (
-            f"{origin}; {facts.num_classes} classes; {facts.side} pixels{scaled}, "
+            f"{origin}; {len(names)} classes; {facts.side} pixels{scaled}, "
             f"less {mean}, by {deviation}; moved and mirrored"
         )
 

@@ -20,8 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled_store import LabelledRows
-from runner.data.store import Rows
+from runner.data.store import LabelledRows, Rows
 from runner.inputs import ModelInput
 from runner.training.tasks import flex
 from runner.training.tasks.base import Batch, load_model

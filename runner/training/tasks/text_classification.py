@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled_store import LabelledFacts
+from runner.data.store import Facts
 from runner.inputs import ModelInput
 from runner.training.tasks.classification import Classification, scores
 
@@ -11,7 +11,7 @@ from runner.training.tasks.classification import Classification, scores
 class TextClassification(Classification):
     """The task text-classification, for models of `AutoModelForSequenceClassification`."""
 
-    def __init__(self, config: RunConfig, model: ModelInput, facts: LabelledFacts) -> None:
+    def __init__(self, config: RunConfig, model: ModelInput, facts: Facts) -> None:
         from transformers import AutoModelForSequenceClassification
 
         super().__init__(

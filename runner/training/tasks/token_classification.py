@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.data.labelled_store import LabelledFacts
+from runner.data.store import Facts
 from runner.inputs import ModelInput
 from runner.training.tasks.classification import Classification, Classify, f1, scores
 from runner.training.tasks.language import IGNORED
@@ -29,7 +29,7 @@ _BEGINS = frozenset({(0, 0), (1, 0), (2, 0), (3, 0)} | {(n, 3) for n in range(4)
 class TokenClassification(Classification):
     """The task token-classification, for models of `AutoModelForTokenClassification`."""
 
-    def __init__(self, config: RunConfig, model: ModelInput, facts: LabelledFacts) -> None:
+    def __init__(self, config: RunConfig, model: ModelInput, facts: Facts) -> None:
         from transformers import AutoModelForTokenClassification
 
         super().__init__(AutoModelForTokenClassification, config, model, facts)

@@ -13,6 +13,7 @@ import numpy as np
 
 from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
+from runner.data.store import Stores
 from runner.errors import StageError, isolated
 from runner.job import devices
 from runner.job.job import Job
@@ -54,7 +55,7 @@ class Training:
         run = self._run()
         num_sequences = prepare_trials(run)
         recipe = recipes(run.config, run.inputs, self.workload.length)["train"][0]
-        store: Any = open_prepared(recipe, run.folder.stores, "runner prepare")
+        store = Stores([open_prepared(recipe, run.folder.stores, "runner prepare")])
         count = min(len(store), LARGEST * STEPS)
         np.save(self._tokens, store.rows(range(count)).ids)
         return {"sequences": num_sequences}

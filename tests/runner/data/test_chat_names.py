@@ -17,7 +17,6 @@ from runner.config.run_config import RunConfig
 from runner.data.instruction import Writer
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
-from runner.data.store import TOKENS
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
@@ -53,9 +52,10 @@ def recipe_of(
     return Recipe("instruction", 128, split, dataset, None, model, "alone")
 
 
-def bytes_of(recipe: Recipe, folder: Path) -> tuple[bytes, bytes]:
+def bytes_of(recipe: Recipe, folder: Path) -> tuple[bytes, ...]:
     store = prepare(recipe, folder / "stores", print)
-    return (store.folder / TOKENS).read_bytes(), (store.folder / "learned.bin").read_bytes()
+    rows = [store.row(number) for number in range(len(store))]
+    return tuple(b"".join(row[name].tobytes() for row in rows) for name in ("ids", "learned"))
 
 
 @pytest.mark.parametrize(

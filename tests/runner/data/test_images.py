@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from runner.config.data import DatasetConfig
-from runner.data.images import ImageStore, decode
+from runner.data.images import decode
 from runner.data.prepare import check_together, prepare
-from runner.data.recipe import Recipe, image_side
-from runner.errors import DamageError, UsageError
+from runner.data.recipe import FORMATS, Recipe, image_side
+from runner.data.store import Stores
+from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from tests.runner.data.test_prepare import digest
 
@@ -41,7 +42,7 @@ def store_of(
     labels: list[Any],
     names: list[str] | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> ImageStore:
+) -> Stores:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -55,9 +56,7 @@ def store_of(
     recipe = Recipe(
         "image-classification", 1, split, DatasetConfig(asset="a"), None, MODEL, "alone"
     )
-    store = prepare(recipe, folder / "stores", say)
-    assert isinstance(store, ImageStore)
-    return store
+    return Stores([prepare(recipe, folder / "stores", say)])
 
 
 def test_pixels_are_those_of_the_image_and_labels_have_names(tmp_path: Path) -> None:
@@ -71,11 +70,11 @@ def test_pixels_are_those_of_the_image_and_labels_have_names(tmp_path: Path) -> 
     rows = store.rows([0, 1])
     assert (rows.pixels[0] == noise).all() and (rows.pixels[1] == (10, 200, 30)).all()
     assert rows.labels.tolist() == [2, 0]
-    assert (store.facts.num_classes, store.facts.class_names) == (4, ["cat", "dog", "ship", "frog"])
+    assert store.facts.class_names == ["cat", "dog", "ship", "frog"]
 
 
 def test_classes_without_names_are_counted(tmp_path: Path) -> None:
-    assert store_of(tmp_path, [png(16, 16)] * 2, [5, 0]).facts.num_classes == 6
+    assert store_of(tmp_path, [png(16, 16)] * 2, [5, 0]).facts.class_names == [*"012345"]
 
 
 @pytest.mark.parametrize("size", [(16, 16), (40, 16), (16, 33), (7, 9), (1, 300)])
@@ -85,7 +84,7 @@ def test_images_of_any_shape_become_the_square(size: tuple[int, int]) -> None:
 
 
 def test_small_images_are_not_blown_up_in_the_store(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [png(9, 12), png(40, 40)], [0, 0])
+    store = store_of(tmp_path, [png(9, 12), png(40, 40)], [0, 1])
     assert store.facts.side == 9
     assert (store.rows([0, 1]).pixels == (10, 200, 30)).all()
 
@@ -148,14 +147,12 @@ def test_grey_images_of_16_bits_do_not_become_white(format: str) -> None:
     assert (decode(sink.getvalue(), 16, "here") == np.arange(256).reshape(16, 16, 1)).all()
 
 
-def test_stores_of_images_that_lay_sideways_are_made_again(
+def test_a_store_of_another_format_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    current = store_of(tmp_path, [photo(6)], [0]).folder
-    monkeypatch.setattr(
-        "runner.data.recipe.IMAGE_STORE_FORMAT", 3
-    )  # which these had shared with texts
-    assert store_of(tmp_path, [photo(6)], [0]).folder != current
+    current = store_of(tmp_path, [photo(6)] * 2, [0, 1]).parts[0].path
+    monkeypatch.setitem(FORMATS, "images", 0)
+    assert store_of(tmp_path, [photo(6)] * 2, [0, 1]).parts[0].path != current
 
 
 def grey_tiff(kind: type[np.generic]) -> bytes:
@@ -184,7 +181,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
         0,
         "row 1: greyscale in fractions of 32 bits .mode F.: the value of white",
     ),
-    "a hidden label": (png(16, 16), -1, "row 1: label -1; classes count from 0"),
+    "a hidden label": (png(16, 16), -1, "the labels in `label` are -1 to 1; classes count from 0"),
 }
 
 
@@ -193,7 +190,7 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, bad: str) -> None:
     image, label, words = BAD[bad]
     good = {"bytes": png(16, 16), "path": None} if isinstance(image, dict) else png(16, 16)
     with pytest.raises(UsageError, match=words):
-        store_of(tmp_path, [good, image], [0, label])
+        store_of(tmp_path, [good, image], [1, label])
     assert not list((tmp_path / "stores").iterdir())
 
 
@@ -201,35 +198,27 @@ def test_rows_without_an_image_or_a_label_are_left_out_and_counted(tmp_path: Pat
     said: list[str] = []
     images, labels = [png(16, 16), None, png(16, 16), png(16, 16)], [0, 1, None, 2]
     store = store_of(tmp_path, images, labels, say=said.append)
-    assert [store.row(n).label for n in range(len(store))] == [0, 2] and store.facts.dropped == 2
-    assert "2 images of 16 x 16 pixels in 3 classes (" in said[0]
+    assert store.rows([0, 1]).labels.tolist() == [0, 2]
+    assert "2 images of 16 x 16 pixels in 3 classes: 0, 1, 2 (" in said[0]
     assert "2 rows left out: no image or no label" in said[0]
     with pytest.raises(
-        UsageError, match="has no rows: 1 row left out, without an image or a label"
+        UsageError, match="has no rows: 2 rows left out, without an image or a label"
     ):
-        store_of(tmp_path, [png(16, 16)], [None])
+        store_of(tmp_path, [None, None], [0, 1])
 
 
 def test_a_label_beyond_the_names_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="label 2; classes count from 0 to 1"):
+    with pytest.raises(UsageError, match="are 2 to 2; classes count from 0 to 1"):
         store_of(tmp_path, [png(16, 16)], [2], ["cat", "dog"])
 
 
 def test_a_validation_split_with_classes_of_its_own_is_refused(tmp_path: Path) -> None:
-    train, validation = (store_of(tmp_path, [png(16, 16)], [label]) for label in (1, 4))
-    check_together({"train": [validation], "validation": [train]})
-    with pytest.raises(UsageError, match="labels up to 4; the training split has 2 classes"):
-        check_together({"train": [train], "validation": [validation]})
-
-
-def test_a_damaged_store_of_images_is_reported_with_the_way_out(tmp_path: Path) -> None:
-    folder = store_of(tmp_path, [png(16, 16)], [0]).folder
-    data = (folder / "pixels.bin").read_bytes()
-    (folder / "pixels.bin").unlink()
-    (folder / "pixels.bin").write_bytes(data + b"\0")
-    with pytest.raises(DamageError) as caught:
-        ImageStore.open(folder)
-    assert "rm -r" in caught.value.remedy
+    train, validation = (
+        store_of(tmp_path, [png(16, 16)] * 2, [0, label]).parts for label in (1, 4)
+    )
+    with pytest.raises(UsageError, match="that the training split does not have: 2, 3, 4"):
+        check_together({"train": train, "validation": validation})
+    check_together({"train": validation, "validation": train})
 
 
 @pytest.mark.parametrize(

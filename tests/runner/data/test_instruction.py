@@ -12,7 +12,7 @@ from runner.config.data import DatasetConfig
 from runner.data.instruction import blank, by_format, by_template
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
-from runner.data.store import TokenStore
+from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from tests.runner.data.test_prepare import digest, make_tokenizer, saved, word
@@ -42,19 +42,18 @@ def write(tmp_path: Path) -> Callable[..., SplitInput]:
 
 def prepared(
     folder: Path, split: SplitInput, model: ModelInput, length: int = 16, **settings: Any
-) -> TokenStore:
+) -> Stores:
     documents = settings.pop("documents", "alone")
     dataset = DatasetConfig(asset="a", **settings)
     recipe = Recipe("instruction", length, split, dataset, None, model, documents)
-    store = prepare(recipe, folder / "stores", lambda line: None)
-    assert isinstance(store, TokenStore)
-    return store
+    return Stores([prepare(recipe, folder / "stores", lambda line: None)])
 
 
-def shown(store: TokenStore, index: int) -> list[tuple[int, bool]]:
-    row = store.row(index)
+def shown(store: Stores, index: int) -> list[tuple[int, bool]]:
+    rows = store.rows([index])
     return [
-        (int(token), bool(learned)) for token, learned in zip(row.ids, row.learned, strict=True)
+        (int(token), bool(learned))
+        for token, learned in zip(rows.ids[0], rows.learned[0], strict=True)
     ]
 
 
@@ -79,7 +78,7 @@ def test_all_is_learned_where_that_is_asked_for(
 ) -> None:
     store = prepared(tmp_path, write(ask=["w1 w2"], say=["w3"]), words, loss_on="all", **PAIR)
     assert all(learned for _, learned in shown(store, 0))
-    assert not (store.folder / "learned.bin").exists()
+    assert "learned" not in store.parts[0].row(0)
 
 
 def test_what_a_format_writes_out_is_not_added_again(
@@ -141,19 +140,22 @@ def test_long_samples_are_dropped_or_cut_and_counted(
         ask=["w1", "w1", longer, "w5", None, ""], say=[long, longer, "w3", "", "w1", "w4"]
     )
     dropping = prepared(tmp_path, split, words, **PAIR)
-    assert (
-        dropping.facts.num_documents,
-        dropping.facts.dropped_documents,
-        dropping.facts.cut_documents,
-    ) == (2, 4, 0)
+    assert dropping.facts.what.endswith("from 2 texts")
+    assert dropping.facts.notes == [
+        "2 rows left out: empty or without an answer",
+        "2 too long",
+        "0 cut",
+        "1 kept with an empty prompt",
+    ]
     cutting = prepared(tmp_path, split, words, too_long="cut", **PAIR)
     # The prompt that fills the sequence alone leaves nothing to learn.
-    assert (
-        cutting.facts.num_documents,
-        cutting.facts.dropped_documents,
-        cutting.facts.cut_documents,
-    ) == (3, 3, 1)
-    assert (cutting.facts.empty_documents, cutting.facts.unasked_documents) == (3, 1)
+    assert cutting.facts.what.endswith("from 3 texts")
+    assert cutting.facts.notes == [
+        "3 rows left out: empty or without an answer",
+        "0 too long",
+        "1 cut",
+        "1 kept with an empty prompt",
+    ]
     assert max(cutting.lengths(range(len(cutting)))) == 16
 
 
@@ -196,8 +198,7 @@ def test_an_empty_answer_is_left_out_however_its_end_is_written(
     settings, values = WAYS[way]
     model = chatting(tmp_path / "model")
     store = prepared(tmp_path, write(**values([*EMPTY, "w4"])), model, loss_on=loss_on, **settings)
-    assert store.facts.num_documents == len(store) == 1
-    assert store.facts.empty_documents == store.facts.dropped_documents == len(EMPTY)
+    assert len(store) == 1
     said: list[str] = []
     dataset = DatasetConfig(asset="a", loss_on=loss_on, **settings)  # type: ignore[arg-type]
     recipe = Recipe(
@@ -242,7 +243,7 @@ def test_samples_share_sequences_and_keep_their_numbers(
     split = write(ask=[f"w{n}" for n in range(10)], say=[f"w{n} w{n}" for n in range(10)])
     store = prepared(tmp_path, split, words, documents="separate", **PAIR)
     assert len(store) == 3  # of 4 tokens each, 4 to a sequence
-    assert store.facts.num_tokens == 40
+    assert sum(store.lengths(range(3))) == 40
     rows = store.rows([0, 2])
     assert rows.ids.shape == (2, 16) and rows.layout == "separate"
     assert rows.documents.tolist() == [
@@ -320,12 +321,12 @@ def test_documents_of_plain_text_stay_whole_too(
     model = make_tokenizer(folder, 500, {f"{name.lower()}_token": f"[{name}]" for name in names})
     split = write(text=["w1 w2", " ".join(f"w{n}" for n in range(20)), "w3"])
     recipe = Recipe("masked-lm", 16, split, DatasetConfig(asset="a"), None, model, documents)
-    store: Any = prepare(recipe, tmp_path / "stores", lambda line: None)
+    store = Stores([prepare(recipe, tmp_path / "stores", lambda line: None)])
     found = []
     for index in range(len(store)):
-        row = store.row(index)
-        for number in range(1, int(row.documents.max()) + 1):
-            found.append([int(token) for token in row.ids[row.documents == number]])
+        rows = store.rows([index])
+        for number in range(1, int(rows.documents.max()) + 1):
+            found.append([int(token) for token in rows.ids[rows.documents == number]])
     expected = [[1, 2], list(range(14)), list(range(14, 20)), [3]]
     assert sorted(found) == sorted([[BOS, *map(word, text), EOS] for text in expected])
     assert len(store) == (2 if documents == "separate" else 4)

@@ -20,7 +20,7 @@ import pytest
 from runner.config.data import DatasetConfig
 from runner.data.prepare import is_prepared, open_prepared, prepare
 from runner.data.recipe import Recipe
-from runner.data.store import TokenStore
+from runner.data.store import BATCH_ROWS, Stores
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
 
@@ -98,13 +98,15 @@ def recipe(tmp_path: Path, words: ModelInput) -> Recipe:
     return Recipe("masked-lm", 16, split, TEXT, None, words)
 
 
-def prepared(recipe: Recipe, folder: Path) -> TokenStore:
-    store = prepare(recipe, folder / "stores", lambda line: None)
-    assert isinstance(store, TokenStore)
-    return store
+def prepared(recipe: Recipe, folder: Path) -> Stores:
+    return Stores([prepare(recipe, folder / "stores", lambda line: None)])
 
 
-def body(store: TokenStore) -> list[int]:
+def file_of(stores: Stores) -> Path:
+    return stores.parts[0].path
+
+
+def body(store: Stores) -> list[int]:
     """The stream of ids that was cut: without what frames each sequence."""
     rows = store.rows(list(range(len(store)))).ids
     return [int(n) for n in (rows[:, 1:-1] if rows[0, 0] == CLS else rows).flatten()]
@@ -120,8 +122,9 @@ def test_every_token_is_there_once_in_order_and_none_is_padding(
     assert (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
     stream = [i for n in range(10) for i in (*(word(10 * n + k) for k in range(10)), SEP)]
     assert body(store) == stream[: 7 * 14]
-    assert store.facts.dropped_tokens == len(stream) - 7 * 14
-    assert (store.facts.num_documents, store.facts.num_tokens) == (10, 7 * 16)
+    assert store.facts.what == "7 sequences of 16 tokens from 10 texts"
+    assert store.facts.notes == ["the last 12 tokens would fill no sequence"]
+    assert len(stream) - 7 * 14 == 12
 
 
 def test_causal_sequences_have_only_the_end_of_text_between_texts(
@@ -149,8 +152,7 @@ def test_empty_and_missing_texts_are_skipped(
     split = write_split(tmp_path, holes, name="holes")
     store = prepared(replace(recipe, split=split), tmp_path)
     assert body(store) == body(prepared(recipe, tmp_path))
-    assert store.facts.num_documents == 10
-    assert store.facts.empty_documents == 4
+    assert store.facts.what.endswith("from 10 texts")
     said: list[str] = []
     prepare(replace(recipe, split=split, documents="separate"), tmp_path / "stores", said.append)
     prepare(replace(recipe, split=split), tmp_path / "stores", said.append)
@@ -187,16 +189,15 @@ def test_a_limit_counts_rows_from_the_beginning(recipe: Recipe, tmp_path: Path, 
     shards = [[text(20 * n, 20) for n in range(3)], [text(20 * n, 20) for n in range(3, 10)]]
     split = write_split(tmp_path, *shards, name="long")
     store = prepared(replace(recipe, split=split, limit=limit), tmp_path)
-    assert store.facts.num_documents == min(limit, 10)
+    assert store.facts.what.endswith(f"from {min(limit, 10)} text{'s' * (limit > 1)}")
     assert body(store)[:14] == [word(n) for n in range(14)]
 
 
 @pytest.mark.parametrize(
-    ("num_words", "dtype", "size"),
-    [(500, "uint16", 2), (2**16 - 5, "uint16", 2), (2**16 - 4, "uint32", 4)],
+    ("num_words", "dtype"), [(500, "uint16"), (2**16 - 5, "uint16"), (2**16 - 4, "uint32")]
 )
 def test_ids_take_two_bytes_where_the_vocabulary_allows(
-    tmp_path: Path, num_words: int, dtype: str, size: int
+    tmp_path: Path, num_words: int, dtype: str
 ) -> None:
     folder = tmp_path / "words"
     folder.mkdir()
@@ -204,32 +205,48 @@ def test_ids_take_two_bytes_where_the_vocabulary_allows(
     last = num_words - 10
     split = write_split(tmp_path, [text(last, 10), text(last, 10)])
     store = prepared(Recipe("masked-lm", 16, split, TEXT, None, model), tmp_path)
-    assert store.facts.dtype == dtype
-    assert (store.folder / "tokens.bin").stat().st_size == len(store) * 16 * size
+    assert store.parts[0].row(0)["ids"].dtype == dtype
     assert body(store)[:10] == [word(n) for n in range(last, num_words)]
 
 
 def test_a_second_call_rewrites_nothing(recipe: Recipe, tmp_path: Path) -> None:
-    def state(folder: Path) -> dict[str, tuple[int, int]]:
-        return {
-            path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()
-        }
-
-    folder = prepared(recipe, tmp_path).folder
-    before = state(folder)
+    path = file_of(prepared(recipe, tmp_path))
+    before = path.stat()
     found: list[str] = []
     prepare(recipe, tmp_path / "stores", found.append)
-    assert state(folder) == before
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert "already prepared" in found[0]
-    assert [path.name for path in (tmp_path / "stores").iterdir()] == [recipe.key]
+    assert list((tmp_path / "stores").iterdir()) == [tmp_path / "stores" / f"{recipe.key}.arrow"]
 
 
 def test_a_store_is_read_only(recipe: Recipe, tmp_path: Path) -> None:
     store = prepared(recipe, tmp_path)
-    for path in store.folder.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    assert stat.S_IMODE(file_of(store).stat().st_mode) == 0o444
     with pytest.raises(ValueError, match="read-only"):
-        store.tokens[0] = 1
+        store.parts[0].row(0)["ids"][0] = 1
+
+
+def test_rows_beyond_one_record_batch_are_found(tmp_path: Path, words: ModelInput) -> None:
+    """The last and the first of two batches, in any order, alone and beside another store."""
+    number = BATCH_ROWS + 30
+    split = write_split(tmp_path, [text(n % 480, 2 + n % 3) for n in range(number)])
+    store = prepared(Recipe("causal-lm", 16, split, TEXT, None, words, "alone"), tmp_path)
+    assert store.facts.begins == [0, BATCH_ROWS, number]
+    for index in (number - 1, 0, BATCH_ROWS, BATCH_ROWS - 1):
+        ids = [word(n) for n in range(index % 480, index % 480 + 2 + index % 3)]
+        for several, first in ((store, 0), (Stores([*store.parts, *store.parts]), number)):
+            assert several.rows([first + index]).ids.tolist() == [[*ids, SEP]]
+            assert several.lengths([first + index]) == [len(ids) + 1]
+
+
+def test_a_rank_that_reads_imports_no_pandas(recipe: Recipe, tmp_path: Path) -> None:
+    path = file_of(prepared(recipe, tmp_path))
+    program = (
+        "import sys; from pathlib import Path; from runner.data.store import Store, Stores; "
+        f"Stores([Store(Path({str(path)!r}))]).rows([0]); print('pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
 
 
 CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
@@ -280,7 +297,7 @@ prepare(recipe, stores, print)
 """
 
 
-@pytest.mark.parametrize(("event", "ending"), [("open", "store.json"), ("os.rename", ".tmp")])
+@pytest.mark.parametrize(("event", "ending"), [("os.chmod", ".tmp"), ("os.rename", ".tmp")])
 def test_killed_in_the_middle_nothing_that_counts_is_left(
     recipe: Recipe, tmp_path: Path, event: str, ending: str
 ) -> None:
@@ -306,34 +323,33 @@ def test_the_second_process_finds_the_store_of_the_first(
     import runner.data.prepare as module
 
     first = prepared(recipe, tmp_path)
-    inode = (first.folder / "tokens.bin").stat().st_ino
+    inode = file_of(first).stat().st_ino
     monkeypatch.setattr(module, "is_prepared", lambda recipe, stores: False)
     second = prepared(recipe, tmp_path)
     assert body(second) == body(first)
-    assert (second.folder / "tokens.bin").stat().st_ino == inode
-    assert [path.name for path in (tmp_path / "stores").iterdir()] == [recipe.key]
+    assert file_of(second).stat().st_ino == inode
+    assert list((tmp_path / "stores").iterdir()) == [file_of(first)]
 
 
-@pytest.mark.parametrize("damage", ["shorter", "longer", "gone", "no json"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "empty", "of another program"])
 def test_a_damaged_store_is_reported_with_the_way_out(
     recipe: Recipe, tmp_path: Path, damage: str
 ) -> None:
-    folder = prepared(recipe, tmp_path).folder
-    tokens = folder / "tokens.bin"
-    data = tokens.read_bytes()
-    tokens.unlink()
-    if damage == "shorter":
-        tokens.write_bytes(data[:-2])
-    elif damage == "longer":
-        tokens.write_bytes(data + b"\0\0")
-    elif damage == "no json":
-        tokens.write_bytes(data)
-        (folder / "store.json").unlink()
-        (folder / "store.json").write_text("{}")
+    import pyarrow as pa
+
+    path = file_of(prepared(recipe, tmp_path))
+    data = path.read_bytes()
+    path.unlink()
+    changed = {"shorter": data[:-2], "longer": data + b"\0\0", "empty": b""}
+    path.write_bytes(changed.get(damage, b""))
+    if damage == "of another program":
+        batch = pa.record_batch({"a": pa.array([1])})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
     with pytest.raises(DamageError) as caught:
         prepared(recipe, tmp_path)
-    assert str(folder) in caught.value.message
-    assert "rm -r" in caught.value.remedy
+    assert caught.value.message.startswith(f"{path}: this store cannot be read: ")
+    assert caught.value.remedy == f"rm -f {path}  # then prepare again"
 
 
 def test_a_tokenizer_without_a_mask_is_refused_for_masked_lm(
@@ -351,6 +367,7 @@ def test_what_a_killed_preparation_left_goes_and_what_another_is_writing_stays(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     stores = tmp_path / "stores"
+    stores.mkdir()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     here = platform.node()
@@ -361,11 +378,9 @@ def test_what_a_killed_preparation_left_goes_and_what_another_is_writing_stays(
         "old": "d.elsewhere-2",
     }
     for name in names.values():
-        (stores / f"{name}.tmp").mkdir(parents=True)
-        (stores / f"{name}.tmp" / "tokens.bin").write_bytes(b"part")
+        (stores / f"{name}.tmp").write_bytes(b"part")
     yesterday = time.time() - 2 * 24 * 3600
-    for path in ((stores / f"{names['old']}.tmp"), stores / f"{names['old']}.tmp" / "tokens.bin"):
-        os.utime(path, (yesterday, yesterday))
+    os.utime(stores / f"{names['old']}.tmp", (yesterday, yesterday))
     prepared(recipe, tmp_path)
     assert {path.name for path in stores.glob("*.tmp")} == {
         f"{names[kept]}.tmp" for kept in ("alive", "far")

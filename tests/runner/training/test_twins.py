@@ -128,14 +128,12 @@ def accuracy(run: Path) -> float:
     import torch
     from transformers import AutoModelForImageClassification
 
-    from runner.data.images import ImageStore
+    from runner.data.store import Store
 
     model = AutoModelForImageClassification.from_pretrained(run / "model")
     assert [model.config.id2label[n] for n in range(10)] == list(twins.CLASSES)
-    stores = [
-        ImageStore.open(path.parent) for path in (run.parent / ".stores").glob("*/pixels.bin")
-    ]
-    store = next(store for store in stores if len(store) == 40)
+    stores = map(Store, (run.parent / ".stores").glob("*.arrow"))
+    store = Stores([next(store for store in stores if len(store) == 40)])
     pictures = store.rows(range(40))
     with torch.no_grad():
         scaled = (torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5

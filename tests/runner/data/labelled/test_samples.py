@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from runner.config.data import DatasetConfig
-from runner.data.labelled_samples import IGNORED, needs_space
-from runner.data.labelled_store import LabelledStore, unite
-from runner.data.prepare import prepare
+from runner.data.labelled import needs_space
+from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe
+from runner.data.store import IGNORED, Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
@@ -28,10 +28,9 @@ def model(bundle: Path) -> ModelInput:
 
 def stored(
     folder: Path, model: ModelInput, task: str, table: dict[str, Any], length: int = 64, **keys: Any
-) -> LabelledStore:
-    store = prepare(recipe_of(folder, model, task, table, length, **keys), folder / "stores", print)
-    assert isinstance(store, LabelledStore)
-    return store
+) -> Stores:
+    recipe = recipe_of(folder, model, task, table, length, **keys)
+    return Stores([prepare(recipe, folder / "stores", print)])
 
 
 def recipe_of(
@@ -48,7 +47,7 @@ def recipe_of(
 def test_a_pair_is_encoded_as_the_tokenizer_does_it(tmp_path: Path, model: ModelInput) -> None:
     table = {"a": ["she was very happy", "", "no"], "b": ["he is", "", "yes"], "y": [1, 0, 0]}
     store = stored(tmp_path, model, "text-classification", table, text="a", pair="b", label="y")
-    assert (len(store), store.facts.dropped) == (2, 1)
+    assert len(store) == 2 and store.facts.notes[0].startswith("1 row left out")
     rows, tokenizer = store.rows([0, 1]), load_tokenizer(model)
     expected = tokenizer("she was very happy", "he is")
     assert rows.ids[0].tolist() == expected["input_ids"]
@@ -63,8 +62,8 @@ def test_a_long_text_is_cut_with_its_end_token_and_counted(
     """The tokenizer's own setting, 16 tokens, is not used."""
     table = {"text": ["she was happy " * 20, "he was happy " * 6], "label": ["a", "b"]}
     store = stored(tmp_path, model, "text-classification", table, length=24)
-    assert store.lengths([0, 1]) == [24, 20] and store.facts.cut == 1
-    assert store.row(0).ids[-1] == load_tokenizer(model).sep_token_id
+    assert store.lengths([0, 1]) == [24, 20]
+    assert store.rows([0]).ids[0, -1] == load_tokenizer(model).sep_token_id
     assert "2 texts in 2 classes" in (said := capsys.readouterr().out)
     assert "1 cut to 24 tokens" in said
 
@@ -81,13 +80,15 @@ def test_a_words_class_is_at_its_first_token(tmp_path: Path, model: ModelInput) 
         first = place is not None and place not in seen
         assert label == (names.index(tags[place]) if first else IGNORED)
         seen.add(place)
-    assert (store.facts.num_words, store.facts.dropped) == (4, 1)
+    assert store.facts.what.startswith("1 sentence, 4 words in 3 classes")
+    assert store.facts.notes == ["1 row left out: no text or no label"]
 
 
 def test_words_behind_the_cut_are_counted(tmp_path: Path, model: ModelInput) -> None:
     table = {"tokens": [["he"] * 20], "ner_tags": [[0, 1] * 10]}
     store = stored(tmp_path, model, "token-classification", table, length=10)
-    assert (store.facts.cut, store.facts.cut_words, store.facts.num_words) == (1, 12, 8)
+    assert store.facts.what.startswith("1 sentence, 8 words in 2 classes")
+    assert store.facts.notes == ["1 cut to 10 tokens, 12 words lost"]
 
 
 def test_a_row_with_more_tags_than_words_is_refused(tmp_path: Path, model: ModelInput) -> None:
@@ -105,7 +106,7 @@ def test_byte_level_words_keep_the_space_before_them(bundle: Path, tmp_path: Pat
     store = stored(
         tmp_path, gpt2, "token-classification", {"tokens": [words], "ner_tags": [[0, 1, 0]]}
     )
-    assert store.row(0).ids.tolist() == tokenizer("He went home")["input_ids"]
+    assert store.rows([0]).ids[0].tolist() == tokenizer("He went home")["input_ids"]
     assert not needs_space(load_tokenizer(ModelInput("b", bundle / "data/models/tiny-bert",
                                                      "", None, {}, {})))  # fmt: skip
 
@@ -116,8 +117,8 @@ def test_stores_of_one_run_have_the_same_numbers(tmp_path: Path, model: ModelInp
         (tmp_path / name).mkdir()
         table = {"text": ["he was", "she was"], "label": labels}
         stores.append(stored(tmp_path / name, model, "text-classification", table))
-    unite(stores, [])
-    unite(stores, [])
+    for _ in range(2):
+        check_together({"train": [part for store in stores for part in store.parts]})
     assert stores[0].facts.class_names == stores[1].facts.class_names == ["b", "c", "a"]
     assert [store.rows([0, 1]).labels.tolist() for store in stores] == [[0, 1], [2, 0]]
 
@@ -129,7 +130,7 @@ def test_rows_with_an_empty_label_are_left_out_and_the_names_printed(
     labels = ["tech", "", "food", " ", "sport "]
     table = {"text": ["he was"] * 5, "label": labels}
     store = stored(tmp_path, model, "text-classification", table)
-    assert store.facts.class_names == ["food", "sport ", "tech"] and store.facts.dropped == 2
+    assert store.facts.class_names == ["food", "sport ", "tech"]
     assert store.rows([0, 1, 2]).labels.tolist() == [2, 0, 1]
     said = capsys.readouterr().out
     assert "prepared 3 texts in 3 classes: food, 'sport ', tech (" in said
@@ -139,16 +140,7 @@ def test_rows_with_an_empty_label_are_left_out_and_the_names_printed(
 def test_a_sentence_with_an_empty_tag_is_left_out(tmp_path: Path, model: ModelInput) -> None:
     table = {"tokens": [["he", "was"]] * 2, "ner_tags": [["O", "B-X"], ["O", ""]]}
     store = stored(tmp_path, model, "token-classification", table)
-    assert (store.facts.class_names, store.facts.dropped) == (["B-X", "O"], 1)
-
-
-def test_a_store_of_the_time_when_empty_labels_were_a_class_is_not_used(
-    tmp_path: Path, model: ModelInput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = {"text": ["he was"] * 3, "label": ["a", "b", ""]}
-    new = stored(tmp_path, model, "text-classification", table)
-    monkeypatch.setattr("runner.data.recipe.LABELLED_STORE_FORMAT", 1)
-    assert stored(tmp_path, model, "text-classification", table).folder != new.folder
+    assert len(store) == 1 and store.facts.class_names == ["B-X", "O"]
 
 
 def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from runner.data.images import Pictures
+from runner.data.store import Pictures
 from runner.training.components.batches import Sample
 from runner.training.tasks.classification import Classify, padding_id, scores
 from runner.training.tasks.image_classification import ImageClassification

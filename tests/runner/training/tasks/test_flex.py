@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.data.store import Rows, StoreFacts
+from runner.data.store import Facts, Rows
 from tests.runner.training.tasks.test_documents_apart import rows, small_model
 
 PACKED = ([150, 40, 190, 4], [384], [20] * 15)
@@ -122,7 +122,7 @@ def task(bundle: Any, folder: Any, asset: str, documents: str = "separate") -> A
         "dataset: {asset: reference}\n"
     )
     config = RunConfig.load(folder / "run.yaml")
-    facts = StoreFacts(1, 64, "uint16", 64, 1, 0, {}, documents)
+    facts = Facts({}, "", [], documents=documents)
     return task_named("causal-lm")(config, resolve(config, bundle).model, facts)
 
 

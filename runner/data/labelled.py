@@ -1,4 +1,4 @@
-"""Rows -> token ids with classes: one class for each text, or one for each word.
+"""Rows -> samples with classes: one class for each text, or one for each word.
 
 A pair of texts is encoded as the tokenizer does it, with its own special tokens and token types. A
 word's class is at its first token; the other tokens of the word, and special tokens, have none. A
@@ -7,91 +7,80 @@ sample that is longer than a sequence is cut, and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from runner.data.classes import NOT_GIVEN, Classes, is_blank
+from runner.data.classes import class_of, doubt, is_blank, listed, read_classes
 from runner.data.recipe import Recipe
+from runner.data.store import IGNORED, Facts, Sample
 from runner.data.table import columns, row_of
-from runner.errors import UsageError
+from runner.data.tokenizing import id_type, load_tokenizer
+from runner.errors import UsageError, human_count
 from runner.inputs import SplitInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-IGNORED = -100
 
-
-class Labelled(NamedTuple):
-    """One sample.
-
-    Attributes:
-        ids: token ids.
-        segments: for each token, 1 for the first text and 2 for the second.
-        labels: one class; or for each token its class, or `IGNORED`.
-    """
-
-    ids: list[int]
-    segments: list[int]
-    labels: list[int]
-
-
-@dataclass
-class Tally:
-    """Counts rows: `dropped` have no text or no class, `cut` are longer than a sequence.
-
-    `cut_words` are the words of cut samples that are in no sequence.
-    """
-
-    dropped: int = 0
-    cut: int = 0
-    cut_words: int = 0
-
-
-def samples(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, classes: Classes, tally: Tally
-) -> Iterator[Labelled]:
-    """Yields the samples of a split in its order.
+def samples(recipe: Recipe) -> Generator[Sample, None, Facts]:
+    """Yields the samples of a split in its order: `ids`, `documents` and `labels`.
 
     Raises:
-        UsageError: a row has more tags than words, or fewer; or the tokenizer does not say which
-            word a token belongs to.
+        UsageError: a label is no class; a row has more tags than words, or fewer; the tokenizer
+            does not say which word a token belongs to; or no row is left.
     """
-    number: dict[Any, int] = {name: index for index, name in enumerate(classes.names)}
-    if classes.kind != "texts":
-        number = {index: index for index in range(len(classes.names))}
-    if recipe.task == "text-classification":
-        yield from _texts(recipe, tokenizer, number, tally)
-    else:
-        yield from _sentences(recipe, tokenizer, number, tally)
+    import numpy as np
 
-
-def _class(value: Any, number: Mapping[Any, int], recipe: Recipe, row: int) -> int:
-    if value not in number:
+    tokenizer = load_tokenizer(recipe.model)
+    classes, tally = read_classes(recipe), Counter[str]()
+    of_words = recipe.task == "token-classification"
+    encoded = (_sentences if of_words else _texts)(recipe, tokenizer, classes.numbers, tally)
+    dtype = id_type(tokenizer)
+    for one, labels in encoded:
+        ids = np.array(one["input_ids"], dtype)
+        kinds = np.array(one.get("token_type_ids", [0] * len(ids)), np.uint16)
+        tally["samples"] += 1
+        tally["words"] += sum(label != IGNORED for label in labels)
+        yield {"ids": ids, "documents": kinds + 1, "labels": np.array(labels, np.int32)}
+    if not tally["words"]:
         raise UsageError(
-            f"{row_of(recipe.split, row)}: label {value}; "
-            f"classes count from 0 to {len(number) - 1}.",
-            NOT_GIVEN,
+            f"split `{recipe.split.name}`: nothing to train on: "
+            f"{human_count(tally['dropped'], 'row')} without a text or a label.",
+            "Look at the columns, or choose another split.",
         )
-    return number[value]
+    what = human_count(tally["samples"], "sentence" if of_words else "text")
+    words = f", {human_count(tally['words'], 'word')}" if of_words else ""
+    lost = f", {human_count(tally['cut_words'], 'word')} lost" if of_words else ""
+    notes = {
+        f"{human_count(tally['dropped'], 'row')} left out: no text or no label": tally["dropped"],
+        f"{tally['cut']} cut to {recipe.sequence_length} tokens{lost}": tally["cut"],
+    }
+    return Facts(
+        recipe.to_json(),
+        f"{what}{words} in {len(classes.names)} classes: {listed(classes.names)}",
+        [note for note, number in notes.items() if number],
+        warning=doubt(recipe, classes, tally["dropped"]),
+        class_names=classes.names,
+        class_kind=classes.kind,
+    )
 
 
 def _texts(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: Mapping[Any, int], tally: Tally
-) -> Iterator[Labelled]:
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, numbers: dict[Any, int], tally: Counter[str]
+) -> Iterator[tuple[dict[str, Any], list[int]]]:
     data = recipe.dataset
     names = list(recipe.dataset.columns(recipe.task).values())
     first = 0
     for rows in columns(recipe.split, list(dict.fromkeys(names)), recipe.limit):
         texts = list(zip(*(rows[name] for name in names[:-1]), strict=True))
         kept = [
-            (text, _class(label, number, recipe, first + row))
+            (text, class_of(label, numbers, recipe.split, first + row))
             for row, (text, label) in enumerate(zip(texts, rows[data.label], strict=True))
             if not is_blank(label) and None not in text and any(part.strip() for part in text)
         ]
         first += len(texts)
-        tally.dropped += len(texts) - len(kept)
+        tally["dropped"] += len(texts) - len(kept)
         if not kept:
             continue
         sides = [list(side) for side in zip(*(text for text, _ in kept), strict=True)]
@@ -99,15 +88,9 @@ def _texts(
         for index, (text, label) in enumerate(kept):
             one = {name: encoded[name][index] for name in encoded}
             if len(one["input_ids"]) > recipe.sequence_length:
-                tally.cut += 1
+                tally["cut"] += 1
                 one = dict(tokenizer(*text, truncation=True, max_length=recipe.sequence_length))
-            ids = list(one["input_ids"])
-            yield Labelled(ids, _segments(one, len(ids)), [label])
-
-
-def _segments(encoded: dict[str, Any], length: int) -> list[int]:
-    types = encoded.get("token_type_ids")
-    return [1] * length if types is None else [int(kind) + 1 for kind in types]
+            yield one, [label]
 
 
 def check_lengths(split: SplitInput, row: int, words: Sequence[Any], tags: Sequence[Any]) -> None:
@@ -121,8 +104,8 @@ def check_lengths(split: SplitInput, row: int, words: Sequence[Any], tags: Seque
 
 
 def _sentences(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: Mapping[Any, int], tally: Tally
-) -> Iterator[Labelled]:
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, numbers: dict[Any, int], tally: Counter[str]
+) -> Iterator[tuple[dict[str, Any], list[int]]]:
     data = recipe.dataset
     if not tokenizer.is_fast:
         raise UsageError(
@@ -136,12 +119,13 @@ def _sentences(
         kept = []
         for row, (words, tags) in enumerate(zip(rows[data.words], rows[data.tags], strict=True)):
             if not words or tags is None or any(map(is_blank, tags)):
-                tally.dropped += 1
+                tally["dropped"] += 1
                 continue
             check_lengths(recipe.split, first + row, words, tags)
             spaced = [f"{space if place else ''}{word or ''}" for place, word in enumerate(words)]
-            classes = [_class(tag, number, recipe, first + row) for tag in tags]
-            kept.append((spaced, classes))
+            kept.append(
+                (spaced, [class_of(tag, numbers, recipe.split, first + row) for tag in tags])
+            )
         first += len(rows[data.tags])
         if not kept:
             continue
@@ -157,11 +141,12 @@ def _sentences(
             last = max((place for place in places if place is not None), default=-1)
             # The last words of a row can have no token of their own: white space.
             lost = sum(1 for word in words[last + 1 :] if word.strip())
-            tally.cut += bool(lost)
-            tally.cut_words += lost
-            one = {name: encoded[name][index] for name in encoded}
-            ids = list(one["input_ids"])
-            yield Labelled(ids, _segments(one, len(ids)), at_first_tokens(places, tags))
+            tally["cut"] += bool(lost)
+            tally["cut_words"] += lost
+            yield (
+                {name: encoded[name][index] for name in encoded},
+                at_first_tokens(places, tags),
+            )
 
 
 def at_first_tokens(places: Sequence[int | None], tags: Sequence[int]) -> list[int]:
