@@ -132,13 +132,7 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
     wanted, task = config.packing.documents, config.task
     kind = str(model.settings.get("model_type"))
     key, why_not = "packing.documents", _why_not_apart(model, sequence_length)
-    if task == "image-classification":
-        if wanted not in ("auto", "alone"):
-            raise UsageError(
-                f"{config.path}: {key}: {wanted}: images are not packed.", "Leave it out."
-            )
-        return Choice(key, "alone", "images are not packed")
-    if data_of(task) == "labelled":
+    if data_of(task) in ("images", "labelled"):
         if wanted not in ("auto", "alone"):
             raise UsageError(
                 f"{config.path}: {key}: {wanted}: samples of {task} are not packed.", "Omit it."

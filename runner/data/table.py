@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Queue
 from typing import Any, TypeVar
 
 from runner.inputs import SplitInput, unreadable
@@ -82,34 +81,13 @@ def read_ahead(items: Iterator[T]) -> Iterator[T]:
     """Yields the same items; the next one is made in a thread while one is used.
 
     Args:
-        items: is used in that thread only.
+        items: is used in that thread only; none of them is None.
 
     Raises:
         BaseException: what `items` raised, with its traceback, where its item would come.
     """
-    made: Queue[tuple[T | None, BaseException | None, bool]] = Queue(maxsize=1)
-    is_over = threading.Event()
-
-    def work() -> None:
-        try:
-            for item in items:
-                if is_over.is_set():
-                    return
-                made.put((item, None, False))
-            made.put((None, None, True))
-        except BaseException as problem:  # noqa: BLE001 - raised below, in the other thread
-            made.put((None, problem, True))
-
-    threading.Thread(target=work, name="read ahead", daemon=True).start()
-    try:
-        while True:
-            item, problem, is_last = made.get()
-            if problem is not None:
-                raise problem
-            if is_last:
-                return
-            yield item  # type: ignore[misc]  # only the last one is None
-    finally:
-        is_over.set()
-        while not made.empty():  # the thread may be waiting for a place
-            made.get_nowait()
+    with ThreadPoolExecutor(1, "read ahead") as thread:
+        following = thread.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = thread.submit(next, items, None)
+            yield item
