@@ -27,26 +27,25 @@ T = TypeVar("T")
 
 
 def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str, remedy: str) -> T:
-    """Calls `work(*arguments)` in a child process, which ends with this one.
+    """Calls `work(*arguments)` in a child process and waits for its answer; see `Child`."""
+    return cast("T", Child(work, arguments).answer(purpose, remedy))
+
+
+class Child:
+    """A call of `work(*arguments)` in a child process, which ends with this one.
 
     Args:
-        work: a function of one of our modules.
+        work: a function of one of our modules; its result can be pickled.
         arguments: can be pickled.
-        purpose: its purpose, for the message if it is killed: "preparing the data".
-        remedy: the advice in that message.
-
-    Returns:
-        What `work` returned; it must be possible to pickle it.
-
-    Raises:
-        StageError: `work` raised it, or the child was killed.
     """
-    receiver, sender = os.pipe()
-    with open(receiver, "rb") as answer:
+
+    def __init__(self, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+        receiver, sender = os.pipe()
+        self._answer = os.fdopen(receiver, "rb")
         # The child takes a Ctrl-C only when its `main` can: Python would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            child = subprocess.Popen(
+            self._process = subprocess.Popen(
                 isolated("runner.child", str(sender), str(os.getpid())),
                 stdin=subprocess.PIPE,
                 pass_fds=[sender],
@@ -54,21 +53,39 @@ def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str
         finally:
             os.close(sender)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        child.communicate(pickle.dumps((work, arguments)))
-        answered = answer.read()
-    if child.returncode != 0 or not answered:
-        # Linux kills a process that uses too much memory; exit code 1 would blame the data.
-        why = why_ended(child.returncode)
-        is_limit = "ulimit" in why
-        raise StageError(
-            f"{purpose} ended with {child.returncode} (see above; -9 is often too little memory).",
-            f"{why[0].upper()}{why[1:]}." if is_limit else remedy,
-            exit_code=5 if child.returncode < 0 else 1,
-        )
-    result, problem = pickle.loads(answered)
-    if problem is not None:
-        raise problem
-    return cast("T", result)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as question:
+            question.write(pickle.dumps((work, arguments)))
+
+    def answer(self, purpose: str, remedy: str) -> Any:
+        """Waits for the end of the child.
+
+        Args:
+            purpose: its purpose, for the message if it is killed: "preparing the data".
+            remedy: the advice in that message.
+
+        Returns:
+            What `work` returned.
+
+        Raises:
+            StageError: `work` raised it, or the child was killed.
+        """
+        with self._answer as answer:
+            answered = answer.read()
+        code = self._process.wait()
+        if code != 0 or not answered:
+            # Linux kills a process that uses too much memory; exit code 1 would blame the data.
+            why = why_ended(code)
+            is_limit = "ulimit" in why
+            raise StageError(
+                f"{purpose} ended with {code} (see above; -9 is often too little memory).",
+                f"{why[0].upper()}{why[1:]}." if is_limit else remedy,
+                exit_code=5 if code < 0 else 1,
+            )
+        result, problem = pickle.loads(answered)
+        if problem is not None:
+            raise problem
+        return result
 
 
 def main() -> None:
@@ -107,10 +124,6 @@ def _call(work: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[Any,
         raise
 
 
-if __name__ == "__main__":
-    main()
-
-
 def runner_command(*arguments: str, prefix: Path | None = None) -> list[str]:
     """The command for `runner ARGUMENTS`, by its script: no folder named `runner` can shadow it.
 
@@ -126,3 +139,7 @@ def runner_command(*arguments: str, prefix: Path | None = None) -> list[str]:
         return [sys.executable, str(script), *arguments]
     python, *options = isolated("runner", *arguments)
     return [python, "-u", *options]  # `-I` ignores PYTHONUNBUFFERED
+
+
+if __name__ == "__main__":
+    main()

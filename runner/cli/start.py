@@ -67,10 +67,10 @@ def check(
 
 
 def _check_run(run: Job, processes: int | None) -> None:
-    from runner.job.check import examine
-    from runner.job.installed import left_to_ranks
+    from runner.job.check import check_ahead
+    from runner.job.installed import lacking
 
-    found = examine(run, processes, os.environ)
+    found = check_ahead(run, processes, os.environ)
     for line in () if found.errors else (*found.lines, *found.details):
         print_line(line)
     for finding in found.others:
@@ -81,7 +81,7 @@ def _check_run(run: Job, processes: int | None) -> None:
         return
     warnings = sum(finding.level == "warning" for finding in found.others)
     above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
-    what = " in what was checked" if left_to_ranks(run.config) else ""
+    what = " in what was checked" if lacking() else ""
     print_line(f"nothing found that would fail{what}{above}")
     print_line(f"next: {_next(run, processes)}")
 
@@ -116,7 +116,7 @@ def _check_as_json(
 ) -> int:
     """Prints one JSON document with everything that `check` finds; returns the exit code."""
     from runner import isolation
-    from runner.job.check import document, examine
+    from runner.job.check import check_ahead, document
     from runner.job.findings import Findings
     from runner.job.job import Job
 
@@ -124,7 +124,7 @@ def _check_as_json(
     isolation.isolate(dict(os.environ), lines.append, [*sys.path])
     try:
         loaded = Job.load(run, bundle, output, overrides)
-        found = examine(loaded, processes, os.environ)
+        found = check_ahead(loaded, processes, os.environ)
         found.lines += loaded.finished()
     except StageError as error:
         found = Findings(errors=list(error.parts or [error]))
@@ -263,11 +263,8 @@ def submit(
     offline.set_variables(os.environ)
     loaded = Job.load(run, bundle, output, overrides)
     sweep = members(axes) if axes else ()
-    runs = [
-        Job.load(run, bundle, loaded.folder.root / member.name, (*overrides, *member.overrides))
-        for member in sweep
-    ]
-    wanted = request(loaded.config, bundle, loaded.folder.root, overrides, sweep)
+    runs = [loaded.member(member.name, member.overrides) for member in sweep]
+    wanted = request(loaded, sweep)
     if only_print:
         for checked in runs or [loaded]:
             check_batch(checked.config, wanted.nodes * wanted.tasks_per_node)
@@ -295,7 +292,7 @@ def _submit(runs: list[Job], alone: Job, wanted: Any) -> None:
     if all(run.finished() for run in runs or [alone]):
         print_line("nothing was submitted")
         return
-    job = submit_job(wanted)
+    job = submit_job(wanted, alone.partition)
     print_line(f"submitted job {job}; follow it: squeue -j {job}")
     print_line(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
@@ -311,11 +308,9 @@ def _check_request(run: Job, *, with_shell: bool) -> None:
     Raises:
         StageError: it cannot work, or another launcher trains in its folder.
     """
-    from runner.job.check import examine
+    from runner.job.check import check_ahead
     from runner.run_folder.run_lock import check_not_held
 
-    found = examine(run, None, os.environ, to_submit=True, with_shell=with_shell)
-    found.raise_errors()
-    for line in (*found.lines, *map(str, found.others)):
-        print_line(line)
+    found = check_ahead(run, None, os.environ, to_submit=True, with_shell=with_shell)
+    found.report(print_line)
     check_not_held(run.folder, os.environ)

@@ -1,45 +1,99 @@
-"""`runner check`: everything that would end a run, found before its job waits in the queue."""
+"""Everything that would end a run, found before a rank starts, without a GPU, in seconds.
+
+`check_everything` is what `train`, `rehearse`, `bench` and `evaluate` ask; `check_ahead`, of
+`check` and `submit`, adds what concerns the queue and the job's nodes. Headers, configs and small
+files are read here; children ask transformers and the job's own shell meanwhile.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runner import kept
+from runner.child import Child
+from runner.config.run_config import RunConfig
+from runner.config.tasks import data_of
+from runner.data.recipe import Recipe, documents_of, recipes
+from runner.data.tokenizer_files import check_tokenizer_files
 from runner.disks import read_mounts
-from runner.errors import UsageError, human_count, join_errors
-from runner.job.devices import torch_without_gpus
+from runner.errors import (
+    DamageError,
+    PolicyError,
+    StageError,
+    UsageError,
+    check_libraries,
+    human_count,
+    human_size,
+    join_errors,
+)
+from runner.inputs import Inputs, verification
+from runner.job import node_local, with_torch, without_torch
+from runner.job.access import (
+    check_disk,
+    check_quota,
+    check_readable,
+    check_writable,
+    disk_needed,
+    files_to_read,
+    nearest_folder,
+)
+from runner.job.devices import notes_of_job, torch_without_gpus
 from runner.job.findings import FAULTS, Finding, Findings, finding_of
-from runner.job.installed import note_for_job
+from runner.job.installed import (
+    check_environment,
+    check_fsdp,
+    is_installed,
+    is_light,
+    lacking,
+    note_for_job,
+    why_not_here,
+)
 from runner.job.job import Job
+from runner.job.load_memory import check_at_load
+from runner.job.memory import describe_state, state_needed
+from runner.job.model import check_files, check_model
 from runner.job.places import check_own_name, check_places, hosts_file
+from runner.job.plan import (
+    DEFAULT_GLOBAL,
+    TrainingPlan,
+    check_batch,
+    decide,
+    sequence_length,
+    stage_of,
+)
 from runner.job.rehearsed import offer, recall
-from runner.job.submit import (
-    check as check_request,
+from runner.job.resume import check_checkpoint, note_changes
+from runner.job.settings import check_accumulation, check_micro, check_settings
+from runner.job.shapes import (
+    Device,
+    ModelShape,
+    describe_new_tokens,
+    embedding_rows,
+    human_parameters,
+    shape_of,
+    weight_shapes,
 )
-from runner.job.submit import (
-    device_of_job,
-    node_shapes,
-    notes_of_job,
-    partition_name,
-    ranks_on_node,
-    request,
-)
-from runner.job.surroundings import start
+from runner.job.submit import check as check_request
+from runner.job.submit import device_of_job, ranks_on_node, request
+from runner.job.surroundings import Attempt
+from runner.job.texts import check_data, describe_dataset, examine_step, to_count
 from runner.job.tools import check_tools, find_tools
 from runner.processes import usable_cores
-from runner.slurm.jobs import inside_job, over_job
+from runner.slurm.jobs import over_job
 from runner.slurm.script import sbatch_script
 from runner.slurm.shell_variables import notes
 
 FORMAT = 1  # of the JSON document
 
 
-def examine(
-    run: Job,
+def check_ahead(
+    job: Job,
     processes: int | None,
     environ: Mapping[str, str],
     *,
@@ -53,111 +107,399 @@ def examine(
         to_submit: `submit` lets Slurm look at the script by itself, and offers a rehearsal.
         with_shell: whether the job's shell and its Python are tried, too.
     """
-    config = run.config
-    early = Findings()
-    attempt = early.attempt(start, run, environ) if processes is None and with_shell else None
-    ranks = processes or config.slurm.nodes * ranks_on_node(config.slurm)
-    device = early.attempt(device_of_job, config, processes, environ)
-    found = run.examine(ranks, device, with_texts=True)
+    config, slurm, early = job.config, job.config.slurm, Findings()
+    over = over_job(environ)
+    inside = "SLURM_JOB_ID" in environ and over is None
+    queues = processes is None and not inside and bool(job.partition.nodes)
+    attempt = early.attempt(Attempt, job, environ) if queues and with_shell else None
+    device = early.attempt(device_of_job, job, processes, environ)
+    ranks = processes or slurm.nodes * ranks_on_node(slurm)
+    found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
     with found.keeping():
-        found.lines += notes_of_job(config)
-    found.others += python_of_job(run, is_tried=attempt is not None and attempt.is_under_way)
+        found.lines += notes_of_job(slurm, ranks_on_node(slurm))
+    _check_python(found, job, is_tried=attempt is not None)
     if processes is not None and processes > (cores := usable_cores()):
         what = f"{processes} ranks share {human_count(cores, 'core')} of this machine"
-        found.others.append(Finding("note", f"{what}: --processes {cores} is faster."))
+        found.note(f"{what}: --processes {cores} is faster.")
     if processes is None:
         found.others += find_tools(config)
     elif config.environment is None:
         found.attempt(check_tools, config)
-    if not to_submit:
-        with found.keeping():
-            wanted = request(config, run.bundle, run.folder.root, run.overrides)
-            line, warning = check_request(wanted)
-            found.lines.append(line)
-            if warning:
-                remedy = "Or choose another slurm.partition."
-                found.others.append(Finding("warning", warning, remedy))
-    if processes is None:
-        found.others += surroundings(run, environ)
-        known = known_of_partition(run, environ, offers=to_submit)
-        found.others += known.others
-        found.lines += known.lines
+    wanted = found.attempt(request, job)
+    if wanted is not None and not to_submit:
+        check_request(found, wanted, job.partition)
+    if queues:
+        if wanted is not None:
+            _check_shell(found, sbatch_script(wanted), environ, over)
+        _check_nodes(found, job, environ, offers=to_submit)
     if attempt is not None:
         attempt.add_to(found)
-    found.lines += [] if to_submit else run.held(environ)
+    found.lines += [] if to_submit else job.held(environ)
     return found
 
 
-def python_of_job(run: Job, *, is_tried: bool) -> list[Finding]:
-    """Returns what is to be known about the job's Python, if this one cannot train.
+def check_everything(
+    job: Job, ranks: int | None, device: Device | None, *, ahead: bool = False
+) -> Findings:
+    """Finds everything that can be known about a run before it is launched.
+
+    Args:
+        ranks: their number; None: not known.
+        device: of each rank; None: not known.
+        ahead: whether nothing starts now: then small datasets are prepared, to see whether they
+            fill a step, and transformers builds the model.
+
+    Returns:
+        Facts, warnings, and errors: UsageError (the run cannot work, or the checkpoint is of
+        another run), DamageError (the bundle is known to be damaged), PolicyError (it must be
+        verified, and is not), IncompleteError (no space, inodes or quota).
+    """
+    config, inputs, found = job.config, job.inputs, Findings()
+    found.attempt(check_libraries, f"{config.path}: the check of its data", "pyarrow")
+    found.attempt(check_readable, files_to_read(inputs))
+    if found.errors:
+        return found  # a bundle that is closed must not be called damaged
+    verified = found.attempt(_check_verified, config, inputs)
+    if any(isinstance(error, DamageError) for error in found.errors):
+        return found  # everything else would follow from it
+    with found.keeping():
+        for path in {nearest_folder(path) for path in (job.folder.stores, job.folder.root)}:
+            check_writable(path)
+    found.attempt(_check_installed, config)
+    found.attempt(check_environment, config, inputs)
+    found.attempt(_check_patience, config, inputs)
+    if device is not None and not why_not_here(config):
+        found.attempt(check_fsdp, config, device.kind)
+    found.lines += [verified] if verified else []
+    _check_model(found, job, ranks, device, ahead=ahead)
+    if lacks := lacking():
+        found.warn(
+            f"not checked here ({lacks} not installed): {_unchecked(config)}",
+            "Run the check in the environment of the job, or leave it to the ranks.",
+        )
+    if config.environment is not None and inputs.environment is not None:
+        with found.keeping():
+            wanted = config.environment.node_local
+            found.lines.append(node_local.preview(wanted, inputs.environment))
+    return found
+
+
+def _unchecked(config: RunConfig) -> str:
+    left = ["whether transformers builds the model and its weights fit"]
+    left += ["whether its tokenizer loads"] if data_of(config.task) != "images" else []
+    left += ["how samples are written"] if config.task == "instruction" else []
+    return ", ".join(left)
+
+
+def _check_model(
+    found: Findings, job: Job, ranks: int | None, device: Device | None, *, ahead: bool
+) -> None:
+    """Finds what follows from the model: its files, and with them length, batch and memory."""
+    config, model = job.config, job.inputs.model
+    before = len(found.errors)
+    shape = found.attempt(shape_of, config, model)
+    found.attempt(check_model, config, model)
+    if shape is None:
+        return
+    shapes: Mapping[str, Sequence[int]] = {}
+    if config.model.init == "pretrained" and config.model.folder is None:
+        shapes = weight_shapes(model) or {}
+    found.attempt(check_files, config, model, shapes)
+    fits = len(found.errors) == before
+    wanted = length = None
+    with found.keeping():
+        length, _ = sequence_length(config, shape)
+        wanted = recipes(config, job.inputs, length)
+    of_model = _Look.at_model(job) if fits and ahead else None
+    of_texts = None
+    if fits and wanted is not None:
+        rows = embedding_rows(shape, shapes)
+        of_texts = _Look.at_texts(found, job, rows, wanted, ahead=ahead)
+    total = _check_run(found, job, shape, length, ranks, device)
+    if ahead and wanted is not None:
+        check_data(found, config, wanted, total)
+    if of_texts is not None:
+        numbers = of_texts.add_to(found)
+        if total is not None and numbers and None not in numbers and of_texts.counts_all:
+            examine_step(found, config, sum(numbers), total)
+    if of_model is not None:
+        of_model.add_to(found)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a child looks at; its answer is kept where it has no errors."""
+
+    path: Path
+    child: Child | None
+    counts_all: bool = False
+
+    @staticmethod
+    def at_model(job: Job) -> _Look | None:
+        """Whether transformers builds the model and finds its weights; None: not known here."""
+        config, model = job.config, job.inputs.model
+        if why_not_here(config):
+            return None
+        folder = config.model.folder or model.path
+        sums = sorted(model.digests.items())
+        if config.model.folder is not None:
+            sums = [(p.name, str(p.stat())) for p in sorted(folder.iterdir())]
+        versions = kept.versions("torch", "transformers")
+        engine = [config.engine.name, config.engine.wrap]
+        basis = (versions, sums, config.task, config.model.init, engine)
+        return _Look.of("models", basis, with_torch.look, config, model.asset, folder)
+
+    @staticmethod
+    def at_texts(
+        found: Findings,
+        job: Job,
+        rows: tuple[int, str],
+        wanted: Mapping[str, tuple[Recipe, ...]],
+        *,
+        ahead: bool,
+    ) -> _Look | None:
+        """What transformers says without torch; None: it is not installed here."""
+        config, inputs = job.config, job.inputs
+        if not is_installed("transformers"):
+            if data_of(config.task) != "images":
+                found.attempt(check_tokenizer_files, config, inputs.model, rows[0])
+            return None
+        total = config.batch.total if isinstance(config.batch.total, int) else DEFAULT_GLOBAL
+        counted, counts_all = to_count(wanted, job.folder.stores, total) if ahead else ([], False)
+        train = wanted["train"] if config.task == "instruction" else ()
+        basis = (
+            kept.versions("transformers", "tokenizers"),
+            sorted(inputs.model.tokenizer_digests.items()),
+            [config.task, config.whole_words, rows],
+            [recipe.key for recipe in (*train, *counted)],
+        )
+        arguments = (config, inputs, rows, train, counted)
+        return _Look.of("texts", basis, without_torch.look, *arguments, counts_all=counts_all)
+
+    @staticmethod
+    def of(
+        kind: str, basis: tuple[object, ...], work: Any, *arguments: Any, counts_all: bool = False
+    ) -> _Look:
+        """Starts a child, if there is no kept answer."""
+        path = kept.path_of(kind, *basis)
+        child = None if kept.read(path) else Child(work, arguments)
+        return _Look(path, child, counts_all)
+
+    def add_to(self, found: Findings) -> list[Any]:
+        """Waits for the answer, and adds it; returns the numbers of sequences."""
+        if self.child is None:
+            answer = kept.read(self.path)
+            found.lines += answer["lines"]
+            found.others += [Finding(**finding) for finding in answer["findings"]]
+            return list(answer["numbers"])
+        try:
+            looked = self.child.answer(
+                "the check of the model", "Run it where there is more memory."
+            )
+        except UsageError as error:
+            found.error(error)
+            return []
+        except StageError as error:
+            found.warn(f"not checked: {error.message}", error.remedy)
+            return []
+        more, numbers = looked if isinstance(looked, tuple) else (looked, [])
+        found.add(more)
+        if not more.errors:
+            findings = [finding.to_json() for finding in more.others]
+            kept.keep(self.path, {"lines": more.lines, "findings": findings, "numbers": numbers})
+        return list(numbers)
+
+
+def _check_run(
+    found: Findings,
+    job: Job,
+    shape: ModelShape,
+    length: int | None,
+    ranks: int | None,
+    device: Device | None,
+) -> int | None:
+    """Finds what follows from the model's shape: batch, memory, checkpoints, disk.
+
+    Returns:
+        Sequences of a step; None: not known.
+    """
+    config, inputs, folder, model = job.config, job.inputs, job.folder, job.inputs.model
+    documents = plan = resumed = None
+    if length is not None:
+        documents = found.attempt(documents_of, config, model, length)
+    if device is not None and ranks is not None and length is not None:
+        plan = found.attempt(decide, config, shape, device, ranks)
+    elif ranks is not None:
+        found.attempt(check_batch, config, ranks)
+    if plan is not None and device is not None:
+        _check_memory(found, config, shape, plan, device)
+    if length is not None and documents is not None:
+        resumed = found.attempt(check_checkpoint, config, inputs, folder, length, ranks)
+        found.others += note_changes(config, folder) if resumed else []
+    needed = disk_needed(config, shape)
+    found.attempt(check_disk, config, folder, shape, needed)
+    found.attempt(check_quota, folder.root, needed, read_mounts())
+    found.lines += [
+        f"model {model.asset}: {model.settings.get('model_type')}, "
+        f"{human_parameters(shape.num_parameters)}, init {config.model.init}",
+        *filter(None, [describe_new_tokens(shape, model)]),
+        *(describe_dataset(config, data, length or 0) for data in inputs.datasets),
+    ]
+    if config.task != "image-classification" and documents is not None:
+        found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
+    found.details.append(
+        f"disk: up to {human_size(needed)} for "
+        f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
+    )
+    _describe_memory(found, config, shape, plan, device, ranks)
+    found.lines += [resumed] if resumed else []
+    total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
+    precision = plan.precision if plan else config.precision
+    check_settings(found, config, model.settings, precision)
+    if ranks is not None and isinstance(total, int) and isinstance(micro, int):
+        check_accumulation(found, config, total, micro, ranks)
+    return total if isinstance(total, int) else None
+
+
+def _check_memory(
+    found: Findings, config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device
+) -> None:
+    """Compares the memory of the node and, for a micro batch of the run file, of the GPU."""
+    decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]
+    on_node = -(-plan.world_size // config.slurm.nodes)
+    found.attempt(check_at_load, decided, shape, plan, device, on_node)
+    if device.kind == "cuda" and isinstance(config.batch.micro, int) and not found.errors:
+        check_micro(found, decided, shape, plan, device)
+
+
+def _describe_memory(
+    found: Findings,
+    config: RunConfig,
+    shape: ModelShape,
+    plan: TrainingPlan | None,
+    device: Device | None,
+    world_size: int | None,
+) -> None:
+    if world_size is not None:
+        state = state_needed(config, shape, world_size)
+        ranks, by = human_count(world_size, "rank"), ", by ZeRO stage,"
+        sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
+        if config.engine.name != "deepspeed":
+            by, sizes = "", human_size(state[stage_of(config.engine)])
+        found.details.append(
+            f"model state per rank{by} on {ranks} ({describe_state(config, shape)}): {sizes}"
+        )
+    if plan is not None and device is not None:
+        zero = config.engine.name == "deepspeed"
+        engine = f"ZeRO stage {plan.zero}" if zero else config.engine.name
+        found.lines.append(
+            f"the memory fits: {device.name}, {human_size(device.memory)} per rank; "
+            f"{plan.precision}, {engine}, micro batch {plan.micro}"
+        )
+        if device.kind == "cpu" and config.quantization is not None:
+            found.lines.append(
+                "quantised weights are unpacked for each product on a CPU: slow, for trials only"
+            )
+
+
+def _check_installed(config: RunConfig) -> None:
+    """Refuses a run that needs a package which the environment of this command does not have."""
+    if is_light() or config.environment is not None:
+        return  # they are the ranks' to find
+    needs = {
+        f"engine.name: {config.engine.name}": "deepspeed"
+        if config.engine.name == "deepspeed"
+        else None,
+        f"optimizer.name: {config.optimizer.name}": "bitsandbytes"
+        if config.optimizer.name.endswith("8bit")
+        else None,
+        "lora": "peft" if config.lora else None,
+        "quantization": "bitsandbytes" if config.quantization else None,
+        "wandb: true": "wandb" if config.wandb else None,
+    }
+    for key, package in needs.items():
+        if package and not is_installed(package):
+            raise UsageError(
+                f"{config.place(key.partition(':')[0])}: {key} needs {package}, which is not "
+                "installed.",
+                f"pip install {package}",
+            )
+
+
+def _check_patience(config: RunConfig, inputs: Inputs) -> None:
+    """Checks that a run that may end early has something to evaluate on."""
+    if config.evaluation.patience is not None and not any(d.validation for d in inputs.datasets):
+        raise UsageError(
+            f"{config.place('evaluation.patience')}: "
+            "evaluation.patience needs a validation split, and none is read.",
+            "Set dataset.validation to a split of the dataset, or to a share of the training split "
+            "(validation: 5%); or remove evaluation.patience.",
+        )
+
+
+def _check_verified(config: RunConfig, inputs: Inputs) -> str:
+    known = verification(inputs.bundle, os.environ)
+    command = (
+        f"stage verify {inputs.bundle}{f' --id {config.bundle.id}' if config.bundle.id else ''}"
+    )
+    if not known.holds and config.bundle.verified == "required":
+        raise PolicyError(
+            f"{config.place('bundle.verified')}: "
+            f"`bundle.verified: required`, and {inputs.bundle} is not: "
+            f"{known.text}.",
+            command,
+        )
+    state = known.text if known.holds else f"{known.text} ({command} reads every byte)"
+    return f"bundle {inputs.bundle_id[:12]}: {state}"
+
+
+def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
+    """Says what is to be known about the job's Python, if this one cannot train.
 
     Args:
         is_tried: whether `surroundings.start` tries that Python: then it examines its torch.
     """
-    config = run.config
+    config = job.config
     is_own = config.environment is None and not config.slurm.container
     if is_own and not is_tried and (torch := torch_without_gpus(config.slurm)):
-        return [
-            Finding(
-                "warning",
-                f"torch {torch} is installed here, which is for CPUs: in a job with GPUs its ranks "
-                "refuse to start.",
-                "Install a torch with CUDA in this environment, or stage one for the cluster "
-                "(`environment:` and `profile:` in the manifest).",
-            )
-        ]
-    note = note_for_job(config, run.inputs)
-    if not note:
-        return []
-    is_warning = note.startswith("warning: ")
-    return [Finding("warning" if is_warning else "note", note.removeprefix("warning: "))]
+        found.warn(
+            f"torch {torch} is installed here, which is for CPUs: in a job with GPUs its ranks "
+            "refuse to start.",
+            "Install a torch with CUDA in this environment, or stage one for the cluster "
+            "(`environment:` and `profile:` in the manifest).",
+        )
+    elif note := note_for_job(config, job.inputs):
+        text = note.removeprefix("warning: ")
+        found.others.append(Finding("note" if text == note else "warning", text))
 
 
-def surroundings(run: Job, environ: Mapping[str, str]) -> list[Finding]:
-    """Finds what this node has and the job's nodes may not have; nothing without a cluster."""
-    slurm = run.config.slurm
-    if inside_job(environ) or not node_shapes(slurm.partition):
-        return []
-    folders = {"the run folder": run.folder.root, "the bundle": run.inputs.bundle}
-    if run.config.environment is None and not slurm.container:
-        folders["this command's environment"] = Path(sys.prefix)
-    return [
-        *_left_in_shell(run, environ),
-        *check_places(folders, read_mounts()),
-        *check_own_name(platform.node(), hosts_file(), slurm.nodes),
-    ]
-
-
-def _left_in_shell(run: Job, environ: Mapping[str, str]) -> list[Finding]:
+def _check_shell(
+    found: Findings, script: str, environ: Mapping[str, str], over: UsageError | None
+) -> None:
     """Finds variables of this shell that mean something to a job, and were meant for another."""
-    found = []
-    with suppress(UsageError):  # of the request itself: the others say so
-        job = request(run.config, run.bundle, run.folder.root, run.overrides)
-        found = [Finding("note", line) for line in notes(sbatch_script(job), environ)]
-    if error := over_job(environ):
-        found.append(Finding("warning", f"{error.message}.", error.remedy))
-    return found
+    for line in notes(script, environ):
+        found.note(line)
+    if over is not None:
+        found.warn(f"{over.message}.", over.remedy)
 
 
-def known_of_partition(run: Job, environ: Mapping[str, str], *, offers: bool = False) -> Findings:
-    """Returns what a rehearsal found on the job's partition; nothing without a cluster.
+def _check_nodes(found: Findings, job: Job, environ: Mapping[str, str], *, offers: bool) -> None:
+    """Finds what this node has and the job's nodes may not have, and what a rehearsal found there.
 
     Args:
-        run: the run.
-        environ: the environment variables.
         offers: whether a rehearsal is offered where there was none.
     """
-    slurm = run.config.slurm
-    if inside_job(environ) or not node_shapes(slurm.partition):
-        return Findings()
-    partition = partition_name(slurm.partition)
-    found = recall(partition, environ)
+    folders = {"the run folder": job.folder.root, "the bundle": job.inputs.bundle}
+    if job.config.environment is None and not job.config.slurm.container:
+        folders["this command's environment"] = Path(sys.prefix)
+    found.others += check_places(folders, read_mounts())
+    found.others += check_own_name(platform.node(), hosts_file(), job.config.slurm.nodes)
+    found.add(recall(job.partition.name, environ))
     if offers:
-        sets = "".join(f" --set {override}" for override in run.overrides)
-        command = f"runner rehearse {run.config.path} --bundle {run.bundle}{sets} --job"
-        found.others += offer(partition, environ, command)
-    return found
+        sets = "".join(f" --set {override}" for override in job.overrides)
+        command = f"runner rehearse {job.config.path} --bundle {job.bundle}{sets} --job"
+        found.others += offer(job.partition.name, environ, command)
 
 
 def document(found: Findings, lines: Sequence[str] = (), **facts: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.run_config import SlurmConfig
@@ -29,6 +28,7 @@ from runner.job.gpus import (
     visible_of,
 )
 from runner.job.host_memory import host_memory
+from runner.job.partition import NodeShape
 from runner.job.shapes import Device
 from runner.slurm.script import GPU_OPTIONS
 
@@ -44,7 +44,7 @@ OTHERS: dict[str, tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]] = {
     ),
     "Cambricon MLU": (frozenset({"mlu"}), ("MLU_VISIBLE_DEVICES",), ("dev/cambricon_dev0",)),
     "Gaudi HPU": (frozenset({"hpu", "gaudi"}), ("HABANA_VISIBLE_DEVICES",), ("dev/hl0",)),
-    "XPU": (frozenset({"xpu"}), (), ()),
+    "XPU": (frozenset({"xpu"}), ("ZE_AFFINITY_MASK",), ()),
     "TPU": (frozenset({"tpu"}), ("TPU_VISIBLE_CHIPS",), ()),
 }
 # GPUs that torch reaches as CUDA devices where it was built for them (ROCm, Hygon's DTK).
@@ -57,16 +57,6 @@ USABLE = (
 TO_THE_CPU = (
     "To train on the CPU all the same: export CUDA_VISIBLE_DEVICES= (in slurm.setup for a job)."
 )
-
-
-@dataclass(frozen=True)
-class NodeShape:
-    """CPUs, GPUs and memory (bytes; 0: not known) of one node, as `sinfo` shows them."""
-
-    cpus: int
-    gpus: int
-    memory: int = 0
-    gpu_types: tuple[str, ...] = ()
 
 
 def here(num_local: int, environ: Mapping[str, str], *, own_torch: bool = True) -> Device | None:
@@ -119,21 +109,24 @@ def notes(
     if (meant := accelerators_meant(slurm, environ)) and torch:
         raise unusable(meant, f"torch {torch} is for CPUs only")
     has_node = any((Path("/") / path).exists() for path in NODE_OF_A_DEVICE)
-    kind = next((kind for kind, (_, names, _) in OTHERS.items() if _is_set(names, environ)), None)
+    kind = next(
+        (
+            kind
+            for kind, (_, names, paths) in OTHERS.items()
+            if _is_set(names, environ)
+            or (outside_jobs(environ) and any(Path("/", path).exists() for path in paths))
+        ),
+        None,
+    )
     if kind and not has_node:
         raise unusable(meant, f"torch does not see a {kind} as a CUDA device")
     if meant and not has_node:
         raise unusable(meant, "this node has no device of a GPU (/dev/nvidia0, /dev/kfd)")
     if not torch and outside_jobs(environ) and (fault := driver_fault()):
         raise broken(fault)
-    lines = [
-        f"this node has a {kind} (/{path}), which is not used: {USABLE[0].lower()}{USABLE[1:]}"
-        for kind, (_, _, paths) in OTHERS.items()
-        for path in paths[:1]
-        if (Path("/") / path).exists()
-    ]
     if torch and has_node:
-        return [*lines, f"this node has GPUs, which are not used: torch {torch} is for CPUs only"]
+        return [f"this node has GPUs, which are not used: torch {torch} is for CPUs only"]
+    lines = []
     number = len(visible_of(ask_driver(), environ.get("CUDA_VISIBLE_DEVICES"))) if has_node else 0
     number = int(_number_given(environ) or number)
     if number > num_local and "SLURM_JOB_ID" not in environ:  # in a job, the launcher prints it

@@ -66,6 +66,28 @@ class Findings:
     lines: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
 
+    def warn(self, message: str, remedy: str) -> None:
+        """Adds what may end the run."""
+        self.others.append(Finding("warning", message, remedy))
+
+    def note(self, message: str, remedy: str = "") -> None:
+        """Adds what is good to know."""
+        self.others.append(Finding("note", message, remedy))
+
+    def add(self, more: Findings) -> None:
+        """Adds all that another check found."""
+        for error in more.errors:
+            self.error(error)
+        self.others += more.others
+        self.lines += more.lines
+        self.details += more.details
+
+    def error(self, error: StageError) -> None:
+        """Adds what ends the run, once: two checks can meet the same fault."""
+        self.errors += [
+            part for part in error.parts or (error,) if str(part) not in map(str, self.errors)
+        ]
+
     def attempt(self, check: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
         """Calls a check; an error is kept, and the result is None then."""
         with self.keeping():
@@ -78,9 +100,7 @@ class Findings:
         try:
             yield
         except StageError as error:
-            for part in error.parts or (error,):
-                if str(part) not in map(str, self.errors):  # two checks can meet the same fault
-                    self.errors.append(part)
+            self.error(error)
 
     def raise_errors(self) -> None:
         """Raises what was found: the error itself if it is the only one.
@@ -90,3 +110,17 @@ class Findings:
         """
         if self.errors:
             raise join_errors(self.errors, FAULTS)
+
+    def report(self, say: Callable[[str], None], *, verbose: bool = True) -> None:
+        """Says what was found, where nothing ends the run.
+
+        Args:
+            verbose: whether the details are said, too.
+
+        Raises:
+            StageError: as for `raise_errors`.
+        """
+        self.raise_errors()
+        details = self.details if verbose else []
+        for line in (*self.lines, *details, *map(str, self.others)):
+            say(line)

@@ -129,20 +129,10 @@ def how_to_install(folders: Sequence[Path]) -> str:
     )
 
 
-def left_to_ranks(config: RunConfig) -> str | None:
-    """One line on what `check` could not look at here; None: all packages are installed."""
+def lacking() -> str:
+    """The packages without which `check` cannot ask transformers; empty: all are installed."""
     missing = [name for name in ("torch", "transformers", "numpy") if not is_installed(name)]
-    if not missing:
-        return None
-    left = []
-    if "transformers" in missing:
-        left.append("whether transformers knows the model")
-        if config.task != "image-classification":
-            left.append("whether its tokenizer loads")
-        if config.task == "instruction":
-            left.append("how samples are written")
-    left.append(f"whether {_listed(to_train(config))} are installed there")
-    return f"left to the ranks ({_listed(missing)} not installed here): {', '.join(left)}"
+    return _listed(missing) if missing else ""
 
 
 def why_not_here(config: RunConfig) -> str:

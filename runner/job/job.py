@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner import inputs as inputs_module
 from runner.config.explain import choices_as_comments
 from runner.config.run_config import RunConfig
 from runner.inputs import Inputs
-from runner.job import node_local, preflight
-from runner.job.findings import Findings
-from runner.job.shapes import Device
+from runner.job.partition import Partition, ask_partition
 from runner.run_folder.history import changed_since, describe_finished
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import RunLock, holder_of
@@ -25,6 +23,7 @@ class Job:
     Attributes:
         bundle: the bundle's folder, as the user wrote it.
         overrides: the `--set` texts.
+        partitions: those that Slurm was asked for.
     """
 
     config: RunConfig
@@ -32,6 +31,7 @@ class Job:
     folder: RunFolder
     bundle: Path
     overrides: tuple[str, ...]
+    partitions: dict[str | None, Partition] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def load(run_file: Path, bundle: Path, output: Path | None, overrides: Sequence[str]) -> Job:
@@ -50,42 +50,19 @@ class Job:
         inputs_module.check_not_inside(folder.root, inputs.bundle)
         return Job(config, inputs, folder, bundle, tuple(overrides))
 
-    def check(
-        self,
-        world_size: int | None,
-        say: Callable[[str], None],
-        device: Device | None = None,
-        *,
-        verbose: bool = False,
-    ) -> None:
-        """Checks that the run can work, and reports what it finds.
+    @property
+    def partition(self) -> Partition:
+        """The partition that it asks for; Slurm is asked once a command."""
+        wanted = self.config.slurm.partition
+        if wanted not in self.partitions:
+            self.partitions[wanted] = ask_partition(wanted)
+        return self.partitions[wanted]
 
-        Args:
-            world_size: the number of ranks. None: not known.
-            device: the device of a rank. None: not known.
-            verbose: whether the details are reported, too.
-
-        Raises:
-            StageError: it cannot work.
-        """
-        found = self.examine(world_size, device)
-        found.raise_errors()
-        details = found.details if verbose else []
-        for line in (*found.lines, *details, *map(str, found.others)):
-            say(line)
-
-    def examine(
-        self, world_size: int | None, device: Device | None = None, *, with_texts: bool = False
-    ) -> Findings:
-        """Finds all that can be known before the run; arguments: see `preflight.examine`."""
-        found = preflight.examine(
-            self.config, self.inputs, self.folder, world_size, device, with_texts=with_texts
-        )
-        if self.config.environment is not None and self.inputs.environment is not None:
-            with found.keeping():
-                wanted = self.config.environment.node_local
-                found.lines.append(node_local.preview(wanted, self.inputs.environment))
-        return found
+    def member(self, name: str, overrides: Sequence[str]) -> Job:
+        """A run of a sweep, in a folder below this one's."""
+        every = (*self.overrides, *overrides)
+        made = Job.load(self.config.path, self.bundle, self.folder.root / name, every)
+        return replace(made, partitions=self.partitions)
 
     def held(self, environ: Mapping[str, str]) -> list[str]:
         """One line on the launcher that trains in the run folder now; empty if there is none."""

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
-from typing import Any
 
-from runner import kept
 from runner.config.data import LANGUAGE
 from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS
-from runner.errors import UsageError, shortage
+from runner.errors import UsageError
 from runner.inputs import ModelInput, index_problems, safetensors_header
-from runner.job.installed import is_installed, is_light, why_not_here
-from runner.job.shapes import ModelShape, grown
-from runner.job.transformers_tables import (
-    is_encoder,
-    leave_torch_alone,
-    model_types,
-    pads_embedding,
-    words_of,
-)
-from runner.job.weights import text_settings
+from runner.job.installed import is_installed
+from runner.job.shapes import ModelShape, Shapes, grown, text_settings
+from runner.job.transformers_tables import is_encoder, model_types
+
+WRAPPERS = {
+    "base_model.model.": "from peft, without merge_and_unload()",
+    "_orig_mod.": "after torch.compile",
+    "module.": "from within DistributedDataParallel or DeepSpeed",
+}
+"""The begin of all names in weights that were saved with a wrapper around the model."""
 
 
 def check_model(config: RunConfig, model: ModelInput) -> None:
@@ -93,71 +89,36 @@ def _check_weights_can_be_trained(config: RunConfig, model: ModelInput) -> None:
         )
 
 
-def check_config(config: RunConfig, model: ModelInput) -> None:
-    """Refuses a config.json that the installed transformers does not read.
-
-    Its type is known, and a value in it is wrong: a width that the heads do not divide, text where
-    a number belongs. To import transformers takes a second, so a config that it reads is kept.
+def check_files(config: RunConfig, model: ModelInput, shapes: Shapes) -> None:
+    """Refuses what config.json and the names of the weights alone tell.
 
     Raises:
-        UsageError: transformers refuses it; with its words.
+        UsageError: the weights have a wrapper's names, a shard of the index or a package that
+            config.json asks for is not here, or a small JSON file is cut off.
     """
-    if why_not_here(config) or is_light():
-        return
-    path = kept.path_of(
-        "configs",
-        kept.versions("transformers", "flash-attn"),
-        sorted(model.tokenizer_digests.items()),
-    )
-    if kept.read(path) == model.asset:
-        return
-    leave_torch_alone()
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(str(model.path), local_files_only=True, trust_remote_code=False)
-    except ImportError:
-        return  # of torch, or of a package for one kind of model: the ranks have it
-    except Exception as error:
-        if shortage(error):
-            raise
-        said = " ".join(str(error).split())[:300] or type(error).__name__
-        wanted, here = newer_transformers(model), metadata.version("transformers")
-        remedy = "Stage the model again, with its own config.json unchanged, or use another model."
-        if wanted:
-            remedy = (
-                f"transformers {wanted} wrote it: pip install -U 'transformers>={wanted}', in the "
-                "environment of the job too."
-            )
-        raise UsageError(
-            f"{config.path}: transformers {here} does not read "
-            f"{model.path / 'config.json'}: {said}",
-            remedy,
-        ) from None
-    check_values(config, model)
-    kept.keep(path, model.asset)
-
-
-def check_values(config: RunConfig, model: ModelInput) -> None:
-    """Refuses values of config.json that end a rank while the model is built or used.
-
-    transformers reads them all: it compares no numbers, and looks names up only in the model.
-
-    Raises:
-        UsageError: some are wrong; names the keys.
-    """
-    text = text_settings(model.settings)
+    _check_names(model, shapes)
+    _check_index(config, model)
     _check_json(config, model)
-    problems = [*_of_heads(text), *_of_names(text), *_of_padding(text, model.settings)]
+    text = text_settings(model.settings)
     for key in ("attn_implementation", "_attn_implementation"):
         if str(text.get(key)).startswith("flash_attention") and not is_installed("flash_attn"):
-            problems.append(f"{key}: {text[key]} needs flash-attn, which is not installed here")
-    if problems:
-        raise UsageError(
-            f"{config.path}: {model.path / 'config.json'}: {'; '.join(problems)}.",
-            "Stage the model again, with its own config.json unchanged, or correct that key at its "
-            "source.",
-        )
+            raise UsageError(
+                f"{config.path}: {model.path / 'config.json'}: {key}: {text[key]} needs "
+                "flash-attn, which is not installed here.",
+                "Install it, or correct that key at its source.",
+            )
+
+
+def _check_names(model: ModelInput, shapes: Shapes) -> None:
+    for prefix, how in WRAPPERS.items():
+        if shapes and all(name.startswith(prefix) for name in shapes):
+            raise UsageError(
+                f"`{model.asset}`: its weights are named `{prefix}...`: they were saved {how}, and "
+                "transformers would find none of them and draw all at random.",
+                "Save the model again with `save_pretrained` of the model inside, or rename: "
+                "save_file({k.removeprefix('" + prefix + "'): v for k, v in "
+                "load_file(F).items()}, F, {'format': 'pt'}), of safetensors.torch; then stage it.",
+            )
 
 
 def _check_json(config: RunConfig, model: ModelInput) -> None:
@@ -174,42 +135,6 @@ def _check_json(config: RunConfig, model: ModelInput) -> None:
             ) from None
 
 
-def _of_heads(text: Mapping[str, Any]) -> list[str]:
-    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    if isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared:
-        return [f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}"]
-    return []
-
-
-def _of_names(text: Mapping[str, Any]) -> list[str]:
-    """Names of functions that the installed transformers does not have."""
-    problems = []
-    known = words_of("activations.py", "ACT2CLS")
-    for key in ("hidden_act", "activation_function", "hidden_activation"):
-        name = text.get(key)
-        if known and isinstance(name, str) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean `{near[0]}`?)" if near else ""
-            problems.append(f"{key}: transformers has no activation `{name}`{hint}")
-    ropes = words_of("modeling_rope_utils.py", "ROPE_INIT_FUNCTIONS")
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = text.get(key)
-        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-        if ropes and isinstance(kind, str) and kind not in (ropes | {"default", "mrope", "su"}):
-            problems.append(f"{key}: transformers has no rope_type `{kind}`")
-    return problems
-
-
-def _of_padding(text: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    padding = text.get("pad_token_id", settings.get("pad_token_id"))
-    rows, kind = text.get("vocab_size"), str(text.get("model_type", settings.get("model_type")))
-    if not (isinstance(padding, int) and isinstance(rows, int) and padding >= rows > 0):
-        return []
-    if not (kind.isidentifier() and pads_embedding(kind)):
-        return []
-    return [f"pad_token_id {padding} is beyond vocab_size {rows}: it has no row"]
-
-
 def newer_transformers(model: ModelInput) -> str:
     """Returns the version of transformers that wrote config.json, if it is newer than ours."""
     wrote = str(model.settings.get("transformers_version") or "")
@@ -223,12 +148,8 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
-def check_index(config: RunConfig, model: ModelInput) -> None:
-    """Checks that the shards of an index are here, with the weights that it names.
-
-    Raises:
-        UsageError: some are not.
-    """
+def _check_index(config: RunConfig, model: ModelInput) -> None:
+    """Checks that the shards of an index are here, with the weights that it names."""
     name = "model.safetensors.index.json"
     if name not in model.digests:
         return

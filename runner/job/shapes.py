@@ -21,6 +21,11 @@ from runner.inputs import ModelInput, safetensors_header, unreadable
 from runner.job.transformers_tables import targets_in_peft
 
 Shapes = Mapping[str, Sequence[int]]
+EMBEDDINGS = (
+    ".embed_tokens.weight", ".word_embeddings.weight", ".word_embedding.weight", ".wte.weight",
+    ".embed_in.weight", ".tok_embeddings.weight", ".shared.weight",
+)  # fmt: skip
+"""The ends of the names of token embeddings in transformers."""
 IN_A_LAYER = re.compile(r"\.\d+\.")
 
 
@@ -87,8 +92,7 @@ class ModelShape:
             settings: the content of config.json.
             num_parameters: the count from the weights; None: no weights, it is estimated.
         """
-        inner = settings.get("text_config")
-        text: Mapping[str, Any] = inner if isinstance(inner, dict) else settings
+        text = text_settings(settings)
 
         def first(*names: str) -> int:
             return next((int(text[n]) for n in names if isinstance(text.get(n), int)), 0)
@@ -106,6 +110,26 @@ class ModelShape:
             layers,
             vocabulary,
         )
+
+
+def text_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the part of a config.json that describes the language model."""
+    inner = settings.get("text_config")
+    return inner if isinstance(inner, dict) else settings
+
+
+def embedding_rows(shape: ModelShape, shapes: Shapes) -> tuple[int, str]:
+    """The rows of the token embedding (0: not known), and where that is written."""
+    rows = {
+        f"its {name} has so many rows": weight[0]
+        for name, weight in shapes.items()
+        if len(weight) == 2 and f".{name}".endswith(EMBEDDINGS)
+    }
+    if len(set(rows.values())) > 1:
+        rows = {}
+    known = {"its vocab_size": shape.vocabulary, **rows}
+    where = min(known, key=lambda name: known[name] or math.inf)
+    return known[where], where
 
 
 def _longest(model_type: object, first: Any) -> int | None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.child import runner_command
-from runner.config.run_config import RunConfig, SlurmConfig
+from runner.config.run_config import SlurmConfig
 from runner.errors import (
     IncompleteError,
     UsageError,
@@ -29,14 +29,17 @@ from runner.errors import (
     write_atomically,
 )
 from runner.job import devices
-from runner.job.devices import NodeShape
+from runner.job.findings import Findings
 from runner.job.installed import is_light
+from runner.job.job import Job
+from runner.job.partition import NodeShape, Partition
 from runner.job.shapes import Device
 from runner.run_folder.layout import RunFolder, write_json
 from runner.run_folder.run_lock import age_s, hold_run_folder
 from runner.slurm.commands import ask, job_number
 from runner.slurm.job_array import Member
-from runner.slurm.jobs import Job, queued, submitted_since
+from runner.slurm.jobs import Job as SlurmJob
+from runner.slurm.jobs import queued, submitted_since
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
 from runner.slurm.shell_variables import overriding
 
@@ -132,26 +135,19 @@ class NoClusterError(UsageError):
     """sbatch is installed, but this machine belongs to no cluster."""
 
 
-def request(
-    config: RunConfig,
-    bundle: Path,
-    run_folder: Path,
-    overrides: Sequence[str] = (),
-    sweep: tuple[Member, ...] = (),
-) -> SbatchRequest:
-    """Decides what the job requests. Every path becomes absolute.
+def request(job: Job, sweep: tuple[Member, ...] = ()) -> SbatchRequest:
+    """Decides what a job requests of Slurm. Every path becomes absolute.
 
     Args:
-        overrides: the `--set` texts.
         sweep: the members of a job array; empty: a single run.
     """
-    slurm, run_folder = config.slurm, run_folder.absolute()
+    config, slurm, run_folder = job.config, job.config.slurm, job.folder.root.absolute()
     if slurm.time is not None:
         time_limit_s(slurm.time, f"{config.place('slurm.time')}: slurm.time")
     ranks = ranks_on_node(slurm)
-    cpus, reason = cpus_per_task(node_shapes(slurm.partition), ranks, slurm.gpus_per_node)
-    sets = [argument for override in overrides for argument in ("--set", override)]
-    paths = [str(config.path.absolute()), "--bundle", str(bundle.absolute())]
+    cpus, reason = cpus_per_task(job.partition.nodes, ranks, slurm.gpus_per_node)
+    sets = [argument for override in job.overrides for argument in ("--set", override)]
+    paths = [str(config.path.absolute()), "--bundle", str(job.bundle.absolute())]
     paths += [] if sweep else ["--output", str(run_folder)]
     return SbatchRequest(
         name=config.name,
@@ -181,79 +177,16 @@ def _runner(slurm: SlurmConfig) -> list[str]:
     return ["runner"] if slurm.setup and is_light() else runner_command()
 
 
-def node_shapes(partition: str | None) -> list[NodeShape]:
-    """The nodes of a partition (None: the default one), as sinfo(1) lists them.
-
-    Empty if Slurm is not installed or does not answer.
-    """
-    partition = _or_of_shell(partition)
-    shown = ask(
-        "sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", *_partition_option(partition)
-    )
-    if shown is None or shown.returncode != 0:
-        return []
-    rows = [line.split("|", 3) for line in shown.stdout.splitlines() if line.count("|") >= 3]
-    wanted = [row for row in rows if partition or row[0].endswith("*")]
-    return [
-        NodeShape(
-            int(cpus),
-            count_gpus(gres),
-            int(memory) * 2**20 if memory.isdigit() else 0,
-            types_of_gpus(gres),
-        )
-        for _, cpus, memory, gres in wanted
-        if cpus.isdigit()
-    ]
-
-
-def partition_name(partition: str | None) -> str:
-    """The name of a partition (None: the default one); `default` if Slurm does not tell."""
-    if partition := _or_of_shell(partition):
-        return partition
-    shown = ask("sinfo", "--noheader", "--format=%P")
-    lines = shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []
-    return next((line.strip("* ") for line in lines if line.strip().endswith("*")), "default")
-
-
-def count_gpus(gres: str) -> int:
-    """The number of GPUs in Slurm's gres notation: 4 for `gpu:a800:4(S:0-1),nvme:1`."""
-    return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in _gpu_entries(gres))
-
-
-def types_of_gpus(gres: str) -> tuple[str, ...]:
-    """The types of GPU in Slurm's gres notation: `gpu:a800:4,nvme:1` has `a800`; `gpu:4` none."""
-    return tuple(
-        entry[1] for entry in _gpu_entries(gres) if len(entry) > 1 and not entry[1].isdigit()
-    )
-
-
-def _gpu_entries(gres: str) -> list[list[str]]:
-    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
-    return [entry for entry in entries if entry[0] == "gpu"]
-
-
-def device_of_job(
-    config: RunConfig, processes: int | None, environ: Mapping[str, str]
-) -> Device | None:
+def device_of_job(job: Job, processes: int | None, environ: Mapping[str, str]) -> Device | None:
     """The device of a rank in the job that the run file requests; None if it is unknown here.
 
     Args:
         processes: the number of ranks on this machine, if there is no Slurm.
     """
-    slurm = config.slurm
-    shapes = node_shapes(slurm.partition)
-    if processes is not None and not shapes and not slurm.gpus_per_node:
+    config, nodes = job.config, job.partition.nodes
+    if processes is not None and not nodes and not config.slurm.gpus_per_node:
         return devices.here(processes, environ, own_torch=config.environment is None)
-    return devices.of_job(slurm, shapes, ranks_on_node(slurm))
-
-
-def notes_of_job(config: RunConfig) -> list[str]:
-    """Notes for people about the accelerators that the job requests, one line each.
-
-    Raises:
-        UsageError: no rank can use the requested accelerators.
-    """
-    return devices.notes_of_job(config.slurm, ranks_on_node(config.slurm))
+    return devices.of_job(config.slurm, nodes, ranks_on_node(config.slurm))
 
 
 def ranks_on_node(slurm: SlurmConfig) -> int:
@@ -283,7 +216,7 @@ def cpus_per_task(shapes: Sequence[NodeShape], ranks: int, gpus: int) -> tuple[i
     return cpus // ranks, f"A rank's share: the smallest node has {human_count(cpus, 'CPU')}."
 
 
-def submit(wanted: SbatchRequest) -> int:
+def submit(wanted: SbatchRequest, partition: Partition) -> int:
     """Writes the script to the run folder and submits it: exactly one job, whatever fails.
 
     One process at a time does this for a run folder. What is in the queue is written down before
@@ -298,22 +231,24 @@ def submit(wanted: SbatchRequest) -> int:
         IncompleteError: Slurm does not answer.
     """
     script = sbatch_script(wanted)
-    _check_time(wanted)
+    _check_time(wanted, partition)
     folder = RunFolder(wanted.run_folder)
     folder.root.mkdir(parents=True, exist_ok=True)
     try:
         with hold_run_folder(folder, os.environ, to_submit=True):
-            return _submit_alone(wanted, script, folder)
+            return _submit_alone(wanted, script, folder, partition)
     finally:
         with suppress(OSError):  # it is not empty
             folder.root.rmdir()
 
 
-def _submit_alone(wanted: SbatchRequest, script: str, folder: RunFolder) -> int:
+def _submit_alone(
+    wanted: SbatchRequest, script: str, folder: RunFolder, partition: Partition
+) -> int:
     try:
         jobs = _jobs_of(wanted.script)
     except IncompleteError:
-        _test(script, wanted)  # it may know why
+        _test(script, wanted, partition)  # it may know why
         raise
     if folder.intent.exists() and (job := _find_job(folder, wanted.script)):
         _note_job(folder, job)
@@ -325,7 +260,7 @@ def _submit_alone(wanted: SbatchRequest, script: str, folder: RunFolder) -> int:
             f"job {other.id} ({other.state.lower()}) already writes {folder.root}",
             f"Let it finish, or `scancel {other.id}` first; --output FOLDER starts another run.",
         )
-    if warning := _test(script, wanted):
+    if warning := _test(script, wanted, partition):
         say(f"warning: {warning}")
     # Slurm does not create the log's folder: without it a job fails without a message.
     wanted.log.parent.mkdir(parents=True, exist_ok=True)
@@ -400,34 +335,33 @@ def try_script(script: Path) -> None:
     _sbatch("--test-only", str(script))
 
 
-def check(wanted: SbatchRequest) -> tuple[str, str]:
-    """Lets Slurm check the job without submitting it.
+def check(found: Findings, wanted: SbatchRequest, partition: Partition) -> None:
+    """Lets Slurm check the job without submitting it; adds what it says."""
+    with found.keeping():
+        text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
+        minutes = ""
+        if short := re.fullmatch(r"(\d+)(?::(\d+))?", wanted.time or ""):  # 8:00: hours, to them?
+            more = f" and {human_count(int(short[2]), 'second')}" if int(short[2] or 0) else ""
+            minutes = f" ({human_count(int(short[1]), 'minute')}{more})"
+        if shutil.which("sbatch") is None:
+            found.lines.append(f"Slurm request{minutes}: not checked, there is no sbatch here")
+            return
+        _check_time(wanted, partition)
+        try:
+            warning = _test(text, wanted, partition)
+        except NoClusterError as error:
+            found.lines.append(f"Slurm request: not checked: {error.message}")
+            return
+        shape = (
+            f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+        )
+        accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
+        found.lines.append(f"Slurm request: {shape}{minutes}: {accepts}")
+        if warning:
+            found.warn(warning, "Or choose another slurm.partition.")
 
-    Returns:
-        One line on the result; and a warning about a job that will wait, or nothing.
 
-    Raises:
-        UsageError: Slurm would refuse the job, or leave it waiting forever.
-    """
-    text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
-    minutes = ""
-    if short := re.fullmatch(r"(\d+)(?::(\d+))?", wanted.time or ""):  # 8:00 may mean hours to them
-        more = f" and {human_count(int(short[2]), 'second')}" if int(short[2] or 0) else ""
-        minutes = f" ({human_count(int(short[1]), 'minute')}{more})"
-    if shutil.which("sbatch") is None:
-        return f"Slurm request{minutes}: not checked, there is no sbatch here", ""
-    _check_time(wanted)
-    try:
-        warning = _test(text, wanted)
-    except NoClusterError as error:
-        return f"Slurm request: not checked: {error.message}", ""
-    shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
-    shape += minutes
-    accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
-    return f"Slurm request: {shape}: {accepts}", warning
-
-
-def _test(text: str, wanted: SbatchRequest) -> str:
+def _test(text: str, wanted: SbatchRequest, partition: Partition) -> str:
     """Lets Slurm check a script. Leaves nothing on the disk.
 
     Returns:
@@ -448,7 +382,7 @@ def _test(text: str, wanted: SbatchRequest) -> str:
                 f"{error.message.partition(': ')[2]}. sbatch accepts the job, and it waits until "
                 "they are back: `sinfo -R` says since when and why"
             )
-        have = len(node_shapes(wanted.partition))
+        have = len(partition.nodes)
         if 0 < have < wanted.nodes:
             where = f"partition {wanted.partition}" if wanted.partition else "the partition"
             raise UsageError(
@@ -460,38 +394,23 @@ def _test(text: str, wanted: SbatchRequest) -> str:
     return ""
 
 
-def _check_time(wanted: SbatchRequest) -> None:
+def _check_time(wanted: SbatchRequest, partition: Partition) -> None:
     """Checks the time limit against the partition's.
 
     `--test-only` does not, and the job would stay in the queue forever.
     """
-    if not wanted.time:
+    if not wanted.time or not partition.time_limit:
         return
-    chosen = _or_of_shell(wanted.partition)
-    shown = ask("sinfo", "--noheader", "--format=%P|%l", *_partition_option(chosen))
-    for line in shown.stdout.splitlines() if shown and shown.returncode == 0 else []:
-        partition, _, limit = line.partition("|")
-        if not chosen and not partition.endswith("*"):
-            continue
-        asked, allowed = time_limit_s(wanted.time), time_limit_s(limit.strip())
-        if allowed is not None and (asked is None or asked > allowed):
-            raise UsageError(
-                f"slurm.time: {wanted.time} is more than partition {partition.rstrip('*')} allows, "
-                f"{limit.strip()}",
-                "Lower it: the job saves, is requeued and resumes as often as it takes.",
-            )
+    asked, allowed = time_limit_s(wanted.time), time_limit_s(partition.time_limit)
+    if allowed is not None and (asked is None or asked > allowed):
+        raise UsageError(
+            f"slurm.time: {wanted.time} is more than partition {partition.name} allows, "
+            f"{partition.time_limit}",
+            "Lower it: the job saves, is requeued and resumes as often as it takes.",
+        )
 
 
-def _or_of_shell(partition: str | None) -> str | None:
-    """The partition of the run file, else the one that sbatch takes from this shell."""
-    return partition or os.environ.get("SBATCH_PARTITION") or None
-
-
-def _partition_option(partition: str | None) -> list[str]:
-    return [f"--partition={partition}"] if partition else []
-
-
-def _jobs_of(script: Path) -> list[Job]:
+def _jobs_of(script: Path) -> list[SlurmJob]:
     """The jobs of a run folder, also those that ended some minutes ago.
 
     Raises:

@@ -1,6 +1,6 @@
 """The job's own shell, tried before the queue: modules, setup, and what its Python imports.
 
-`start` runs the first lines of the batch script (`runner.slurm.script.shell_lines`) in a login
+`Attempt` runs the first lines of the batch script (`runner.slurm.script.shell_lines`) in a login
 shell, and then the Python of the ranks, which imports what the run needs. This takes seconds, so
 the other checks are done meanwhile; `Attempt.add_to` waits for the end and explains it. It is done
 where the job is submitted: the compute nodes can still have other modules.
@@ -18,16 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
 from runner.inputs import environments, imports, running_tree, runs_on, state_folder
 from runner.job import node_local
-from runner.job.devices import NodeShape, asks_for_gpus, gpus_of_job
+from runner.job.devices import asks_for_gpus, gpus_of_job
 from runner.job.findings import Finding, Findings
 from runner.job.gpus import hides_all
 from runner.job.installed import (
@@ -39,9 +39,8 @@ from runner.job.installed import (
     to_train,
 )
 from runner.job.job import Job
-from runner.job.submit import node_shapes, request
+from runner.job.submit import request
 from runner.slurm.commands import clean
-from runner.slurm.jobs import inside_job
 from runner.slurm.script import shell_lines
 
 LIMIT_S = 20.0
@@ -98,7 +97,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
      "`set -u` ends scripts of conda and of modules: remove it from slurm.setup, or write `set +u` "
      "in the line before."),
 )  # fmt: skip
-_SILENT = re.compile(r"nable to locate a modulefile|ModuleCmd_Load.*ERROR")
+_SILENT = r"nable to locate a modulefile|ModuleCmd_Load.*ERROR"
 
 
 @dataclass(frozen=True)
@@ -107,21 +106,20 @@ class Shell:
 
     Attributes:
         text: for bash; `ANSWERS` stands for the path of the file with the answers.
-        lines: number of a line -> its key in the run file and its text.
+        lines: the key in the run file and the text of each line that is tried.
         left_out: lines of the run file that are not tried.
-        python: whose Python it is, for messages.
         names: the packages that are imported.
         leaves: one line on what is left to the ranks; empty: nothing.
     """
 
     text: str
-    lines: Mapping[int, tuple[str, str]]
+    lines: tuple[tuple[str, str], ...]
     left_out: tuple[str, ...]
     names: tuple[str, ...]
     leaves: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
     """How a shell ended: the answers, what it printed, its exit code (None: not in time)."""
 
@@ -130,69 +128,46 @@ class Outcome:
     code: int | None
 
 
-@dataclass
 class Attempt:
-    """A shell that runs beside the other checks; without one, there is nothing to try."""
+    """A shell that runs beside the other checks.
 
-    run: Job
-    shell: Shell | None = None
-    shapes: Sequence[NodeShape] = ()
-    process: subprocess.Popen[bytes] | None = None
-    folder: tempfile.TemporaryDirectory[str] | None = None
-    started: float = field(default_factory=time.monotonic)
+    Args:
+        environ: variables of this shell.
+    """
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a shell was started."""
-        return self.process is not None
+    def __init__(self, job: Job, environ: Mapping[str, str]) -> None:
+        self._job, self._shell, self._started = job, shell_of(job), time.monotonic()
+        self._folder = tempfile.TemporaryDirectory(prefix="airlift-check-")
+        where = Path(self._folder.name)
+        text = self._shell.text.replace("ANSWERS", shlex.quote(str(where / "answers")))
+        (where / "shell").write_text(text, encoding="utf-8")
+        with (where / "said").open("wb") as said:
+            self._process = subprocess.Popen(
+                ["bash", "-l", str(where / "shell")],
+                env={**handed_over(job.config, environ), "LANGUAGE": "C"},  # words in `_REMEDIES`
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
 
     def add_to(self, found: Findings) -> None:
         """Waits for the end, `LIMIT_S` after the start at the latest, and adds what is found."""
-        if self.shell is None or self.process is None or self.folder is None:
-            return
         code: int | None = None
         try:
-            left = max(0.1, LIMIT_S - (time.monotonic() - self.started))
-            code = self.process.wait(timeout=left)
+            left = max(0.1, LIMIT_S - (time.monotonic() - self._started))
+            code = self._process.wait(timeout=left)
         except subprocess.TimeoutExpired:
             pass
         finally:
             with suppress(ProcessLookupError):  # also what it started in the background
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        where = Path(self.folder.name)
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        where = Path(self._folder.name)
         outcome = Outcome(_text(where / "answers"), _text(where / "said"), code)
-        self.folder.cleanup()
-        explained = explain(self.run, self.shell, outcome, self.shapes)
-        explained.others += without_nv(self.run.config)
-        found.errors += explained.errors
-        found.others += explained.others
-        found.lines += explained.lines
-
-
-def start(run: Job, environ: Mapping[str, str]) -> Attempt:
-    """Begins to try the shell of a run's job; nothing where no job is submitted from here.
-
-    Without a queue `runner train` itself says the same at once.
-    """
-    slurm = run.config.slurm
-    shapes = [] if inside_job(environ) else node_shapes(slurm.partition)
-    if not shapes:
-        return Attempt(run)
-    shell = shell_of(run)
-    folder = tempfile.TemporaryDirectory(prefix="airlift-check-")
-    answers, script = Path(folder.name, "answers"), Path(folder.name, "shell")
-    script.write_text(shell.text.replace("ANSWERS", shlex.quote(str(answers))), encoding="utf-8")
-    with Path(folder.name, "said").open("wb") as said:
-        process = subprocess.Popen(
-            ["bash", "-l", str(script)],
-            env={**handed_over(run.config, environ), "LANGUAGE": "C"},  # the words in `_REMEDIES`
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-    return Attempt(run, shell, shapes, process, folder)
+        self._folder.cleanup()
+        found.add(explain(self._job, self._shell, outcome))
+        found.others += without_nv(self._job.config)
 
 
 def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -206,46 +181,41 @@ def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]
     return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-def shell_of(run: Job) -> Shell:
+def shell_of(job: Job) -> Shell:
     """Builds the shell: the lines before the job's command, then the Python that imports."""
-    config = run.config
+    config = job.config
     head = [
-        "trap 'airlift_before=$airlift_line airlift_line=$LINENO' DEBUG",
-        # In most cases the line above has run once more, for this command: then LINENO was 1.
-        'trap \'printf "{\\"shell\\": %d, \\"lines\\": [%d, %d]}\\n" $? ${airlift_before:-0} '
-        "${airlift_line:-0} >>ANSWERS' EXIT",
+        "__n=0",
+        'trap \'printf "{\\"shell\\": %d, \\"line\\": %d}\\n" $? $__n >>ANSWERS\' EXIT',
         "set -e",
     ]
-    lines: dict[int, tuple[str, str]] = {}
+    lines: list[tuple[str, str]] = []
     left_out = []
-    for key, line in shell_lines(request(config, run.bundle, run.folder.root, run.overrides)):
+    for key, line in shell_lines(request(job)):
         if key and (_ONLY_IN_A_JOB.search(line) or _CHANGES_FILES.search(line)):
             left_out.append(line)
             continue
-        head.append(line)
-        lines[len(head)] = (key, line)
-    python, activate, names, leaves = _python(run)
+        head += [f"__n={len(lines)}", line]
+        lines.append((key, line))
+    python, activate, names, leaves = _python(job)
     if names and config.task != "image-classification":
-        names += for_tokenizer(run.inputs.model.digests)
-    head += ["trap - DEBUG EXIT", "set +e", "echo '{\"shell\": 0}' >>ANSWERS"]
+        names += for_tokenizer(job.inputs.model.digests)
+    head += ["trap - EXIT", "set +e", "echo '{\"shell\": 0}' >>ANSWERS"]
     head += [f". {shlex.quote(str(activate))}"] if activate else []
-    if python is None:
-        head += [*_OF_RUNNER.splitlines()]
-    else:
-        head.append(f"airlift_python={shlex.quote(str(python))}")
+    head += [f"airlift_python={shlex.quote(str(python))}"] if python else _OF_RUNNER.splitlines()
     words = [shlex.quote(word) for word in (_BOOT, str(imports.PROBE))]
     # Failures are never kept: they are tried again each time.
     kept = shlex.quote(str(state_folder(os.environ) / "imports"))
     command = f'exec "$airlift_python" -c {" ".join(words)} --keep {kept} ANSWERS'
-    head.append(" ".join([command, *names]))
-    return Shell("\n".join([*head, ""]), lines, tuple(left_out), tuple(names), leaves)
+    text = "\n".join([*head, " ".join([command, *names]), ""])
+    return Shell(text, tuple(lines), tuple(left_out), tuple(names), leaves)
 
 
-def _python(run: Job) -> tuple[Path | None, Path | None, list[str], str]:
+def _python(job: Job) -> tuple[Path | None, Path | None, list[str], str]:
     """The Python to try (None: that of `runner` on PATH), the script that activates it, the
     packages to import, and what is left to the ranks.
     """
-    config, environment = run.config, run.inputs.environment
+    config, environment = job.config, job.inputs.environment
     own = Path(sys.executable)
     if config.slurm.container:
         return own, None, [], "left to the ranks: what the container's Python imports"
@@ -263,12 +233,8 @@ def _python(run: Job) -> tuple[Path | None, Path | None, list[str], str]:
     return own, None, to_train(config), ""
 
 
-def explain(run: Job, shell: Shell, outcome: Outcome, shapes: Sequence[NodeShape] = ()) -> Findings:
-    """Explains how a shell ended. Pure, but for the folders of environments in the bundle.
-
-    Args:
-        shapes: the nodes of the partition.
-    """
+def explain(job: Job, shell: Shell, outcome: Outcome) -> Findings:
+    """Explains how a shell ended. Pure, but for the folders of environments in the bundle."""
     found = Findings()
     if shell.leaves:
         found.lines.append(shell.leaves)
@@ -277,25 +243,32 @@ def explain(run: Job, shell: Shell, outcome: Outcome, shapes: Sequence[NodeShape
             f"not tried here, only in the job: {'; '.join(shell.left_out)} (slurm.setup)"
         )
     answers = imports.read_answers(outcome.answers)
-    ended = re.findall(r'\{"shell": (\d+)(?:, "lines": \[(\d+), (\d+)\])?\}', outcome.answers)
-    errors: list[UsageError] = []
-    if not ended and outcome.code is None:
-        found.others.append(_too_slow("the lines of slurm.modules and slurm.setup"))
-    elif not ended or ended[-1][0] != "0" or ended[-1][1]:
-        errors.append(_line_failed(run.config, shell, outcome, ended))
-    else:
-        if _SILENT.search(outcome.said) and run.config.slurm.modules:
-            found.others.append(_silent_module(run.config, outcome.said))
-        errors += _of_python(run, shell, answers, outcome, shapes, found)
+    ended = re.search(r'\{"shell": (\d+)(?:, "line": (\d+))?\}', outcome.answers)
+    with found.keeping():
+        if ended is None and outcome.code is None:
+            found.note(_too_slow("the lines of slurm.modules and slurm.setup"))
+        elif ended is None or ended[2]:
+            code = ended[1] if ended else str(outcome.code)
+            raise _line_failed(job.config, shell, outcome.said, code, int(ended[2]) if ended else 0)
+        else:
+            silent = re.search(rf".*({_SILENT}).*", outcome.said)
+            if silent and job.config.slurm.modules:
+                found.warn(
+                    f"{job.config.path}: slurm.modules: a module is not found, and the job would "
+                    f"go on without it: {_short(silent[0])}",
+                    "`module avail` shows what there is here; correct slurm.modules.",
+                )
+            _check_python(found, job, answers, outcome)
+            _check_imports(found, job, answers, outcome)
+    errors = found.errors
     if shell.left_out:  # what follows could be a consequence of it
         found.others += [Finding("warning", error.message, error.remedy) for error in errors]
-    else:
-        found.errors += errors
+        found.errors = []
     if not errors and outcome.code == 0:
         what = ", ".join(PIP_NAMES.get(name, name) for name in shell.names)
         kept = " (tried earlier today; nothing has changed)" if answers.kept else ""
         found.lines.append(
-            f"the job's shell works here: {_described(run.config)}"
+            f"the job's shell works here: {_described(job.config)}"
             + (f"{answers.python.get('python')} imports {what}" if what else "its Python starts")
             + kept
         )
@@ -332,138 +305,104 @@ def _described(config: RunConfig) -> str:
     return f"{' and '.join(parts)}; " if parts else ""
 
 
-def _line_failed(
-    config: RunConfig, shell: Shell, outcome: Outcome, ended: Sequence[tuple[str, str, str]]
-) -> UsageError:
-    before, last = map(int, ended[-1][1:]) if ended and ended[-1][1] else (0, 0)
-    number = last if last > 1 else before
-    key, line = shell.lines.get(number, ("slurm.setup", "a line"))
-    words = _short(outcome.said) or f"exit code {ended[-1][0] if ended else outcome.code}"
-    if ended and ended[-1][0] == "0":
+def _line_failed(config: RunConfig, shell: Shell, said: str, code: str, number: int) -> UsageError:
+    key, line = shell.lines[number]
+    where = f"{config.path}: {key or 'slurm.setup'}: `{line}`"
+    if code == "0":
         return UsageError(
-            f"{config.path}: {key or 'slurm.setup'}: `{line}` ends the shell with exit code 0: the "
-            "job would end at once, as if all were well.",
+            f"{where} ends the shell with exit code 0: the job would end at once, as if all were "
+            "well.",
             "A file for terminals (~/.bashrc) may have an `exit`. Source what the job needs "
             "instead of it.",
         )
-    known = next((remedy for text, remedy in _REMEDIES if re.search(text, outcome.said)), "")
+    known = next((remedy for text, remedy in _REMEDIES if re.search(text, said)), "")
     conda = os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0] or "$(conda info --base)"
     remedy = known.replace("{line}", line).replace("{conda}", conda)
     return UsageError(
-        f"{config.path}: {key or 'slurm.setup'}: `{line}` fails in a login shell here, and would "
-        f"end the job: {words}",
+        f"{where} fails in a login shell here, and would end the job: "
+        f"{_short(said) or f'exit code {code}'}",
         remedy or f"Correct it; to try it: bash -lc {shlex.quote(line)}",
     )
 
 
-def _silent_module(config: RunConfig, said: str) -> Finding:
-    line = next(line for line in said.splitlines() if _SILENT.search(line))
-    return Finding(
-        "warning",
-        f"{config.path}: slurm.modules: a module is not found, and the job would go on without it: "
-        f"{_short(line)}",
-        "`module avail` shows what there is here; correct slurm.modules.",
-    )
-
-
-def _too_slow(what: str) -> Finding:
-    return Finding(
-        "note",
+def _too_slow(what: str) -> str:
+    return (
         f"{what} did not end within {LIMIT_S:.0f} s here (a busy disk, or a question that waits "
-        "for an answer): left to the job",
+        "for an answer): left to the job"
     )
 
 
-def _of_python(
-    run: Job,
-    shell: Shell,
-    answers: imports.Answers,
-    outcome: Outcome,
-    shapes: Sequence[NodeShape],
-    found: Findings,
-) -> list[UsageError]:
-    """The errors of the job's Python; notes are added to `found`."""
-    config = run.config
+def _check_python(found: Findings, job: Job, answers: imports.Answers, outcome: Outcome) -> None:
+    """Refuses a job without a Python that can run `runner`."""
+    where = job.config.path
     if '{"runner": null}' in outcome.answers:
-        return [
-            UsageError(
-                f"{config.path}: after slurm.modules and slurm.setup there is no `runner` on PATH: "
-                "the job would end at once.",
-                "Activate an environment that has airlift in slurm.setup. "
-                f"{how_to_install(environments(run.inputs.bundle))}",
-            )
-        ]
-    if not answers.python:
-        if outcome.code is None:
-            found.others.append(_too_slow("the start of the job's Python"))
-            return []
+        raise UsageError(
+            f"{where}: after slurm.modules and slurm.setup there is no `runner` on PATH: "
+            "the job would end at once.",
+            "Activate an environment that has airlift in slurm.setup. "
+            f"{how_to_install(environments(job.inputs.bundle))}",
+        )
+    if not answers.python and outcome.code is None:
+        found.note(_too_slow("the start of the job's Python"))
+    elif not answers.python:
         words = _short(outcome.said) or f"exit code {outcome.code}"
-        return [
-            UsageError(
-                f"{config.path}: the job's Python does not start in a login shell here: {words}",
-                "Look at LD_LIBRARY_PATH and PYTHONHOME after your modules: bash -lc 'module load "
-                "...; env'",
-            )
-        ]
-    python = answers.python["python"]
-    if answers.version < OLDEST_PYTHON:
-        return [
-            UsageError(
-                f"{config.path}: the job would run {python}, Python {answers.python['version']}: "
-                f"airlift needs {'.'.join(map(str, OLDEST_PYTHON))} or newer.",
-                "Activate the environment that has airlift in slurm.setup.",
-            )
-        ]
-    errors = []
+        raise UsageError(
+            f"{where}: the job's Python does not start in a login shell here: {words}",
+            "Look at LD_LIBRARY_PATH and PYTHONHOME after your modules: bash -lc 'module load "
+            "...; env'",
+        )
+    elif answers.version < OLDEST_PYTHON:
+        raise UsageError(
+            f"{where}: the job would run {answers.python['python']}, Python "
+            f"{answers.python['version']}: "
+            f"airlift needs {'.'.join(map(str, OLDEST_PYTHON))} or newer.",
+            "Activate the environment that has airlift in slurm.setup.",
+        )
+
+
+def _check_imports(found: Findings, job: Job, answers: imports.Answers, outcome: Outcome) -> None:
+    """Finds packages that the job's Python does not import, and a torch without its GPUs."""
+    if not answers.python:
+        return
     for fault in imports.faults(answers, outcome.code):
         if not fault.known_here:
-            found.others.append(Finding("note", f"not known here: {fault.message}"))
+            found.note(f"not known here: {fault.message}")
             continue
         remedy = fault.remedy
         if remedy.startswith("pip install "):
-            remedy = how_to_install(environments(run.inputs.bundle))
-        errors.append(UsageError(f"{config.path}: in the job, {fault.message}", remedy))
+            remedy = how_to_install(environments(job.inputs.bundle))
+        found.error(UsageError(f"{job.config.path}: in the job, {fault.message}", remedy))
     if outcome.code is None:
-        found.others.append(_too_slow(f"`import {answers.unfinished or 'torch'}` by {python}"))
-    if asks_for_gpus(config.slurm) and not hides_all(_devices(answers)):
-        errors += _of_torch(config, answers, shapes, found)
-    return errors
-
-
-def _devices(answers: imports.Answers) -> dict[str, str]:
+        what = f"`import {answers.unfinished or 'torch'}` by {answers.python['python']}"
+        found.note(_too_slow(what))
     hidden = answers.python.get("devices")
-    return {} if hidden is None else {"CUDA_VISIBLE_DEVICES": hidden}
+    hides = hidden is not None and hides_all({"CUDA_VISIBLE_DEVICES": hidden})
+    if asks_for_gpus(job.config.slurm) and not hides:
+        _check_torch(found, job, answers)
 
 
-def _of_torch(
-    config: RunConfig,
-    answers: imports.Answers,
-    shapes: Sequence[NodeShape],
-    found: Findings,
-) -> list[UsageError]:
-    """The errors of a torch that cannot use the GPUs that are asked for."""
-    torch = answers.torch
+def _check_torch(found: Findings, job: Job, answers: imports.Answers) -> None:
+    """Finds a torch that cannot use the GPUs that are asked for."""
+    torch, config = answers.torch, job.config
     if not torch or torch.get("hip"):
-        return []
+        return
     version, python = torch.get("version"), answers.python["python"]
     if torch.get("cuda") is None:
-        return [
-            UsageError(
-                f"{config.path}: the job asks for GPUs, and torch {version} of {python} is a build "
-                "without CUDA: its ranks refuse to start.",
-                "Install a torch with CUDA (stage env lock with this cluster's profile chooses "
-                "one). To train on the CPU all the same: slurm.setup: ['export "
-                "CUDA_VISIBLE_DEVICES=']",
-            )
-        ]
+        raise UsageError(
+            f"{config.path}: the job asks for GPUs, and torch {version} of {python} is a build "
+            "without CUDA: its ranks refuse to start.",
+            "Install a torch with CUDA (stage env lock with this cluster's profile chooses "
+            "one). To train on the CPU all the same: slurm.setup: ['export "
+            "CUDA_VISIBLE_DEVICES=']",
+        )
     flags = answers.imported.get("torch", {}).get("architectures")
-    gpus = [gpu for gpu in gpus_of_job(config.slurm, shapes) if gpu.capability is not None]
+    gpus = [g for g in gpus_of_job(config.slurm, job.partition.nodes) if g.capability is not None]
     if not flags or not gpus:
-        return []
+        return
     compiled = imports.architectures(flags)
     lacking = [gpu for gpu in gpus if not runs_on(compiled, f"{gpu.capability:.1f}")]
     if not lacking:
-        return []
+        return
     names = ", ".join(f"{gpu.name} ({gpu.capability:.1f})" for gpu in lacking)
     message = (
         f"{config.path}: torch {version} (CUDA {torch['cuda']}) of {python} has no code for "
@@ -473,10 +412,9 @@ def _of_torch(
         "Install a torch that has it: `stage env check` names those that do, or ask "
         "for another partition or GPU (slurm.options gres)."
     )
-    if len(lacking) < len(gpus):
-        found.others.append(Finding("warning", message, remedy))
-        return []
-    return [UsageError(message, remedy)]
+    if len(lacking) == len(gpus):
+        raise UsageError(message, remedy)
+    found.warn(message, remedy)
 
 
 def _short(text: str) -> str:

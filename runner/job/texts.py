@@ -1,29 +1,23 @@
-"""Whether a small dataset fills one sequence, and one step (large ones do); labels and roles.
-
-The data are really prepared, in a temporary folder: the same code and the same message as in
-`runner prepare`, but before the job waits in the queue.
-"""
+"""The data of a run before they are prepared: rows, labels and roles; splits that may be small."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner import kept, offline
-from runner.child import in_child
 from runner.config.chats import KNOWN, Naming, unknown_role
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.classes import COLUMNS, Classes, doubt, read_classes, united
 from runner.data.labelled import check_lengths
-from runner.data.prepare import is_prepared, samples
+from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
-from runner.job.findings import Finding, Findings
+from runner.job.findings import Findings
 from runner.job.plan import check_step
-from runner.job.transformers_tables import leave_torch_alone
 
 MOST_ROWS = 20_000
 """Larger datasets fill a step, and to read them takes more than a second."""
@@ -76,29 +70,46 @@ def check_rows(recipe: Recipe) -> None:
         )
 
 
-def check_classes(recipes: dict[str, tuple[Recipe, ...]]) -> Findings:
-    """Reads the classes of texts, words and images: whether there are some, and belong together.
+def check_data(
+    found: Findings,
+    config: RunConfig,
+    wanted: Mapping[str, Sequence[Recipe]],
+    total: int | None,
+) -> None:
+    """Finds splits without rows, and labels, tags and roles that are not known.
 
     Args:
-        recipes: `train` and `validation` -> what is read.
+        wanted: `train` and `validation` -> what is read.
+        total: sequences per step; None: not known.
     """
-    found = Findings()
-    classes: dict[str, list[Classes]] = {}
-    for role, several in recipes.items():
-        for recipe in several:
-            if data_of(recipe.task) not in ("labelled", "images"):
-                return found
-            with found.keeping():
-                check_rows(recipe)
-                those = read_classes(recipe)
-                classes[role] = [*classes.get(role, ()), those]
-                if doubtful := doubt(recipe, those):
-                    found.others.append(Finding("warning", doubtful, COLUMNS))
-                if recipe.task == "token-classification":
-                    check_tags(recipe)
-    if not found.errors:
+    before, kind = len(found.errors), data_of(config.task)
+    classes = {
+        role: [those for recipe in several if (those := check_split(found, recipe))]
+        for role, several in wanted.items()
+    }
+    if len(found.errors) > before:
+        return
+    if kind in ("labelled", "images"):
         found.attempt(united, classes["train"], classes.get("validation", ()))
-    return found
+    if kind == "images" and total is not None:  # a sample for each row
+        rows = (min(r.split.rows, r.limit or r.split.rows) for r in wanted["train"])
+        examine_step(found, config, sum(rows), total)
+
+
+def check_split(found: Findings, recipe: Recipe) -> Classes | None:
+    """Finds what is wrong with the rows of a split; returns its classes, if it has some."""
+    classes = None
+    with found.keeping():
+        check_rows(recipe)
+        if data_of(recipe.task) in ("labelled", "images"):
+            classes = read_classes(recipe)
+            if doubtful := doubt(recipe, classes):
+                found.warn(doubtful, COLUMNS)
+        if recipe.task == "token-classification":
+            check_tags(recipe)
+        if recipe.task == "instruction":
+            check_roles(recipe)
+    return classes
 
 
 def check_tags(recipe: Recipe) -> None:
@@ -194,68 +205,34 @@ def bytes_of_text(recipe: Recipe) -> int:
     return round(size * recipe.split.share)
 
 
-def check_texts(
-    config: RunConfig, recipes: dict[str, tuple[Recipe, ...]], stores: Path, total: int | None
-) -> Findings:
-    """Prepares datasets that may be too small, if they are not prepared yet.
+def to_count(
+    wanted: Mapping[str, Sequence[Recipe]], stores: Path, total: int
+) -> tuple[list[Recipe], bool]:
+    """The splits that may be too small and are not prepared yet, those to train on first.
 
     Args:
-        config: the run file.
-        recipes: `train` and `validation` -> what is read.
+        wanted: `train` and `validation` -> what is read.
         stores: the folder with prepared data.
-        total: sequences per step; None: not known.
+        total: sequences per step.
+
+    Returns:
+        The splits, and whether all that is trained on is among them.
     """
-    found = Findings()
-    counts: list[int | None] = []
-    for role, several in recipes.items():
-        for recipe in several:
-            number = None
-            with found.keeping():
-                check_rows(recipe)
-                if recipe.task == "instruction":
-                    check_roles(recipe)
-                if _is_tried(recipe, stores, (total or 1) if role == "train" else 1):
-                    number = _counted(recipe)
-            counts += [number] if role == "train" else []
-    if total is not None and data_of(config.task) == "images" and not found.errors:
-        # A sample for each row.
-        rows = (min(r.split.rows, r.limit or r.split.rows) for r in recipes["train"])
-        _examine_step(found, config, sum(rows), total)
-    known = [number for number in counts if number is not None]
-    if total is not None and known and len(known) == len(counts):
-        _examine_step(found, config, sum(known), total)
-    return found
+    few = {
+        role: [
+            recipe
+            for recipe in several
+            if recipe.task != "image-classification"
+            and recipe.split.rows
+            and not is_prepared(recipe, stores)
+            and may_be_few(recipe, total if role == "train" else 1)
+        ]
+        for role, several in wanted.items()
+    }
+    return [*few["train"], *few.get("validation", ())], len(few["train"]) == len(wanted["train"])
 
 
-def _is_tried(recipe: Recipe, stores: Path, total: int) -> bool:
-    return (
-        recipe.task != "image-classification"
-        and not is_prepared(recipe, stores)
-        and may_be_few(recipe, total)
-    )
-
-
-def _examine_step(found: Findings, config: RunConfig, number: int, total: int) -> None:
-    if few := found.attempt(check_step, config, number, total):
-        found.others.append(Finding("warning", *few))
-
-
-def _counted(recipe: Recipe) -> int:
-    """Counts in a child process, once."""
-    path = kept.path_of("texts", kept.versions("transformers", "tokenizers"), recipe.key)
-    if isinstance(known := kept.read(path), int):
-        return known
-    number = in_child(_count, (recipe,), "counting the texts", "")
-    kept.keep(path, number)
-    return number
-
-
-def _count(recipe: Recipe) -> int:
-    """Returns the number of sequences of a split; in a child process without network.
-
-    Raises:
-        UsageError: there is none.
-    """
-    leave_torch_alone()
-    offline.close_network()
-    return sum(1 for _ in samples(recipe))
+def examine_step(found: Findings, config: RunConfig, sequences: int, total: int) -> None:
+    """Adds what `check_step` says of the sequences of an epoch and of a step."""
+    if few := found.attempt(check_step, config, sequences, total):
+        found.warn(*few)

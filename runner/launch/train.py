@@ -21,6 +21,7 @@ from runner.data.recipe import recipes
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
 from runner.job import devices, node_local
+from runner.job.check import check_everything
 from runner.job.installed import check_installed, to_prepare, to_train
 from runner.job.job import Job
 from runner.job.plan import sequence_length
@@ -77,7 +78,9 @@ def train(
     is_over = bool(finished) and not dry_run  # then only what is wrong is worth a line
     tell: Callable[[str], None] = (lambda _line: None) if is_over else print_line
     device = _device(run, role, num_local, environ, tell)
-    run.check(world_size(role, num_local, environ), tell, device, verbose=verbose)
+    check_everything(run, world_size(role, num_local, environ), device).report(
+        tell, verbose=verbose
+    )
     if is_over:
         print_line("\n".join(finished))
         return 0
@@ -197,7 +200,7 @@ def check_and_prepare(run: Job) -> None:
     transformers is imported there only: that takes a second.
 
     Raises:
-        StageError: as for `Run.check` and `prepare_in_sandbox`.
+        StageError: as for `check_everything` and `prepare_in_sandbox`.
         UsageError: a package is missing.
     """
     check_installed(run.config, run.inputs, to_prepare(run.config), "preparing data")
@@ -205,7 +208,7 @@ def check_and_prepare(run: Job) -> None:
 
 
 def _check_and_prepare(run: Job) -> None:
-    run.check(None, print_line)
+    check_everything(run, None, None).report(print_line)
     length, is_done = _prepared(run)
     (prepare_all if is_done else _prepare_offline)(run, length)
 
@@ -327,7 +330,7 @@ def _check_as_launcher(
     environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
-    run.check(place.world_size, print_line, device, verbose=verbose)
+    check_everything(run, place.world_size, device).report(print_line, verbose=verbose)
     _explain(run, verbose=verbose)
     if prepares:
         prepare_in_sandbox(run)

@@ -11,6 +11,7 @@ from runner.data.prepare import open_prepared
 from runner.data.recipe import recipes
 from runner.errors import StageError, format_age, human_count, human_size, write_atomically
 from runner.inputs import check_not_inside
+from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
@@ -77,7 +78,7 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     role = ranks_environment.role(environ, wanted.processes)
     ranks = world_size(role, wanted.processes or 1, environ)
     check_all_installed(run, role)
-    run.check(None, say)
+    check_everything(run, None, None).report(say)
     report_devices(run, role, wanted.processes or 1, environ, say)
     num_sequences = prepare_trials(run)
     bench = Bench(

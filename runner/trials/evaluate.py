@@ -19,6 +19,7 @@ from runner.config.explain import shown
 from runner.data.recipe import data_key, recipes
 from runner.errors import IncompleteError, StageError, UsageError, suggest
 from runner.job import devices
+from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
@@ -207,7 +208,7 @@ def evaluate(
         say(warning)
     ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
     device = devices.here(ranks, environ, own_torch=own_torch)
-    chosen.run.check(world_size(role, processes or 1, environ), lambda _line: None, device)
+    check_everything(chosen.run, world_size(role, processes or 1, environ), device).raise_errors()
     _launch(chosen, run.folder.root, role, processes or 1, environ)
 
 

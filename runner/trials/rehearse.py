@@ -29,6 +29,7 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import ModelInput, running_tree
+from runner.job.check import check_everything
 from runner.job.installed import check_fsdp, check_installed, to_train
 from runner.job.job import Job
 from runner.job.plan import decide, sequence_length
@@ -121,8 +122,8 @@ def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | N
     """Checks the whole run, as it is; returns the device of a rank in its job, and the ranks."""
     slurm = run.config.slurm
     ranks = slurm.nodes * ranks_on_node(slurm)
-    device = device_of_job(run.config, None, environ)
-    found = run.examine(ranks, device)
+    device = device_of_job(run, None, environ)
+    found = check_everything(run, ranks, device)
     found.raise_errors()
     for finding in found.others:
         say(str(finding))

@@ -16,8 +16,9 @@ from runner.errors import StageError, UsageError, human_count, join_errors
 from runner.job import rehearsed
 from runner.job.findings import FAULTS, Finding
 from runner.job.job import Job
-from runner.job.submit import partition_name, request, try_script
+from runner.job.submit import request, try_script
 from runner.run_folder.heartbeat import read_failure
+from runner.run_folder.layout import RunFolder
 from runner.slurm.commands import ask, clean, job_number
 from runner.slurm.environment import SlurmJobEnvironment, host_names
 from runner.slurm.script import sbatch_script
@@ -46,7 +47,7 @@ def rehearse_in_job(
         UsageError: Slurm refuses the job, or there is no Slurm.
     """
     job = SlurmJobEnvironment.from_environ(environ)
-    partition = partition_name(run.config.slurm.partition)
+    partition = run.partition.name
     with hidden_folder(run.folder.root) as folder:
         if job is not None:
             partition = environ.get("SLURM_JOB_PARTITION", partition)
@@ -77,7 +78,7 @@ def _error(finding: Finding) -> StageError:
 
 def _submit(run: Job, folder: Path, arguments: Sequence[str], stages: Stages) -> tuple[int, int]:
     """Submits the job and waits for its end; returns its number and exit code."""
-    wanted = request(run.config, run.bundle, folder, run.overrides)
+    wanted = request(replace(run, folder=RunFolder(folder)))
     wanted = replace(
         wanted,
         name=f"{run.config.name}-rehearsal",

@@ -36,10 +36,7 @@ TWINS = {
     "vit-tiny": "tiny-vit",
     "wikitext-2": "reference",
 }
-SINFO = """case "$*" in
-  *%c*) for n in 1 2; do echo "gpu*|64|512000|gpu:a100:4"; done ;;
-  *%l*) echo "gpu*|2-00:00:00" ;;
-esac"""
+SINFO = 'for n in 1 2; do echo "gpu*|64|512000|gpu:a100:4|2-00:00:00"; done'
 
 
 def twin_of(run: Path, folder: Path) -> Path:

@@ -154,7 +154,7 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         BERT,
         narrow("layer.1.output.LayerNorm.weight"),
         {},
-        Found(("output.LayerNorm.weight of layer 1 has shape [56]",), "from one revision"),
+        Found(("layer.1.output.LayerNorm.weight has shape [56]",), "from one revision"),
     ),
     "T11": (
         CHAT,
@@ -187,7 +187,7 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CHAT,
         config(pad_token_id=99999),
         CAUSAL,
-        Found(("pad_token_id 99999 is beyond vocab_size",), "correct that key"),
+        Found(("Padding_idx must be within num_embeddings",), "correct that key"),
     ),
     "T17": (
         GPT2,
@@ -236,19 +236,25 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CHAT,
         config(num_key_value_heads=3),
         CAUSAL,
-        Found(("is no multiple of num_key_value_heads 3",), "correct that key"),
+        Found(
+            (
+                "k_proj.weight has shape [",
+                "and by config.json [",
+            ),
+            "from one revision",
+        ),
     ),
     "activation": (
         CHAT,
         config(hidden_act="sillu"),
         CAUSAL,
-        Found(("no activation `sillu`", "did you mean `silu`"), "correct that key"),
+        Found(("it has no hidden_act `sillu`",), "correct that key"),
     ),
     "rope": (
         CHAT,
         config(rope_scaling={"type": "dynamicc", "factor": 2.0}, rope_parameters=None),
         CAUSAL,
-        Found(("no rope_type `dynamicc`",), "correct that key"),
+        Found(("it has no rope_scaling.type `dynamicc`",), "correct that key"),
     ),
     "cut off": (
         GPT2,

@@ -30,9 +30,8 @@ from tests.support.staging import run_as
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("demo.yaml", "--bundle", "bundle")
 BARE: dict[str, str] = {}
-SHAPE = 'case "$*" in *%G*) echo "cpu*|8|64000|(null)" ;; *%l*) echo "cpu*|1-00:00:00" ;; '
 BODIES = {
-    "sinfo": SHAPE + '*) echo "cpu*" ;; esac',
+    "sinfo": 'echo "cpu*|8|64000|(null)|1-00:00:00"',
     "squeue": 'case "$*" in *--jobs=17*%T*) echo RUNNING ;; esac',
     "sbatch": 'case "$*" in *--test-only*) echo "Job 17 to start" >&2 ;; *) echo 17 ;; esac',
     "scontrol": "exit 1",

@@ -65,7 +65,8 @@ def test_a_run_folder_with_any_name_gets_its_log(site: Site) -> None:
 
 def test_a_rank_gets_its_share_of_what_the_nodes_have(site: Site) -> None:
     code = (
-        "from runner.job.submit import *; s = node_shapes(None); "
+        "from runner.job.submit import *; from runner.job.partition import *; "
+        "s = ask_partition(None).nodes; "
         "print(cpus_per_task(s, 2, 2)); print(s)"
     )
     said = site.python("-c", code).stdout

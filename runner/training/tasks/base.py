@@ -13,6 +13,8 @@ from runner.config.run_config import RunConfig
 from runner.data.tokenizer_files import rows_needed
 from runner.errors import UsageError
 from runner.inputs import ModelInput
+from runner.job.findings import Findings
+from runner.job.with_torch import judge
 from runner.training.components import lora
 from runner.training.components.batches import Sample
 from runner.training.components.speed import use_tanh_gelu
@@ -208,7 +210,7 @@ def _drawn(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> l
     """The names of the weights that the checkpoint does not have.
 
     Raises:
-        UsageError: weights have another shape, and are not `fresh`.
+        UsageError: weights have another shape, or layers have none, and are not `fresh`.
     """
     misfits = sorted(
         key if isinstance(key, str) else str(key[0]) for key in info["mismatched_keys"]
@@ -218,4 +220,8 @@ def _drawn(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> l
             f"{model.path}: weights do not fit config.json: {wrong[0]}",
             "Stage weights and config together.",
         )
+    missing = [name for name in info["missing_keys"] if not name.startswith(fresh or ("\0",))]
+    found = Findings()
+    judge(found, model.asset, {"missing_keys": missing}, model.settings)
+    found.raise_errors()
     return sorted({*info["missing_keys"], *misfits})

@@ -15,7 +15,7 @@ GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 OF_RANK = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
 MASTER = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 IN_JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
-SINFO = 'case "$*" in *%l*) echo "gpu*|infinite" ;; *) echo "gpu*|8|64000|gpu:4" ;; esac'
+SINFO = 'echo "gpu*|8|64000|gpu:4|infinite"'
 OVER = 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1'
 
 REFUSED = {"L14": Found(("this is rank 0 of 8",), "unset RANK WORLD_SIZE LOCAL_RANK")}
@@ -56,7 +56,9 @@ def test_the_run_file_wins_over_sbatchs_variables(staged: Path, tmp_path: Path) 
 def test_a_partition_that_only_the_shell_names_is_the_one_that_is_looked_at(
     staged: Path, tmp_path: Path
 ) -> None:
-    sinfo = f'case "$*" in *partition=debug*) echo "debug|1:00:00" ;; *) {SINFO} ;; esac'
+    sinfo = (
+        f'case "$*" in *partition=debug*) echo "debug|8|64000|gpu:4|1:00:00" ;; *) {SINFO} ;; esac'
+    )
     path = programs(tmp_path / "bin", sbatch="exit 0", sinfo=sinfo, squeue="exit 0")
     write_run(tmp_path, **GPT2, slurm={"time": "08:00:00"})
     said = run_runner(

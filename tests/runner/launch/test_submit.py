@@ -11,11 +11,14 @@ import pytest
 
 from runner.errors import StageError, UsageError
 from runner.job import submit
-from runner.job.devices import NodeShape
+from runner.job.findings import Findings
+from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.script import SbatchRequest
 from tests.runner.slurm.test_script import CPU
+
+ANY = Partition("default")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ from tests.runner.slurm.test_script import CPU
     ],
 )
 def test_gpus_are_counted_in_every_notation(gres: str, gpus: int) -> None:
-    assert submit.count_gpus(gres) == gpus
+    assert count_gpus(gres) == gpus
 
 
 def test_a_rank_gets_the_share_of_cpus_that_goes_with_its_gpu() -> None:
@@ -57,7 +60,7 @@ def test_a_machine_without_slurm_is_told_where_to_go(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no sbatch on this machine") as refused:
-        submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"))
+        submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"), ANY)
     assert "login node" in refused.value.remedy
     assert not (tmp_path / "run").exists(), "a run that `runner status` would call stopped"
 
@@ -93,7 +96,7 @@ def test_what_sbatch_says_becomes_what_to_do(
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / name).chmod(0o755)
     with pytest.raises(StageError) as refused:
-        submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"))
+        submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"), ANY)
     assert refused.value.exit_code == exit_code
     assert said.partition("error: ")[2] in str(refused.value)
     assert remedy in refused.value.remedy
@@ -110,12 +113,12 @@ def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
     )
     wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
     with pytest.raises(UsageError, match="over quota"):
-        submit.submit(wanted)
+        submit.submit(wanted, ANY)
     assert not wanted.run_folder.exists()
     wanted.run_folder.mkdir()
     (wanted.run_folder / "config.yaml").write_text("an earlier run\n")
     with pytest.raises(UsageError, match="over quota"):
-        submit.submit(wanted)
+        submit.submit(wanted, ANY)
     assert (wanted.run_folder / "config.yaml").exists()
 
 
@@ -123,7 +126,7 @@ def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> No
     """A partition of two nodes, and an sbatch that says something with --test-only."""
     programs = {
         "sbatch": f'[ "$1" = --test-only ] && {{ echo "{said}" >&2; exit 1; }}\necho 17',
-        "sinfo": "echo 'batch*|8|64000|(null)'; echo 'batch*|8|64000|(null)'",
+        "sinfo": "for n in 1 2; do echo 'batch*|8|64000|(null)|infinite'; done",
         "squeue": "exit 0",
     }
     for name, body in programs.items():
@@ -139,7 +142,11 @@ def test_more_nodes_than_there_are_is_said_with_both_numbers(
         tmp_path, monkeypatch, "allocation failure: Requested node configuration is not available"
     )
     with pytest.raises(UsageError) as refused:
-        submit.check(dataclasses.replace(CPU, nodes=9, partition=None, time=None))
+        found = Findings()
+        submit.check(
+            found, dataclasses.replace(CPU, nodes=9, partition=None, time=None), ask_partition(None)
+        )
+        found.raise_errors()
     assert refused.value.remedy == "Lower slurm.nodes: it is 9, and the partition has 2 nodes."
 
 
@@ -149,9 +156,12 @@ def test_drained_nodes_are_a_warning_because_sbatch_accepts_and_waits(
     words = "Required node not available (down, drained or reserved)"
     cluster_of(tmp_path, monkeypatch, f"allocation failure: {words}")
     wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
-    line, warning = submit.check(wanted)
-    assert "accepted, to wait" in line and words in warning and "sinfo -R" in warning
-    assert submit.submit(wanted) == 17
+    found = Findings()
+    submit.check(found, wanted, ask_partition(None))
+    (line,), (warning,) = found.lines, found.others
+    assert "accepted, to wait" in line
+    assert words in warning.message and "sinfo -R" in warning.message
+    assert submit.submit(wanted, ANY) == 17
     assert f"warning: allocation failure: {words}" in capsys.readouterr().err
     assert (tmp_path / "run" / "submitted").read_text() == "17\n"
 
@@ -190,15 +200,15 @@ def test_a_lost_answer_is_looked_for_in_the_queue_and_in_the_accounts_before_any
 ) -> None:
     wanted = slurm(sbatch=TIMED_OUT)
     with pytest.raises(StageError, match="Socket timed out") as lost:
-        submit.submit(wanted)
+        submit.submit(wanted, ANY)
     assert lost.value.exit_code == 5 and wanted.script.exists() and wanted.log.parent.is_dir()
     unknown = "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1"
     slurm(sacct=unknown)
     with pytest.raises(StageError, match="Connection refused") as lost:
-        submit.submit(wanted)
+        submit.submit(wanted, ANY)
     assert (lost.value.exit_code, sent(tmp_path)) == (5, 1)
     slurm(sacct=f"echo '17_0|2999-01-01T00:00:00|sbatch --parsable {wanted.script}'")
-    assert submit.submit(wanted) == 17
+    assert submit.submit(wanted, ANY) == 17
     assert sent(tmp_path) == 1 and not RunFolder(wanted.run_folder).intent.exists()
 
 
@@ -210,9 +220,9 @@ def test_an_earlier_job_of_the_same_folder_is_not_taken_for_the_one_whose_answer
     old = f"15|2020-01-01T00:00:00|sbatch --parsable {wanted.script}"
     slurm(squeue=f"echo '{over}'", sacct=f"echo '{old}'")
     with pytest.raises(StageError, match="Socket timed out"):
-        submit.submit(wanted)
+        submit.submit(wanted, ANY)
     slurm(sbatch="echo 17")
-    assert (submit.submit(wanted), sent(tmp_path)) == (17, 2)
+    assert (submit.submit(wanted, ANY), sent(tmp_path)) == (17, 2)
 
 
 def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_lost(
@@ -220,10 +230,10 @@ def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_los
 ) -> None:
     wanted = slurm(sbatch=TIMED_OUT)
     with pytest.raises(StageError, match="Socket timed out"):
-        submit.submit(wanted)
+        submit.submit(wanted, ANY)
     slurm(squeue=f"echo '17|PENDING|None||0:00|1:00|N/A|{wanted.script}'")
     with pytest.raises(UsageError, match=r"job 17 .pending. already writes"):
-        submit.submit(dataclasses.replace(wanted, nodes=2))
+        submit.submit(dataclasses.replace(wanted, nodes=2), ANY)
     assert (sent(tmp_path), (wanted.run_folder / "submitted").read_text()) == (1, "17\n")
 
 
@@ -233,7 +243,7 @@ def test_one_process_at_a_time_submits_a_run(tmp_path: Path, slurm: Says) -> Non
     folder.make()
     with hold_run_folder(folder, {}, to_submit=True):
         with pytest.raises(UsageError, match=f"process {os.getpid()} on .* submits this run"):
-            submit.submit(wanted)
+            submit.submit(wanted, ANY)
         with hold_run_folder(folder, {}):
             pass  # another lock than that of those who train
-    assert (submit.submit(wanted), sent(tmp_path)) == (17, 1)
+    assert (submit.submit(wanted, ANY), sent(tmp_path)) == (17, 1)

@@ -20,7 +20,7 @@ from runner.job import surroundings
 from runner.job.findings import Findings
 from runner.job.installed import for_tokenizer
 from runner.job.job import Job
-from runner.job.surroundings import start
+from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
@@ -28,7 +28,7 @@ from tests.stage.environment.check.packages import TORCH, write_packages
 
 __all__ = ["terminal"]
 
-NODES = "batch*|8|64000|{gres}"
+NODES = "batch*|8|64000|{gres}|infinite"
 MODULES = """\
 module() {
     case "$2" in
@@ -98,7 +98,7 @@ def tried(cluster: Cluster, **settings: Any) -> Findings:
         (),
     )
     found = Findings()
-    start(run, os.environ).add_to(found)
+    Attempt(run, os.environ).add_to(found)
     return found
 
 
@@ -115,14 +115,6 @@ def test_a_shell_that_works_is_one_line_and_no_finding(
         f"the job's shell works here: 1 module and 1 line of setup; {python}/bin/python imports "
         "torch, transformers, safetensors, numpy, pyarrow, deepspeed"
     ]
-
-
-def test_without_a_cluster_nothing_is_started(
-    cluster: Cluster, login: Callable[[str], None], python: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    found = tried(cluster, slurm={"setup": ["exit 3"]})
-    assert said(found) == "" and found.lines == []
 
 
 # Keys such as `J16` are entries of docs/first-job-failures.md.

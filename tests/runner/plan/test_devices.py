@@ -16,9 +16,9 @@ from runner.job import devices, gpus
 from runner.job.devices import NodeShape
 from runner.job.gpus import GIB, Gpu
 from runner.job.host_memory import host_memory
+from runner.job.partition import types_of_gpus
 from runner.job.plan import decide
 from runner.job.shapes import ModelShape
-from runner.job.submit import types_of_gpus
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
 

@@ -32,10 +32,11 @@ from runner.job.access import (
     nearest_folder,
     quota_left,
 )
-from runner.job.findings import FAULTS
+from runner.job.check import check_everything
+from runner.job.findings import FAULTS, Findings
+from runner.job.job import Job
 from runner.job.places import check_own_name, check_places
-from runner.job.preflight import examine
-from runner.job.settings import check_precision
+from runner.job.settings import check_settings
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
@@ -263,8 +264,9 @@ def test_fp16_for_a_model_of_bfloat16_is_told(
     cluster: Cluster, precision: str, settings: dict[str, Any], init: str, *, is_told: bool
 ) -> None:
     config = RunConfig.load(cluster.write(model={"asset": "tiny-bert", "init": init}))
-    found = check_precision(config, settings, precision)
-    assert [finding.level for finding in found] == ["warning"] * is_told
+    found = Findings()
+    check_settings(found, config, settings, precision)
+    assert [finding.level for finding in found.others] == ["warning"] * is_told
 
 
 def test_several_faults_are_one_error_with_the_code_of_damage_if_there_is_any() -> None:
@@ -314,7 +316,8 @@ def test_the_json_document_has_errors_before_the_checks_too(terminal: Terminal, 
 def found_in(cluster: Cluster, **run: Any) -> tuple[list[StageError], list[str]]:
     config = RunConfig.load(cluster.write(**run))
     inputs = resolve(config, cluster.bundle)
-    found = examine(config, inputs, RunFolder(cluster.output()), 2, with_texts=True)
+    job = Job(config, inputs, RunFolder(cluster.output()), cluster.bundle, ())
+    found = check_everything(job, 2, None, ahead=True)
     return found.errors, [str(finding) for finding in found.others]
 
 

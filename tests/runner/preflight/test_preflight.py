@@ -20,8 +20,9 @@ from runner.config.run_config import RunConfig
 from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs, resolve
 from runner.job.access import disk_needed
+from runner.job.check import check_everything
 from runner.job.installed import is_installed
-from runner.job.preflight import check
+from runner.job.job import Job
 from runner.job.shapes import shape_of
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle, finish
@@ -30,6 +31,14 @@ from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.digests import hash_file
 from tests.runner.conftest import Cluster
+
+
+def check(config: RunConfig, inputs: Inputs, folder: RunFolder, ranks: int) -> list[str]:
+    """What is said of a run; raises what would end it."""
+    said: list[str] = []
+    job = Job(config, inputs, folder, inputs.bundle, ())
+    check_everything(job, ranks, None).report(said.append)
+    return said
 
 
 @dataclass
@@ -459,7 +468,7 @@ def test_a_package_that_is_missing_is_reported_before_anything_starts(
     if key.startswith("optimizer"):
         config = replace(config, optimizer=replace(config.optimizer, name=value))
     monkeypatch.setattr(
-        "runner.job.preflight.is_installed",
+        "runner.job.check.is_installed",
         lambda name: name != package and is_installed(name),
     )
     with pytest.raises(UsageError, match=f"needs {package}"):

@@ -17,7 +17,8 @@ from runner.data.store import IGNORED, Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.job.texts import check_classes
+from runner.job.findings import Findings
+from runner.job.texts import check_split
 from tests.runner.data.test_prepare import digest
 
 
@@ -160,6 +161,7 @@ def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(
         warned = f"{classes} classes in {number} texts, nearly one for each: is `dataset.label: id`"
         assert (warned in said) == is_doubted == ("warning: split `train`" in said), said
         recipe = recipe_of(tmp_path, model, "text-classification", table, label="id")
-        found = check_classes({"train": (recipe,)})  # `runner check` warns of the same
+        found = Findings()
+        check_split(found, recipe)  # `runner check` warns of the same
         assert [finding.level for finding in found.others] == ["warning"] * is_doubted
         assert (warned in "".join(map(str, found.others))) == is_doubted

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import StageError
+from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.run_folder.layout import RunFolder
 from runner.training.components.metrics import Console, Observer
@@ -49,7 +50,7 @@ def is_here() -> bool:
 def test_check_refuses_it_where_the_environment_lacks_it(cluster: Cluster) -> None:
     path = cluster.write(wandb=True, engine={"name": "ddp"})
     run = Job.load(path, cluster.bundle, None, ())
-    found = run.examine(1)
+    found = check_everything(run, 1, None)
     (error,) = [error for error in found.errors if "wandb" in error.message]
     assert "wandb: true needs wandb, which is not installed" in error.message
     assert error.remedy == "pip install wandb" and error.exit_code == 2

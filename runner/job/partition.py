@@ -1,0 +1,73 @@
+"""A partition of the cluster, as one question to sinfo shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from runner.slurm.commands import ask
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """CPUs, GPUs and memory (bytes; 0: not known) of one node, as `sinfo` shows them."""
+
+    cpus: int
+    gpus: int
+    memory: int = 0
+    gpu_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition; without nodes, Slurm is not installed or does not answer.
+
+    Attributes:
+        name: `default` if Slurm does not tell.
+        time_limit: in Slurm's notation; empty: not known.
+    """
+
+    name: str
+    nodes: tuple[NodeShape, ...] = ()
+    time_limit: str = ""
+
+
+def ask_partition(wanted: str | None) -> Partition:
+    """Asks sinfo(1) for a partition; None: the one of this shell, or the default one."""
+    chosen = wanted or os.environ.get("SBATCH_PARTITION") or None
+    only = [f"--partition={chosen}"] if chosen else []
+    shown = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G|%l", *only)
+    lines = shown.stdout.splitlines() if shown and shown.returncode == 0 else []
+    rows = [[field.strip() for field in line.split("|")] for line in lines]
+    rows = [row for row in rows if len(row) == 5 and (chosen or row[0].endswith("*"))]
+    if not rows:
+        return Partition(chosen or "default")
+    nodes = tuple(
+        NodeShape(
+            int(cpus),
+            count_gpus(gres),
+            int(memory) * 2**20 if memory.isdigit() else 0,
+            types_of_gpus(gres),
+        )
+        for _, cpus, memory, gres, _ in rows
+        if cpus.isdigit()
+    )
+    return Partition(chosen or rows[0][0].strip("*"), nodes, rows[0][4])
+
+
+def count_gpus(gres: str) -> int:
+    """The number of GPUs in Slurm's gres notation: 4 for `gpu:a800:4(S:0-1),nvme:1`."""
+    return sum(int(entry[-1]) if entry[-1].isdigit() else 1 for entry in _gpu_entries(gres))
+
+
+def types_of_gpus(gres: str) -> tuple[str, ...]:
+    """The types of GPU in Slurm's gres notation: `gpu:a800:4,nvme:1` has `a800`; `gpu:4` none."""
+    return tuple(
+        entry[1] for entry in _gpu_entries(gres) if len(entry) > 1 and not entry[1].isdigit()
+    )
+
+
+def _gpu_entries(gres: str) -> list[list[str]]:
+    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    return [entry for entry in entries if entry[0] == "gpu"]

@@ -1,0 +1,186 @@
+"""What transformers says of a run without torch: its config, its tokenizer, its first rows.
+
+`look` runs in a child process, which has no network and cannot import torch: that saves seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from runner import offline
+from runner.config.run_config import RunConfig
+from runner.config.tasks import data_of
+from runner.data.instruction import Writer, try_first_rows
+from runner.data.prepare import samples
+from runner.data.recipe import Recipe
+from runner.data.tokenizing import frame, load_tokenizer, word_begins
+from runner.errors import UsageError, shortage
+from runner.inputs import Inputs, ModelInput
+from runner.job.findings import Findings
+from runner.job.model import newer_transformers
+from runner.job.transformers_tables import leave_torch_alone
+
+NAMED = 3  # at most so many tokens are named in a message
+FEW = 0.5  # a tokenizer with less than this share of the embedding's rows is worth a line
+SPECIAL = ("bos", "eos", "unk", "cls", "sep", "mask")
+"""Tokens that training itself may write. Not the padding: a batch here is filled with others."""
+
+
+def look(
+    config: RunConfig,
+    inputs: Inputs,
+    rows: tuple[int, str],
+    train: Sequence[Recipe],
+    counted: Sequence[Recipe],
+) -> tuple[Findings, list[int | None]]:
+    """Loads what the ranks will load of a model's small files.
+
+    Args:
+        rows: of the embedding (0: not known), and where that is written.
+        train: what is trained on; its first rows are written as samples.
+        counted: splits that are so small that they may not fill a step.
+
+    Returns:
+        What was found; and for each of `counted` its sequences.
+    """
+    leave_torch_alone()
+    offline.close_network()
+    found = Findings()
+    found.attempt(check_config, config, inputs.model)
+    if data_of(config.task) != "images":
+        found.attempt(_look_at_tokenizer, found, config, inputs, rows)
+    if config.task == "instruction" and not found.errors:
+        for recipe in train:
+            _write_samples(found, config, recipe)
+    numbers = [] if found.errors else [found.attempt(count, recipe) for recipe in counted]
+    return found, numbers
+
+
+def check_config(config: RunConfig, model: ModelInput) -> None:
+    """Refuses a config.json that the installed transformers does not read, with its words."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(model.path), local_files_only=True, trust_remote_code=False)
+    except ImportError:
+        return  # of torch, or of a package for one kind of model: the ranks have it
+    except Exception as error:
+        if shortage(error):
+            raise
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        wanted, here = newer_transformers(model), metadata.version("transformers")
+        remedy = "Stage the model again, with its own config.json unchanged, or use another model."
+        if wanted:
+            remedy = (
+                f"transformers {wanted} wrote it: pip install -U 'transformers>={wanted}', in the "
+                "environment of the job too."
+            )
+        raise UsageError(
+            f"{config.path}: transformers {here} does not read "
+            f"{model.path / 'config.json'}: {said}",
+            remedy,
+        ) from None
+
+
+def _look_at_tokenizer(
+    found: Findings, config: RunConfig, inputs: Inputs, rows: tuple[int, str]
+) -> None:
+    model = inputs.model
+    tokenizer = load_tokenizer(model)
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        # transformers makes an empty one of the class that config.json names.
+        raise UsageError(
+            f"`{config.model.asset}` has no tokenizer: none of its files (tokenizer.json, "
+            "vocab.txt, vocab.json, a SentencePiece model) is in the bundle, or they hold no "
+            "tokens.",
+            "Stage the tokenizer's files with the model, from the same repository.",
+        )
+    if rows[0]:
+        compare(found, config.task, model, tokenizer, *rows)
+    if data_of(config.task) != "labelled":
+        frame(config.task, tokenizer)
+    if config.whole_words:
+        word_begins(tokenizer)
+    if config.task == "instruction":
+        writers = (Writer.of(d.settings, tokenizer, d.train.columns) for d in inputs.datasets)
+        how = "; ".join(dict.fromkeys(writer.description for writer in writers))
+        found.lines.append(f"samples are written {how}")
+
+
+def compare(
+    found: Findings, task: str, model: ModelInput, tokenizer: Any, rows: int, where: str
+) -> None:
+    """Compares the ids of a tokenizer with the rows of an embedding.
+
+    An id beyond them reads past their end: on a GPU an assertion in CUDA, on a CPU an index error
+    or nan. The opposite is normal: embeddings are padded to a multiple of 64 or more. A token that
+    was added beyond them and never appears in a text does no harm (Gemma 3 1B has one).
+    """
+    asset, new = f"`{model.asset}`: its tokenizer", {*model.new_tokens, *model.new_special_tokens}
+    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    own = {n for text, n in tokenizer.get_vocab().items() if n not in added and text not in new}
+    highest, count = max(own, default=-1), len(own | added.keys())
+    remedy = "Tokenizer and model do not belong together: stage both from one repository."
+    if highest >= rows:
+        found.error(
+            UsageError(
+                f"{asset} knows {max(count, highest + 1)} tokens, its model {rows} (ids up to "
+                f"{highest}; {where}).",
+                remedy,
+            )
+        )
+        return
+    beyond = {n: text for n, text in added.items() if n >= rows and text not in new}
+    template = str(tokenizer.chat_template or "") if task == "instruction" else ""
+    special = {getattr(tokenizer, f"{role}_token", None) for role in SPECIAL}
+    # masked-lm draws tokens at random, from all of them.
+    if used := {
+        n: text
+        for n, text in beyond.items()
+        if task == "masked-lm" or text in special or text in template
+    }:
+        found.error(
+            UsageError(
+                f"{asset} adds {_named(used)} beyond the model's {rows} ids ({where}).",
+                "Resize the model's embedding and save it (model.resize_token_embeddings), then "
+                "stage it again; or remove the tokens from the tokenizer.",
+            )
+        )
+    elif beyond:
+        found.warn(
+            f"{asset} adds {_named(beyond)} beyond the model's {rows} ids: a text in which they "
+            "are written would end the run.",
+            "Check that the texts hold none of them.",
+        )
+    if count < FEW * rows:
+        found.warn(
+            f"{asset} knows {count} tokens, its model {rows}.",
+            f"If that is not intended: {remedy[0].lower()}{remedy[1:]}",
+        )
+
+
+def _named(tokens: dict[int, str]) -> str:
+    named = [f"{text} ({number})" for number, text in sorted(tokens.items())[:NAMED]]
+    more = len(tokens) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+def _write_samples(found: Findings, config: RunConfig, recipe: Recipe) -> None:
+    if problem := found.attempt(try_first_rows, recipe, load_tokenizer(recipe.model)):
+        found.warn(
+            f"{config.path}: {problem}.",
+            "Look at these rows: in `messages`, the answers need the role `assistant`; "
+            "dataset.response names the column of the answers; a longer sequence_length, or "
+            "dataset.too_long: cut, keeps long rows.",
+        )
+
+
+def count(recipe: Recipe) -> int:
+    """Prepares a split, and returns the number of its sequences.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return sum(1 for _ in samples(recipe))
