@@ -47,7 +47,18 @@ def mvapich(rank: int, size: int, local: int) -> dict[str, str]:
     return {f"MV2_COMM_WORLD_{name}": str(value) for name, value in zip(names, values, strict=True)}
 
 
-LAUNCHERS = (open_mpi, mpich, mvapich)
+def pals(rank: int, size: int, local: int) -> dict[str, str]:
+    """Of `mpiexec` on Polaris and Aurora."""
+    return {
+        "PALS_RANKID": str(rank),
+        "PALS_LOCAL_RANKID": str(rank % local),
+        "PALS_LOCAL_SIZE": str(local),
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+    }
+
+
+LAUNCHERS = (open_mpi, mpich, mvapich, pals)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
