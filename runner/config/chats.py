@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import Lines, UsageError, nearest_name, suggest
+from runner.errors import UsageError, WrongValueError, nearest_name, suggest
 
 OURS = ("role", "content")
 SHAREGPT = ("from", "value")
@@ -115,27 +115,25 @@ def unknown_role(where: str, role: str) -> UsageError:
     )
 
 
-def check_naming(
-    fields: Mapping[str, str], roles: Mapping[str, str], lines: Lines, where: Any
-) -> None:
-    """Finds keys of `fields` and roles that were probably mistyped. Kept in `lines.mistakes`.
+def known_fields(fields: dict[str, str]) -> dict[str, str]:
+    """Refuses keys of `dataset.fields` that no message has here.
 
-    Args:
-        fields, roles: as in the run file.
-        lines: its line numbers.
-        where: the key of the dataset.
+    Raises:
+        WrongValueError: there is one.
     """
-    for key in fields:
-        with lines.mistakes:
-            if key not in OURS:
-                raise UsageError(
-                    f"{lines.place(*where, 'fields', key)}: a message has no `{key}` here.",
-                    suggest(key, OURS, "For instance: fields: {role: from, content: value}"),
-                )
-    for theirs, ours in roles.items():
-        with lines.mistakes:
-            if ours not in KNOWN and nearest_name(ours, KNOWN):
-                raise UsageError(
-                    f"{lines.place(*where, 'roles', theirs)}: `{ours}` is no role of a chat.",
-                    suggest(ours, KNOWN, ""),
-                )
+    for key in fields.keys() - set(OURS):
+        remedy = suggest(key, OURS, "For instance: fields: {role: from, content: value}")
+        raise WrongValueError(f"has `{key}`: a message has no `{key}` here", remedy)
+    return fields
+
+
+def known_roles(roles: dict[str, str]) -> dict[str, str]:
+    """Refuses roles that were probably mistyped.
+
+    Raises:
+        WrongValueError: there is one.
+    """
+    for ours in roles.values():
+        if ours not in KNOWN and nearest_name(ours, KNOWN):
+            raise WrongValueError(f"has `{ours}`, which is no role of a chat", suggest(ours, KNOWN))
+    return roles

@@ -5,10 +5,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from runner.config.fields import setting
-from runner.errors import Lines, UsageError
+from runner.errors import WrongValueError, setting
 
-INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
+_INTERVAL = re.compile(r"(?P<number>\d+(\.\d+)?) ?(?P<unit>s|min|h)")
+
+
+def _seconds(every: int | str) -> float | None:
+    match = _INTERVAL.fullmatch(str(every))
+    return float(match["number"]) * {"s": 1, "min": 60, "h": 3600}[match["unit"]] if match else None
+
+
+def _interval(every: int | str) -> int | str:
+    if isinstance(every, str) and every != "epoch" and not _seconds(every):
+        raise WrongValueError(
+            "is neither steps nor a time nor `epoch`",
+            "For instance: every: 500, every: 10 min, or every: epoch",
+        )
+    return every
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,29 +34,11 @@ class CheckpointConfig:
         best: whether the one with the lowest validation loss is kept too, and exported in the end.
     """
 
-    every: int | str = setting(500, "loses some minutes at worst", at_least=1)
+    every: int | str = setting(500, "loses some minutes at worst", at_least=1, convert=_interval)
     keep: int = setting(3, "the newest and two before it", at_least=1)
     best: bool = setting(False, "the last one is what is exported")
 
     @property
     def seconds(self) -> float | None:
         """The time between two checkpoints; None: steps or epochs say when."""
-        match = INTERVAL.fullmatch(self.every) if isinstance(self.every, str) else None
-        if match is None:
-            return None
-        return float(match["number"]) * {"s": 1, "min": 60, "h": 3600}[match["unit"]]
-
-
-def check_interval(checkpoint: CheckpointConfig, lines: Lines) -> None:
-    """Refuses an `every` that is neither steps nor a time nor `epoch`.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    every = checkpoint.every
-    if isinstance(every, str) and every != "epoch" and not checkpoint.seconds:
-        raise UsageError(
-            f"{lines.place('checkpoint', 'every')}: `{every}` "
-            "is neither steps nor a time nor `epoch`.",
-            "For instance: every: 500, every: 10 min, or every: epoch",
-        )
+        return _seconds(self.every)

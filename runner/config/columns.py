@@ -111,11 +111,7 @@ def check_columns(
         mistakes: keeps what is found, as UsageErrors that list the columns.
         unknown: keys of the dataset whose values are not known; they are not checked.
     """
-    try:
-        named_columns = dataset.columns(task)
-    except ValueError:  # the braces of `format`: a mistake that is found without a bundle
-        return
-    for named, column in named_columns.items():
+    for named, column in dataset.columns(task).items():
         if named.partition(":")[0] in unknown or not column:  # missing: found without a bundle
             continue
         with mistakes:

@@ -7,30 +7,46 @@ that `runner.inputs` can check them before anything starts.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
-from runner.config.chats import check_naming
-from runner.config.fields import Where, dotted, setting
-from runner.config.held_out import check_share, share_of
-from runner.errors import Lines, UsageError, suggest
+from runner.config.chats import known_fields, known_roles
+from runner.config.held_out import share_of, split_or_share
+from runner.errors import Lines, UsageError, Where, WrongValueError, keys_of, setting, suggest
 
 Auto = Literal["auto"]
 
 LANGUAGE = ("masked-lm", "causal-lm")
-# Keys of a dataset that belong to certain tasks only. All others belong to every task.
-KEYS = {
-    "text": (*LANGUAGE, "text-classification"),
-    "pair": ("text-classification",),
-    **dict.fromkeys(("words", "tags"), ("token-classification",)),
-    **dict.fromkeys(
-        ("prompt", "response", "messages", "fields", "roles", "format", "loss_on", "too_long"),
-        ("instruction",),
-    ),
-    **dict.fromkeys(("image", "image_size"), ("image-classification",)),
-    "label": ("image-classification", "text-classification"),
-}
+_TEXT = ("task", (*LANGUAGE, "text-classification"))
+_WORDS = ("task", ("token-classification",))
+_CHAT = ("task", ("instruction",))
+_IMAGE = ("task", ("image-classification",))
+
+
+def _limit(limit: dict[str, int]) -> dict[str, int]:
+    splits = ("train", "validation")
+    for split, rows in limit.items():
+        if split not in splits:
+            remedy = suggest(split, splits, f"Valid keys: {', '.join(splits)}.")
+            raise WrongValueError(f"cannot limit `{split}`", remedy)
+        if rows < 1:
+            raise WrongValueError(
+                "must be at least 1 row", "Remove the limit, or set a larger one."
+            )
+    return limit
+
+
+def _format(text: str) -> str:
+    try:
+        names = format_columns(text)
+    except ValueError as error:
+        raise WrongValueError(
+            f"has other things in braces than a column's name ({error})",
+            "Write {{ and }} for braces.",
+        ) from None
+    if not names:
+        raise WrongValueError("names no column", "Write columns in braces: {User}.")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +73,39 @@ class DatasetConfig:
     config: str | Auto = setting("auto", "the only configuration of the dataset")
     train: str = setting("train", "the usual name")
     validation: str | None = setting(
-        "auto", "the split named `validation`, if there is one", like="validation: 5%"
+        "auto",
+        "the split named `validation`, if there is one",
+        like="validation: 5%",
+        convert=split_or_share,
     )
     validation_seed: int = setting(42, "the same rows, whatever `seed` is", at_least=0, below=2**63)
-    limit: dict[str, int] = setting(dict, "all rows")
+    limit: dict[str, int] = setting(dict, "all rows", convert=_limit)
     weight: float = setting(1.0, "", above=0)
-    text: str = setting("text", "the usual name of the column")
-    pair: str | None = setting(None, "one text in each row")
-    words: str = setting("tokens", "the usual name of the column")
-    tags: str = setting("ner_tags", "the usual name of the column")
-    prompt: str | None = setting(None)
-    response: str | None = setting(None)
-    messages: str | None = setting(None)
-    fields: dict[str, str] = setting(dict)
-    roles: dict[str, str] = setting(dict)
-    format: str | None = setting(None)
-    loss_on: Literal["response", "all"] = setting("response", "the answer is what is learned")
-    too_long: Literal["cut", "drop"] = setting(
-        "drop", "a cut answer teaches to stop in mid-sentence"
+    text: str = setting("text", "the usual name of the column", only=_TEXT)
+    pair: str | None = setting(
+        None, "one text in each row", only=("task", ("text-classification",))
     )
-    image: str = setting("image", "the usual name of the column")
-    label: str = setting("label", "the usual name of the column")
-    image_size: int | Auto = setting("auto", "what the model takes", at_least=8)
+    words: str = setting("tokens", "the usual name of the column", only=_WORDS)
+    tags: str = setting("ner_tags", "the usual name of the column", only=_WORDS)
+    prompt: str | None = setting(None, only=_CHAT)
+    response: str | None = setting(None, only=_CHAT)
+    messages: str | None = setting(None, only=_CHAT)
+    fields: dict[str, str] = setting(dict, convert=known_fields, only=_CHAT)
+    roles: dict[str, str] = setting(dict, convert=known_roles, only=_CHAT)
+    format: str | None = setting(None, convert=_format, only=_CHAT)
+    loss_on: Literal["response", "all"] = setting(
+        "response", "the answer is what is learned", only=_CHAT
+    )
+    too_long: Literal["cut", "drop"] = setting(
+        "drop", "a cut answer teaches to stop in mid-sentence", only=_CHAT
+    )
+    image: str = setting("image", "the usual name of the column", only=_IMAGE)
+    label: str = setting(
+        "label",
+        "the usual name of the column",
+        only=("task", ("image-classification", "text-classification")),
+    )
+    image_size: int | Auto = setting("auto", "what the model takes", at_least=8, only=_IMAGE)
 
     @property
     def holds_out(self) -> bool:
@@ -103,9 +130,10 @@ class DatasetConfig:
         return {"prompt": self.prompt or "", "response": self.response or ""}
 
 
-_DEFAULTS = {
-    item.name: {} if item.default is MISSING else item.default for item in fields(DatasetConfig)
-}
+def keys_of_task(task: str) -> tuple[str, ...]:
+    """Returns the keys of a dataset that belong to this task, and not to every task."""
+    keys = keys_of(DatasetConfig).values()
+    return tuple(key.name for key in keys if key.only and task in key.only[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,87 +180,24 @@ def format_columns(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def check_datasets(
-    task: str, sources: tuple[DatasetConfig, ...], lines: Lines, given: frozenset[str]
-) -> None:
-    """Finds keys of datasets that do not go together, or not with the task.
+def check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> None:
+    """Refuses a dataset of chats that does not say, in one way, what is asked and answered.
 
-    The mistakes, with file:line, are kept in `lines.mistakes`.
-
-    Args:
-        task: as in the run file.
-        sources: the datasets.
-        lines: the run file's line numbers.
-        given: dotted keys that the user set; in a list of datasets `datasets.0.text` and so on.
+    Raises:
+        UsageError: with file:line.
     """
-    for number, source in enumerate(sources):
-        where: Where = ("datasets", number) if "datasets" in given else ("dataset",)
-        _check_keys_of_task(task, source, where, lines, given)
-        _check_limit(source, where, lines)
-        with lines.mistakes:
-            check_share(source.validation, lines.place(*where, "validation"))
-        if task == "instruction":
-            check_naming(source.fields, source.roles, lines, where)
-            with lines.mistakes:
-                _check_instruction(source, where, lines)
-
-
-def _check_keys_of_task(
-    task: str, source: DatasetConfig, where: Where, lines: Lines, given: frozenset[str]
-) -> None:
-    for key, tasks in KEYS.items():
-        # A default may be set explicitly, as in the config.yaml of a run folder.
-        is_default = getattr(source, key) == _DEFAULTS[key]
-        if task not in tasks and dotted((*where, key)) in given and not is_default:
-            others = f"Its keys here: {', '.join(k for k, of in KEYS.items() if task in of)}."
-            with lines.mistakes:
-                raise UsageError(
-                    f"{lines.place(*where, key)}: `{key}` is not for task {task}, "
-                    f"but for {tasks[0]}.",
-                    others,
-                )
-
-
-def _check_limit(source: DatasetConfig, where: Where, lines: Lines) -> None:
-    splits = ("train", "validation")
-    for split, rows in source.limit.items():
-        place = lines.place(*where, "limit", split)
-        with lines.mistakes:
-            if split not in splits:
-                raise UsageError(
-                    f"{place}: `{split}` cannot be limited.",
-                    suggest(split, splits, f"Valid keys: {', '.join(splits)}."),
-                )
-            if rows < 1:
-                raise UsageError(
-                    f"{place}: `{split}` must be at least 1 row, found {rows}.",
-                    "Remove the limit, or set a larger one.",
-                )
-
-
-def _check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> None:
-    ways = [
-        way
-        for way, there in (
-            ("prompt and response", source.prompt is not None or source.response is not None),
-            ("messages", source.messages is not None),
-            ("format", source.format is not None),
-        )
-        if there
-    ]
+    pair = [source.prompt, source.response]
+    given = {"prompt and response": any(pair), "messages": source.messages, "format": source.format}
+    ways = [way for way, value in given.items() if value]
     if len(ways) != 1:
+        what = f"`{'` and `'.join(ways)}` are both given" if ways else "nothing says what is asked"
         raise UsageError(
-            f"{lines.place(*where)}: task instruction: "
-            + (
-                f"`{'` and `'.join(ways)}` are both given."
-                if ways
-                else "the dataset does not say what is asked."
-            ),
+            f"{lines.place(*where)}: task instruction: {what}.",
             "Give one of: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN}, "
             "{format: 'text with {COLUMN}s'}.",
         )
-    if ways == ["prompt and response"] and (source.prompt is None or source.response is None):
-        missing = "prompt" if source.prompt is None else "response"
+    if any(pair) and not all(pair):
+        missing = "response" if source.prompt else "prompt"
         raise UsageError(
             f"{lines.place(*where)}: `{missing}` is missing.", f"Add `{missing}: COLUMN`."
         )
@@ -243,23 +208,3 @@ def _check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> Non
             "`messages`.",
             f"Remove `{key}`, or give the column of the chats: messages: COLUMN",
         )
-    if source.format is not None:
-        place = lines.place(*where, "format")
-        try:
-            names = format_columns(source.format)
-        except ValueError as error:
-            raise UsageError(
-                f"{place}: braces hold a column's name and nothing else: {error}",
-                "Write {{ and }} for braces.",
-            ) from None
-        if not names:
-            raise UsageError(f"{place}: it names no column.", "Write columns in braces: {User}.")
-
-
-def unused_keys(task: str, sources: tuple[DatasetConfig, ...]) -> Iterator[str]:
-    """Yields the keys of a dataset that a run does not read; their defaults are not printed."""
-    for item in fields(DatasetConfig):
-        if item.name in KEYS and task not in KEYS[item.name]:
-            yield f"dataset.{item.name}"
-    if not any(source.holds_out for source in sources):
-        yield "dataset.validation_seed"

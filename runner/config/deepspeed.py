@@ -1,8 +1,8 @@
 """Reads the user's ds_config.json as DeepSpeed does, and merges it with the run file.
 
-(ds_config.json, keys given in the run file) -> values for keys of the run file, and the settings
-that only DeepSpeed knows. `"auto"` means the run file's value, or its default. If both files set a
-key to different values, the error names both places, and nothing starts.
+Its values become keys of the run file's data, before that is read and checked; what only DeepSpeed
+knows is kept for it. `"auto"` means the run file's value, or its default. If both files set a key
+to different values, the error names both places, and nothing starts.
 
 In this module, "their" means "of the user's ds_config.json".
 """
@@ -12,14 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from runner.config.explain import LEFT_OUT
+from runner.config.fields import Choice
 from runner.errors import (
     DS_CONFIG,
-    Mistakes,
+    Lines,
     UsageError,
     check_kind,
     save_as_utf8,
@@ -37,20 +38,14 @@ PLAIN_KEYS = {
     "optimizer.params.eps": "optimizer.eps",
     "optimizer.params.momentum": "optimizer.momentum",
     "optimizer.params.weight_decay": "optimizer.weight_decay",
+    "scheduler.params.warmup_num_steps": "schedule.warmup",
+    "scheduler.params.warmup_max_lr": "optimizer.lr",
 }
 SEVERAL = {
     "precision": "fp16.enabled and bf16.enabled",
     "engine.offload": "the device of zero_optimization.offload_optimizer and offload_param",
 }
 SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-RUN_FILE_KEYS = (
-    *PLAIN_KEYS.values(),
-    "engine.offload",
-    "optimizer.name",
-    "precision",
-    "schedule.name",
-    "schedule.warmup",
-)
 TYPES = {"Adam": "adamw", "AdamW": "adamw", "SGD": "sgd"}
 FROM_ZERO = ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio")
 REPORTERS = ("wandb", "comet")
@@ -72,29 +67,6 @@ SECTIONS = (
     "fp16",
     *REPORTERS,
 )
-
-# Key of the run file -> (key of the ds_config.json, its value).
-FoundKeys: TypeAlias = dict[str, tuple[str, Any]]
-
-
-@dataclass(frozen=True)
-class MergedConfig:
-    """The result of merging a ds_config.json with the run file.
-
-    Attributes:
-        values: dotted run file key -> value, for keys that the run file does not set.
-        rest: the settings that go to DeepSpeed unchanged.
-        notes: (key, value, reason) of each decision that is printed.
-        autos: run file keys that the ds_config.json sets to "auto".
-        accumulation: `gradient_accumulation_steps`; None: not set. It is compared with the batch
-            when the number of ranks is known.
-    """
-
-    values: Mapping[str, Any]
-    rest: Mapping[str, Any]
-    notes: tuple[tuple[str, object, str], ...]
-    autos: tuple[str, ...]
-    accumulation: int | None = None
 
 
 def their_key(key: str) -> str:
@@ -166,271 +138,253 @@ def _parse(text: str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]]) 
     return hjson.loads(text, object_pairs_hook=pairs)
 
 
-def merge(
-    theirs: dict[str, Any], path: Path, given: Mapping[str, Any], place: Callable[[str], str]
-) -> MergedConfig:
-    """Merges a ds_config.json with the run file. Pure.
+@dataclass(frozen=True)
+class Merged:
+    """What a ds_config.json adds to a run file.
+
+    Attributes:
+        rest: the settings that go to DeepSpeed unchanged.
+        keys: the keys of the run file that it sets.
+        autos: those that it leaves to the run file.
+        notes: each decision, for printing.
+        accumulation: `gradient_accumulation_steps`; None: not set. It is compared with the batch
+            when the number of ranks is known.
+    """
+
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    autos: tuple[str, ...] = ()
+    notes: tuple[Choice, ...] = ()
+    accumulation: int | None = None
+
+
+def merge(data: dict[str, Any], lines: Lines) -> Merged:
+    """Merges the ds_config.json that a run file names, if it names one, with its data.
 
     Args:
-        theirs: the content of `path`.
-        path: the ds_config.json, for messages.
-        given: run file keys that the user set there, with their values.
-        place: run file key -> its file:line.
-
-    Raises:
-        UsageError: all contradictions at once, or a setting that this version does not support.
+        data: of the run file; gets the values that only the ds_config.json has.
+        lines: of the run file; keeps the mistakes: contradictions, and settings that this version
+            does not support.
     """
-    _check_sections(theirs, path)
-    mistakes = Mistakes()
-    rest, notes, autos = dict(theirs), list[tuple[str, object, str]](), list[str]()
-    found: FoundKeys = {}
-    _check_supported(rest, path, mistakes)
-    for their_key, key in PLAIN_KEYS.items():
-        value = _take(rest, their_key)
+    named, engine = _get(data, "engine.config"), _get(data, "engine.name")
+    if not isinstance(named, str) or engine not in (None, "deepspeed"):
+        return Merged()
+    path = (lines.path.parent / Path(named).expanduser()).resolve()
+    with lines.mistakes:
+        theirs = _Theirs(load(path, lines.place("engine", "config")), path, lines)
+        data["engine"]["config"] = str(path)
+        return theirs.merged_with(data)
+    return Merged()
+
+
+class _Theirs:
+    """A ds_config.json while it is read.
+
+    Attributes:
+        rest: what was not read yet; in the end DeepSpeed's own.
+        found: key of the run file -> their key, and its value.
+        autos: keys of the run file that are "auto".
+    """
+
+    def __init__(self, rest: dict[str, Any], path: Path, lines: Lines) -> None:
+        self.rest, self.path, self.lines = rest, path, lines
+        self.found: dict[str, tuple[str, Any]] = {}
+        self.autos: dict[str, None] = {}
+        self.notes: list[Choice] = []
+
+    def merged_with(self, data: dict[str, Any]) -> Merged:
+        """Merges all settings with the run file's data.
+
+        Raises:
+            UsageError: a section is none, or both files set a key to different values.
+        """
+        self.check_sections()
+        for their_key, key in PLAIN_KEYS.items():
+            self.found_or_auto(their_key, key, self.take(their_key))
+        self.read_optimizer(data)
+        self.read_offload()
+        self.read_precision()
+        with self.lines.mistakes:
+            self.read_schedule()
+        accumulation = None
+        with self.lines.mistakes:
+            accumulation = self.take_accumulation()
+        self.check_zero()
+        for reporter in REPORTERS:
+            if self.rest.pop(reporter, None):
+                self.note(reporter, LEFT_OUT, "it reports over the network")
+        rest = self.without_auto(self.rest, "")
+        self.check_contradictions(data)
+        new = {key: v for key, (_, v) in self.found.items() if _get(data, key) in (None, "auto")}
+        for key, value in new.items():
+            if isinstance(data.get(key.partition(".")[0], {}), dict | str):
+                self.lines.put(data, key.split("."), value, str(self.path))
+        return Merged(
+            rest=rest,
+            keys=tuple(new),
+            autos=tuple(key for key in self.autos if key not in self.found),
+            notes=tuple(self.notes),
+            accumulation=accumulation,
+        )
+
+    def note(self, key: str, value: object, reason: str) -> None:
+        self.notes.append(Choice(key, value, reason, self.path.name))
+
+    def refuse(self, problem: str, remedy: str) -> None:
+        with self.lines.mistakes:
+            raise UsageError(f"{self.path}: {problem}", remedy)
+
+    def take(self, dotted: str) -> Any:
+        """Removes a value from `rest`, and returns it."""
+        *outer, last = dotted.split(".")
+        section = self.rest
+        for key in outer:
+            section = section.get(key) or {}
+        return section.pop(last, None)
+
+    def found_or_auto(self, their_key: str, key: str, value: Any) -> None:
         if value == "auto":
-            autos.append(key)
+            self.autos[key] = None
         elif value is not None:
-            found[key] = (their_key, tuple(value) if isinstance(value, list) else value)
-    _read_optimizer(rest, found, {*given, *autos}, path, notes)
-    _read_offload(rest, found, autos, notes)
-    _read_precision(rest, found, autos)
-    with mistakes:
-        _read_schedule(rest, found, autos, notes, path)
-    accumulation = None
-    with mistakes:
-        accumulation = _read_accumulation(rest, path)
-    for reporter in REPORTERS:
-        if rest.pop(reporter, None):
-            notes.append((reporter, LEFT_OUT, "it reports over the network"))
-    rest = _without_auto(rest, "", notes)
-    with mistakes:
-        _check_contradictions(found, path, given, place)
-    mistakes.check(str(path))
-    return MergedConfig(
-        values={k: value for k, (_, value) in found.items() if given.get(k, "auto") == "auto"},
-        rest=rest,
-        notes=tuple(notes),
-        autos=tuple(dict.fromkeys(key for key in autos if key not in found)),
-        accumulation=accumulation,
-    )
+            self.found.setdefault(key, (their_key, value))
 
-
-def _check_contradictions(
-    found: FoundKeys, path: Path, given: Mapping[str, Any], place: Callable[[str], str]
-) -> None:
-    clashes = [
-        f"{path.name} says {their_key}: {value}, {place(key)} says {key}: {given[key]}"
-        for key, (their_key, value) in found.items()
-        if key in given and given[key] not in ("auto", value)
-    ]
-    if clashes:
-        raise UsageError(f"{'; '.join(clashes)}.", f'Make them equal, or write "auto" in {path}.')
-
-
-def _check_sections(theirs: Mapping[str, Any], path: Path) -> None:
-    mistakes = Mistakes()
-    for section in SECTIONS:
-        here: Any = theirs
-        for key in section.split("."):
-            here = here.get(key) if isinstance(here, dict) else None
-        with mistakes:
+    def check_sections(self) -> None:
+        for section in SECTIONS:
+            here: Any = self.rest
+            for key in section.split("."):
+                here = here.get(key) if isinstance(here, dict) else None
             if here is not None and not isinstance(here, dict):
                 raise UsageError(
-                    f"{path}: `{section}` must be {{...}}, found `{here}`.",
+                    f"{self.path}: `{section}` must be {{...}}, found `{here}`.",
                     "Put the settings of this section in braces, or remove it.",
                 )
-    mistakes.check(str(path))
 
-
-def _check_supported(theirs: Mapping[str, Any], path: Path, mistakes: Mistakes) -> None:
-    kind = (theirs.get("optimizer") or {}).get("type", "AdamW")
-    with mistakes:
-        if kind not in TYPES and kind != "auto":
-            raise UsageError(
-                f"{path}: optimizer.type {kind} is not supported by this version.",
-                "Use AdamW or SGD; or remove `optimizer` and set optimizer.name in the run file.",
-            )
-    zero = theirs.get("zero_optimization") or {}
-    with mistakes:
+    def check_zero(self) -> None:
+        zero = self.rest.get("zero_optimization") or {}
         if zero.get("cpu_offload"):
-            raise UsageError(
-                f"{path}: zero_optimization.cpu_offload is an old key of DeepSpeed.",
+            self.refuse(
+                "zero_optimization.cpu_offload is an old key of DeepSpeed.",
                 'Write "offload_optimizer": {"device": "cpu"} instead.',
             )
-    for key in WHOLE & zero.keys():
-        value = zero[key]
-        with mistakes:
-            if value != "auto" and (not isinstance(value, (int, float)) or value % 1):
+        for key in WHOLE & zero.keys():
+            value = zero[key]
+            if value != "auto" and (not isinstance(value, int | float) or value % 1):
                 whole = int(value) if isinstance(value, float) else 50_000_000
-                raise UsageError(
-                    f"{path}: zero_optimization.{key} must be a whole number, found `{value}`: "
+                self.refuse(
+                    f"zero_optimization.{key} must be a whole number, found `{value}`: "
                     "DeepSpeed would refuse it in each rank.",
                     f'Write "{key}": {whole}, or "auto".',
                 )
 
-
-def _take(tree: dict[str, Any], dotted: str) -> Any:
-    """Removes a value from nested dicts and returns it. Copies inner dicts before the change."""
-    first, _, rest = dotted.partition(".")
-    if not rest:
-        return tree.pop(first, None)
-    if not isinstance(tree.get(first), dict):
-        return None
-    tree[first] = dict(tree[first])
-    return _take(tree[first], rest)
-
-
-def _read_optimizer(
-    rest: dict[str, Any],
-    found: FoundKeys,
-    elsewhere: set[str],
-    path: Path,
-    notes: list[tuple[str, object, str]],
-) -> None:
-    """Reads what remains of the optimizer after `merge` has removed the numbers.
-
-    Args:
-        elsewhere: keys that the run file sets, or that are "auto".
-    """
-    optimizer = rest.pop("optimizer", None)
-    if optimizer is None:
-        return
-    kind = optimizer.get("type", "auto")
-    if kind in TYPES:
-        found["optimizer.name"] = ("optimizer.type", TYPES[kind])
-    for key in ("weight_decay", *(["momentum"] if kind == "SGD" else [])):
-        if f"optimizer.{key}" not in {*found, *elsewhere}:
-            found[f"optimizer.{key}"] = (f"optimizer.params.{key}", 0.0)
-            reason = f"DeepSpeed's default: {path.name} names an optimizer and no {key}"
-            notes.append((f"optimizer.{key}", 0.0, reason))
-    for key, value in (optimizer.get("params") or {}).items():
-        if value != "auto" and (key, value) != ("adam_w_mode", True):
-            notes.append(
-                (
-                    f"optimizer.params.{key}",
-                    LEFT_OUT,
-                    "torch's optimizer is used, without this setting",
-                )
+    def read_optimizer(self, data: dict[str, Any]) -> None:
+        """Reads what remains of the optimizer after its numbers were taken."""
+        optimizer = self.rest.pop("optimizer", None)
+        if optimizer is None:
+            return
+        kind = optimizer.get("type", "auto")
+        if kind in TYPES:
+            self.found["optimizer.name"] = ("optimizer.type", TYPES[kind])
+        elif kind != "auto":
+            self.refuse(
+                f"optimizer.type {kind} is not supported by this version.",
+                "Use AdamW or SGD; or remove `optimizer` and set optimizer.name in the run file.",
             )
+        for name in ("weight_decay", "momentum") if kind == "SGD" else ("weight_decay",):
+            key = f"optimizer.{name}"
+            if key not in {*self.found, *self.autos} and _get(data, key) is None:
+                self.found[key] = (f"optimizer.params.{name}", 0.0)
+                reason = f"DeepSpeed's default: {self.path.name} names an optimizer and no {name}"
+                self.note(key, 0.0, reason)
+        for key, value in (optimizer.get("params") or {}).items():
+            if value != "auto" and (key, value) != ("adam_w_mode", True):
+                reason = "torch's optimizer is used, without this setting"
+                self.note(f"optimizer.params.{key}", LEFT_OUT, reason)
 
+    def read_offload(self) -> None:
+        """Reads the device of offloading. The other settings of offloading stay in `rest`."""
+        zero = self.rest.get("zero_optimization") or {}
+        for name in ("offload_optimizer", "offload_param"):
+            device = (zero.get(name) or {}).get("device", "none")
+            if device == "auto":
+                del zero[name]
+                self.note(f"zero_optimization.{name}", "as engine.offload", 'its device is "auto"')
+            if device != "none":
+                self.found_or_auto(f"zero_optimization.{name}.device", "engine.offload", device)
 
-def _read_offload(
-    rest: dict[str, Any],
-    found: FoundKeys,
-    autos: list[str],
-    notes: list[tuple[str, object, str]],
-) -> None:
-    """Reads the device of offloading. The other settings of offloading stay in `rest`."""
-    zero = dict(rest.get("zero_optimization") or {})
-    for key in ("offload_optimizer", "offload_param"):
-        device = (zero.get(key) or {}).get("device", "none")
-        if device == "auto":
-            autos.append("engine.offload")
-            del zero[key]
-            notes.append((f"zero_optimization.{key}", "as engine.offload", 'its device is "auto"'))
-        elif device != "none":
-            found.setdefault("engine.offload", (f"zero_optimization.{key}.device", device))
-    if "zero_optimization" in rest:
-        rest["zero_optimization"] = zero
+    def read_precision(self) -> None:
+        names = [name for name in ("bf16", "fp16") if self.rest.get(name) is not None]
+        enabled = {name: self.rest[name].pop("enabled", "auto") for name in names}
+        chosen = [name for name in names if enabled[name] is True]
+        if chosen:
+            self.found["precision"] = (f"{chosen[0]}.enabled", chosen[0])
+        elif names and all(value is False for value in enabled.values()):
+            self.found["precision"] = (f"{'/'.join(names)}.enabled", "fp32")
+        elif names:
+            self.autos["precision"] = None
 
-
-def _read_precision(rest: dict[str, Any], found: FoundKeys, autos: list[str]) -> None:
-    enabled = {
-        name: rest.get(name, {}).get("enabled", "auto") for name in ("bf16", "fp16") if name in rest
-    }
-    for name in enabled:
-        rest[name] = {key: value for key, value in rest[name].items() if key != "enabled"}
-    chosen = [name for name, value in enabled.items() if value is True]
-    if chosen:
-        found["precision"] = (f"{chosen[0]}.enabled", chosen[0])
-    elif enabled and all(value is False for value in enabled.values()):
-        found["precision"] = (f"{'/'.join(enabled)}.enabled", "fp32")
-    elif enabled:
-        autos.append("precision")
-
-
-def _read_schedule(
-    rest: dict[str, Any],
-    found: FoundKeys,
-    autos: list[str],
-    notes: list[tuple[str, object, str]],
-    path: Path,
-) -> None:
-    scheduler = rest.pop("scheduler", None)
-    if not scheduler:
-        return
-    name, values = scheduler.get("type", "auto"), scheduler.get("params") or {}
-    if name not in (*SCHEDULES, "auto"):
-        raise UsageError(
-            f"{path}: scheduler.type {name} is not supported by this version.",
-            suggest(str(name), SCHEDULES, f"Use one of {', '.join(SCHEDULES)}."),
-        )
-    if name == "auto":
-        autos.append("schedule.name")
-    else:
-        found["schedule.name"] = ("scheduler.type", SCHEDULES[name])
-    for their_key, key in (
-        ("warmup_num_steps", "schedule.warmup"),
-        ("warmup_max_lr", "optimizer.lr"),
-    ):
-        value = values.get(their_key)
-        if value == "auto":
-            autos.append(key)
-        elif value is not None:
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            found.setdefault(
-                key, (f"scheduler.params.{their_key}", float(value) if number else value)
+    def read_schedule(self) -> None:
+        """Reads what remains of the scheduler after its numbers were taken."""
+        scheduler = self.rest.pop("scheduler", None)
+        if not scheduler:
+            return
+        name, values = scheduler.get("type", "auto"), scheduler.get("params") or {}
+        if name not in (*SCHEDULES, "auto"):
+            raise UsageError(
+                f"{self.path}: scheduler.type {name} is not supported by this version.",
+                suggest(str(name), SCHEDULES, f"Use one of {', '.join(SCHEDULES)}."),
             )
-    _note_schedule(name, values, notes)
+        self.found_or_auto("scheduler.type", "schedule.name", SCHEDULES.get(name, name))
+        if name != "auto" and values.get("warmup_type", "log") != "linear":
+            reason = "DeepSpeed's default, logarithmic, is not supported here"
+            self.note("scheduler.warmup_type", "linear", reason)
+        if values.get("total_num_steps") is not None:
+            reason = "the schedule ends with the run"
+            self.note("scheduler.total_num_steps", LEFT_OUT, reason)
+        for key in FROM_ZERO:
+            if values.get(key, 0) not in (0, "auto"):
+                reason = "the rate rises from zero and falls to it"
+                self.note(f"scheduler.{key}", LEFT_OUT, reason)
 
-
-def _note_schedule(
-    name: str, values: Mapping[str, Any], notes: list[tuple[str, object, str]]
-) -> None:
-    """Notes the settings of a scheduler that are not used."""
-    if name != "auto" and values.get("warmup_type", "log") != "linear":
-        reason = "DeepSpeed's default, logarithmic, is not supported here"
-        notes.append(("scheduler.warmup_type", "linear", reason))
-    if values.get("total_num_steps") is not None:
-        notes.append(("scheduler.total_num_steps", LEFT_OUT, "the schedule ends with the run"))
-    notes += [
-        (f"scheduler.{key}", LEFT_OUT, "the rate rises from zero and falls to it")
-        for key in FROM_ZERO
-        if values.get(key, 0) not in (0, "auto")
-    ]
-
-
-def _read_accumulation(rest: dict[str, Any], path: Path) -> int | None:
-    """Removes their accumulation: DeepSpeed gets the number that follows from batch and ranks."""
-    accumulation = rest.pop("gradient_accumulation_steps", "auto")
-    if accumulation == "auto":
-        return None
-    if not isinstance(accumulation, int) or isinstance(accumulation, bool) or accumulation < 1:
-        raise UsageError(
-            f"{path}: gradient_accumulation_steps must be a whole number from 1 on, "
-            f"found `{accumulation}`.",
-            'Correct it, or write "auto".',
-        )
-    return accumulation
-
-
-def _without_auto(
-    tree: dict[str, Any], where: str, notes: list[tuple[str, object, str]]
-) -> dict[str, Any]:
-    """Removes the remaining "auto" values, which have no key in the run file.
-
-    DeepSpeed's defaults hold for them.
-    """
-    kept: dict[str, Any] = {}
-    for key, value in tree.items():
-        if value == "auto":
-            notes.append(
-                (f"{where}{key}", "DeepSpeed's default", '"auto", and no key of the run file')
+    def take_accumulation(self) -> int | None:
+        """Their accumulation: DeepSpeed gets the number that follows from batch and ranks."""
+        accumulation = self.rest.pop("gradient_accumulation_steps", "auto")
+        if accumulation == "auto":
+            return None
+        if type(accumulation) is not int or accumulation < 1:
+            raise UsageError(
+                f"{self.path}: gradient_accumulation_steps must be a whole number from 1 on, "
+                f"found `{accumulation}`.",
+                'Correct it, or write "auto".',
             )
-        elif isinstance(value, dict):
-            inner = _without_auto(value, f"{where}{key}.", notes)
-            if inner:
-                kept[key] = inner
-        else:
-            kept[key] = value
-    return kept
+        return accumulation
+
+    def without_auto(self, tree: dict[str, Any], where: str) -> dict[str, Any]:
+        """Settings without the "auto"s that no key of the run file has: DeepSpeed's defaults."""
+        kept: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                value = self.without_auto(value, f"{where}{key}.")
+            elif value == "auto":
+                reason = '"auto", and no key of the run file'
+                self.note(f"{where}{key}", "DeepSpeed's default", reason)
+            if value not in ("auto", {}):
+                kept[key] = value
+        return kept
+
+    def check_contradictions(self, data: dict[str, Any]) -> None:
+        clashes = [
+            f"{self.path.name} says {their_key}: {value}, "
+            f"{self.lines.place(*key.split('.'))} says {key}: {given}"
+            for key, (their_key, value) in self.found.items()
+            if (given := _get(data, key)) not in (None, "auto", value)
+        ]
+        if clashes:
+            remedy = f'Make them equal, or write "auto" in {self.path}.'
+            raise UsageError(f"{'; '.join(clashes)}.", remedy)
+
+
+def _get(data: Any, dotted: str) -> Any:
+    """A value of the run file; None: it has none."""
+    for key in dotted.split("."):
+        data = data.get(key) if isinstance(data, dict) else None
+    return data

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.config.fields import setting
-from runner.errors import Lines, UsageError
+from runner.errors import Lines, UsageError, WrongValueError, setting
 
 Auto = Literal["auto"]
 # Optimizer -> the engines that it works with. Optimizers that scale by blocks or rows cannot work
@@ -20,11 +19,8 @@ OPTIMIZERS = {
     "adamw_8bit": ("ddp",),
     "paged_adamw_8bit": ("ddp",),
 }
-# Keys that only one engine knows, with the value that means "not set".
-KEYS_OF_ENGINES: dict[str, dict[str, object]] = {
-    "deepspeed": {"zero": "auto", "config": None, "nvme_path": None},
-    "fsdp": {"sharding": None, "wrap": None},
-}
+_NOT_SGD = ("optimizer.name", tuple(name for name in OPTIMIZERS if name != "sgd"))
+_DEEPSPEED, _FSDP = ("engine.name", ("deepspeed",)), ("engine.name", ("fsdp",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +31,13 @@ class OptimizerConfig:
         "adamw", "what these models were trained with"
     )
     lr: float = setting(5.0e-5, "the usual rate for fine-tuning", above=0)
-    betas: tuple[float, float] = setting((0.9, 0.999), "Adam's own", at_least=0, below=1)
-    eps: float = setting(1.0e-8, "Adam's own", above=0)
-    momentum: float = setting(0.9, "sgd only: the usual one", at_least=0, below=1)
+    betas: tuple[float, float] = setting(
+        (0.9, 0.999), "Adam's own", at_least=0, below=1, only=_NOT_SGD
+    )
+    eps: float = setting(1.0e-8, "Adam's own", above=0, only=_NOT_SGD)
+    momentum: float = setting(
+        0.9, "sgd only: the usual one", at_least=0, below=1, only=("optimizer.name", ("sgd",))
+    )
     weight_decay: float = setting(0.01, "as BERT; never on biases and norms", at_least=0)
     clip: float = setting(1.0, "keeps one bad batch from spoiling the run", at_least=0)
 
@@ -46,11 +46,6 @@ class OptimizerConfig:
         """The name; without momentum, sgd has no state, so it is another one."""
         plain = self.name == "sgd" and not self.momentum
         return "sgd without momentum" if plain else self.name
-
-
-def keys_not_of(optimizer: str) -> tuple[str, ...]:
-    """Returns the keys of `optimizer` that mean nothing to this one, with their dots."""
-    return ("optimizer.betas", "optimizer.eps") if optimizer == "sgd" else ("optimizer.momentum",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +61,15 @@ class BatchConfig:
     micro: int | Auto = setting("auto", "the most that fits", at_least=1)
 
 
+def _part(value: float) -> float:
+    if value > 1 and value != int(value):
+        raise WrongValueError(
+            "is neither a share below 1 nor whole steps",
+            "Write 0.1 for a tenth of them, or 100 steps.",
+        )
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """How the learning rate changes.
@@ -76,8 +80,24 @@ class ScheduleConfig:
     name: Literal["cosine", "linear", "constant", "wsd"] = setting(
         "cosine", "ends at zero, smoothly"
     )
-    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0)
-    decay: float = setting(0.1, "wsd only: the last tenth of the steps", at_least=0)
+    warmup: float = setting(0.05, "a twentieth of the steps", at_least=0, convert=_part)
+    decay: float = setting(
+        0.1,
+        "wsd only: the last tenth of the steps",
+        at_least=0,
+        convert=_part,
+        only=("schedule.name", ("wsd",)),
+    )
+
+
+def _wrap(value: dict[str, int | str]) -> dict[str, int | str]:
+    kinds = {"layer": str, "min_params": int}
+    if [kinds.get(key) for key in value] != [type(item) for item in value.values()] or not value:
+        raise WrongValueError(
+            "is the class of a layer or a number of parameters",
+            "Write wrap: {layer: GPT2Block}, or wrap: {min_params: 1000000}.",
+        )
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,127 +105,52 @@ class EngineConfig:
     """How the model is partitioned among the ranks."""
 
     name: Literal["deepspeed", "fsdp", "ddp"] = setting("deepspeed", "the main engine")
-    zero: Literal["auto", 0, 1, 2, 3] = setting("auto", "the lowest stage that fits is the fastest")
-    offload: Literal["none", "cpu", "nvme"] = setting(
-        "none", "slower; only for what does not fit otherwise"
+    zero: Literal["auto", 0, 1, 2, 3] = setting(
+        "auto", "the lowest stage that fits is the fastest", only=_DEEPSPEED
     )
-    nvme_path: str | None = setting(None, "only with offload: nvme", path=True)
-    config: str | None = setting(None, "no ds_config.json of yours", path=True)
-    sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only")
-    wrap: dict[str, int | str] | None = setting(None, "fsdp only")
+    offload: Literal["none", "cpu", "nvme"] = setting(
+        "none",
+        "slower; only for what does not fit otherwise",
+        only=("engine.name", ("deepspeed", "fsdp")),
+    )
+    nvme_path: str | None = setting(None, "only with offload: nvme", is_path=True, only=_DEEPSPEED)
+    config: str | None = setting(None, "no ds_config.json of yours", is_path=True, only=_DEEPSPEED)
+    sharding: Literal["full", "grad_op"] | None = setting(None, "fsdp only", only=_FSDP)
+    wrap: dict[str, int | str] | None = setting(None, "fsdp only", convert=_wrap, only=_FSDP)
 
 
-def check_engine(
-    engine: EngineConfig, optimizer: OptimizerConfig, given: frozenset[str], lines: Lines
-) -> None:
-    """Finds settings that the chosen engine or optimizer does not support, and missing settings.
-
-    All mistakes but the last are kept in `lines.mistakes`.
-
-    Args:
-        engine: the key `engine`.
-        optimizer: the key `optimizer`.
-        given: dotted keys that are not defaults.
-        lines: of the run file.
+def check_offload(engine: EngineConfig, lines: Lines) -> None:
+    """Finds settings of offloading that do not go together.
 
     Raises:
         UsageError: with file:line.
     """
-    for name, keys in KEYS_OF_ENGINES.items():
-        for key, not_set in keys.items():
-            value = getattr(engine, key)
-            with lines.mistakes:
-                if name != engine.name and value != not_set:
-                    raise UsageError(
-                        f"{lines.place('engine', key)}: `engine.{key}` belongs to {name}; "
-                        f"the engine is {engine.name}.",
-                        f"Remove it, or set engine.name: {name}.",
-                    )
-    with lines.mistakes:
-        _check_offload(engine, lines)
-    with lines.mistakes:
-        _check_wrap(engine, lines)
-    _check_optimizers_own(optimizer, given, lines)
+    place = lines.place("engine", "offload")
+    if (engine.name, engine.offload) == ("fsdp", "nvme"):
+        raise UsageError(
+            f"{place}: fsdp does not do offload: nvme.",
+            "Set engine.name: deepspeed, or engine.offload: none without nvme_path.",
+        )
+    if (engine.offload == "nvme") != (engine.nvme_path is not None) and engine.name == "deepspeed":
+        raise UsageError(
+            f"{place}: `offload: nvme` and `nvme_path` (a folder on each node's own disk) go "
+            "together.",
+            "Give both, or neither.",
+        )
+    if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
+        raise UsageError(f"{place}: ZeRO stage 0 offloads nothing.", "Set engine.zero: 1.")
+
+
+def check_optimizer(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines) -> None:
+    """Refuses an optimizer that does not work with the engine.
+
+    Raises:
+        UsageError: with file:line.
+    """
     able = OPTIMIZERS[optimizer.name]
     if engine.name not in able:
         raise UsageError(
             f"{lines.place('optimizer', 'name')}: {optimizer.name} does not work on weights that "
             f"{engine.name} partitions.",
             f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
-        )
-
-
-def _check_optimizers_own(optimizer: OptimizerConfig, given: frozenset[str], lines: Lines) -> None:
-    for key in keys_not_of(optimizer.name):
-        own = key.removeprefix("optimizer.")
-        # The default counts as not set: config.yaml of a run folder has every key.
-        set_ = key in given and getattr(optimizer, own) != getattr(OptimizerConfig(), own)
-        with lines.mistakes:
-            if set_:
-                other = "adamw" if optimizer.name == "sgd" else "sgd"
-                raise UsageError(
-                    f"{lines.place('optimizer', own)}: {optimizer.name} has no {own}.",
-                    f"Remove it, or set optimizer.name: {other}.",
-                )
-
-
-def _check_offload(engine: EngineConfig, lines: Lines) -> None:
-    if engine.offload != "none" and (
-        engine.name == "ddp" or (engine.name, engine.offload) == ("fsdp", "nvme")
-    ):
-        raise UsageError(
-            f"{lines.place('engine', 'offload')}: "
-            f"{engine.name} does not do offload: {engine.offload}.",
-            "Set engine.name: deepspeed"
-            + {"cpu": ", or fsdp.", "nvme": ", or engine.offload: none without nvme_path."}[
-                engine.offload
-            ],
-        )
-    if (engine.offload == "nvme") != (engine.nvme_path is not None):
-        raise UsageError(
-            f"{lines.place('engine', 'offload')}: `offload: nvme` and `nvme_path` "
-            "(a folder on each node's own disk) go together.",
-            "Give both, or neither.",
-        )
-    if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
-        raise UsageError(
-            f"{lines.place('engine', 'offload')}: ZeRO stage 0 offloads nothing.",
-            "Set engine.zero: 1.",
-        )
-
-
-def _check_wrap(engine: EngineConfig, lines: Lines) -> None:
-    if engine.wrap is None:
-        return
-    kind = {"layer": str, "min_params": int}.get(next(iter(engine.wrap), ""))
-    if (
-        len(engine.wrap) != 1
-        or kind is None
-        or not isinstance(next(iter(engine.wrap.values())), kind)
-    ):
-        raise UsageError(
-            f"{lines.place('engine', 'wrap')}: `engine.wrap` is the class of a layer or a number "
-            "of parameters.",
-            "Write wrap: {layer: GPT2Block}, or wrap: {min_params: 1000000}.",
-        )
-
-
-def check_schedule(schedule: ScheduleConfig, given: frozenset[str], lines: Lines) -> None:
-    """Refuses parts that are neither a share nor whole steps, and a decay that is not used.
-
-    Args:
-        given: dotted keys that the user set.
-    """
-    for key, part in (("warmup", schedule.warmup), ("decay", schedule.decay)):
-        with lines.mistakes:
-            if part > 1 and part != int(part):
-                raise UsageError(
-                    f"{lines.place('schedule', key)}: {part} is neither a share below 1 "
-                    "nor whole steps.",
-                    f"For instance: {key}: 0.1, or {key}: 100",
-                )
-    if schedule.name != "wsd" and "schedule.decay" in given and schedule.decay != 0.1:
-        raise UsageError(
-            f"{lines.place('schedule', 'decay')}: only the schedule wsd has a decay of its own.",
-            "Remove schedule.decay, or set schedule.name: wsd.",
         )

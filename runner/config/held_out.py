@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from runner.errors import UsageError
+from runner.errors import WrongValueError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,21 +63,18 @@ def share_of(text: str) -> float:
     return float(found[1]) / 100 if found else 0.0
 
 
-def check_share(validation: str | None, place: str) -> None:
-    """Refuses a percentage that is no part of a split.
-
-    Args:
-        validation: as in the run file; the name of a split is fine.
-        place: file:line.
+def split_or_share(validation: str) -> str:
+    """Refuses a percentage that is no part of a split; the name of a split is fine.
 
     Raises:
-        UsageError: it is 0 %, or 100 % or more.
+        WrongValueError: it is 0 %, or 100 % or more.
     """
-    if validation is not None and "%" in validation and not 0 < share_of(validation) < 1:
-        raise UsageError(
-            f"{place}: `{validation}` is no share of the training split to hold out.",
+    if "%" in validation and not 0 < share_of(validation) < 1:
+        raise WrongValueError(
+            "is no share of the training split to hold out",
             "For instance: validation: 5%. Without validation: validation: null",
         )
+    return validation
 
 
 def _ranks(first: int, number: int, seed: int) -> NDArray[np.uint64]:

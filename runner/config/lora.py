@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from runner.config.fields import setting
-from runner.errors import Lines, UsageError
+from runner.errors import Lines, UsageError, setting
 
 if TYPE_CHECKING:
     from runner.config.run_config import RunConfig
@@ -37,13 +36,20 @@ class LoraConfig:
         return f"rank {self.rank}, alpha {self.alpha:g}, on {targets}"
 
 
+_FOUR = ("quantization.bits", (4,))
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
     """Format of weights that are not trained (QLoRA: arXiv:2305.14314; int8: arXiv:2208.07339)."""
 
     bits: Literal[4, 8] = setting(4, "the least memory")
-    type: Literal["nf4", "fp4"] = setting("nf4", "made for weights that are normally distributed")
-    double: bool = setting(True, "the scales are quantised too: 0.4 bits per weight less")
+    type: Literal["nf4", "fp4"] = setting(
+        "nf4", "made for weights that are normally distributed", only=_FOUR
+    )
+    double: bool = setting(
+        True, "the scales are quantised too: 0.4 bits per weight less", only=_FOUR
+    )
 
     def describe(self) -> str:
         """Describes what must not change during a run. Checkpoints contain this text."""
@@ -89,14 +95,6 @@ def check_lora(config: RunConfig, lines: Lines) -> None:
             "an update is smaller than the steps between their values.",
             "Add `lora: {rank: 8}`: matrices beside them are trained. Or remove `quantization`.",
         )
-    if quantization.bits == 8 and (
-        extra := config.given & {"quantization.type", "quantization.double"}
-    ):
-        key = min(extra).partition(".")[2]
-        raise UsageError(
-            f"{lines.place('quantization', key)}: only 4 bits have a `{key}`.",
-            "Remove it, or set bits: 4.",
-        )
     why = (
         "its ranks would partition packed bytes as if they were weights, "
         "and train another model than the file names"
@@ -105,12 +103,10 @@ def check_lora(config: RunConfig, lines: Lines) -> None:
         "Set engine: {name: ddp}, or {name: deepspeed, zero: 2}: "
         "quantised weights are small enough for each rank."
     )
-    if engine.name == "fsdp":
-        raise UsageError(
-            f"{place}: `quantization` does not go with engine.name: fsdp: {why}.", remedy
-        )
-    if engine.zero == 3 or engine.offload == "nvme":
-        what = (
-            "engine.zero: 3" if engine.zero == 3 else "engine.offload: nvme, which is ZeRO stage 3"
-        )
-        raise UsageError(f"{place}: `quantization` does not go with {what}: {why}.", remedy)
+    clashes = {
+        "engine.name: fsdp": engine.name == "fsdp",
+        "engine.zero: 3": engine.zero == 3,
+        "engine.offload: nvme, which is ZeRO stage 3": engine.offload == "nvme",
+    }
+    if clash := next((name for name, is_set in clashes.items() if is_set), ""):
+        raise UsageError(f"{place}: `quantization` does not go with {clash}: {why}.", remedy)

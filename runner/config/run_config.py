@@ -1,8 +1,8 @@
 """The run file: what to train, on which data, and how.
 
 `runs/x.yaml` (+ `--set key=value`, + the user's ds_config.json) -> `RunConfig`, frozen and checked.
-Each component has its own dataclass. Each default has a reason. `RunConfig.explain` lists the
-defaults that the user did not set.
+Each component has its own dataclass, the table of its keys. Each default has a reason;
+`RunConfig.explain` lists the defaults that the user did not set.
 """
 
 from __future__ import annotations
@@ -17,41 +17,76 @@ from typing import Any, Literal
 import yaml
 
 from runner.config import deepspeed as config_deepspeed
-from runner.config.checkpoint import CheckpointConfig, check_interval
-from runner.config.data import (
-    DatasetConfig,
-    EvaluationConfig,
-    PackingConfig,
-    check_datasets,
-    unused_keys,
-)
+from runner.config.checkpoint import CheckpointConfig
+from runner.config.data import DatasetConfig, EvaluationConfig, PackingConfig, check_instruction
 from runner.config.engine import (
-    KEYS_OF_ENGINES,
     BatchConfig,
     EngineConfig,
     OptimizerConfig,
     ScheduleConfig,
-    check_engine,
-    check_schedule,
-    keys_not_of,
+    check_offload,
+    check_optimizer,
 )
-from runner.config.fields import Choice, defaults, lookup, plain, read, replaced, setting
+from runner.config.fields import Choice, check_unused_keys, every_key, unused_keys
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
-from runner.config.masking import check_masking, keys_not_masked
+from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.overrides import override
-from runner.config.vocabulary import TokenizerConfig, check_tokens
+from runner.config.tasks import TASKS
 from runner.errors import (
+    HIDDEN,
     RUN_FILE,
     DamageError,
     Lines,
+    Reader,
     UsageError,
+    WrongValueError,
+    dotted,
+    keys_of,
+    lookup,
+    plain,
     reading_yaml,
+    setting,
     suggest,
     suggest_path,
 )
 
 FORMAT = 1
+LONGEST_NAME = 200
+"""Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
 Auto = Literal["auto"]
+_WITH_TOKENS = tuple(task for task in TASKS if task != "image-classification")
+_MASKED = ("task", ("masked-lm",))
+
+
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"[\w][\w.+-]*", name):
+        raise WrongValueError(
+            "cannot be the name of the run folder",
+            "A name has letters, digits, `.`, `_`, `-` and `+`, and begins with a letter or digit.",
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise WrongValueError(
+            f"has {len(name)} characters, and a folder is called so",
+            f"Give a shorter one, of at most {LONGEST_NAME}.",
+        )
+    return name
+
+
+def _bundle_id(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise WrongValueError(
+            "must be a bundle id, 64 hex digits", "`stage show BUNDLE` prints it."
+        )
+    return text
+
+
+def _lines_of_a_shell(lines: tuple[str, ...]) -> tuple[str, ...]:
+    if any(line.lstrip().startswith("#SBATCH") for line in lines):
+        raise WrongValueError(
+            "has a comment: sbatch reads such lines at the top of a script alone",
+            "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
+        )
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +99,7 @@ class BundleConfig:
             nothing changed since.
     """
 
-    id: str | None = setting(None, "the bundle of --bundle; its id is recorded")
+    id: str | None = setting(None, "the bundle of --bundle; its id is recorded", convert=_bundle_id)
     verified: Literal["optional", "required"] = setting(
         "optional", "its state is printed, not required"
     )
@@ -80,13 +115,30 @@ class ModelConfig:
 
     asset: str = setting()
     init: Literal["pretrained", "scratch"] | str = setting(
-        "pretrained", "the asset's own weights", path=True
+        "pretrained", "the asset's own weights", is_path=True
     )
 
     @property
     def folder(self) -> Path | None:
         """The folder of the first weights; None: they are the asset's, or random."""
         return None if self.init in ("pretrained", "scratch") else Path(self.init)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """What is added to the model's vocabulary.
+
+    Attributes:
+        add_tokens: are found in texts; a tokenizer that lowers letters finds them in any case.
+        add_special_tokens: as they stand, and left out when a text is decoded without special ones.
+    """
+
+    add_tokens: tuple[str, ...] = setting(
+        (), "the model's own vocabulary", only=("task", _WITH_TOKENS)
+    )
+    add_special_tokens: tuple[str, ...] = setting(
+        (), "the model's own special tokens", only=("task", _WITH_TOKENS)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +153,10 @@ class SlurmConfig:
     )
     time: str | None = setting(None, "the site's default")
     modules: tuple[str, ...] = setting((), "none")
-    setup: tuple[str, ...] = setting((), "nothing")
-    container: tuple[str, ...] = setting((), "none: the ranks run on the node as it is", path=True)
+    setup: tuple[str, ...] = setting((), "nothing", convert=_lines_of_a_shell)
+    container: tuple[str, ...] = setting(
+        (), "none: the ranks run on the node as it is", is_path=True
+    )
     options: dict[str, str | int | float | bool] = setting(dict, "none")
 
 
@@ -122,15 +176,16 @@ class RunConfig:
         path: the run file.
         given: dotted keys that the user set: in the run file, with `--set`, or in a ds_config.json.
         theirs: those of `given` that the user's ds_config.json sets.
+        autos: keys that it leaves to the run file.
         deepspeed: settings of the user's ds_config.json that are no keys of the run file. They go
             to DeepSpeed unchanged.
         accumulation: `gradient_accumulation_steps` of the user's ds_config.json; None: not set.
-        notes: choices made while the ds_config.json was read.
+        notes: choices that follow from other keys, or were made while the ds_config.json was read.
         lines: the run file's line numbers, for messages.
     """
 
     format: int = setting()
-    name: str = setting("auto", "the run file's name")
+    name: str = setting("auto", "the run file's name", convert=_folder_name)
     task: Literal[
         "masked-lm",
         "causal-lm",
@@ -145,7 +200,9 @@ class RunConfig:
     datasets: tuple[DatasetConfig, ...] = setting(())
     tokenizer: TokenizerConfig = setting(TokenizerConfig)
     packing: PackingConfig = setting(PackingConfig)
-    sequence_length: int | Auto = setting("auto", "the model's own, 512 at most", at_least=8)
+    sequence_length: int | Auto = setting(
+        "auto", "the model's own, 512 at most", at_least=8, only=("task", _WITH_TOKENS)
+    )
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
     steps: int | None = setting(None, "follows from the epochs", at_least=1)
     batch: BatchConfig = setting(BatchConfig)
@@ -159,8 +216,8 @@ class RunConfig:
         False, "a third slower; only for what does not fit otherwise"
     )
     compile: bool = setting(False, "takes minutes at start, and a compiler on the compute nodes")
-    masked_share: float = setting(0.15, "as BERT", above=0, below=1)
-    whole_words: bool = setting(False, "each token is masked by itself, as BERT")
+    masked_share: float = setting(0.15, "as BERT", above=0, below=1, only=_MASKED)
+    whole_words: bool = setting(False, "each token is masked by itself, as BERT", only=_MASKED)
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
@@ -173,13 +230,19 @@ class RunConfig:
     )
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
     slurm: SlurmConfig = setting(SlurmConfig)
-    path: Path = field(default=Path("run.yaml"))
-    given: frozenset[str] = field(default=frozenset())
-    theirs: frozenset[str] = field(default=frozenset())
-    deepspeed: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[Choice, ...] = field(default=())
-    accumulation: int | None = field(default=None)
-    lines: Lines = field(default_factory=lambda: Lines(Path("run.yaml")), compare=False, repr=False)
+    path: Path = field(default=Path("run.yaml"), metadata=HIDDEN)
+    given: frozenset[str] = field(default=frozenset(), metadata=HIDDEN)
+    theirs: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    autos: tuple[str, ...] = field(default=(), metadata=HIDDEN)
+    deepspeed: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
+    accumulation: int | None = field(default=None, metadata=HIDDEN)
+    notes: tuple[Choice, ...] = field(default=(), metadata=HIDDEN)
+    lines: Lines = field(
+        default_factory=lambda: Lines(Path("run.yaml")),
+        compare=False,
+        repr=False,
+        metadata=HIDDEN,
+    )
 
     def place(self, key: str) -> str:
         """`file:line` of a dotted key; of the nearest key around it if the user did not set it."""
@@ -194,7 +257,7 @@ class RunConfig:
     def load(
         path: Path,
         overrides: Sequence[str] = (),
-        find_more: Callable[[RunConfig, frozenset[str]], object] | None = None,
+        find_more: Callable[[RunConfig, set[str]], object] | None = None,
     ) -> RunConfig:
         """Reads a run file.
 
@@ -208,43 +271,63 @@ class RunConfig:
             UsageError: all mistakes, with file:line: wrong values, settings that this version does
                 not support, and contradictions between the run file and the user's ds_config.json.
         """
-        with reading_yaml(path, RUN_FILE) as (data, in_file):
-            data, lines = override(data, in_file, overrides)
-            if type(data.get("format")) is int:  # else `read` finds the mistake
-                lines.check_format(data["format"], FORMAT)
-            found = read(RunConfig, data, (), lines)
-            config = replace(found.value, path=Path(path), given=found.given, lines=lines)
-            if config.name == "auto":
-                config = replace(config, name=Path(path).stem)
-            if config.steps is not None and "epochs" not in found.given:
-                config = replace(config, epochs=None)
-            config = _checked(_with_best(_with_optimizers_own(config)), found.wrong, lines)
+        with reading_yaml(path, RUN_FILE) as (data, lines):
+            override(data, lines, overrides)
+            lines.check_format(data, FORMAT)
+            merged = config_deepspeed.merge(data, lines)
+            reader = Reader(lines, NAMES_ELSEWHERE)
+            config = replace(
+                reader.read(RunConfig, data),
+                path=Path(path),
+                given=frozenset(map(dotted, (*lines.numbers, *lines.elsewhere))),
+                theirs=merged.keys,
+                autos=merged.autos,
+                deepspeed=merged.rest,
+                accumulation=merged.accumulation,
+                notes=merged.notes,
+                lines=lines,
+            )
+            config = _completed(config, reader)
+            _check(config, reader.wrong)
             if lines.mistakes.found and find_more is not None:
                 with lines.mistakes, suppress(DamageError):  # the file's own mistakes come first
-                    find_more(config, found.wrong)
+                    find_more(config, reader.wrong)
             return config
 
     def explain(self) -> list[Choice]:
-        """Returns every default in use with its reason, in the file's order; then `notes`."""
-        skip = {note.key for note in self.notes} | set(unused_keys(self.task, self.sources))
-        skip |= {"slurm", "steps" if self.steps is None else "epochs"}
-        skip |= {*keys_not_of(self.optimizer.name), *keys_not_masked(self.task)}
-        skip |= {
-            f"engine.{key}"
-            for name, keys in KEYS_OF_ENGINES.items()
-            if name != self.engine.name
-            for key in keys
-        }
-        if self.schedule.name != "wsd":
-            skip.add("schedule.decay")
-        if self.quantization and self.quantization.bits == 8:
-            skip |= {"quantization.type", "quantization.double"}
-        choices = [
-            c
-            for c in defaults(self, (), self.given)
-            if c.key not in skip and not c.key.startswith("slurm.")
+        """Returns every default in use with its reason, in the file's order; then all notes."""
+        name = Path(self.engine.config or "").name
+        noted = {note.key for note in self.notes}
+        taken = [
+            Choice(key, lookup(self, key), f"from {name}", name)
+            for key in self.theirs
+            if key not in noted
         ]
-        return [*choices, *self.notes]
+        given = {*self.given, "steps" if self.steps is None else "epochs"}
+        own = {
+            dotted(where): Choice(dotted(where), value, key.why)
+            for where, key, value in every_key(self)
+            if key.why and where[0] not in ("slurm", "datasets") and dotted(where) not in given
+        }
+        reasons = {key: choice.reason for key, choice in own.items()}
+        reasons |= {note.key: note.reason for note in self.notes}
+        filled = [
+            Choice(key, value, reasons.get(key, "as the run file says"), f'"auto" in {name}')
+            for key in self.autos
+            if (value := lookup(self, key)) != "auto"
+        ]
+        skip = {dotted(where) for where, _, _ in unused_keys(self)}
+        skip |= {choice.key for choice in filled}
+        if not any(source.holds_out for source in self.sources):
+            skip.add("dataset.validation_seed")
+        notes = [note for note in self.notes if note.key not in self.autos]
+        return [
+            *(choice for key, choice in own.items() if key not in {*skip, *noted}),
+            *(note for note in notes if not note.group),
+            *taken,
+            *(note for note in notes if note.group),
+            *filled,
+        ]
 
     def as_said(self, key: str) -> str:
         """Describes the file in which the user set a key."""
@@ -268,70 +351,60 @@ class RunConfig:
         return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
 
 
-def _checked(config: RunConfig, wrong: frozenset[str], lines: Lines) -> RunConfig:
-    """Checks values against each other and merges the user's ds_config.json.
+def _completed(config: RunConfig, reader: Reader) -> RunConfig:
+    """Sets the defaults that follow from other keys, and the folder of the first weights."""
+    notes = []
+    if config.name == "auto":
+        with config.lines.mistakes:
+            name = reader.value(keys_of(RunConfig)["name"], config.path.stem, ("name",))
+            config = replace(config, name=name)
+    if config.steps is not None and "epochs" not in config.given:
+        config = replace(config, epochs=None)
+    if config.optimizer.name == "lion" and "optimizer.betas" not in config.given:
+        config = replace(config, optimizer=replace(config.optimizer, betas=(0.9, 0.99)))
+        notes.append(Choice("optimizer.betas", (0.9, 0.99), "Lion's own"))
+    if config.evaluation.patience is not None and "checkpoint.best" not in config.given:
+        # The last weights are then, by definition, not the best.
+        config = replace(config, checkpoint=replace(config.checkpoint, best=True))
+        reason = "evaluation.patience: the lowest validation loss is what is exported"
+        notes.append(Choice("checkpoint.best", True, reason))
+    if config.model is not None and config.model.folder is not None:
+        folder = (config.path.parent / config.model.folder).resolve()
+        with config.lines.mistakes:
+            _check_first_weights(config, folder)
+        config = replace(config, model=replace(config.model, init=str(folder)))
+    return replace(config, notes=(*notes, *config.notes))
+
+
+def _check_first_weights(config: RunConfig, folder: Path) -> None:
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{config.place('model.init')}: `{config.model.init}` is neither `pretrained` "
+            f"nor `scratch` nor a folder with a model in it ({folder}).",
+            suggest(config.model.init, ("pretrained", "scratch"))
+            or suggest_path(
+                folder,
+                "A folder is relative to the run file: the `model/` that another run exported.",
+            ),
+        )
+
+
+def _check(config: RunConfig, wrong: set[str]) -> None:
+    """Checks values against each other. Keeps the mistakes.
 
     Args:
         wrong: dotted keys whose values are not known. What depends on them is not checked.
     """
+    check_unused_keys(config, wrong, config.lines)
     unknown = {key.partition(".")[0] for key in wrong}
-    doubtful = set[str]()
-    for keys, check in _CHECKS:
-        before = len(lines.mistakes.found)
-        if unknown.isdisjoint(keys):
-            with lines.mistakes:
-                check(config, lines)
-        if len(lines.mistakes.found) > before:
-            doubtful.update(keys)
-    unknown |= doubtful
-    if "model" not in unknown:
-        with lines.mistakes:
-            config = _with_first_weights(config, lines)
-    merged = {key.partition(".")[0] for key in config_deepspeed.RUN_FILE_KEYS}
-    if unknown.isdisjoint(merged):
-        unknown |= merged  # until the merge succeeds
-        with lines.mistakes:
-            config = _with_their_config(config, lines)
-            unknown -= merged
-    if unknown.isdisjoint(("engine", "lora", "model", "quantization")):
-        with lines.mistakes:
-            check_lora(config, lines)
-    return config
-
-
-LONGEST_NAME = 200
-"""Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
-
-
-def _check_names(config: RunConfig, lines: Lines) -> None:
-    if not re.fullmatch(r"[\w][\w.+-]*", config.name):
-        raise UsageError(
-            f"{lines.place('name')}: `{config.name}` cannot be the name of the run folder.",
-            "A name has letters, digits, `.`, `_`, `-` and `+`, and begins with a letter or digit.",
-        )
-    if len(config.name.encode()) > LONGEST_NAME:
-        raise UsageError(
-            f"{lines.place('name')}: `name` has {len(config.name)} characters, and a folder is "
-            "called so.",
-            f"Give a shorter one, of at most {LONGEST_NAME}.",
-        )
-
-
-def _check_bundle_id(config: RunConfig, lines: Lines) -> None:
-    if config.bundle.id is not None and not re.fullmatch(r"[0-9a-f]{64}", config.bundle.id):
-        raise UsageError(
-            f"{lines.place('bundle', 'id')}: `{config.bundle.id}` is not a bundle id, "
-            "64 hex digits.",
-            "`stage show BUNDLE` prints it.",
-        )
+    for sections, check in _CHECKS:
+        if unknown.isdisjoint(sections):
+            with config.lines.mistakes:
+                check(config, config.lines)
 
 
 def _check_length(config: RunConfig, lines: Lines) -> None:
-    if (
-        {"epochs", "steps"} <= config.given
-        and config.epochs is not None
-        and config.steps is not None
-    ):
+    if config.epochs is not None and config.steps is not None:
         raise UsageError(
             f"{lines.place('steps')}: `epochs` and `steps` are both given.", "Keep one of them."
         )
@@ -341,141 +414,40 @@ def _check_length(config: RunConfig, lines: Lines) -> None:
         )
 
 
-def _check_setup(config: RunConfig, lines: Lines) -> None:
-    """Refuses `#SBATCH` among the lines of a shell, which sbatch does not read there."""
-    for number, line in enumerate(config.slurm.setup):
-        if line.lstrip().startswith("#SBATCH"):
-            with lines.mistakes:
-                raise UsageError(
-                    f"{lines.place('slurm', 'setup', number)}: `{line}` is a comment there: sbatch "
-                    "reads such lines at the top of a script alone.",
-                    "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
-                )
-
-
-def _check_one_source(config: RunConfig, lines: Lines) -> None:
+def _check_datasets(config: RunConfig, lines: Lines) -> None:
     if bool(config.dataset) == bool(config.datasets):
-        what = (
-            "`dataset` and `datasets` are both given" if config.dataset else "`dataset` is missing"
-        )
+        both = "`dataset` and `datasets` are both given"
+        what = both if config.dataset else "`dataset` is missing"
         raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
-
-
-def _check_data(config: RunConfig, lines: Lines) -> None:
-    if config.task == "image-classification" and config.sequence_length != "auto":
+    for number, source in enumerate(config.sources if config.task == "instruction" else ()):
         with lines.mistakes:
-            raise UsageError(
-                f"{lines.place('sequence_length')}: images have no sequence_length.", "Omit it."
-            )
-    check_datasets(config.task, config.sources, lines, config.given)
+            where = ("dataset",) if config.dataset else ("datasets", number)
+            check_instruction(source, where, lines)
 
 
-# The keys whose values a check reads -> the check.
+def _check_tokens(config: RunConfig, lines: Lines) -> None:
+    tokens = [*config.tokenizer.add_tokens, *config.tokenizer.add_special_tokens]
+    for token in {token for token in tokens if not token.strip() or tokens.count(token) > 1}:
+        with lines.mistakes:
+            what = "is there twice" if token.strip() else "is no token: it is empty"
+            raise UsageError(f"{lines.place('tokenizer')}: `{token}` {what}.", "Remove it.")
+    if tokens and config.lora is not None:
+        raise UsageError(
+            f"{lines.place('tokenizer')}: new tokens do not go with `lora`: it does not train the "
+            "embedding, so they would stay as they begin.",
+            "Remove `lora`, or the new tokens.",
+        )
+
+
+# The sections that a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
-    (("name",), _check_names),
-    (("bundle",), _check_bundle_id),
-    (("checkpoint",), lambda c, lines: check_interval(c.checkpoint, lines)),
     (("epochs", "steps"), _check_length),
-    (("dataset", "datasets"), _check_one_source),
-    (("slurm",), _check_setup),
-    (("task", "dataset", "datasets", "sequence_length"), _check_data),
-    (("task", "tokenizer", "lora"), check_tokens),
-    (("schedule",), lambda c, lines: check_schedule(c.schedule, c.given, lines)),
-    (("task",), lambda c, lines: check_masking(c.task, c, lines)),
+    (("task", "dataset", "datasets"), _check_datasets),
+    (("tokenizer", "lora"), _check_tokens),
+    (("engine",), lambda config, lines: check_offload(config.engine, lines)),
     (
         ("engine", "optimizer"),
-        lambda config, lines: check_engine(config.engine, config.optimizer, config.given, lines),
+        lambda config, lines: check_optimizer(config.engine, config.optimizer, lines),
     ),
+    (("engine", "lora", "model", "quantization"), check_lora),
 )
-
-
-def _with_first_weights(config: RunConfig, lines: Lines) -> RunConfig:
-    """Makes `model.init` an absolute path, if it is a folder.
-
-    Raises:
-        UsageError: the folder has no model.
-    """
-    if config.model.folder is None:
-        return config
-    folder = (config.path.parent / config.model.folder).resolve()
-    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise UsageError(
-            f"{lines.place('model', 'init')}: `{config.model.init}` is neither `pretrained` "
-            f"nor `scratch` nor a folder with a model in it ({folder}).",
-            suggest(config.model.init, ("pretrained", "scratch"))
-            or suggest_path(
-                folder,
-                "A folder is relative to the run file: the `model/` that another run exported.",
-            ),
-        )
-    return replace(config, model=replace(config.model, init=str(folder)))
-
-
-def _with_optimizers_own(config: RunConfig) -> RunConfig:
-    """Sets Lion's default betas, which are not Adam's."""
-    if config.optimizer.name != "lion" or "optimizer.betas" in config.given:
-        return config
-    note = Choice("optimizer.betas", (0.9, 0.99), "Lion's own")
-    return replace(
-        config, optimizer=replace(config.optimizer, betas=(0.9, 0.99)), notes=(*config.notes, note)
-    )
-
-
-def _with_best(config: RunConfig) -> RunConfig:
-    """Keeps and exports the best weights where `evaluation.patience` may end the run.
-
-    The last ones are then, by definition, not the best.
-    """
-    if config.evaluation.patience is None or "checkpoint.best" in config.given:
-        return config
-    reason = "evaluation.patience: the lowest validation loss is what is exported"
-    note = Choice("checkpoint.best", True, reason)
-    best = replace(config.checkpoint, best=True)
-    return replace(config, checkpoint=best, notes=(*config.notes, note))
-
-
-def _with_their_config(config: RunConfig, lines: Lines) -> RunConfig:
-    """Merges the user's ds_config.json into the run file."""
-    if config.engine.config is None:
-        return config
-    theirs = (config.path.parent / config.engine.config).resolve()
-    merged = config_deepspeed.merge(
-        config_deepspeed.load(theirs, lines.place("engine", "config")),
-        theirs,
-        {key: lookup(config, key) for key in config_deepspeed.RUN_FILE_KEYS if key in config.given},
-        lambda key: lines.place(*key.split(".")),
-    )
-    for key, value in merged.values.items():
-        config = replaced(config, key.split("."), value, (key, Lines(theirs)))
-    config = replace(config, engine=replace(config.engine, config=str(theirs)))
-    explained = {key for key, _, _ in merged.notes}
-    name = theirs.name
-    taken = [
-        Choice(k, v, f"from {name}", name) for k, v in merged.values.items() if k not in explained
-    ]
-    filled = _filled(config, merged.autos, name)
-    kept = [note for note in config.notes if note.key not in merged.autos]
-    notes = (*kept, *taken, *(Choice(*note, name) for note in merged.notes), *filled)
-    return replace(
-        config,
-        given=config.given | frozenset(merged.values),
-        theirs=frozenset(merged.values),
-        deepspeed=merged.rest,
-        notes=notes,
-        accumulation=merged.accumulation,
-    )
-
-
-def _filled(config: RunConfig, autos: Sequence[str], name: str) -> list[Choice]:
-    """Returns the value that each "auto" of the ds_config.json got from the run file.
-
-    Keys that are `auto` in the run file too are omitted. The ranks decide them and print them.
-    """
-    reasons = {
-        choice.key: choice.reason for choice in (*defaults(config, (), config.given), *config.notes)
-    }
-    return [
-        Choice(key, value, reasons.get(key, "as the run file says"), f'"auto" in {name}')
-        for key in autos
-        if (value := lookup(config, key)) != "auto"
-    ]

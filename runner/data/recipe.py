@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.config.data import KEYS, LANGUAGE, DatasetConfig
+from runner.config.data import LANGUAGE, DatasetConfig, keys_of_task
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
@@ -53,8 +53,8 @@ class Recipe:
         columns = self.dataset.columns(self.task)
         settings = {
             key: value
-            for key, tasks in KEYS.items()
-            if self.task in tasks and (value := getattr(self.dataset, key)) != {}
+            for key in keys_of_task(self.task)
+            if (value := getattr(self.dataset, key)) != {}
         }
         recipe = {
             "format": FORMATS[data_of(self.task)],

@@ -59,7 +59,7 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
     return _resolve_known(config, bundle_path, frozenset())
 
 
-def find_mistakes(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -> None:
+def find_mistakes(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> None:
     """Finds what a run file with mistakes names and the bundle does not have.
 
     Args:
@@ -73,7 +73,7 @@ def find_mistakes(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -
     _resolve_known(config, bundle_path, wrong)
 
 
-def _resolve_known(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) -> Inputs:
+def _resolve_known(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inputs:
     try:
         bundle = Bundle.open(bundle_path)
     except DamageError:
@@ -96,9 +96,7 @@ def _resolve_known(config: RunConfig, bundle_path: Path, wrong: frozenset[str]) 
     return inputs
 
 
-def _resolve(
-    config: RunConfig, bundle: Bundle, wrong: frozenset[str], mistakes: Mistakes
-) -> Inputs:
+def _resolve(config: RunConfig, bundle: Bundle, wrong: Set[str], mistakes: Mistakes) -> Inputs:
     model = environment = None
     if not wrong & {"model", "model.asset"}:
         with mistakes:

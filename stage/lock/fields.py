@@ -7,9 +7,8 @@ name the line. Nothing is believed: each method checks the type of one value. A 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stage.digests import is_hex
 from stage.errors import UsageError, suggest
@@ -19,7 +18,7 @@ from stage.installation import install_command
 from stage.strict_json import Ambiguous, loads
 
 if TYPE_CHECKING:
-    from stage.lock.yaml_lines import Lines, Where
+    from stage.lock.reader import Where
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -174,111 +173,3 @@ def read_document(
             f"Use a newer airlift: update its source, then {install_command()}",
         )
     return fields
-
-
-def keeps_mistakes(empty: Any) -> Callable[[F], F]:
-    """Makes a method of `YamlFields` keep its mistake in `lines.mistakes` and return `empty`.
-
-    So a reader that calls several methods finds the mistakes of all of them.
-    """
-
-    def decorate(method: F) -> F:
-        @functools.wraps(method)
-        def kept(self: YamlFields, *arguments: Any, **named: Any) -> Any:
-            with self.lines.mistakes:
-                return method(self, *arguments, **named)
-            return empty
-
-        return cast(F, kept)
-
-    return decorate
-
-
-class YamlFields(Fields):
-    """One mapping of a YAML file. A key without a value is an error: it was meant to have one.
-
-    Methods keep a mistake in `lines.mistakes` and return an empty value. `fail` and `wrong` raise.
-
-    Args:
-        lines: the line of each key.
-        where: the keys that lead to the mapping in the file.
-        remedy: of a wrong value that has none of its own.
-    """
-
-    __slots__ = ("lines",)
-
-    def __init__(
-        self,
-        data: Mapping[str, Any],
-        lines: Lines,
-        where: Where = (),
-        remedy: str = "Correct that line.",
-    ) -> None:
-        self.lines = lines
-        super().__init__(data, str(lines.path), remedy, where)
-
-    def place(self, *keys: str | int) -> str:
-        """File, line and key, as messages name them: "m.yaml:3: `revision`"."""
-        return f"{self.lines.place(*self.where, *keys)}: `{(*self.where, *keys[:1])[-1]}`"
-
-    def shown(self, value: object, *keys: str | int) -> str:
-        """A value as the file has it."""
-        return self.lines.shown(value, *self.where, *keys)
-
-    @keeps_mistakes("")
-    def text(self, key: str, default: str | None = None) -> str:
-        """Text.
-
-        Args:
-            default: the value of a missing key; None: the key is required.
-        """
-        value = self.data.get(key, default)
-        if not isinstance(value, str) or not (value or default == ""):
-            written = self.lines.written.get((*self.where, key), "...")
-            quotes = f'Put it in quotes: {key}: "{written}"'
-            self.wrong(key, "should be text", quotes if isinstance(value, int | float) else "")
-        return value
-
-    def optional(self, key: str) -> str | None:
-        """Text, or None where the key is missing."""
-        return self.text(key) or None if key in self.data else None
-
-    @keeps_mistakes(None)
-    def choice(self, key: str, choices: Collection[str], remedy: str = "") -> str | None:
-        """One of these values. The field may be absent."""
-        return super().choice(key, choices, remedy)
-
-    @keeps_mistakes(())
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts. A single text means a list with that text."""
-        value = self.data.get(key, [])
-        value = [value] if isinstance(value, str) else value
-        if not isinstance(value, list):
-            self.wrong(key, "should be a list of texts")
-        for number, item in enumerate(value):
-            if not isinstance(item, str) or not item:
-                shown = self.shown(item, key, number)
-                written = self.lines.written.get((*self.where, key, number))
-                self.fail(
-                    f"should be a list of texts; item {number + 1} is {shown}",
-                    key,
-                    number,
-                    remedy=f'Put it in quotes: "{written}"' if written else "",
-                )
-        return tuple(value)
-
-    @keeps_mistakes(False)
-    def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
-        value = self.data.get(key, default)
-        if not isinstance(value, bool):
-            self.wrong(key, "should be true or false")
-        return value
-
-    @keeps_mistakes({})
-    def mapping(self, key: str) -> Mapping[str, Any]:
-        """A mapping; empty where the key is missing."""
-        value = self.data.get(key, {})
-        if not isinstance(value, dict):
-            self.wrong(key, "should be a mapping")
-        return value

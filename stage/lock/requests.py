@@ -1,4 +1,4 @@
-"""One frozen request per manifest entry, one class per kind of asset, and its form in the lock.
+"""One frozen request per manifest entry: the table of keys of each kind, and its form in the lock.
 
 `stage.lock.manifest` reads them and `stage.staging.sources` resolves them. The lock stores
 them, to find out whether it still answers the manifest.
@@ -7,10 +7,46 @@ them, to find out whether it still answers the manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
 
-CONVERSIONS = ("csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar")
+from stage.digests import is_hex
+from stage.lock.reader import HIDDEN, WrongValueError, keys_of, setting
+from stage.paths import problem_with_address
+
+Conversion = Literal["csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar"]
+CONVERSIONS: tuple[str, ...] = get_args(Conversion)
+
+
+def _separator(text: str) -> str:
+    if len(text.encode()) != 1 or text in '"\r\n':
+        raise WrongValueError('must be one character, such as ";" or "\\t"')
+    return text
+
+
+def _local_path(text: str) -> str:
+    if "://" in text:
+        raise WrongValueError(
+            "names a file or folder on this machine; this is an address", f"Write `url: {text}`."
+        )
+    return text
+
+
+def _address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise WrongValueError(
+            "must begin with https:// or http://",
+            "Or download it by hand, and name the file: path: FILE.",
+        )
+    if problem := problem_with_address(text):
+        raise WrongValueError(f"is not a valid address: {problem}")
+    return text
+
+
+def _sha256(text: str) -> str:
+    if not is_hex(text.lower(), 64):
+        raise WrongValueError("must be 64 hex digits")
+    return text.lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +58,24 @@ class ModelRequest:
         tokenizer_only: fetch only the tokenizer and the config.
     """
 
-    repository: str
+    repository: str = setting(key="model")
     revision: str = "main"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = setting((), is_one=True)
+    exclude: tuple[str, ...] = setting((), is_one=True)
     allow_code: bool = False
     base: bool = True
-    tokenizer_only: bool = False
-    licence: str | None = None
+    tokenizer_only: bool = field(default=False, metadata=HIDDEN)
+    licence: str | None = setting(None, also="license")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerEntry:
+    """The keys of a tokenizer; its request is a `ModelRequest`."""
+
+    repository: str = setting(key="tokenizer")
+    revision: str = "main"
+    allow_code: bool = False
+    licence: str | None = setting(None, also="license")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,49 +91,49 @@ class DatasetRequest:
         separator: between the cells of a CSV; None: as the file's suffix says.
     """
 
-    repository: str
+    repository: str = setting(key="dataset")
     revision: str = "main"
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = setting((), is_one=True)
+    exclude: tuple[str, ...] = setting((), is_one=True)
     allow_code: bool = False
     config: str | None = None
-    splits: tuple[str, ...] = ()
-    separator: str | None = None
-    licence: str | None = None
+    splits: tuple[str, ...] = setting((), is_one=True)
+    separator: str | None = setting(None, convert=_separator)
+    licence: str | None = setting(None, also="license")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRequest:
     """A metric of `evaluate`: `accuracy`, or `owner/name` of a Space."""
 
-    repository: str
+    repository: str = setting(key="metric")
     revision: str = "main"
     allow_code: bool = False
-    licence: str | None = None
+    licence: str | None = setting(None, also="license")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathRequest:
     """A file or folder beside the manifest."""
 
-    path: str
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    convert: str | None = None
-    separator: str | None = None
-    licence: str | None = None
+    path: str = setting(convert=_local_path)
+    include: tuple[str, ...] = setting((), is_one=True)
+    exclude: tuple[str, ...] = setting((), is_one=True)
+    convert: Conversion | None = None
+    separator: str | None = setting(None, convert=_separator)
+    licence: str | None = setting(None, also="license")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UrlRequest:
     """A file at an http or https address."""
 
-    url: str
-    sha256: str | None = None
+    url: str = setting(convert=_address)
+    sha256: str | None = setting(None, convert=_sha256)
     unpack: bool = False
-    convert: str | None = None
-    separator: str | None = None
-    licence: str | None = None
+    convert: Conversion | None = None
+    separator: str | None = setting(None, convert=_separator)
+    licence: str | None = setting(None, also="license")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +148,16 @@ Request: TypeAlias = (
     ModelRequest | DatasetRequest | MetricRequest | PathRequest | UrlRequest | EnvironmentRequest
 )
 
-
-_KINDS: Mapping[type, str] = {
-    ModelRequest: "model",
-    DatasetRequest: "dataset",
-    MetricRequest: "metric",
-    PathRequest: "path",
-    UrlRequest: "url",
-    EnvironmentRequest: "environment",
+KINDS: Mapping[str, type] = {
+    "model": ModelRequest,
+    "tokenizer": TokenizerEntry,
+    "dataset": DatasetRequest,
+    "metric": MetricRequest,
+    "path": PathRequest,
+    "url": UrlRequest,
+    "environment": EnvironmentRequest,
 }
+"""The key that says what an asset is -> the table of its keys."""
 
 
 _WITHOUT_A_FILE = {
@@ -142,13 +189,11 @@ def as_lock_request(request: Request) -> dict[str, Any]:
 
     The revision is always recorded.
     """
-    location, *others = fields(request)
-    is_tokenizer = isinstance(request, ModelRequest) and request.tokenizer_only
-    kind = "tokenizer" if is_tokenizer else _KINDS[type(request)]
-    document = {kind: getattr(request, location.name)}
-    for field in others:
-        value = getattr(request, field.name)
-        is_told = value != field.default or field.name == "revision"
-        if is_told and field.name != "tokenizer_only":
-            document[field.name] = list(value) if isinstance(value, tuple) else value
+    document: dict[str, Any] = {}
+    for key in keys_of(type(request)).values():
+        value = getattr(request, key.field)
+        if value != key.default or key.name == "revision":
+            document[key.name] = list(value) if isinstance(value, tuple) else value
+    if isinstance(request, ModelRequest) and request.tokenizer_only:
+        document["tokenizer"] = document.pop("model")
     return document

@@ -11,96 +11,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from stage.errors import Mistakes, UsageError, join_errors, suggest
+from stage.errors import UsageError
 from stage.file_kinds import MAX_START, check_kind, how_to_get, suggest_file
 from stage.files import read_file, read_start
-from stage.installation import install_command
+from stage.lock.reader import Lines, Where
 from stage.text import is_utf16, save_as_utf8
 
 MAX_SIZE = 2**20  # bytes: PyYAML takes seconds for that much
 MAX_DEPTH = 50  # of lists and mappings: PyYAML takes minutes for a line of brackets
-
-Where = tuple[str | int, ...]
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Line numbers (from 1) of the keys of one YAML file, by path of keys.
-
-    Attributes:
-        written: the text in the file of a value that was not read as text: `yes`, `1.10`, `~`.
-        mistakes: what is wrong in the file. `reading_yaml` raises them together.
-    """
-
-    path: Path
-    numbers: dict[Where, int] = field(default_factory=dict)
-    written: dict[Where, str] = field(default_factory=dict)
-    mistakes: Mistakes = field(default_factory=Mistakes, compare=False, repr=False)
-
-    def of(self, *where: str | int) -> int | None:
-        """The line of a key, or of the nearest enclosing key that has one."""
-        for depth in range(len(where), 0, -1):
-            if where[:depth] in self.numbers:
-                return self.numbers[where[:depth]]
-        return None
-
-    def place(self, *where: str | int) -> str:
-        """`file:line`, or `file` where no line is known."""
-        line = self.of(*where)
-        return f"{self.path}:{line}" if line else str(self.path)
-
-    def shown(self, value: object, *where: str | int) -> str:
-        """A value as its author wrote it: Python's terms mean nothing in YAML."""
-        written = self.written.get(where)
-        match value:
-            case None:
-                return "nothing"
-            case bool():
-                read = str(value).lower()
-                return (
-                    read if written in (None, read) else f"`{written}`, which YAML reads as {read}"
-                )
-            case dict():
-                return "a mapping"
-            case list() if not all(type(item) in (str, int, float) for item in value):
-                return "a list"
-            case int() | float():
-                return f"the number {value if written is None else written}"
-            case _:
-                return _cut(repr(value))
-
-    def check_format(self, found: object, format: int) -> None:
-        """Raises if the file has another format. A newer format is raised, and other mistakes kept.
-
-        Args:
-            found: the value of its key `format`; None: there is none.
-
-        Raises:
-            UsageError: the format is newer than this version of airlift reads.
-        """
-        if type(found) is int and found == format:
-            return
-        place = self.place("format")
-        if type(found) is int and found > format:
-            raise UsageError(
-                f"{place}: format {str(found)[:20]}; "
-                f"this version of airlift reads format {format}.",
-                f"Use a newer airlift: update its source, then {install_command()}. Or, if you "
-                f"wrote this file yourself, write `format: {format}`.",
-            )
-        problem = "is missing"
-        if found is not None:
-            problem = f"should be {format}, found {self.shown(found, 'format')}"
-        with self.mistakes:
-            raise UsageError(f"{place}: `format` {problem}.", f"Write `format: {format}`.")
 
 
 class _Loader(yaml.SafeLoader):
@@ -213,40 +138,6 @@ def _load(path: Path, wanted: str) -> tuple[dict[str, Any], Lines]:
             how_to_get(wanted) or "Begin with `format: 1`.",
         )
     return data, lines
-
-
-def check_keys(
-    mapping: Mapping[str, Any],
-    valid: Iterable[str],
-    where: Where,
-    lines: Lines,
-    elsewhere: Mapping[str, str] | None = None,
-) -> None:
-    """Raises for unknown keys; the message names the nearest valid one.
-
-    Args:
-        elsewhere: names that other tools use -> the dotted key here.
-
-    Raises:
-        UsageError: for all unknown keys.
-    """
-    valid, others = list(valid), elsewhere or {}
-    inside = f" in `{'.'.join(map(str, where))}`" if where else ""
-    unknown = [key for key in mapping if key not in valid]
-    last = next((key for key in reversed(unknown) if str(key) not in others), None)
-    mistakes = [
-        UsageError(
-            f"{lines.place(*where, key)}: unknown key `{key}`{inside}.",
-            f"Write it as `{others[str(key)]}`."
-            if str(key) in others
-            # The list of all keys is printed once, with the last of them.
-            else suggest(str(key), valid, f"Valid keys: {', '.join(valid)}." if key == last else "")
-            or "Remove it: see the valid keys below.",
-        )
-        for key in unknown
-    ]
-    if mistakes:
-        raise join_errors(mistakes, "mistakes", str(lines.path))
 
 
 def _check_aliases_and_depth(text: str, path: Path) -> None:

@@ -120,24 +120,20 @@ MANIFESTS = (
 )  # fmt: skip
 ENGINE = "runner/config/engine.py"
 LORA = "runner/config/lora.py"
+KEYS = "runner/config/fields.py"
 RUN_FILES = (
     Case(ENGINE, "Set engine.zero: 1", {"engine": {"zero": 0, "offload": "cpu"}}),
     Case(ENGINE, "Set engine.name: {}, or", {"optimizer": {"name": "adamw_8bit"}}),
-    Case(ENGINE, "Remove schedule.decay", {"schedule": {"decay": 0.5}}),
-    Case(ENGINE, "Remove it, or set optimizer.name", {"optimizer": {"momentum": 0.5}}),
-    Case(ENGINE, "Remove it, or set engine.name", {"engine": {"name": "ddp", "zero": 2}}),
+    Case(KEYS, "Remove it, or set schedule", {"schedule": {"decay": 0.5}}),
+    Case(KEYS, "Remove it, or set optimizer.name", {"optimizer": {"momentum": 0.5}}),
+    Case(KEYS, "Remove it, or set engine.name", {"engine": {"name": "ddp", "zero": 2}}),
     Case(ENGINE, "Write wrap: ", {"engine": {"name": "fsdp", "wrap": {"layers": "Block"}}}),
-    Case(ENGINE, "For instance: {}: 0.1", {"schedule": {"warmup": 1.5}}),
     Case(LORA, "Add `lora: ", {"quantization": {"bits": 4}}),
-    Case(LORA, "Remove it, or set bits", {"lora": {}, "quantization": {"bits": 8, "double": True}}),
+    Case(KEYS, "Remove it, or", {"lora": {}, "quantization": {"bits": 8, "double": False}}),
     Case(LORA, "Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
-    Case(
-        "runner/config/masking.py",
-        "Remove {}, or set task",
-        {"task": "causal-lm", "whole_words": True},
-    ),
+    Case(KEYS, "Remove it, or set task", {"task": "causal-lm", "whole_words": True}),
     Case("runner/config/checkpoint.py", "For instance: every", {"checkpoint": {"every": "often"}}),
-    Case(ENGINE, "Set engine.name: deepspeed", {"engine": {"name": "ddp", "offload": "cpu"}}),
+    Case(KEYS, "Remove it, or set engine", {"engine": {"name": "ddp", "offload": "cpu"}}),
     Case(
         "runner/config/chats.py",
         "For instance: fields: ",

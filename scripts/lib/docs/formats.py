@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import runner
 import stage
-from runner.config import fields as run_fields
 from runner.config.run_config import RunConfig
 from scripts.lib.docs.commands import plain
 from scripts.lib.docs.links import ROOT
 from stage import errors
-from stage.lock import manifest, model
+from stage.lock import model
+from stage.lock.reader import REQUIRED, keys_of
+from stage.lock.requests import KINDS
 
 _LOCK = (
     model.LockedAsset,
@@ -36,7 +37,7 @@ _LOCK = (
 
 def manifest_keys() -> str:
     """Which keys an entry of each kind can have."""
-    kinds = manifest._KEYS
+    kinds = {kind: list(keys_of(entry)) for kind, entry in KINDS.items()}
     keys = list(dict.fromkeys(key for own in kinds.values() for key in own if key not in kinds))
     rows = [
         f"| `{kind}` | " + " | ".join("yes" if key in own else "" for key in keys) + " |"
@@ -53,26 +54,17 @@ def run_file_keys() -> str:
 
 
 def _rows(component: type, where: str) -> Iterator[str]:
-    hints = typing.get_type_hints(component)
-    for field in dataclasses.fields(component):
-        if not field.metadata:
+    for key in keys_of(component).values():
+        name = where + key.name
+        if key.component is not None:
+            is_list = typing.get_origin(key.options[0]) is tuple
+            yield from _rows(key.component, f"{name}[]." if is_list else f"{name}.")
             continue
-        key, hint = where + run_fields.key_of(field), hints[field.name]
-        inner = run_fields._component(hint) or run_fields._listed_component(hint)
-        if inner is not None:
-            separator = "[]." if typing.get_origin(hint) is tuple else "."
-            yield from _rows(inner, key + separator)
-            continue
-        options = run_fields._options(hint)
-        takes = " or ".join(run_fields._describe(option) for option in options)
-        default = "required" if run_fields._is_required(field) else f"`{_default(field)}`"
-        why = plain(field.metadata["why"])
-        yield f"| `{key}` | {takes.replace('|', 'or')} | {default} | {why} |"
+        default = "required" if key.default is REQUIRED else f"`{_default(key.default)}`"
+        yield f"| `{name}` | {key.takes.replace('|', 'or')} | {default} | {plain(key.why)} |"
 
 
-def _default(field: dataclasses.Field[typing.Any]) -> str:
-    factory = field.default_factory
-    value = field.default if factory is dataclasses.MISSING else factory()
+def _default(value: object) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return "[]" if value == () else str(value)

@@ -21,13 +21,12 @@ from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import UsageError
 from stage.file_kinds import ENVIRONMENT
-from stage.lock.fields import YamlFields
-from stage.lock.yaml_lines import Lines, check_keys, reading_yaml
+from stage.lock.reader import Lines, Reader, setting
+from stage.lock.yaml_lines import reading_yaml
 
 HASH_FORMAT = 1
 """A new number makes older locks stale: for a change of how a spec and profile are locked."""
 
-_KEYS = ("name", "channels", "dependencies", "platforms", "prefix", "variables")
 _CONDA_NAME = re.compile(r"^(?:\S+::)?([A-Za-z0-9_.-]+?)(?=$|[\s=<>!~\[])")
 
 
@@ -38,6 +37,18 @@ class CondaDependency:
     text: str
     name: str
     place: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """The keys of an `environment.yml`."""
+
+    name: Any = None
+    channels: tuple[str, ...] = setting((), is_one=True)
+    dependencies: Any = None
+    platforms: Any = ()
+    prefix: Any = None
+    variables: Any = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +90,11 @@ class EnvironmentSpec:
         path = Path(path)
         variables = os.environ if variables is None else variables
         with reading_yaml(path, ENVIRONMENT) as (data, lines):
-            with lines.mistakes:
-                check_keys(data, _KEYS, (), lines)
+            found = Reader(lines).read(_File, data)
             conda, pip = _dependencies(data, lines)
             channels = tuple(
                 expand(channel, variables, lines.place("channels", index))
-                for index, channel in enumerate(YamlFields(data, lines).texts("channels"))
+                for index, channel in enumerate(found.channels)
                 if channel != "nodefaults"
             )
             if not channels:

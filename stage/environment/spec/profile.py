@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stage.errors import UsageError
-from stage.file_kinds import PROFILE, how_to_get, suggest_file
-from stage.lock.fields import YamlFields
-from stage.lock.yaml_lines import Lines, check_keys, reading_yaml
+from stage.file_kinds import PROFILE, suggest_file
+from stage.lock.reader import HIDDEN, REQUIRED, Lines, Reader, WrongValueError, setting
+from stage.lock.yaml_lines import reading_yaml
 
 FORMAT = 1
 MACHINES = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}
@@ -25,8 +25,6 @@ MACHINES = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}
 OLDEST_LINUX = "3.10"
 """The kernel for a profile without `linux`: the oldest that is still in use (CentOS 7)."""
 
-_VERSIONS = ("glibc", "linux", "cuda", "compute_capability")
-_KEYS = ("format", "name", "platform", *_VERSIONS, "gpu", "mpi", "modules")
 _EXAMPLES = {"glibc": "2.28", "linux": "4.18", "cuda": "12.2", "compute_capability": "8.0"}
 _HOW_TO_SEE = {
     "glibc": "ldd --version",
@@ -34,7 +32,19 @@ _HOW_TO_SEE = {
     "cuda": "nvidia-smi, top right",
     "compute_capability": "nvidia-smi --query-gpu=compute_cap --format=csv",
 }
-_UNAME = "`uname -m` on the cluster says which: x86_64 is linux-64, aarch64 is linux-aarch64."
+_PROBE = "`stage env probe`, run on the cluster, prints a profile."
+
+
+def _version(key: str, default: Any) -> Any:
+    """A key with `MAJOR.MINOR` as text: YAML would read 12.10 as the number 12.1."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(r"\d{1,4}\.\d{1,4}", text):
+            remedy = f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).'
+            raise WrongValueError("must be MAJOR.MINOR", remedy)
+        return text
+
+    return setting(default, _PROBE if default is REQUIRED else "", convert=check)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +62,21 @@ class Profile:
         modules: names for `module load` in the site's jobs.
     """
 
-    path: Path
+    path: Path = field(default=Path(), metadata=HIDDEN)
+    format: int = FORMAT
     name: str
-    platform: str
-    glibc: str
-    linux: str = OLDEST_LINUX
-    cuda: str | None = None
-    compute_capability: str | None = None
+    platform: Literal["linux-64", "linux-aarch64"] = setting(
+        why=_PROBE,
+        like="platform: linux-64. `uname -m` on the cluster says which: x86_64 is linux-64, "
+        "aarch64 is linux-aarch64.",
+    )
+    glibc: str = _version("glibc", REQUIRED)
+    linux: str = _version("linux", OLDEST_LINUX)
+    cuda: str | None = _version("cuda", None)
+    compute_capability: str | None = _version("compute_capability", None)
     gpu: str | None = None
     mpi: str | None = None
-    modules: tuple[str, ...] = ()
+    modules: tuple[str, ...] = setting((), is_one=True)
 
     @property
     def machine(self) -> str:
@@ -94,32 +109,12 @@ class Profile:
         if not path.exists():
             raise UsageError(f"{path}: no such profile.", suggest_file(path, PROFILE))
         with reading_yaml(path, PROFILE) as (data, lines):
-            lines.check_format(data.get("format"), FORMAT)
-            with lines.mistakes:
-                check_keys(data, _KEYS, (), lines)
-            with lines.mistakes:
-                _check_gpu(data, lines)
+            lines.check_format(data, FORMAT)
             given = {key: value for key, value in data.items() if value is not None}
-            for key in ("platform", "glibc"):
-                with lines.mistakes:
-                    if key not in given:
-                        raise UsageError(
-                            f"{lines.path}: `{key}` is missing.",
-                            "`stage env probe`, run on the cluster, prints a profile.",
-                        )
-            fields = YamlFields(given, lines, remedy=how_to_get(PROFILE))
-            return Profile(
-                path=path,
-                name=fields.optional("name") or path.stem,
-                platform=fields.choice("platform", MACHINES, _UNAME) or "",
-                glibc=_version(fields, "glibc") or "",
-                linux=_version(fields, "linux") or OLDEST_LINUX,
-                cuda=_version(fields, "cuda"),
-                compute_capability=_version(fields, "compute_capability"),
-                gpu=fields.optional("gpu"),
-                mpi=fields.optional("mpi"),
-                modules=fields.texts("modules"),
-            )
+            with lines.mistakes:
+                _check_gpu(given, lines)
+            profile = Reader(lines).read(Profile, {"name": path.stem, **given})
+            return replace(profile, path=path)
 
 
 def _check_gpu(data: Mapping[str, Any], lines: Lines) -> None:
@@ -133,13 +128,3 @@ def _check_gpu(data: Mapping[str, Any], lines: Lines) -> None:
             f'Add `{missing}: "{_EXAMPLES[missing]}"` as on the GPU node ({_HOW_TO_SEE[missing]}), '
             "or omit both.",
         )
-
-
-def _version(fields: YamlFields, key: str) -> str | None:
-    """`MAJOR.MINOR` as text: YAML would read 12.10 as the number 12.1."""
-    value = fields.optional(key)
-    with fields.lines.mistakes:
-        if value is not None and not re.fullmatch(r"\d{1,4}\.\d{1,4}", value):
-            remedy = f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).'
-            fields.wrong(key, "should be MAJOR.MINOR", remedy)
-    return value

@@ -126,9 +126,9 @@ def test_other_held_out_rows_are_other_training_data(twins: Cluster) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("0%", "`0%` is no share of the training split to hold out"),
-        ("100%", "`100%` is no share"),
-        ("five%", "`five%` is no share"),
+        ("0%", "no share of the training split to hold out, found `0%`"),
+        ("100%", "hold out, found `100%`"),
+        ("five%", "hold out, found `five%`"),
         (0.05, "must be text or null, found `0.05`"),
     ],
 )

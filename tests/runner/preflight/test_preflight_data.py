@@ -46,11 +46,11 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a format that is no format": (
         CHAT | {"dataset": {"asset": "prompts", "format": "{User!r}"}},
-        ("braces hold a column's name and nothing else", "{{ and }}"),
+        ("has other things in braces than a column's name", "{{ and }}"),
     ),
     "a format without columns": (
         CHAT | {"dataset": {"asset": "prompts", "format": "hello"}},
-        ("it names no column",),
+        ("`dataset.format` names no column",),
     ),
     "messages that are a text": (
         CHAT | {"dataset": {"asset": "chats", "messages": "grade"}},
@@ -69,7 +69,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a key of another task": (
         {"model": {"asset": "still-bert"}, "dataset": {"asset": "reference", "prompt": "chapter"}},
-        ("`prompt` is not for task masked-lm, but for instruction", "Its keys here: text"),
+        ("`dataset.prompt` is only for task: instruction; it is masked-lm here", "there are text."),
     ),
     "one of several datasets": (
         CHAT | {"dataset": None, "datasets": [PAIR, {"asset": "chats", "messages": "talk"}]},

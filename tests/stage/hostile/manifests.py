@@ -130,7 +130,7 @@ CASES = [
         how="process",
     ),
     Case(
-        "format true", 2, ("m.yaml:1", "`format` should be 1"), fetch(SOUND.replace("1", "true", 1))
+        "format true", 2, ("m.yaml:1", "`format` must be 1"), fetch(SOUND.replace("1", "true", 1))
     ),
     Case(
         "format of next year",
@@ -142,13 +142,13 @@ CASES = [
     Case(
         "number as name",
         2,
-        ("m.yaml:2", "should be text"),
+        ("m.yaml:2", "must be text"),
         fetch(SOUND.replace("name: m", "name: 12")),
     ),
     Case(
         "number as path",
         2,
-        ("m.yaml:5", "should be text"),
+        ("m.yaml:5", "must be text"),
         fetch(SOUND.replace("path: notes", "path: 5")),
     ),
     Case(
@@ -229,9 +229,7 @@ CASES = [
         ("password",),
         fetch(asset(url="https://me:secret@127.0.0.1:9/x.zip")),
     ),
-    Case(
-        "url of a file", 2, ("should begin with https://",), fetch(asset(url="file:///etc/passwd"))
-    ),
+    Case("url of a file", 2, ("must begin with https://",), fetch(asset(url="file:///etc/passwd"))),
     Case("url of no host", 2, ("names no host",), fetch(asset(url="http:///x"))),
     Case("url with half an address", 2, ("invalid ipv6",), fetch(asset(url="http://[::1/x"))),
     Case(

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stage.errors import UsageError
-from stage.lock.yaml_lines import check_keys, load_yaml_with_lines, read_value
+from stage.lock.reader import check_keys
+from stage.lock.yaml_lines import load_yaml_with_lines, read_value
 
 
 @pytest.fixture(scope="module")

@@ -148,5 +148,6 @@ def test_check_tries_the_tokenizer(cluster: Cluster) -> None:
 @pytest.mark.parametrize("key", [{"masked_share": 0.3}, {"whole_words": True}])
 def test_a_task_that_masks_nothing_refuses_the_keys(tmp_path: Path, key: dict[str, Any]) -> None:
     path = Cluster(tmp_path, tmp_path).write(task="causal-lm", **key)
-    with pytest.raises(UsageError, match=r"tiny\.yaml:\d+: task causal-lm masks no tokens"):
+    said = r"tiny\.yaml:\d+: `\w+` is only for task: masked-lm; it is causal-lm here"
+    with pytest.raises(UsageError, match=said):
         RunConfig.load(path)

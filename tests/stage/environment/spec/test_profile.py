@@ -70,7 +70,7 @@ def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
     [
         ("format: 1", "format: 2", 1, "Use a newer airlift"),
         ("format: 1\n", "", None, "`format` is missing"),
-        ("linux-64", "win-64", 3, "linux-64, linux-aarch64"),
+        ("linux-64", "win-64", 3, "`linux-64` | `linux-aarch64`, found `win-64`"),
         ("platform: linux-64\n", "", None, "`platform` is missing"),
         ('glibc: "2.28"\n', "", None, "`glibc` is missing"),
         ('glibc: "2.28"', "glibc: 2.30", 4, 'Put it in quotes: glibc: "2.30"'),
@@ -80,8 +80,8 @@ def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
         ('cuda: "12.2"\n', "", 5, "`compute_capability` without `cuda`"),
         ('compute_capability: "8.0"\n', "", 5, "`cuda` without `compute_capability`"),
         ('compute_capability: "8.0"', 'compute_capability: "sm_80"', 6, "MAJOR.MINOR"),
-        ("gpu: NVIDIA A800 80GB", "gpu: [a, b]", 7, "`gpu` should be text"),
-        ("modules: [nvidia/cuda/12.2]", "modules: {cuda: 12}", 9, "list of texts"),
+        ("gpu: NVIDIA A800 80GB", "gpu: [a, b]", 7, "`gpu` must be text"),
+        ("modules: [nvidia/cuda/12.2]", "modules: {cuda: 12}", 9, "must be a list of text"),
         ("modules:", "module:", 9, "Did you mean `modules`?"),
     ],
 )
