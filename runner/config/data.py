@@ -190,7 +190,8 @@ def check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> None
     given = {"prompt and response": any(pair), "messages": source.messages, "format": source.format}
     ways = [way for way, value in given.items() if value]
     if len(ways) != 1:
-        what = f"`{'` and `'.join(ways)}` are both given" if ways else "nothing says what is asked"
+        both = f"`{'` and `'.join(ways)}` are both given"
+        what = both if ways else "the dataset does not say what is asked"
         raise UsageError(
             f"{lines.place(*where)}: task instruction: {what}.",
             "Give one of: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN}, "

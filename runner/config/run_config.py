@@ -81,9 +81,9 @@ def _bundle_id(text: str) -> str:
 
 
 def _lines_of_a_shell(lines: tuple[str, ...]) -> tuple[str, ...]:
-    if any(line.lstrip().startswith("#SBATCH") for line in lines):
+    for line in (line for line in lines if line.lstrip().startswith("#SBATCH")):
         raise WrongValueError(
-            "has a comment: sbatch reads such lines at the top of a script alone",
+            f": `{line}` is a comment there: sbatch reads such lines at the top of a script alone",
             "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
         )
     return lines

@@ -370,8 +370,9 @@ class Reader:
             return key.convert(found) if key.convert and found is not None else found
         except WrongValueError as error:
             named, shown = as_shown(dotted(where)), self.lines.shown(value, *where)
+            gap = "" if str(error).startswith(":") else " "
             raise UsageError(
-                f"{self.lines.place(*where)}: `{named}` {error}, found {shown}.",
+                f"{self.lines.place(*where)}: `{named}`{gap}{error}, found {shown}.",
                 error.remedy or self._what_to_do(key, value, where),
             ) from None
 
@@ -457,13 +458,14 @@ class Reader:
             pair = isinstance(key.default, tuple) and len(key.default) == 2
             return f"For instance: {list(key.default)}" if pair else f"Write a list: [{value}]"
         if isinstance(where[-1], int) and written:
-            return f'Put it in quotes: "{written}"'
+            return f'Put each in quotes: "{written}"'
         if not like and str in options and isinstance(value, int | float):
             return f'Put it in quotes: {key.name}: "{written or value}"'
         if not like and {int, float} & {*options}:
             example = 3 if {int, types.NoneType} & {*options} else 0.001
             like = f"Write a number: {key.name}: {example}"
-        return suggest(value, _words(options), like) if isinstance(value, str) else like
+        near = suggest(value, _words(options), like) if isinstance(value, str) else like
+        return near or "Correct that line."
 
 
 class _FirstMistake(Mistakes):
@@ -526,8 +528,8 @@ def _as_path(value: Any) -> Any:
         return tuple(map(_as_path, value))
     if isinstance(value, str) and (match := _VARIABLE.fullmatch(value)):
         raise WrongValueError(
-            f"{value} stays as it is: no shell reads this file, so ${match[1].strip('{}')} is not "
-            "replaced",
+            f": {value} stays as it is: no shell reads this file, so "
+            f"${match[1].strip('{}')} is not replaced",
             "Write the path itself.",
         )
     is_home = isinstance(value, str) and value.startswith("~/")
