@@ -90,7 +90,8 @@ class Key:
     def component(self) -> type | None:
         """The dataclass of the key's value, or of the items of its list."""
         items = [typing.get_args(o)[0] for o in self.options if typing.get_origin(o) is tuple]
-        return next((o for o in (*self.options, *items) if dataclasses.is_dataclass(o)), None)
+        found: list[Any] = [o for o in (*self.options, *items) if dataclasses.is_dataclass(o)]
+        return found[0] if found else None
 
     @property
     def takes(self) -> str:
