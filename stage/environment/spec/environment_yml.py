@@ -90,14 +90,15 @@ class EnvironmentSpec:
         path = Path(path)
         variables = os.environ if variables is None else variables
         with reading_yaml(path, ENVIRONMENT) as (data, lines):
-            found = Reader(lines).read(_File, data)
+            reader = Reader(lines)
+            found = reader.read(_File, data)
             conda, pip = _dependencies(data, lines)
             channels = tuple(
                 expand(channel, variables, lines.place("channels", index))
                 for index, channel in enumerate(found.channels)
                 if channel != "nodefaults"
             )
-            if not channels:
+            if not channels and "channels" not in reader.wrong:
                 with lines.mistakes:
                     raise UsageError(
                         f"{lines.place('channels')}: no channels.",

@@ -126,7 +126,7 @@ def test_what_cannot_be_locked_is_refused_with_its_line_and_the_fix(
     ("text", "words"),
     [
         ("dependencies: [python]", "no channels"),
-        ("channels: {c: d}\ndependencies: [python]", "`channels` should be a list of texts"),
+        ("channels: {c: d}\ndependencies: [python]", "`channels` must be a list of text"),
         ("channels: [nodefaults]\ndependencies: [python]", ":1: no channels"),
         ("channels: [c]", "`dependencies` should be a list"),
         ("channels: [c]\ndependencies: [{python: 3.11}]", ":2: `python:` is no package"),
