@@ -21,6 +21,7 @@ from pathlib import Path
 
 from runner.errors import StageError
 from runner.job import submit as submission
+from runner.job.partition import ask_partition
 from runner.job.submit import submit
 from runner.launch import environment as ranks_environment
 from runner.launch import hang_detector, requeue
@@ -165,14 +166,15 @@ BOUNDS = {"start_slowly": 1}  # requeues, where there is no time for all 32
 def main(step: str, path: str, program: str, *changes: str) -> int:
     folder = Path(path)
     if step == "sweep":
-        print(submit(request(folder, program, members=members(changes), tasks_per_node=1)))
+        wanted = request(folder, program, members=members(changes), tasks_per_node=1)
+        print(submit(wanted, ask_partition(wanted.partition)))
         return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)
         wanted = request(folder, program, **{key: json.loads(value) for key, _, value in pairs})
         submission._SETTLED_AFTER_S = 3
         try:
-            print(submit(wanted))
+            print(submit(wanted, ask_partition(wanted.partition)))
         except StageError as error:
             print(error, file=sys.stderr)
             return error.exit_code
