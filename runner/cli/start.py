@@ -68,7 +68,7 @@ def check(
 
 def _check_run(run: Job, processes: int | None) -> None:
     from runner.job.check import check_ahead
-    from runner.job.installed import lacking
+    from runner.job.installed import lacking, why_not_here
 
     found = check_ahead(run, processes, os.environ)
     for line in () if found.errors else (*found.lines, *found.details):
@@ -81,7 +81,7 @@ def _check_run(run: Job, processes: int | None) -> None:
         return
     warnings = sum(finding.level == "warning" for finding in found.others)
     above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
-    what = " in what was checked" if lacking() else ""
+    what = " in what was checked" if lacking() or why_not_here(run.config) else ""
     print_line(f"nothing found that would fail{what}{above}")
     print_line(f"next: {_next(run, processes)}")
 

@@ -178,6 +178,8 @@ def check_everything(
             f"not checked here ({lacks} not installed): {_unchecked(config)}",
             "Run the check in the environment of the job, or leave it to the ranks.",
         )
+    elif ahead and (why := why_not_here(config)):
+        found.note(f"whether its weights fit the model is not checked here: {why}")
     if config.environment is not None and inputs.environment is not None:
         with found.keeping():
             wanted = config.environment.node_local
