@@ -74,7 +74,8 @@ def test_no_option_is_documented_that_is_not_there() -> None:
 
 def test_every_exit_code_and_manifest_key_is_documented() -> None:
     from stage import errors
-    from stage.lock import manifest
+    from stage.lock.reader import keys_of
+    from stage.lock.requests import KINDS
 
     text = documentation()
     codes = {
@@ -84,7 +85,7 @@ def test_every_exit_code_and_manifest_key_is_documented() -> None:
     }
     for code in {0, *codes}:
         assert re.search(rf"^\| {code} \|", text, re.MULTILINE), f"exit code {code}"
-    keys = {key for keys in manifest._KEYS.values() for key in keys} | {
+    keys = {key for kind in KINDS.values() for key in keys_of(kind)} | {
         "format",
         "name",
         "assets",
