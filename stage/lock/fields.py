@@ -1,8 +1,8 @@
 """Typed fields of a document that a user, another machine or another version wrote.
 
-`Fields` is one mapping of a JSON document; `stage.lock.reader` reads YAML files. Nothing is believed:
-each method checks the type of one value. A wrong value is a `UsageError` that names the file, the
-field, what is expected and what was found.
+`Fields` is one mapping of a JSON document; `stage.lock.reader` reads YAML files. Nothing is
+believed: each method checks the type of one value. A wrong value is a `UsageError` that names the
+file, the field, what is expected and what was found.
 """
 
 from __future__ import annotations
