@@ -41,6 +41,11 @@ _BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
 )
 
 
+def without_secrets(text: str) -> str:
+    """Text for a message: addresses in it without user name, password and query."""
+    return re.sub(r"(://[^\s?]*)\?\S*", r"\1?...", re.sub(r"(?<=://)[^/\s@]*@", "", text))
+
+
 class WrongValueError(ValueError):
     """A value that cannot be: the problem, such as "names no file", and perhaps a remedy."""
 
@@ -235,6 +240,7 @@ class Lines:
         if isinstance(value, dict):
             written = f"{{{', '.join(f'{key}: {item}' for key, item in value.items())}}}"
         text = repr(value)[1:-1] if isinstance(value, str) else written or str(value)
+        text = without_secrets(text)
         return f"`{text}`" if len(text) <= 200 else f"`{text[:200]}...`"
 
     def check_format(self, data: dict[str, Any], format: int) -> None:

@@ -7,11 +7,11 @@ them, to find out whether it still answers the manifest.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from stage.digests import is_hex
-from stage.lock.reader import HIDDEN, WrongValueError, keys_of, setting
+from stage.lock.reader import HIDDEN, WrongValueError, setting, without_secrets
 from stage.paths import problem_with_address
 
 Conversion = Literal["csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar"]
@@ -27,7 +27,8 @@ def _separator(text: str) -> str:
 def _local_path(text: str) -> str:
     if "://" in text:
         raise WrongValueError(
-            "names a file or folder on this machine; this is an address", f"Write `url: {text}`."
+            "names a file or folder on this machine; this is an address",
+            f"Write `url: {without_secrets(text)}`.",
         )
     return text
 
@@ -189,11 +190,13 @@ def as_lock_request(request: Request) -> dict[str, Any]:
 
     The revision is always recorded.
     """
-    document: dict[str, Any] = {}
-    for key in keys_of(type(request)).values():
-        value = getattr(request, key.field)
-        if value != key.default or key.name == "revision":
-            document[key.name] = list(value) if isinstance(value, tuple) else value
-    if isinstance(request, ModelRequest) and request.tokenizer_only:
-        document["tokenizer"] = document.pop("model")
+    location, *others = fields(request)
+    is_tokenizer = isinstance(request, ModelRequest) and request.tokenizer_only
+    kinds = {table: key for key, table in KINDS.items()}
+    kind = "tokenizer" if is_tokenizer else kinds[type(request)]
+    document = {kind: getattr(request, location.name)}
+    for item in others:
+        value = getattr(request, item.name)
+        if (value != item.default or item.name == "revision") and item.name != "tokenizer_only":
+            document[item.name] = list(value) if isinstance(value, tuple) else value
     return document

@@ -180,7 +180,7 @@ def _torchrun(folder: Path, given: Mapping[str, Any]) -> int:
         mock.patch.dict(sys.modules, {"runner.training.start": start}),
         mock.patch.object(train, "_leading", lambda *_: nullcontext()),
     ):
-        return train._be_a_rank_of_others(run, os.environ, dry_run=False)
+        return train._be_a_rank_of_others(run, os.environ, dry_run=False, verbose=False)
 
 
 def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:

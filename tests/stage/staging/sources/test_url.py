@@ -271,8 +271,8 @@ REFUSED = {
     "ftp://me:secret@host/f.tar": (2, "name the file: path: FILE"),
     "ftp://me:secret@host": (2, "name the file: path: FILE"),
     "FTP://host/pub/": (2, "name the file: path: FILE"),
-    "ftps://host/f.tar": (2, "should begin with https:// or http://"),
-    "gopher://host/f": (2, "should begin with https:// or http://"),
+    "ftps://host/f.tar": (2, "must begin with https:// or http://"),
+    "gopher://host/f": (2, "must begin with https:// or http://"),
     "https://me:secret@host/f": (2, "password"),
     "https://host/folder/": (2, "ends in `/`"),
     "https://host/..": (3, "`..`"),
@@ -288,6 +288,15 @@ def test_an_address_that_cannot_be_used(stage: Callable[..., Result], url: str) 
     manifest(url=url)
     output = stage("fetch", "m.yaml", "-o", "b", code=code).output
     assert said in output and "secret" not in output
+
+
+@pytest.mark.parametrize("key", ["path", "url", "model"])
+@pytest.mark.parametrize("address", ["ftp://me:secret@host/f", "https://host/f?token=secret"])
+def test_no_message_has_the_secrets_of_an_address(
+    stage: Callable[..., Result], key: str, address: str
+) -> None:
+    Path("m.yaml").write_text(f"format: 1\nname: m\nassets: {{x: {{{key}: '{address}', ab: 1}}}}\n")
+    assert "secret" not in stage("lock", "m.yaml", code=2).output
 
 
 def test_what_is_not_there_is_said_at_once(stage: Callable[..., Result], web: Web) -> None:
