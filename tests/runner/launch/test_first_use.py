@@ -120,7 +120,7 @@ def test_a_change_of_precision_is_refused_before_the_launch(tmp_path: Path) -> N
 def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal: Terminal) -> None:
     config = RunConfig.load(terminal.cluster.write())
     output = terminal.cluster.output()
-    checkpoint(output)
+    checkpoint(output, **signature(config, resolve(config, terminal.cluster.bundle), "aa", 8))
     (output / "config.yaml").write_text(config.to_yaml())
     arguments = ("check", "tiny.yaml", "--set", "engine.name=ddp", "--set", "precision=bf16")
     code, _, said = terminal.run(*arguments, "--set", "sequence_length=16")
