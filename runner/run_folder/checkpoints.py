@@ -212,7 +212,8 @@ def check_before_launch(
     """
     for folder, found in _readable(checkpoints):
         known = found.precision if precision == "auto" else precision
-        _check_signature(found, known, now, folder, data)
+        both = {key: now[key] for key in now if key in (*found.signature, *MAY_BE_ABSENT)}
+        _check_signature(found, known, both, folder, data)
         _check_engine(found, engine, None, folder)
         _check_ranks(found, engine, world_size, None, folder)
         if steps is not None:
