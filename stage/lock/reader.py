@@ -471,6 +471,9 @@ class Reader:
         if not like and {int, float} & {*options}:
             example = 3 if {int, types.NoneType} & {*options} else 0.001
             like = f"Write a number: {key.name}: {example}"
+        if {int, float} & {*options} and isinstance(value, str) and "," in value:
+            array = f"runner submit RUN --array {dotted(where)}=A,B"
+            return f"Give one. Several are several runs: {array}"
         near = suggest(value, _words(options), like) if isinstance(value, str) else like
         return near or "Correct that line."
 

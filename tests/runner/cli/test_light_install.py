@@ -124,7 +124,7 @@ MISTAKES = {
     "stage env lok": "stage env lock",
     "stage env lock env.yml": "--profile",
     "stage env check bundle": "no environment",
-    "stage env create bundle tiny-bert prefix": "no environment",
+    "stage env create bundle tiny-bert prefix": "not an environment",
     "stage env probe --scrpt": "--script",
     "stage trace": "-- COMMAND",
     "stage trace -- no-such-command": "no such program",
