@@ -18,6 +18,7 @@ from runner.inputs import SplitInput
 
 NAMED = 5  # at most so many classes are named in a message
 FEW = 10  # of fewer texts, each can have a class of its own
+MOST_CLASSES = 1_000_000  # numbers beyond are no classes: a time, an id
 COLUMNS = "`stage show BUNDLE` lists the columns."
 LISTED, LONGEST = 8, 40  # at most so many where a store is described, and characters of each
 NOT_GIVEN = "Stage it again with null for such a label: these rows are left out."
@@ -118,7 +119,7 @@ def classes_of(split: SplitInput, column: str, *, is_limited: bool = False) -> C
         low, high = min(values, default=0), max(values, default=-1)
         if not is_limited:
             check_range(split.name, column, low, high, names)
-        numbers = [str(number) for number in range(high + 1)]
+        numbers = [str(number) for number in range(min(high + 1, MOST_CLASSES))]
         found = Classes(names, "names") if names else Classes(numbers, "numbers")
     if len(found.names if found.kind == "names" else values) < 2:
         raise UsageError(
@@ -163,7 +164,8 @@ def check_range(split: str, column: str, low: int, high: int, names: Sequence[st
     Raises:
         UsageError: a number is below 0, or has no name.
     """
-    if low >= 0 and (not names or high < len(names)):
+    most = len(names) or MOST_CLASSES
+    if low >= 0 and high < most:
         return
     remedy = NOT_GIVEN
     if low > 0 and high - low < len(names):
@@ -172,7 +174,7 @@ def check_range(split: str, column: str, low: int, high: int, names: Sequence[st
         remedy = "This split has no labels (-1 in each row): choose another one."
     raise UsageError(
         f"split `{split}`: the labels in `{column}` are {low} to {high}; "
-        f"classes count from 0{f' to {len(names) - 1}' if names else ''}.",
+        f"classes count from 0{f' to {most - 1}' if names or high >= most else ''}.",
         remedy,
     )
 

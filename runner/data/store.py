@@ -305,4 +305,4 @@ def _record_batch(samples: list[Sample]) -> Any:
         columns[name] = pa.Array.from_buffers(
             pa.list_(kind), len(samples), buffers, children=[inner]
         )
-    return pa.record_batch(columns)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
