@@ -223,11 +223,6 @@ def states(job_id: int) -> frozenset[str] | None:
     return None if shown is None else frozenset(shown) - ENDS.keys()
 
 
-def inside_job(environ: Mapping[str, str]) -> bool:
-    """Whether this shell is inside a job that has not ended."""
-    return "SLURM_JOB_ID" in environ and over_job(environ) is None
-
-
 def over_job(environ: Mapping[str, str]) -> UsageError | None:
     """The error of a shell whose job is over, such as one of tmux after salloc; None: it is not.
 

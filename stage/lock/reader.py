@@ -130,7 +130,7 @@ def keys_of(cls: Any) -> Mapping[str, Key]:
     return _keys_of(cls)
 
 
-@functools.cache
+@functools.cache  # it would hide the type of its argument
 def _keys_of(cls: Any) -> Mapping[str, Key]:
     hints, keys = typing.get_type_hints(cls), dict[str, Key]()
     for item in dataclasses.fields(cls):
@@ -273,7 +273,6 @@ class Reader:
         lines: the lines of the file; keeps the mistakes.
         elsewhere: names that other tools use -> the dotted key here.
         has_nulls: whether a key without a value can mean null; else it was meant to have one.
-        remedy: of every mistake of a document that no person wrote. It can have unknown keys.
 
     Attributes:
         wrong: the dotted keys whose values are not known, because of a mistake. Such a value is its
@@ -285,10 +284,8 @@ class Reader:
         lines: Lines,
         elsewhere: Mapping[str, str] | None = None,
         has_nulls: bool = True,
-        remedy: str = "",
     ) -> None:
         self.lines, self.elsewhere, self.has_nulls = lines, elsewhere or {}, has_nulls
-        self._remedy = remedy
         self.wrong: set[str] = set()
 
     def read(self, cls: type[T], data: Any, where: Where = ()) -> T:
@@ -305,7 +302,7 @@ class Reader:
             raise self._no_mapping(keys, data, where)
         prepared = getattr(cls, "prepared", None)
         data = data if prepared is None else prepared(data)
-        data = data if self._remedy else self._known(keys, data, where)
+        data = self._known(keys, data, where)
         values: dict[str, Any] = {}
         for name, key in keys.items():
             value = data.get(name, REQUIRED)
@@ -356,7 +353,7 @@ class Reader:
                 place = self.lines.place(*where)
                 raise UsageError(
                     f"{place}: `{as_shown(here)}` is missing.",
-                    self._remedy or key.why or key.like or f"Add `{key.name}:`.",
+                    key.why or key.like or f"Add `{key.name}:`.",
                 )
 
     def value(self, key: Key, value: Any, where: Where) -> Any:
@@ -453,8 +450,6 @@ class Reader:
 
     def _what_to_do(self, key: Key, value: Any, where: Where) -> str:
         """What to do about a value that cannot be."""
-        if self._remedy:
-            return self._remedy
         options = self._allowed(key)
         listed = any(typing.get_origin(option) is tuple for option in options)
         written = self.lines.written.get(where)
@@ -476,23 +471,6 @@ class Reader:
             return f"Give one. Several are several runs: {array}"
         near = suggest(value, _words(options), like) if isinstance(value, str) else like
         return near or "Correct that line."
-
-
-class _FirstMistake(Mistakes):
-    """Raises the first mistake instead of keeping it."""
-
-    def __exit__(self, *error: object) -> Literal[False]:
-        return False
-
-
-def document_reader(name: str, remedy: str) -> Reader:
-    """A reader of a document of a machine: it raises the first mistake, and takes unknown keys.
-
-    Args:
-        name: of the document, for messages.
-        remedy: of every mistake.
-    """
-    return Reader(Lines(Path(name), mistakes=_FirstMistake()), remedy=remedy)
 
 
 def check_keys(
