@@ -22,7 +22,6 @@ from runner.job.gpus import (
     FP16_SINCE,
     Gpu,
     ask_driver,
-    driver_fault,
     gpu_named,
     hides_all,
     visible_of,
@@ -33,10 +32,15 @@ from runner.job.shapes import Device
 from runner.slurm.script import GPU_OPTIONS
 
 NODES_OF_NVIDIA, NODES_OF_AMD = ("dev/nvidia0", "dev/dxg"), ("dev/kfd",)
-NODE_OF_A_DEVICE = ("dev/nvidia0", "dev/nvidiactl", "dev/kfd", "dev/dxg", "proc/driver/nvidia/gpus")
-# Accelerators that torch reaches neither as CUDA nor as ROCm. For each: names in Slurm's gres,
-# environment variables set by schedulers, device nodes.
-OTHERS: dict[str, tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]] = {
+# For each kind of accelerator: its names in Slurm's gres, the variables that schedulers set, its
+# device nodes. torch reaches only GPUs: NVIDIA's as CUDA devices, and those of ROCm and of Hygon's
+# DTK where it was built for them.
+ACCELERATORS: dict[str, tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]] = {
+    "GPU": (
+        frozenset({"gpu", "dcu", "hip", "rocm"}),
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        ("dev/nvidia0", "dev/nvidiactl", "dev/kfd", "dev/dxg", "proc/driver/nvidia/gpus"),
+    ),
     "Ascend NPU": (
         frozenset({"npu", "ascend", "huawei"}),
         ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
@@ -47,9 +51,6 @@ OTHERS: dict[str, tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]] = {
     "XPU": (frozenset({"xpu"}), ("ZE_AFFINITY_MASK",), ()),
     "TPU": (frozenset({"tpu"}), ("TPU_VISIBLE_CHIPS",), ()),
 }
-# GPUs that torch reaches as CUDA devices where it was built for them (ROCm, Hygon's DTK).
-ROCM_GRES = frozenset({"dcu", "hip", "rocm"})
-ROCM_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 USABLE = (
     "Training here runs on GPUs that torch sees as CUDA devices "
     "(NVIDIA; AMD and Hygon with their torch), or on CPUs"
@@ -69,15 +70,13 @@ def here(num_local: int, environ: Mapping[str, str], *, own_torch: bool = True) 
             means the CPU.
 
     Returns:
-        The device; None: there is a GPU, but the driver does not answer.
+        The device; None: there is a GPU, but the driver does not answer, or it is a slice (MIG).
     """
     host = host_memory(environ) // num_local
-    if (own_torch and _torch_for_cpus()) or hides_all(environ):
+    if (own_torch and _torch_for_cpus()) or hides_all(environ) or not _is_here("GPU"):
         return Device.cpu(host)
-    if not any((Path("/") / path).exists() for path in NODE_OF_A_DEVICE):
-        return Device.cpu(host)
-    visible = visible_of(ask_driver(), environ.get("CUDA_VISIBLE_DEVICES"))
-    return _device(visible[0], host) if visible else None
+    visible = visible_of(ask_driver()[0], environ.get("CUDA_VISIBLE_DEVICES"))
+    return _device(visible[0], host) if visible and visible[0].memory else None
 
 
 def notes(
@@ -98,40 +97,31 @@ def notes(
         UsageError: accelerators were requested, or this machine's driver is broken, and the ranks
             cannot use them.
     """
+    asked = _asked_in_job(slurm, environ)
+    meant = _given(environ) or asked
     if hides_all(environ):
-        given = _given(environ) or _asked_in_job(slurm, environ)
-        return (
-            [f"{given}, and CUDA_VISIBLE_DEVICES hides them: training is on the CPU"]
-            if given
-            else []
-        )
-    torch = _torch_for_cpus() if own_torch else None
-    if (meant := accelerators_meant(slurm, environ)) and torch:
+        what = f"{meant}, and CUDA_VISIBLE_DEVICES hides them: training is on the CPU"
+        return [what] if meant else []
+    torch, has_gpu = _torch_for_cpus() if own_torch else "", _is_here("GPU")
+    if meant and torch:
         raise unusable(meant, f"torch {torch} is for CPUs only")
-    has_node = any((Path("/") / path).exists() for path in NODE_OF_A_DEVICE)
-    kind = next(
-        (
-            kind
-            for kind, (_, names, paths) in OTHERS.items()
-            if _is_set(names, environ)
-            or (outside_jobs(environ) and any(Path("/", path).exists() for path in paths))
-        ),
-        None,
-    )
-    if kind and not has_node:
-        raise unusable(meant, f"torch does not see a {kind} as a CUDA device")
-    if meant and not has_node:
+    for kind, (_, names, _) in ACCELERATORS.items():
+        is_there = _is_set(names, environ) or (outside_jobs(environ) and _is_here(kind))
+        if kind != "GPU" and is_there and not has_gpu:
+            raise unusable(meant, f"torch does not see a {kind} as a CUDA device")
+    if meant and not has_gpu:
         raise unusable(meant, "this node has no device of a GPU (/dev/nvidia0, /dev/kfd)")
-    if not torch and outside_jobs(environ) and (fault := driver_fault()):
-        raise broken(fault)
-    if torch and has_node:
+    if torch and has_gpu:
         return [f"this node has GPUs, which are not used: torch {torch} is for CPUs only"]
+    gpus, fault = ask_driver() if has_gpu or outside_jobs(environ) else ([], "")
+    if not torch and outside_jobs(environ) and fault:
+        raise broken(fault)
+    number = len(visible_of(gpus, environ.get("CUDA_VISIBLE_DEVICES"))) if has_gpu else 0
+    number = _number_given(environ) or number
     lines = []
-    number = len(visible_of(ask_driver(), environ.get("CUDA_VISIBLE_DEVICES"))) if has_node else 0
-    number = int(_number_given(environ) or number)
     if number > num_local and "SLURM_JOB_ID" not in environ:  # in a job, the launcher prints it
         lines.append(_idle(number, num_local, "are here"))
-    if (asked := _asked_in_job(slurm, environ)) and number and number != slurm.gpus_per_node > 0:
+    if asked and number and number != slurm.gpus_per_node > 0:
         lines.append(f"{asked}; this node has {number}")
     return lines
 
@@ -190,10 +180,9 @@ def unused_gpus(environ: Mapping[str, str], *, rocm: bool) -> str:
     if not outside_jobs(environ):
         return ""
     if not rocm:
-        if fault := driver_fault():
-            return fault
-        if number := len(ask_driver()):
-            return f"nvidia-smi lists {human_count(number, 'GPU')}"
+        gpus, fault = ask_driver()
+        if fault or gpus:
+            return fault or f"nvidia-smi lists {human_count(len(gpus), 'GPU')}"
     there = [Path("/", path) for path in (NODES_OF_AMD if rocm else NODES_OF_NVIDIA)]
     return next((f"{path} is there" for path in there if _may_use(path)), "")
 
@@ -219,16 +208,16 @@ def accelerators_meant(slurm: SlurmConfig, environ: Mapping[str, str]) -> str:
 
 
 def _given(environ: Mapping[str, str]) -> str:
-    if (count := _number_given(environ)) and int(count):
-        return f"Slurm has given this job {human_count(int(count), 'GPU')}"
-    variables = (*(name for _, names, _ in OTHERS.values() for name in names), *ROCM_VARIABLES)
+    if count := _number_given(environ):
+        return f"Slurm has given this job {human_count(count, 'GPU')}"
+    variables = (name for _, names, _ in ACCELERATORS.values() for name in names)
     named = next((name for name in variables if _is_set((name,), environ)), None)
     return f"{named}={environ[named]} names an accelerator" if named else ""
 
 
-def _number_given(environ: Mapping[str, str]) -> str:
+def _number_given(environ: Mapping[str, str]) -> int:
     count = environ.get("SLURM_GPUS_ON_NODE", "")
-    return count if count.isdigit() else ""
+    return int(count) if count.isdigit() else 0
 
 
 def _asked_in_job(slurm: SlurmConfig, environ: Mapping[str, str]) -> str:
@@ -238,28 +227,30 @@ def _asked_in_job(slurm: SlurmConfig, environ: Mapping[str, str]) -> str:
     if slurm.gpus_per_node:
         gpus = human_count(slurm.gpus_per_node, "GPU")
         return f"the run file asks for {gpus} per node (slurm.gpus_per_node)"
-    names = [*(f"gres: {name}" for name in _gres_names(slurm) if _accelerator_of(name))]
+    names = [f"gres: {entry[0]}" for entry in _gres(slurm) if _kind_of(entry[0])]
     names += [name for name in GPU_OPTIONS if name in slurm.options]
     return f"the run file asks for accelerators (slurm.options {names[0]})" if names else ""
 
 
-def _gres_names(slurm: SlurmConfig) -> list[str]:
-    """Returns the names in `gres`: `gpu` and `npu` for `gpu:a800:4,gres/npu:8`."""
+def _gres(slurm: SlurmConfig) -> list[list[str]]:
+    """Splits `gres` at its colons: `gpu:a800:4,gres/npu:8` is `[[gpu, a800, 4], [npu, 8]]`."""
     entries = str(slurm.options.get("gres", "")).lower().split(",")
-    return [entry.split(":")[0].removeprefix("gres/").strip() for entry in entries if entry.strip()]
+    return [entry.strip().removeprefix("gres/").split(":") for entry in entries if entry.strip()]
 
 
-def _accelerator_of(gres: str) -> str:
+def _kind_of(gres: str) -> str:
     """Returns the kind of accelerator for a name in Slurm's gres; empty: no known accelerator."""
-    if gres in ("gpu", *ROCM_GRES):
-        return "GPU"
-    return next((kind for kind, (names, _, _) in OTHERS.items() if gres in names), "")
+    return next((kind for kind, (names, _, _) in ACCELERATORS.items() if gres in names), "")
 
 
 def _is_set(names: Sequence[str], environ: Mapping[str, str]) -> bool:
     return any(
         re.match(r"\s*(\d|all\b|\w+-)", environ.get(name, ""), re.IGNORECASE) for name in names
     )
+
+
+def _is_here(kind: str) -> bool:
+    return any(Path("/", path).exists() for path in ACCELERATORS[kind][2])
 
 
 def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
@@ -275,16 +266,14 @@ def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
     Raises:
         UsageError: the job requests accelerators that no rank can use.
     """
-    for name in _gres_names(slurm):
-        if (kind := _accelerator_of(name)) not in ("", "GPU"):
+    for name, *_ in _gres(slurm):
+        if (kind := _kind_of(name)) not in ("", "GPU"):
             raise UsageError(
                 f"slurm.options gres: {name}: a {kind} cannot be used.",
                 f"{USABLE}. Ask for those: slurm.gpus_per_node, or slurm.options gres gpu:TYPE:N; "
                 "or remove the gres to train on CPUs.",
             )
-    gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
-    per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
-    in_options = _counts_asked(slurm)
+    gpus, in_options, per_node = _most_asked(slurm), _counts_asked(slurm), _is_per_node(slurm)
     equal = slurm.gpus_per_node in (max(in_options), sum(in_options))
     if per_node and slurm.gpus_per_node and any(in_options) and not equal:
         raise UsageError(
@@ -307,8 +296,7 @@ def torch_without_gpus(slurm: SlurmConfig) -> str:
     Args:
         slurm: what the run file requests from Slurm.
     """
-    gpus = max(slurm.gpus_per_node, *_counts_asked(slurm))
-    return _torch_for_cpus() if gpus or _types_asked(slurm) else ""
+    return _torch_for_cpus() if asks_for_gpus(slurm) else ""
 
 
 def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> Device | None:
@@ -324,16 +312,13 @@ def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> De
     Returns:
         The device; None: not known.
     """
-    wanted = max(slurm.gpus_per_node, *_counts_asked(slurm))
+    wanted = _most_asked(slurm)
     fitting = [node for node in nodes if node.gpus >= wanted]
     host = _memory_asked(slurm) or max((node.memory for node in fitting), default=0)
-    types = _types_asked(slurm)
-    if not wanted and not types:
+    if not asks_for_gpus(slurm):
         return Device.cpu(host // num_local) if host else None
-    named = types or sorted({kind for node in fitting for kind in node.gpu_types})
-    gpus = [gpu_named(name) for name in named]
-    known = [gpu for gpu in gpus if gpu is not None]
-    if not known or len(known) < len(gpus):
+    known = gpus_of_job(slurm, fitting)
+    if not known:
         return None
     best = max(known, key=lambda gpu: (gpu.memory, gpu.capability or 0))
     capability = max(gpu.capability or math.inf for gpu in known)
@@ -351,7 +336,7 @@ def _on_cpus(slurm: SlurmConfig) -> bool:
 
 def asks_for_gpus(slurm: SlurmConfig) -> bool:
     """Whether a job requests GPUs, by `gpus_per_node` or in `slurm.options`."""
-    return bool(max(slurm.gpus_per_node, *_counts_asked(slurm)) or _types_asked(slurm))
+    return bool(_most_asked(slurm) or _types_asked(slurm))
 
 
 def gpus_of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape]) -> list[Gpu]:
@@ -409,6 +394,14 @@ def _types_asked(slurm: SlurmConfig) -> list[str]:
     return types
 
 
+def _most_asked(slurm: SlurmConfig) -> int:
+    return max(slurm.gpus_per_node, *_counts_asked(slurm))
+
+
+def _is_per_node(slurm: SlurmConfig) -> bool:
+    return slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
+
+
 def _counts_asked(slurm: SlurmConfig) -> list[int]:
     """Returns, for each request in `slurm.options`, how many GPUs a node must have; 0: no request.
 
@@ -418,22 +411,19 @@ def _counts_asked(slurm: SlurmConfig) -> list[int]:
     counts = [
         int(entry[-1]) if entry and entry[-1].isdigit() else 1 for entry in _gpus_asked(slurm)
     ]
-    per_node = slurm.options.keys().isdisjoint({"gpus", "gpus-per-task", "gpus-per-socket"})
-    return [0, *(count if per_node else min(count, 1) for count in counts)]
+    return [0, *(count if _is_per_node(slurm) else min(count, 1) for count in counts)]
 
 
 def _gpus_asked(slurm: SlurmConfig) -> list[list[str]]:
     """Splits each request for GPUs at colons: `gpu:a800:4` in `gres` is `["a800", "4"]`."""
-    options = {name: str(value) for name, value in slurm.options.items()}
-    gpus = ("gpu", *ROCM_GRES)
-    listed = [
-        e.strip().removeprefix("gres/").split(":") for e in options.get("gres", "").split(",")
-    ]
     # A gres name other than `gpu` (`dcu`) stays in the entry: it counts as an unknown type.
     entries = [
-        entry[1:] if entry[0] == "gpu" else entry for entry in listed if entry[0].lower() in gpus
+        entry[1:] if entry[0] == "gpu" else entry
+        for entry in _gres(slurm)
+        if _kind_of(entry[0]) == "GPU"
     ]
-    return entries + [options[name].split(":") for name in GPU_OPTIONS if name in options]
+    options = [str(slurm.options[name]) for name in GPU_OPTIONS if name in slurm.options]
+    return entries + [option.split(":") for option in options]
 
 
 def _memory_asked(slurm: SlurmConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 GIB = 2**30
@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[int, float]] = {
 }
 BF16_SINCE, FP16_SINCE = 8.0, 7.0  # compute capability; the ranks use the same limits
 ASK_S = 20
+FIELDS = "name,memory.total,compute_cap,uuid,mig.mode.current"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Gpu:
     """A GPU, or a slice of a GPU (MIG).
 
     Attributes:
-        memory: bytes.
+        memory: bytes; 0: not known, because it is cut into slices.
         capability: compute capability of CUDA; None: not known.
         uuid: the name that CUDA_VISIBLE_DEVICES may use; empty: not known.
     """
@@ -87,10 +88,10 @@ def gpu_named(name: str) -> Gpu | None:
 
 
 def visible_of(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible. Pure.
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible; none of slices (MIG). Pure.
 
     A list of numbers ends at the first entry that is no GPU. If the names match no GPU, all GPUs
-    are returned, because the meaning of the names is not known. Slurm names slices by UUID.
+    are returned, because the meaning of the names is not known.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
 
@@ -101,12 +102,9 @@ def visible_of(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
     if visible is None:
         return list(gpus)
     entries = [entry.strip() for entry in visible.split(",")]
-    if entries[0].startswith(("GPU-", "MIG-")):
-        named = [
-            next((gpu for gpu in gpus if gpu.uuid and gpu.uuid.startswith(entry)), None)
-            for entry in entries
-        ]
-        return [gpu for gpu in named if gpu is not None] or list(gpus)
+    if entries[0].startswith("GPU-"):
+        named = [gpu for entry in entries for gpu in gpus if gpu.uuid.startswith(entry)]
+        return named or list(gpus)
     numbers = takewhile(lambda entry: entry.isdigit() and int(entry) < len(gpus), entries)
     return [gpus[int(entry)] for entry in numbers]
 
@@ -118,7 +116,7 @@ def hides_all(environ: Mapping[str, str]) -> bool:
 
 
 def read_driver(text: str) -> list[Gpu]:
-    """Parses the output of `nvidia-smi --query-gpu=name,memory.total[,compute_cap]`. Pure.
+    """Parses what `nvidia-smi --query-gpu` prints for `FIELDS`. Pure.
 
     Args:
         text: one GPU per line, in `--format=csv,noheader,nounits`; memory in MiB.
@@ -128,87 +126,28 @@ def read_driver(text: str) -> list[Gpu]:
     """
     found = []
     for line in text.splitlines():
-        name, memory, *fields = [field.strip() for field in line.split(",")]
-        by_name = gpu_named(name)
-        capability = float(fields[0]) if fields else by_name.capability if by_name else None
-        found.append(Gpu(name, int(memory) * 2**20, capability))
+        name, memory, capability, uuid, slices = (field.strip() for field in line.split(","))
+        size = 0 if slices == "Enabled" else int(memory) * 2**20
+        found.append(Gpu(name, size, float(capability), uuid))
     return found
 
 
-def with_slices(gpus: Sequence[Gpu], listing: str) -> list[Gpu]:
-    """Replaces each GPU that is cut into slices (MIG) by its slices. Pure.
+def ask_driver() -> tuple[list[Gpu], str]:
+    """Returns the GPUs that NVIDIA's driver lists, and why it does not answer.
 
-    Nobody can use a GPU as a whole while it has slices.
-
-    Args:
-        gpus: the GPUs in the driver's order.
-        listing: the output of `nvidia-smi -L`: a line per GPU, below it a line per slice.
+    Empty: no fault is known. A machine without GPUs has none, although nvidia-smi is installed
+    there; nor has a driver before 510, which does not know all of `FIELDS`.
     """
-    found: list[Gpu] = []
-    cards = iter(gpus)
-    card, whole = None, False
-    for line in listing.splitlines():
-        uuid = match[1] if (match := re.search(r"UUID:\s*([\w/-]+)", line)) else ""
-        if line.startswith("GPU "):
-            card, whole = next(cards, None), True
-            if card is not None:
-                found.append(replace(card, uuid=uuid))
-        elif card is not None and (profile := re.match(r"\s+MIG (\d+g\.(\d+)gb\S*)", line)):
-            if whole:
-                found.pop()
-            name = f"{card.name} MIG {profile[1]}"
-            found.append(Gpu(name, min(card.memory, int(profile[2]) * GIB), card.capability, uuid))
-            whole = False
-    return found or list(gpus)
-
-
-def ask_driver() -> list[Gpu]:
-    """Returns the GPUs that the driver reports; empty where it does not answer.
-
-    Drivers before 510 do not know `compute_cap`.
-    """
-    for query in ("name,memory.total,compute_cap", "name,memory.total"):
-        done = _nvidia_smi(f"--query-gpu={query}", "--format=csv,noheader,nounits")
-        if done is None:
-            return []
+    query = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=ASK_S, check=False)
         if done.returncode == 0:
-            try:
-                gpus = read_driver(done.stdout)
-            except ValueError:
-                return []
-            listing = _nvidia_smi("-L")
-            return (
-                with_slices(gpus, listing.stdout) if listing and listing.returncode == 0 else gpus
-            )
-    return []
-
-
-def driver_fault() -> str:
-    """Why NVIDIA's driver, which is installed, does not answer; empty: no fault is known.
-
-    A machine without GPUs has no fault, although nvidia-smi is installed there.
-    """
-    try:
-        done = _run_nvidia_smi("-L")
+            return read_driver(done.stdout), ""
     except (OSError, ValueError):
-        return ""
+        return [], ""
     except subprocess.TimeoutExpired:
-        return f"nvidia-smi does not answer within {ASK_S} s"
-    if done.returncode == 0 or "no devices" in done.stdout.lower():
-        return ""
+        return [], f"nvidia-smi does not answer within {ASK_S} s"
     said = " ".join(f"{done.stdout}\n{done.stderr}".split())
-    return said[:200] or f"nvidia-smi ended with {done.returncode}"
-
-
-def _nvidia_smi(*arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Runs nvidia-smi; None: it is not installed or does not answer in time."""
-    try:
-        return _run_nvidia_smi(*arguments)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-
-
-def _run_nvidia_smi(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=ASK_S, check=False
-    )
+    if any(words in said.lower() for words in ("no devices", "not a valid field")):
+        return [], ""
+    return [], said[:200] or f"nvidia-smi ended with {done.returncode}"

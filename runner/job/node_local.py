@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,62 +36,44 @@ MOUNTED_FILES = frozenset({"squashfs", "fuse.squashfuse", "fuse.squashfuse_ll"})
 """The mounted file may be on a network disk; lookups and opens inside it stay on this node."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Whether to use the nodes' own disks (`root` is a folder there, or None), and the reason."""
-
-    root: Path | None
-    reason: str
-
-
 def decide(
     wanted: bool | Literal["auto"],
     environment: EnvironmentInput,
     environ: Mapping[str, str],
     mounts: str,
     prefix: Path = Path(sys.prefix),
-) -> Decision:
+) -> tuple[Path | None, str]:
     """Decides from this node; assumes that the others are alike.
 
-    Pure, except that it looks at existing files and free space.
+    Pure, except that it looks at existing files. Whether there is room, node-local.sh finds out.
 
     Args:
         mounts: the text of `/proc/self/mounts`.
         prefix: the prefix of the environment that runs this.
+
+    Returns:
+        The folder on the nodes' own disks, or None; and the reason.
     """
-    if wanted is False:
-        return Decision(None, "node_local: false")
     root = node_root(environ)
-    if wanted is True:
-        return Decision(root, "node_local: true")
-    disk = disk_type(prefix, mounts)
-    if disk not in NETWORK_DISKS and running_tree(prefix) == environment.tree:
+    if wanted != "auto":
+        return (root if wanted else None), f"node_local: {str(wanted).lower()}"
+    disk, local = disk_type(prefix, mounts), disk_type(root, mounts)
+    is_shared = disk in NETWORK_DISKS
+    if not is_shared and running_tree(prefix) == environment.tree:
         where = "one mounted file" if disk in MOUNTED_FILES else "on a disk of this node already"
-        return Decision(None, f"{prefix} is {where} ({disk})")
-    local = disk_type(root, mounts)
+        return None, f"{prefix} is {where} ({disk})"
     if local in NETWORK_DISKS:
-        return Decision(
+        return (
             None,
             f"{root} is a network disk too ({local}); set {ROOT_VARIABLE} to a disk of the nodes",
         )
     if local in MEMORY_DISKS and ROOT_VARIABLE not in environ:
-        return Decision(
+        return (
             None,
             f"{root} is in memory ({local}), which the job needs; set {ROOT_VARIABLE} to use it",
         )
-    # Path.exists() would raise where the folder is another user's.
-    there = os.path.exists(prefix_below(root, environment.tree) / "bin" / "python")  # noqa: PTH110
-    free = _free(root)
-    if not there and free is not None and free < environment.size:
-        space = f"{human_size(free)} free of the {human_size(environment.size)} needed"
-        return Decision(None, f"{root} has {space}; set {ROOT_VARIABLE} to a disk")
-    why = (
-        f"{prefix} is on a network disk ({disk})"
-        if disk in NETWORK_DISKS
-        else f"{prefix} is another environment"
-    )
-    has_it = " and has it already" if there else ""
-    return Decision(root, f"{why}; {root} is a disk of the node's own ({local}){has_it}")
+    why = f"on a network disk ({disk})" if is_shared else "another environment"
+    return root, f"{prefix} is {why}; {root} is a disk of the node's own ({local})"
 
 
 def prefix_below(root: Path, tree: str) -> Path:
@@ -241,11 +222,13 @@ def arrange(
         StageError: `wanted` is True and unpacking failed, or the ranks would run another
             environment than the run file names.
     """
-    decision = decide(wanted, environment, environ, os.fsdecode(mounts.read_bytes()), prefix)
-    if decision.root is not None:
-        say(f"environment {environment.asset}: to each node's own disk ({decision.reason})")
+    root, reason = decide(wanted, environment, environ, os.fsdecode(mounts.read_bytes()), prefix)
+    if root is None:
+        say(f"environment {environment.asset}: {prefix} for all ranks ({reason})")
+    else:
+        say(f"environment {environment.asset}: to each node's own disk ({reason})")
         try:
-            return unpack_on_nodes(environment, decision.root, environ, say)
+            return unpack_on_nodes(environment, root, environ, say)
         except StageError as error:
             if wanted is True:
                 raise
@@ -253,15 +236,5 @@ def arrange(
                 f"environment {environment.asset}: {error.message} "
                 "Using the shared disk instead (node_local: auto)."
             )
-    else:
-        say(f"environment {environment.asset}: {prefix} for all ranks ({decision.reason})")
     check_running(environment, prefix)
     return None
-
-
-def _free(folder: Path) -> int | None:
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize

@@ -92,7 +92,7 @@ def check_devices(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
         StageError: a GPU does not compute, or torch has no code for it.
         UsageError: torch sees too few GPUs.
     """
-    if not devices.accelerators_meant(config.slurm, environ) and not ask_driver():
+    if not devices.accelerators_meant(config.slurm, environ) and not ask_driver()[0]:
         return []
     ranks = ranks_on_node(config.slurm)
     own_torch = config.environment is None

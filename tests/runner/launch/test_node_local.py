@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -70,11 +69,11 @@ def test_auto_goes_by_the_disks(
     tmp_path: Path, environment: EnvironmentInput, shared: str, own: str, used: bool, why: str
 ) -> None:
     environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
-    decision = node_local.decide(
+    root, reason = node_local.decide(
         "auto", environment, environ, disks(shared, own, tmp_path), prefix_of(tmp_path)
     )
-    assert decision.root == (tmp_path / "own" if used else None)
-    assert why in decision.reason
+    assert root == (tmp_path / "own" if used else None)
+    assert why in reason
 
 
 def test_memory_is_used_only_where_it_was_named(
@@ -83,50 +82,17 @@ def test_memory_is_used_only_where_it_was_named(
     prefix = prefix_of(tmp_path)
     lustre = f"server:/x {prefix} lustre rw 0 0\n"
     shown = f"{lustre}none /tmp tmpfs rw 0 0\n{lustre}"
-    without = node_local.decide("auto", environment, {}, shown, prefix)
-    assert (without.root, "/tmp is in memory (tmpfs)" in without.reason) == (None, True)
-    assert node_local.decide(
-        "auto", environment, {"AIRLIFT_NODE_ROOT": "/tmp"}, shown, prefix
-    ).root == Path("/tmp")
-
-
-def test_a_disk_that_is_too_small_is_not_tried(
-    environment: EnvironmentInput, tmp_path: Path
-) -> None:
-    huge = EnvironmentInput(asset="e", path=tmp_path, tree=TREE, size=1 << 60, files=9)
-    (tmp_path / "own").mkdir()
-    environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
-    decision = node_local.decide(
-        "auto", huge, environ, disks("lustre", "xfs", tmp_path), prefix_of(tmp_path)
-    )
-    assert decision.root is None
-    assert "free of the" in decision.reason
-
-
-def test_a_copy_that_is_there_already_needs_no_room(
-    environment: EnvironmentInput, tmp_path: Path
-) -> None:
-    huge = replace(environment, size=1 << 60)
-    python = tmp_path / "own" / f"airlift-{os.getuid()}" / TREE[:16] / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.touch()
-    environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
-    decision = node_local.decide(
-        "auto", huge, environ, disks("lustre", "xfs", tmp_path), prefix_of(tmp_path)
-    )
-    assert decision.root == tmp_path / "own"
-    assert "and has it already" in decision.reason
+    root, reason = node_local.decide("auto", environment, {}, shown, prefix)
+    assert (root, "/tmp is in memory (tmpfs)" in reason) == (None, True)
+    named = {"AIRLIFT_NODE_ROOT": "/tmp"}
+    assert node_local.decide("auto", environment, named, shown, prefix)[0] == Path("/tmp")
 
 
 def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) -> None:
-    shown = disks("ext4", "nfs", tmp_path)
-    assert node_local.decide(True, environment, {}, shown, prefix_of(tmp_path)).root == Path("/tmp")
-    assert (
-        node_local.decide(
-            False, environment, {}, disks("lustre", "xfs", tmp_path), tmp_path / "prefix"
-        ).root
-        is None
-    )
+    shared = disks("ext4", "nfs", tmp_path)
+    assert node_local.decide(True, environment, {}, shared, prefix_of(tmp_path))[0] == Path("/tmp")
+    own = disks("lustre", "xfs", tmp_path)
+    assert node_local.decide(False, environment, {}, own, tmp_path / "prefix")[0] is None
 
 
 @pytest.mark.parametrize(

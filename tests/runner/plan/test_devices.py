@@ -26,14 +26,11 @@ A_MIB = 2**20
 LARGE = ModelShape(1_300_000_000, 1024, 2048, 24, 50257)  # 20.8 GB of state
 
 
-def test_the_driver_is_read_with_and_without_capabilities() -> None:
-    new = "NVIDIA A800-SXM4-80GB, 81920, 8.0\nNVIDIA A800-SXM4-80GB, 81920, 8.0\n"
-    assert gpus.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0)] * 2
-    assert gpus.read_driver("Tesla V100-PCIE-16GB, 16160\n") == [
-        Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0)
-    ]
-    assert gpus.read_driver("A GPU of tomorrow, 1000\n") == [
-        Gpu("A GPU of tomorrow", 1000 * A_MIB, None)
+def test_the_driver_is_read() -> None:
+    new = "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled\n" * 2
+    assert gpus.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0, "GPU-1")] * 2
+    assert gpus.read_driver("Tesla V100-PCIE-16GB, 16160, 7.0, GPU-2, [N/A]\n") == [
+        Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0, "GPU-2")
     ]
 
 
@@ -270,7 +267,9 @@ def test_a_broken_driver_is_refused_by_launcher_and_rank_unless_the_cpu_was_chos
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(6, "No devices were found"), (0, "")], ids=["no GPU", "an empty list"]
+    ("code", "said"),
+    [(6, "No devices were found"), (0, ""), (2, 'Field "compute_cap" is not a valid field')],
+    ids=["no GPU", "an empty list", "a driver before 510"],
 )
 def test_a_machine_that_has_nvidia_smi_and_no_gpu_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str
@@ -286,7 +285,7 @@ def test_a_machine_that_has_nvidia_smi_and_no_gpu_is_not_refused(
 def test_a_gpu_that_the_driver_lists_and_torch_does_not_find_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ = nvidia_smi(tmp_path, 0, "Tesla V100-PCIE-16GB, 16160")
+    environ = nvidia_smi(tmp_path, 0, "Tesla V100-PCIE-16GB, 16160, 7.0, GPU-1, [N/A]")
     monkeypatch.setenv("PATH", environ["PATH"])
     assert devices.unused_gpus(environ, rocm=False) == "nvidia-smi lists 1 GPU"
     node = tmp_path / "kfd"

@@ -14,9 +14,9 @@ import pytest
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
-from runner.job import devices, gpus
+from runner.job import devices
 from runner.job.devices import NodeShape
-from runner.job.gpus import GIB, Gpu
+from runner.job.gpus import GIB
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
 from tests.runner.conftest import Cluster
@@ -24,14 +24,9 @@ from tests.runner.preflight.test_preflight import GPT2, Terminal, terminal
 
 __all__ = ["terminal"]
 
-MANY_CARDS = (
-    "GPU 0: NVIDIA A800-SXM4-80GB (UUID: GPU-11)\nGPU 1: NVIDIA A800-SXM4-80GB (UUID: GPU-22)\n"
-)
-SLICES = """\
-GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6)
-  MIG 1g.10gb     Device  0: (UUID: MIG-c7384736)
-  MIG 3g.40gb     Device  1: (UUID: MIG-a28ad590)
-GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-77ab)
+CARDS = """\
+NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-5d5ba0d6, {}
+NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-77ab, Disabled
 """
 
 
@@ -207,24 +202,20 @@ def test_an_accumulation_that_a_ds_config_says_otherwise_is_printed(
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A node whose nvidia-smi gives set answers, with a torch that is not for CPUs."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", (str(folder),))
+    monkeypatch.setitem(
+        devices.ACCELERATORS, "GPU", (*devices.ACCELERATORS["GPU"][:2], (str(folder),))
+    )
     monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "")
 
-    def answer(listing: str, cards: int) -> None:
-        lines = "".join(
-            f"{listing.partition(': ')[2].partition(' (')[0]}, 81920, 8.0\n" for _ in range(cards)
-        )
+    def answer(listing: str) -> None:
         (folder / "listing").write_text(listing)
-        (folder / "query").write_text(lines)
         script = folder / "nvidia-smi"
-        script.write_text(
-            f'#!/bin/sh\ncase "$1" in -L) cat {folder}/listing ;; *) cat {folder}/query ;; esac\n'
-        )
+        script.write_text(f"#!/bin/sh\ncat {folder}/listing\n")
         script.chmod(0o755)
 
     return answer
@@ -232,32 +223,18 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, in
 
 @pytest.mark.parametrize(
     ("visible", "gigabytes"),
-    [
-        ("MIG-c7384736", 10),
-        ("MIG-a28ad590", 40),
-        ("GPU-77ab", 80),
-        ("GPU-77", 80),
-        ("1", 40),
-        (None, 10),
-    ],
+    [("MIG-c7384736", 0), (None, 0), ("0", 0), ("GPU-77ab", 80), ("GPU-77", 80), ("1", 80)],
 )
-def test_a_rank_on_a_slice_has_the_memory_of_the_slice(
-    driver: Callable[[str, int], None], visible: str | None, gigabytes: int
+def test_a_slice_of_a_gpu_is_not_taken_for_all_of_it(
+    driver: Callable[[str], None], visible: str | None, gigabytes: int
 ) -> None:
-    """Slices were counted as whole cards."""
-    driver(SLICES, 2)
+    """The ranks find out what it has."""
+    driver(CARDS.format("Enabled"))
     device = devices.here(1, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert device is not None and device.memory == gigabytes * GIB
+    assert (device.memory if device else 0) == gigabytes * GIB
 
 
-def test_slices_of_an_older_driver_and_of_slurm_are_read() -> None:
-    old = "GPU 0: A100 (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: MIG-GPU-1/7/0)\n"
-    (found,) = gpus.with_slices([Gpu("A100", 40 * GIB, 8.0)], old)
-    assert (found.memory, found.uuid) == (5 * GIB, "MIG-GPU-1/7/0")
-    assert gpus.visible_of([found], "MIG-GPU-1/7/0") == [found]
-    assert gpus.with_slices([Gpu("V100", 16 * GIB, 7.0)], "nonsense") == [
-        Gpu("V100", 16 * GIB, 7.0)
-    ]
+def test_a_slice_that_slurm_names_is_known() -> None:
     device = devices.of_job(SlurmConfig(options={"gres": "gpu:1g.10gb:1"}), [], 1)
     assert device is not None and (device.memory, device.has_bf16) == (10 * GIB, True)
 
@@ -298,7 +275,7 @@ def test_an_accelerator_that_was_asked_for_is_never_a_cpu_in_silence(
 
     slurm, environ, words = ASKED[case]
     config = SlurmConfig(**slurm)
-    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", ())
+    monkeypatch.setitem(devices.ACCELERATORS, "GPU", (*devices.ACCELERATORS["GPU"][:2], ()))
     with pytest.raises(UsageError, match="cannot use it") as launcher:
         devices.notes(config, 1, environ, own_torch=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -318,8 +295,7 @@ def test_an_accelerator_that_was_asked_for_is_never_a_cpu_in_silence(
 
 
 def test_outside_a_job_the_slurm_section_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", ())
-    monkeypatch.setattr(devices, "OTHERS", {})
+    monkeypatch.setitem(devices.ACCELERATORS, "GPU", (*devices.ACCELERATORS["GPU"][:2], ()))
     assert devices.notes(SlurmConfig(gpus_per_node=4), 2, {}) == []
 
 
@@ -340,8 +316,8 @@ def test_a_gpu_of_another_name_is_not_a_cpu() -> None:
     assert devices.notes_of_job(SlurmConfig(options={"gres": "nvme:1,craynetwork:1"}), 1) == []
 
 
-def test_more_gpus_than_ranks_is_said(driver: Callable[[str, int], None]) -> None:
-    driver(MANY_CARDS, 2)
+def test_more_gpus_than_ranks_is_said(driver: Callable[[str], None]) -> None:
+    driver(CARDS.format("Disabled"))
     assert devices.notes(SlurmConfig(), 2, {}) == []
     (line,) = devices.notes(SlurmConfig(), 1, {})
     assert (
@@ -360,7 +336,9 @@ def test_a_torch_for_cpus_is_said_or_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "2.9.1+cpu")
-    monkeypatch.setattr(devices, "NODE_OF_A_DEVICE", (str(tmp_path),))
+    monkeypatch.setitem(
+        devices.ACCELERATORS, "GPU", (*devices.ACCELERATORS["GPU"][:2], (str(tmp_path),))
+    )
     with pytest.raises(
         UsageError, match=r"given this job 2 GPUs .* torch 2\.9\.1\+cpu is for CPUs only"
     ):

@@ -79,7 +79,7 @@ def test_gpus_that_are_asked_for_and_that_torch_does_not_see_are_named(
     with pytest.raises(UsageError, match=r"asks for 4 GPUs per node .* is for CPUs only"):
         look.check_devices(config, {"SLURM_JOB_ID": "1"})
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA A800-SXM4-80GB, 81920, 8.0'\n")
+    program.write_text("#!/bin/sh\necho 'NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(UsageError, match=r"slurm.gpus_per_node: 4, and torch sees 0 GPUs here"):
