@@ -1,4 +1,4 @@
-"""The HTML document: state, warnings, curves, summary, settings, provenance. Pure.
+"""The HTML document: state, warnings, curves, settings, provenance. Pure.
 
 `_text` escapes everything that comes from a run folder. In addition the page forbids itself the
 network and every script but its own (Content-Security-Policy). Its curves are drawn by uPlot
@@ -22,8 +22,7 @@ from runner.run_folder.columns import Columns
 from runner.run_folder.history import History
 from runner.run_folder.report_curves import Chart, Line, charts
 from runner.run_folder.report_names import short_names
-from runner.run_folder.report_overview import HEADINGS, overview
-from runner.run_folder.status import memory_of
+from runner.run_folder.status import format_duration, memory_of
 
 LONGEST_VALUE = 600
 MOST_KEYS = 500
@@ -66,12 +65,10 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
     body = [
         f"<h1>{_text(title)}</h1>",
         folder,
-        _overview(overview(runs, names, running or [False] * len(runs))),
+        _summary(runs, names, running or [False] * len(runs)),
         *_warnings(runs, names),
         "<h2>Curves</h2>",
         _charts(drawn, names),
-        "<h2>In short</h2>",
-        _summary(runs, names),
         "<h2>Settings</h2>",
         _settings(runs, names),
         "<h2>Where it comes from</h2>",
@@ -113,26 +110,6 @@ def _data(drawn: Sequence[Chart], names: Sequence[str]) -> str:
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _overview(rows: Sequence[Sequence[str]]) -> str:
-    """The table at the top: one row per run; of a single run, without its name."""
-    skip = 1 if len(rows) == 1 else 0
-    shown = [i for i in range(skip, len(HEADINGS)) if any(row[i] for row in rows)]
-    head = "".join(f"<th>{HEADINGS[i]}</th>" for i in shown)
-    body = "".join(
-        "<tr>"
-        + "".join(_overview_cell(i, _key(n) if i == 0 else "", row[i]) for i in shown)
-        + "</tr>"
-        for n, row in enumerate(rows)
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll overview">{table}</div>'
-
-
-def _overview_cell(column: int, key: str, text: str) -> str:
-    """A cell; the heading in it is for phones, where the cells wrap."""
-    return f'<td data-heading="{HEADINGS[column]}">{key}{_text(text)}</td>'
-
-
 def _provenance(runs: Sequence[History], names: Sequence[str]) -> str:
     rows = [(label, _values(runs, key)) for key, label in PROVENANCE if any(_values(runs, key))]
     folders = [("Folder", [str(run.folder.root) for run in runs])] if len(runs) > 1 else []
@@ -164,8 +141,15 @@ def _findings(run: History) -> Iterable[str]:
         yield f"{statistics.median(waits):.0%} of a step is spent waiting for data"
 
 
-def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
+def _summary(runs: Sequence[History], names: Sequence[str], running: Sequence[bool]) -> str:
+    seconds = [_seconds_in_steps(run) for run in runs]
+    losses = [run.steps.numbers("loss")[-1:] for run in runs]
     rows = [
+        ("Status", ["running" if n else _at_rest(r) for n, r in zip(running, runs, strict=True)]),
+        ("Steps", [f"{r.done} of {r.num_steps}" if r.num_steps else str(r.done) for r in runs]),
+        ("Time in steps", ["" if s is None else format_duration(s) for s in seconds]),
+        ("GPU-hours", [_device_hours(run, s) for run, s in zip(runs, seconds, strict=True)]),
+        ("Last loss", ["".join(f"{value:.4g}" for value in last) for last in losses]),
         ("Best validation loss", [_best(run.validations, "validation_loss", min) for run in runs]),
         (
             "Best validation accuracy",
@@ -189,6 +173,37 @@ def _summary(runs: Sequence[History], names: Sequence[str]) -> str:
         ),
     ]
     return _table(names, [(label, values) for label, values in rows if any(values)], keys=True)
+
+
+def _at_rest(run: History) -> str:
+    """One word or two on where a run stands that does not run."""
+    if not run.done:
+        return "no step yet"
+    if run.num_steps is None:
+        return "unknown"
+    if run.done < run.num_steps:
+        return "stopped"
+    return "finished" if run.is_exported else "stopped before its export"
+
+
+def _seconds_in_steps(run: History) -> float | None:
+    """The time of all steps, without starts, evaluations and checkpoints; None if unknown."""
+    total, before = None, 0
+    for step, seconds in run.steps.points("step_s"):
+        if seconds is not None and seconds >= 0:
+            total = (total or 0.0) + seconds * max(step - before, 1)
+        before = step
+    return total if total is not None and total < 1e10 else None
+
+
+def _device_hours(run: History, seconds: float | None) -> str:
+    """The GPU-hours of all steps; `none (CPU)` on CPUs, empty where they are unknown."""
+    ranks, device = run.facts.get("world_size"), run.facts.get("device")
+    if seconds is None or not isinstance(device, str) or type(ranks) is not int:
+        return ""
+    if not 0 < ranks < 10**7:
+        return ""
+    return "none (CPU)" if device == "CPU" else f"{seconds * ranks / 3600:,.3g}"
 
 
 def _median(run: History, key: str, form: str) -> str:
@@ -313,13 +328,7 @@ def _is_size(value: Any) -> bool:
 
 
 _REPR = reprlib.Repr()
-_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxother = (
-    4,
-    30,
-    30,
-    LONGEST_VALUE,
-    LONGEST_VALUE,
-)
+_REPR.maxlevel, _REPR.maxlist, _REPR.maxdict = 4, 30, 30
 
 
 def _value(value: Any) -> str:
@@ -331,16 +340,14 @@ def _value(value: Any) -> str:
             for key, item in inside
         )
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return " ".join(value)[:LONGEST_VALUE]
+        value = " ".join(value)
     if isinstance(value, str):
         return value if len(value) <= LONGEST_VALUE else f"{value[:LONGEST_VALUE]}..."
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return "a number too large to show"
-    if value is None:
-        return "none"
-    return str(value) if isinstance(value, (int, float)) else _REPR.repr(value)
+    return "none" if value is None else _REPR.repr(value)
 
 
 def _text(text: str) -> str:

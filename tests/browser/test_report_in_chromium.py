@@ -101,7 +101,7 @@ def test_nothing_is_wider_than_the_screen(window: Browser, one: Path, width: int
     window.open(one, width)
     assert window.value("document.documentElement.scrollWidth") <= width
     cells = (
-        "[...document.querySelectorAll('.overview td, .one td, .uplot')]"
+        "[...document.querySelectorAll('.one td, .uplot')]"
         ".map(c => c.getBoundingClientRect().right)"
     )
     assert max(window.value(cells)) <= width

@@ -199,7 +199,7 @@ def test_each_chart_has_its_numbers_in_words(tmp_path: Path) -> None:
     assert [line["steps"][-1] for line in loss] == [40, 9] and loss[0]["values"][0] == 6.95
     folded = text[text.index('<details class="more">') :]
     assert "Samples per second" in folded and "Validation perplexity" in folded
-    assert "Training loss" not in folded[: folded.index("In short")]
+    assert "Training loss" not in folded[: folded.index("Settings")]
 
 
 def test_a_noisy_loss_is_smoothed_and_decades_begin_on_a_log_axis(tmp_path: Path) -> None:
