@@ -6,229 +6,82 @@ It changes nothing but `sys.excepthook`, which prints first what it printed befo
 """
 
 import os
+import re
 import sys
 from types import TracebackType
 from typing import Any, Optional, Tuple, Type
 
 NAME = "airlift_last_words"
-_NO_INTERNET = "a compute node has no internet: "
-_STAGE_IT = (
-    "stage the file (`url:` in the manifest), and read it from the bundle: "
-    "$AIRLIFT_BUNDLE/data/files/NAME/FILE"
+_NO_INTERNET = (
+    "a compute node has no internet: stage the file (`url:` in the manifest; a folder such as "
+    "nltk_data: `path:`), and read it from the bundle: $AIRLIFT_BUNDLE/data/files/NAME/FILE"
 )
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
-_SHM = "/dev/shm is full (df -h /dev/shm): fewer DataLoader workers, or num_workers=0"
-_NO_GPU = (
-    "no GPU can be used here: ask for one (sbatch --gres=gpu:1), start a container with --nv, and "
-    "look at CUDA_VISIBLE_DEVICES"
-)
-_NO_FOLDER = (
-    "the script names a folder that is not on this node: give the name on the Hub, which the "
-    "bundle answers, or copy the folder"
-)
-_NOT_HERE = "the bundle has nothing under that name: see the line `asked for, not here`"
-# A part of the error's text -> what helps. The first that is found counts.
+# A part of the error's text (a regular expression) -> what helps. The first that is found counts.
+# At most twenty: what needs no more than the library's own words is not here.
 ADVICE = (
     (
-        "No module named 'mpi4py'",
+        "mpi4py|expected, but not set|process group has not been initialized",
         "DeepSpeed looks for MPI only where RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
-        "MASTER_PORT are not all set: start the script with torchrun, inside runner exec",
-    ),
-    ("libmpi.so", "load the site's MPI module before runner exec, or leave mpi4py out"),
-    (
-        "EADDRINUSE",
-        "another program on this node uses that port: torchrun --standalone, or a port of your "
-        "own: export MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 10000))",
-    ),
-    ("ddress already in use", "another program on this node uses that port: take another one"),
-    (
-        "expected, but not set",
-        "the script expects the variables of a launcher: start it with torchrun, inside runner "
-        "exec",
+        "MASTER_PORT are not all set, and torch expects them: start the script with torchrun, "
+        "inside runner exec",
     ),
     (
-        "CUDA_HOME does not exist",
-        "DeepSpeed compiles here and finds no CUDA toolkit: `module load` the CUDA of your torch "
-        "(python -c 'import torch; print(torch.version.cuda)'), or use torch's own optimizer",
+        "EADDRINUSE|ddress already in use|C10d store has failed",
+        "another program on this node uses that port, or torchrun's ends do not find each other. "
+        "On one node: torchrun --standalone, or export "
+        "MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 10000)). On several: start it once on each "
+        "(srun --ntasks-per-node=1), all with the same --rdzv-endpoint of the first node",
     ),
     (
-        "does not match the version torch was compiled with",
-        "load the module of the CUDA that torch has: python -c 'import torch; "
-        "print(torch.version.cuda)'",
+        "CUDA_HOME does not exist|does not match the version torch was compiled with"
+        "|inja is required|ninja not being installed|ds_opt_adam|Error building extension"
+        "|Unable to JIT load",
+        "DeepSpeed compiles here and could not: the compiler's own error is the first error above. "
+        "It needs `ninja` on PATH and the CUDA of your torch: `module load` the one of "
+        "python -c 'import torch; print(torch.version.cuda)'. torch's own optimizer needs none",
     ),
     (
-        "inja is required",
-        "`ninja` is not on PATH: activate the environment that has it, before runner exec",
-    ),
-    ("ninja not being installed", "`ninja` is not on PATH: activate the environment that has it"),
-    (
-        "ds_opt_adam",
-        "DeepSpeed's CPU Adam was not compiled: the cause is the first error above; torch's own "
-        "AdamW needs no compiler",
+        "train_batch_size is not equal|input_value='auto'|with a fractional part",
+        'in ds_config.json write numbers, whole numbers also for *_bucket_size: "auto" is filled '
+        "in by Trainer and accelerate alone, and batch = micro x accumulation x ranks",
     ),
     (
-        "Error building extension",
-        "compiling failed: the compiler's own error is above; torch's own optimizer needs none",
+        "compiled using NumPy 1|numpy.dtype size changed|umpy is not available"
+        "|module 'numpy' has no attribute",
+        "a package, or the script, is older than this NumPy: ask for `numpy<2` in the environment; "
+        "where it is np.float, np.int, np.bool or np.object: `numpy<1.24`",
     ),
     (
-        "Unable to JIT load",
-        "DeepSpeed cannot compile this here: `ds_report` says what is missing; torch's own "
-        "optimizer needs none",
+        "unexpected keyword argument '(evaluation_strategy|tokenizer)'"
+        "|Feature type 'List' not found|does not recognize this architecture"
+        "|is not currently imported",
+        "the script, model or data is of another version than its package. evaluation_strategy is "
+        "now eval_strategy, and tokenizer is processing_class (or ask for `transformers<5`); for "
+        "newer models and data ask for a newer `transformers`, or `datasets>=4`",
     ),
     (
-        "train_batch_size is not equal",
-        'the ds_config.json is for another number of ranks: write "auto", or batch = micro x '
-        "accumulation x ranks",
+        "undefined symbol|cannot import name|partially initialized module",
+        "two packages whose versions do not go together (`pip check`; pin both in the "
+        "environment's list; flash-attn: the file whose name says this torch, CUDA and Python). Or "
+        "a file or folder beside the script has the name of a package (torch.py): rename it",
     ),
     (
-        "Feature type 'List' not found",
-        "the data was written by datasets 4: ask for `datasets>=4` in the environment",
+        "No CUDA GPUs are available|Found no NVIDIA driver|libcuda.so|invalid device ordinal",
+        "no GPU here, or more processes than GPUs: ask for one (sbatch --gres=gpu:1), start a "
+        "container with --nv, look at CUDA_VISIBLE_DEVICES; one process for each: "
+        "--nproc_per_node=$(nvidia-smi -L | wc -l)",
     ),
     (
-        "does not have a padding token",
-        "set one in the script: tokenizer.pad_token = tokenizer.eos_token",
+        "GLIBCXX_|cannot open shared object file",
+        "a library is not on this node, or another one is found first: load its module before "
+        "runner exec (libmpi: the site's MPI module), or unload gcc and cuda and export "
+        "LD_LIBRARY_PATH=PREFIX/lib:$LD_LIBRARY_PATH with the PREFIX of the environment",
     ),
     (
-        "requires Ampere",
-        "this GPU is older: leave out tf32 and bf16, and use fp16",
-    ),
-    (
-        "ancdata",
-        "too many open files: `ulimit -n $(ulimit -Hn)` before runner exec, or fewer workers",
-    ),
-    (
-        "Too many open files",
-        "`ulimit -n $(ulimit -Hn)` before runner exec, or fewer workers",
-    ),
-    ("workers are out of shared memory", _SHM),
-    ("insufficient shared memory", _SHM),
-    (
-        "No locks available",
-        "that folder's disk has no file locks: use one on the node's own disk, such as $TMPDIR",
-    ),
-    (
-        "unction not implemented",
-        "if it is about a lock: that folder's disk has none; use one on the node's own disk, such "
-        "as $TMPDIR",
-    ),
-    (
-        "C10d store has failed",
-        "torchrun's ends do not find each other: start it once on each node (srun "
-        "--ntasks-per-node=1), all with the same --rdzv-endpoint of the first node; on one node: "
-        "torchrun --standalone",
-    ),
-    (
-        "invalid device ordinal",
-        "more processes than GPUs: --nproc_per_node=$(nvidia-smi -L | wc -l)",
-    ),
-    ("No CUDA GPUs are available", _NO_GPU),
-    ("Found no NVIDIA driver", _NO_GPU),
-    ("libcuda.so", _NO_GPU),
-    (
-        "GLIBCXX_",
-        "another C++ library is found first: export LD_LIBRARY_PATH=PREFIX/lib:$LD_LIBRARY_PATH "
-        "with the PREFIX of the environment, or unload the gcc or cuda module",
-    ),
-    (
-        "FlashAttention2 has been toggled on",
-        'flash-attn is not usable here: attn_implementation="sdpa" in the script needs none',
-    ),
-    (
-        "undefined symbol",
-        "two packages were compiled for different versions, as flash-attn for another torch: "
-        "install the one whose file name says this torch, CUDA and Python",
-    ),
-    ("compiled using NumPy 1", "a package is older than NumPy 2: ask for `numpy<2`"),
-    ("numpy.dtype size changed", "a package is older than NumPy 2: ask for `numpy<2`"),
-    (
-        "Disk quota exceeded",
-        "your quota is used up: `quota -s` (Lustre: `lfs quota -h -u $USER .`); write elsewhere",
-    ),
-    (
-        "trust_remote_code",
-        "the model has code of its own: `allow_code: true` in the manifest brings it, and the "
-        "script must pass trust_remote_code=True",
-    ),
-    (
-        "NLTK Downloader",
-        _NO_INTERNET + "stage nltk_data with `path:`, and export NLTK_DATA=BUNDLE/data/files/ASSET",
-    ),
-    ("RepositoryNotFound", _NOT_HERE),
-    ("not a valid model identifier", _NOT_HERE),
-    ("LocalEntryNotFound", "that file is not in the bundle: see `stage show BUNDLE`"),
-    ("DatasetNotFound", _NOT_HERE),
-    (
-        "Weights only load failed",
-        "torch 2.6 and newer load only tensors from a pickle: weights_only=False in the script for "
-        "a file that you trust, or safetensors",
-    ),
-    (
-        "unscale FP16 gradients",
-        "the weights are in float16 and fp16=True wants float32: load the model with "
-        "dtype=torch.float32, or use bf16",
-    ),
-    (
-        "requires `accelerate",
-        "`accelerate` is not in the environment: add it to its list of packages",
-    ),
-    (
-        "unexpected keyword argument 'evaluation_strategy'",
-        "newer transformers call it eval_strategy: change it in the script, or ask for "
-        "`transformers<4.46` in the environment",
-    ),
-    (
-        "unexpected keyword argument 'tokenizer'",
-        "newer transformers call it processing_class: change it in the script, or ask for "
-        "`transformers<5` in the environment",
-    ),
-    (
-        "module 'numpy' has no attribute",
-        "NumPy has no longer that name: ask for `numpy<1.24` in the environment (np.float, np.int, "
-        "np.bool, np.object), or change it in the script",
-    ),
-    (
-        "killed by signal: Killed",
-        "the job ran out of memory: ask for more (--mem), or use fewer DataLoader workers",
-    ),
-    ("Repo id must", _NO_FOLDER),
-    ("Incorrect path_or_model_id", _NO_FOLDER),
-    (
-        "database is locked",
-        "a network disk locks no SQLite file: let the script write it to $TMPDIR",
-    ),
-    (
-        "disk I/O error",
-        "a network disk locks no SQLite file: let the script write it to $TMPDIR",
-    ),
-    (
-        "Expected to have finished reduction",
-        "a part of the model takes no part in the loss: find_unused_parameters=True for DDP "
-        "(ddp_find_unused_parameters in TrainingArguments)",
-    ),
-    (
-        "does not require grad",
-        "with LoRA and gradient checkpointing: model.enable_input_require_grads(), or "
-        'gradient_checkpointing_kwargs={"use_reentrant": False}',
-    ),
-    (
-        "input_value='auto'",
-        '"auto" in a ds_config.json is filled in by Trainer and accelerate alone: write numbers',
-    ),
-    (
-        "got a number with a fractional part",
-        "DeepSpeed wants whole numbers in ds_config.json, also for *_bucket_size",
-    ),
-    (
-        "different device than the one you",
-        'device_map={"": int(os.environ["LOCAL_RANK"])} in the script: one GPU for each process',
-    ),
-    (
-        "Cannot copy out of meta tensor",
-        'leave device_map="auto" and low_cpu_mem_usage out where several processes train',
-    ),
-    (
-        "process group has not been initialized",
-        "start the script with torchrun, inside runner exec; it must call init_process_group",
+        "No module named|requires `accelerate",
+        "add that package to the environment's list, and stage it again; for a file of yours: "
+        "start the script from its folder",
     ),
     (
         "CUDA out of memory",
@@ -236,21 +89,45 @@ ADVICE = (
         "gradient_checkpointing=True",
     ),
     (
-        "TextEncodeInput must be",
-        "a row has no text (null, or a number): filter such rows before the tokenizer",
+        "out of shared memory|insufficient shared memory|killed by signal: Killed"
+        "|annot allocate memory",
+        "the job's memory, or /dev/shm, is used up: ask for more (--mem), look at df -h /dev/shm, "
+        "and use fewer DataLoader workers, or num_workers=0",
     ),
     (
-        "onversation roles must alternate",
-        "the chat template takes user and assistant in turns: join or drop the other messages",
+        "ancdata|Too many open files|can't start new thread",
+        "a limit of this node: `ulimit -n $(ulimit -Hn)` before runner exec for open files; "
+        "`ulimit -u` shows that of threads: export OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1; "
+        "for both: fewer workers",
     ),
     (
-        "is not currently imported",
-        "tokenizer_config.json names a class of another transformers: "
-        "PreTrainedTokenizerFast.from_pretrained reads tokenizer.json",
+        "No locks available|unction not implemented|database is locked|disk I/O error"
+        "|No usable temporary directory|AF_UNIX path too long|Read-only file system"
+        "|No space left on device|Disk quota exceeded",
+        "that disk is full (df -h, df -i, quota -s), cannot be written (the bundle never can), or "
+        "has no file locks: give the script an output folder on another one; temporary files and "
+        "databases go to $TMPDIR, and where that is the cause: export TMPDIR=/tmp",
     ),
     (
-        "No usable temporary directory",
-        "TMPDIR names no folder that can be written here: export TMPDIR=/tmp",
+        "RepositoryNotFound|not a valid model identifier|LocalEntryNotFound|DatasetNotFound"
+        "|Repo id must|Incorrect path_or_model_id",
+        "the bundle has nothing under that name: see the line `asked for, not here`, and `stage "
+        "show BUNDLE`. A folder that is not on this node: give the name on the Hub, or copy it",
+    ),
+    (
+        "trust_remote_code",
+        "the model has code of its own: `allow_code: true` in the manifest brings it, and the "
+        "script must pass trust_remote_code=True",
+    ),
+    (
+        "padding token|TextEncodeInput must be",
+        "in the script: tokenizer.pad_token = tokenizer.eos_token, and for the model "
+        "model.config.pad_token_id = tokenizer.pad_token_id; and filter rows without a text (null)",
+    ),
+    (
+        "does not require grad|unscale FP16 gradients",
+        "LoRA with gradient checkpointing wants model.enable_input_require_grads(); fp16=True "
+        "wants weights in float32: load the model with dtype=torch.float32, or use bf16",
     ),
     (
         "Unable to find address for",
@@ -258,63 +135,9 @@ ADVICE = (
         "names; gloo reads no `^` and no prefixes)",
     ),
     (
-        "batch sizes > 1 if no padding token",
-        "the model must know the token, too: model.config.pad_token_id = tokenizer.pad_token_id",
-    ),
-    (
-        "partially initialized module",
-        "a file or folder beside the script has the name of a package (such as torch.py, "
-        "datasets/): rename it",
-    ),
-    (
-        "can't start new thread",
-        "the limit of processes is reached: `ulimit -u`; export OMP_NUM_THREADS=1 and "
-        "OPENBLAS_NUM_THREADS=1, and fewer workers",
-    ),
-    ("AF_UNIX path too long", "the path in TMPDIR is too long for a socket: export TMPDIR=/tmp"),
-    (
-        "Read-only file system",
-        "that folder cannot be written on this node (the bundle never can): give the script an "
-        "output folder on a disk that can",
-    ),
-    ("umpy is not available", "torch is older than NumPy 2: ask for `numpy<2`"),
-    (
-        "does not recognize this architecture",
-        "the model is newer than transformers: ask for a newer `transformers` in the environment",
-    ),
-    (
         "device-side assert",
         "often a token or a label beyond its table: on a CPU the same step names it "
         "(CUDA_VISIBLE_DEVICES= python ...)",
-    ),
-    (
-        "No space left on device",
-        "that disk is full: df -h and df -i of the folder above; temporary files go to $TMPDIR",
-    ),
-    (
-        "annot allocate memory",
-        "the job's memory is used up: ask for more (--mem), or use fewer DataLoader workers",
-    ),
-    (
-        "nable to create tensor",
-        "texts of different lengths in a batch: truncation=True and padding=True for the tokenizer",
-    ),
-    ("unhandled system error", "NCCL names the cause with: export NCCL_DEBUG=INFO"),
-    (
-        "cannot open shared object file",
-        "that library is not on this node: load its module before runner exec, or add a package "
-        "that brings it to the environment",
-    ),
-    (
-        "cannot import name",
-        "two packages whose versions do not go together: `pip check`; pin both in the "
-        "environment's list",
-    ),
-    ("ChildFailedError", "the script's own error is the first traceback above"),
-    (
-        "No module named",
-        "add that package to the environment's list, and stage it again; for a file of yours: "
-        "start the script from its folder",
     ),
 )
 
@@ -326,11 +149,12 @@ def advice(error: Optional[BaseException]) -> str:
         text += "%s: %s\n" % (type(error).__name__, error)
         error, seen = error.__cause__ or error.__context__, seen + 1
     # Ranks that do not reach each other must not be told about the internet.
-    if any(words in text for words in _NOT_REACHED) and ("http" in text.lower() or "urlo" in text):
-        return _NO_INTERNET + _STAGE_IT
-    if "FileNotFoundError: http" in text:
-        return _NO_INTERNET + _STAGE_IT
-    return next((line for words, line in ADVICE if words in text), "")
+    lost = any(words in text for words in _NOT_REACHED)
+    if re.search("FileNotFoundError: http|NLTK Downloader", text) or (
+        lost and re.search("http|urlo", text, re.I)
+    ):
+        return _NO_INTERNET
+    return next((line for words, line in ADVICE if re.search(words, text)), "")
 
 
 def install() -> None:

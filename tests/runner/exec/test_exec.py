@@ -295,7 +295,7 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert "model acme/other: not in this bundle; on the laptop, write" in done.stderr
     assert "  other:\n    model: acme/other\n" in done.stderr
     # The last line said "that name is not in the bundle: see `stage show BUNDLE`".
-    assert done.stderr.splitlines()[-1].endswith("see the line `asked for, not here`")
+    assert "see the line `asked for, not here`" in done.stderr.splitlines()[-1]
 
 
 def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words(
@@ -322,7 +322,7 @@ exit 7
     assert "Address already in use\nrunner exec: another program on this node" in port
     assert "No module named 'mpi4py'" in second and "runner exec" not in second
     assert other.endswith("KeyError: 'x'\n")
-    assert theirs.count("theirs is loaded") == 1 and "finds no CUDA toolkit" in theirs
+    assert theirs.count("theirs is loaded") == 1 and "DeepSpeed compiles here" in theirs
 
 
 # Entries of docs/first-job-failures.md -> the library's words, and a part of our line after them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.exec import last_words
-from runner.exec.last_words import advice
+from runner.exec.last_words import ADVICE, advice
 
 # entry of docs/first-job-failures.md, or a name -> a library's words, a part of our line
 ADVISED = {
@@ -31,23 +31,19 @@ ADVISED = {
     "no GPU": ("No CUDA GPUs are available", "--gres=gpu:1"),
     "old packages": ("numpy.dtype size changed, may indicate binary incompatibility", "numpy<2"),
     "code": ("Please pass the argument `trust_remote_code=True`", "allow_code: true"),
-    "A10": ("Weights only load failed. This file can still be loaded", "weights_only=False"),
     "B9": ("Attempting to unscale FP16 gradients.", "dtype=torch.float32"),
     "a fraction": ("Input should be a valid integer, got a number with a fractional part",
                    "whole numbers"),
     "auto": ("Input should be a valid integer, unable to parse string as an integer "
             "[type=int_parsing, input_value='auto', input_type=str]", "write numbers"),
-    "E14": ("Using the `Trainer` with `PyTorch` requires `accelerate>=1.1.0`", "`accelerate` is"),
+    "E14": ("Using the `Trainer` with `PyTorch` requires `accelerate>=1.1.0`",
+            "environment's list"),
     "E15": ("__init__() got an unexpected keyword argument 'evaluation_strategy'", "eval_strategy"),
     "E16": ("module 'numpy' has no attribute 'float'.", "numpy<1.24"),
     "a package": ("No module named 'flash_attn'", "add that package"),
     "no memory": ("DataLoader worker (pid 12) is killed by signal: Killed.", "--mem"),
     "M5": ("element 0 of tensors does not require grad and does not have a grad_fn",
            "enable_input_require_grads"),
-    "idle weights": ("Expected to have finished reduction in the prior iteration", "find_unused"),
-    "L12": ("You can't train a model that has been loaded in 8-bit precision on a different device "
-            "than the one you're training on.", "LOCAL_RANK"),
-    "weights on meta": ("Cannot copy out of meta tensor; no data!", "device_map"),
     "L13": ("Default process group has not been initialized", "torchrun"),
     "O13": ("Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/home/me/llama'",
             "not on this node"),
@@ -64,8 +60,6 @@ ADVISED = {
     "a token too many": ("CUDA error: device-side assert triggered", "beyond its table"),
     "a full disk": ("[Errno 28] No space left on device: '/tmp/x'", "df -h"),
     "no memory for a worker": ("[Errno 12] Cannot allocate memory", "--mem"),
-    "no padding": ("Unable to create tensor, you should probably activate truncation", "padding"),
-    "NCCL": ("NCCL error: unhandled system error, NCCL version 2.21.5", "NCCL_DEBUG=INFO"),
     "a library": ("libcudnn.so.8: cannot open shared object file: No such file", "its module"),
     "a pair": ("cannot import name 'Cache' from 'transformers.cache_utils'", "`pip check`"),
     "S12": ("No usable temporary directory found in ['/local/job7', '/tmp']", "TMPDIR=/tmp"),
@@ -74,10 +68,24 @@ ADVISED = {
 }  # fmt: skip
 
 
+OWN_WORDS = (
+    "Weights only load failed. ... Re-running `torch.load` with `weights_only` set to `False` will",
+    "You can enable unused parameter detection by passing find_unused_parameters=True",
+    "Make sure you loaded the model on the correct device using `device_map={'': 0}`",
+    "Unable to create tensor, you should probably activate truncation and/or padding",
+    "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+)
+
+
 @pytest.mark.parametrize("entry", ADVISED)
 def test_a_librarys_words_are_followed_by_what_helps(entry: str) -> None:
     words, line = ADVISED[entry]
     assert line in advice(RuntimeError(words))
+
+
+def test_a_library_that_says_what_helps_has_the_last_word() -> None:
+    assert len(ADVICE) <= 20
+    assert [advice(RuntimeError(words)) for words in OWN_WORDS] == [""] * len(OWN_WORDS)
 
 
 def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:
