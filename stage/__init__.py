@@ -192,15 +192,13 @@ def verify(
     """
     from pathlib import Path
 
-    from stage.bundle.bundle import announced_size, check_is_bundle
+    from stage.bundle.shown import verify_shown
     from stage.bundle.verifier import LEVELS
-    from stage.bundle.verify import verify as verify_bundle
     from stage.digests import is_hex
     from stage.errors import UsageError
     from stage.installation import check_libraries
     from stage.progress import Reporter
 
-    root = Path(path)
     if level not in LEVELS:
         raise UsageError(
             f"level={level!r}: there is no such level.", f"Use one of: {', '.join(LEVELS)}."
@@ -212,22 +210,10 @@ def verify(
                 f"bundle_id={bundle_id!r}: a bundle id has 64 hex digits.",
                 "`stage show BUNDLE` prints it.",
             )
-    check_is_bundle(root)
-    if level == "fast":
-        return verify_bundle(root, "fast", bundle_id=bundle_id)
     if level == "deep":
         check_libraries("level='deep'", "pyarrow")
     with Reporter(quiet=quiet) as reporter:
-        with reporter.bytes_bar("verify", announced_size(root)) as bar:
-            report = verify_bundle(root, "full", jobs=jobs, progress=bar, bundle_id=bundle_id)
-        if level == "deep":
-            from stage.bundle.load_test import verify_deep
-
-            with reporter.at_work("load"):
-                report, unchecked = verify_deep(report)
-            for text in unchecked:
-                reporter.note(f"not checked: {text}")
-    return report
+        return verify_shown(Path(path), level, reporter, jobs=jobs, bundle_id=bundle_id)
 
 
 if not TYPE_CHECKING:  # else a type checker would accept any name

@@ -7,7 +7,6 @@ Each such fault is a `StageError`. The command line prints `message` and `remedy
 
 from __future__ import annotations
 
-import errno
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -146,17 +145,6 @@ class Mistakes:
         if self.found:
             raise join_errors(sorted(self.found, key=line), "mistakes", where)
 
-
-NO_MEANS = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("ENOMEM", "EMFILE", "ENFILE", "EAGAIN", "ENOBUFS", "ESTALE"),
-        *("ETIMEDOUT", "ENOTCONN", "ESHUTDOWN", "ECONNRESET", "EHOSTDOWN"),
-    )
-    if hasattr(errno, name)
-)
-"""Errors of the system that say nothing about a file: no memory, no descriptors, no processes, or a
-file server that does not answer."""
 
 _NO_MEMORY = (
     "annot allocate memory",

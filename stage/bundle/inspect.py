@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.errors import NO_MEANS, DamageError, shortage
+from stage.bundle.verifier import NO_MEANS
+from stage.errors import DamageError, shortage
 from stage.files import human_count, is_pointer
 from stage.lock.model import Column
 from stage.strict_json import loads

@@ -94,6 +94,8 @@ def verify(
       stage verify bundle --report damage.json # for stage patch
       stage verify bundle --failed paths       # for rsync --files-from
     """
+    from stage.bundle.shown import verify_shown
+    from stage.bundle.verifier import state_folder
     from stage.files import write_atomically
     from stage.progress import Reporter
 
@@ -113,7 +115,15 @@ def verify(
     with Reporter(quiet=quiet or as_json) as reporter:
         trust = _trust(bundle, signers)
         level = "deep" if deep else "fast" if fast else "full"
-        result = _verified(bundle, level, jobs, not no_resume, bundle_id, reporter)
+        result = verify_shown(
+            bundle,
+            level,
+            reporter,
+            jobs=jobs,
+            bundle_id=bundle_id,
+            state=state_folder(os.environ),
+            resume=not no_resume,
+        )
         trust = trust and trust.with_findings(bundle, result.findings)
         if not result.is_another and (
             not result.ok or trust is None or trust.error is None
@@ -179,41 +189,6 @@ def _trust(bundle: Path, signers: Path | None) -> Trust | None:
     from stage.bundle.signature import Trust
 
     return Trust.check(bundle, signers)
-
-
-def _verified(
-    bundle: Path,
-    level: str,
-    jobs: int | None,
-    resume: bool,
-    bundle_id: str | None,
-    reporter: Reporter,
-) -> VerificationReport:
-    from stage.bundle.bundle import announced_size, check_is_bundle
-    from stage.bundle.verifier import state_folder
-    from stage.bundle.verify import verify
-
-    check_is_bundle(bundle)
-    if level == "fast":
-        return verify(bundle, "fast", bundle_id=bundle_id)
-    with reporter.bytes_bar("verify", announced_size(bundle)) as bar:
-        report = verify(
-            bundle,
-            jobs=jobs,
-            bundle_id=bundle_id,
-            state=state_folder(os.environ),
-            note=reporter.note,
-            resume=resume,
-            progress=bar,
-        )
-    if level == "deep":
-        from stage.bundle.load_test import verify_deep
-
-        with reporter.at_work("load"):
-            report, unchecked = verify_deep(report)
-        for said in unchecked:
-            reporter.note(f"not checked: {said}")
-    return report
 
 
 def _leave_receipt(report: VerificationReport, reporter: Reporter) -> None:

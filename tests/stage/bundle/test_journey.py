@@ -30,9 +30,9 @@ def imports(file: Path) -> set[Path]:
 
 
 def test_the_verdict_is_six_files_away_at_most() -> None:
-    """The command's own file, and all that is imported on the way from there to the verdict."""
+    """The command's own two files, and all that is imported on the way to the verdict."""
     to_read = [ROOT / "bundle" / "verify.py"]
-    read = {ROOT / "cli" / "verify.py"}
+    read = {ROOT / "cli" / "verify.py", ROOT / "bundle" / "shown.py"}
     while to_read:
         file = to_read.pop()
         read.add(file)
