@@ -195,7 +195,8 @@ def united(train: Sequence[Classes], others: Sequence[Classes]) -> list[str]:
         raise UsageError(
             "some datasets name their classes, others number them: nothing says which belong "
             "together.",
-            "Stage them with the same kind of labels, or set `validation: null`.",
+            "Stage them with the same kind of labels"
+            + ("." if len({*by_number[: len(train)]}) > 1 else ", or set `validation: null`."),
         )
     names = list(dict.fromkeys(name for classes in train for name in classes.names))
     if all(by_number):

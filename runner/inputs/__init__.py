@@ -387,12 +387,7 @@ def _dataset_config(
             f"On the laptop, remove `include` and `exclude` of `{asset.name}` (its `config` and "
             "`splits` choose then), and fetch again.",
         )
-    if wanted.config == "auto":
-        if len(asset.configs) != 1:
-            raise UsageError(
-                f"{where('config: auto')}: the dataset `{asset.name}` has several configs.",
-                f"Set dataset.config: {have}",
-            )
+    if wanted.config == "auto" and len(asset.configs) == 1:  # as `stage fetch` writes it
         return next(iter(asset.configs.items()))
     if wanted.config not in asset.configs:
         raise UsageError(

@@ -130,7 +130,8 @@ def select_model(
 
     Raises:
         PolicyError: the only weights are pickles.
-        UsageError: shards are missing, or the only weights are another framework's.
+        UsageError: shards are missing, the only weights are another framework's, or an index is
+            there alone and `exclude` took no weights.
     """
     paths = [file.path for file in files]
     kept = [path for path in paths if why_left(path, (), exclude) is None]
@@ -142,12 +143,19 @@ def select_model(
         folders.remove("")
     reasons = {path: _reason_against(path, weights) for path in kept}
     pickles = []
+    has_excluded = any(p.endswith((".safetensors", *PICKLE_SUFFIXES)) for p in {*paths} - {*kept})
     for folder in sorted(folders):
         inside = {path: reasons[path] for path in kept if _folder(path) == folder}
         if not weights[folder]:
             found = _pickled_weights(inside)
             if not (allow_pickle and found):
                 _check_weights(inside, bool(found), what, is_top=not folder)
+                if _INDEX_ALONE in inside.values() and not has_excluded:
+                    raise UsageError(
+                        f"{what}: the repository has an index of weight files, and none of the "
+                        "files.",
+                        "The upload is incomplete: try another revision, or ask its owner.",
+                    )
             _check_no_shard_missing(map(_PICKLED.fullmatch, map(_name, found)), what)
             pickles += found
     return *_parted(files, {path: reasons.get(path, EXCLUDED) for path in paths}), pickles
@@ -235,6 +243,8 @@ def _reason_against(path: str, by_folder: Mapping[str, set[str]]) -> str | None:
         return "another copy of the weights"
     if _INDEX.fullmatch(name):
         return None if any(map(_SHARD.fullmatch, weights)) else _INDEX_ALONE
+    if name == "pytorch_model.bin.index.json":
+        return _INDEX_ALONE
     if suffix in PICKLE_SUFFIXES or name.startswith("pytorch_model.bin"):
         return _PICKLE
     if suffix in _OTHER_WEIGHTS or name.startswith(("tf_model", "flax_model", "rust_model")):
@@ -276,7 +286,7 @@ def _check_weights(
 
     Raises:
         PolicyError: its only weights are pickles.
-        UsageError: they are another framework's, or only their index exists.
+        UsageError: they are another framework's.
     """
     pickles = [path for path, reason in reasons.items() if reason == _PICKLE]
     if pickles:
@@ -299,11 +309,6 @@ def _check_weights(
             "Take a repository or revision with safetensors. If you want these weights, name all "
             "files you need with `include`; to train from scratch, exclude the weights: "
             f"`exclude: [{named}]`.",
-        )
-    if _INDEX_ALONE in reasons.values():
-        raise UsageError(
-            f"{what}: the repository has an index of weight files, and none of the files.",
-            "The upload is incomplete: try another revision, or ask its owner.",
         )
 
 

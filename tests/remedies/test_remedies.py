@@ -22,17 +22,14 @@ from click.testing import CliRunner
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from stage.cli import main as stage
-from tests.remedies import test_stories  # noqa: F401 - notes what it obeys
-from tests.remedies.obeyed import OBEYED
+from tests.remedies.obeyed import stories
 from tests.remedies.walk import remedies
-from tests.runner import test_remedies_obeyed  # noqa: F401 - so does this
 from tests.support.staging import model_files
 
 NOT_OBEYED = Path(__file__).with_name("not_obeyed.txt")
 REASONS = {
     "choice": "the user has to choose, or to look first; no one line is right for all",
     "device": "needs a GPU, a driver, or memory that this machine has not",
-    "elsewhere": "a test beside the code obeys it",
     "hub": "needs a Hub, a server or a proxy that answers so",
     "index": "needs an index of packages",
     "nodes": "needs Slurm, another launcher or several nodes (tests/site)",
@@ -162,9 +159,9 @@ def not_obeyed() -> dict[tuple[str, str], str]:
 
 
 def is_obeyed(file: str, text: str) -> bool:
-    """Whether a test here does what this remedy says."""
+    """Whether a test does what this remedy says."""
     cases = [(case.file, case.remedy) for case in (*MANIFESTS, *RUN_FILES)]
-    return any(file == of and remedy in text for of, remedy in [*cases, *OBEYED])
+    return any(file == of and remedy in text for of, remedy in [*cases, *stories()])
 
 
 def test_every_remedy_is_obeyed_or_it_is_said_why_not() -> None:
@@ -175,6 +172,9 @@ def test_every_remedy_is_obeyed_or_it_is_said_why_not() -> None:
     assert remedies() - obeyed - listed.keys() == set(), "new: obey it, or say why not"
     assert listed.keys() - remedies() == set(), "no remedy any more"
     assert listed.keys() & obeyed == set(), "obeyed by now"
+    there = remedies()
+    stale = [s for s in stories() if not any(s[0] == of and s[1] in text for of, text in there)]
+    assert stale == [], "said to be obeyed, and no remedy any more"
 
 
 def changes(remedy: str, entry: dict[str, Any]) -> Iterator[tuple[str, Any]]:

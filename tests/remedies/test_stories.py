@@ -15,12 +15,11 @@ from click.testing import CliRunner
 
 from stage.cli import main as stage
 from tests.remedies.obeyed import in_it, obeys
+from tests.support.servers.web import serve
 
-APPLY, PATCH, SIGNATURE = (
-    "stage/carry/apply.py",
-    "stage/carry/patch.py",
-    "stage/bundle/signature.py",
-)
+APPLY = "stage/carry/apply.py"
+PATCH = "stage/carry/patch.py"
+SIGNATURE = "stage/bundle/signature.py"
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +274,7 @@ def test_an_empty_policy_lists_what_it_allows() -> None:
         works("fetch m.yaml -o new")
 
 
-@obeys("stage/lock/yaml_lines.py", "Write `format: {}`")
+@obeys("stage/lock/reader.py", "Write `format: {}`.")
 def test_a_manifest_gets_its_format() -> None:
     bundle()
     document = yaml.safe_load(Path("m.yaml").read_text())
@@ -294,3 +293,15 @@ def test_a_lock_that_cannot_be_read_is_made_again() -> None:
     Path("m.lock").unlink()
     works("stage lock m.yaml")
     works("fetch m.yaml -o bundle")
+
+
+@obeys("stage/lock/requests.py", "Write `url: {}`.")
+def test_an_address_in_place_of_a_path_is_fetched() -> None:
+    with serve() as web:
+        web.files["/x.csv"] = b"text\na film\n"
+        document = {"format": 1, "name": "m", "assets": {"a": {"path": web.url("/x.csv")}}}
+        Path("m.yaml").write_text(yaml.safe_dump(document))
+        entry = yaml.safe_load(in_it(remedy_of("fetch m.yaml -o bundle", 2), r"url: [^`]*"))
+        Path("m.yaml").write_text(yaml.safe_dump({**document, "assets": {"a": entry}}))
+        works("fetch m.yaml -o bundle")
+    assert Path("bundle/data/files/a/x.csv").read_bytes() == b"text\na film\n"

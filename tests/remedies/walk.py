@@ -7,6 +7,7 @@ Texts that stand in a name (`_REPAIR`) are taken from where they are assigned in
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,8 @@ def _of_file(path: Path) -> Iterator[str]:
         called = getattr(node.func, "id", getattr(node.func, "attr", ""))
         keywords = {keyword.arg: keyword.value for keyword in node.keywords}
         remedy = keywords.get("remedy")
+        if hasattr(builtins, called):
+            continue  # OSError(errno, text)
         position = _POSITIONS.get(called, 1 if called.endswith(("Error", "NotReadable")) else None)
         if remedy is None and position is not None and len(node.args) > position:
             remedy = node.args[position]

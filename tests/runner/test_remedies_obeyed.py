@@ -8,21 +8,36 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from runner.cli import main as runner
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.data.prepare import prepare
+from runner.data.recipe import recipes
+from runner.errors import StageError, UsageError
 from runner.inputs import resolve
+from runner.job import installed, with_torch
+from runner.job.check import _check_patience
+from runner.job.findings import Findings
+from runner.job.model import check_files
+from runner.job.partition import Partition
 from runner.job.plan import sequence_length
-from runner.job.shapes import shape_of
+from runner.job.shapes import shape_of, weight_shapes
+from runner.job.submit import submit
+from runner.job.texts import check_data
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
+from tests.runner.slurm.test_script import CPU
+from tests.support.staging import run_here
 
-OVERRIDES, INPUTS = "runner/config/overrides.py", "runner/inputs/__init__.py"
+OVERRIDES = "runner/config/overrides.py"
+INPUTS = "runner/inputs/__init__.py"
 
 
 def load(cluster: Cluster, *overrides: str, **changes: Any) -> Any:
@@ -36,7 +51,7 @@ def load(cluster: Cluster, *overrides: str, **changes: Any) -> Any:
 def remedy_of(cluster: Cluster, *overrides: str, **changes: Any) -> str:
     with pytest.raises(UsageError) as caught:
         load(cluster, *overrides, **changes)
-    return caught.value.remedy
+    return caught.value.remedy or str(caught.value)  # several at once
 
 
 @obeys(OVERRIDES, "For instance: --set batch.micro=4")
@@ -124,3 +139,169 @@ def test_a_python_script_is_given_to_python(
     words = shlex.split(in_it(refused, r"-- python \S+"))
     done = cluster.run("exec", *words)
     assert done.returncode == 0 and "hello" in done.stdout, json.dumps([refused, done.stderr])
+
+
+def staged(cluster: Cluster, files: dict[str, str], **assets: dict[str, str]) -> None:
+    """Fetches a bundle with these assets from the user's own files."""
+    for name, content in files.items():
+        (cluster.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (cluster.folder / name).write_text(content)
+    shutil.rmtree(cluster.folder / "bundle", ignore_errors=True)
+    manifest, output = cluster.folder / "m.yaml", str(cluster.folder / "bundle")
+    manifest.write_text(yaml.safe_dump({"format": 1, "name": "m", "assets": assets}))
+    (cluster.folder / "m.lock").unlink(missing_ok=True)
+    run_here("fetch", str(manifest), "-o", output, "--no-offline-check")
+    cluster.bundle = cluster.folder / "bundle"
+
+
+def own_model(cluster: Cluster, name: str = "tiny-bert") -> Path:
+    """A user's copy of a small model."""
+    there = cluster.bundle / "data/models" / name
+    return Path(shutil.copytree(there, cluster.folder / name, copy_function=shutil.copyfile))
+
+
+CLASSIFY = {"task": "text-classification", "model": {"asset": "m"}}
+LABELLED = "text,label,kind\na film,good,0\nanother,{}\n"
+
+
+def faults(cluster: Cluster, **changes: Any) -> list[StageError]:
+    """What `check` says of the data alone; what it says of the run file is raised."""
+    config = load(cluster, **changes)
+    found, inputs = Findings(), resolve(config, cluster.bundle)
+    found.attempt(_check_patience, config, inputs)
+    wanted = recipes(config, inputs, config.sequence_length or 32)
+    check_data(found, config, wanted, None)
+    return found.errors
+
+
+def fault(cluster: Cluster, **changes: Any) -> str:
+    """The remedy of the one fault."""
+    (error,) = faults(cluster, **changes)
+    return error.remedy
+
+
+@obeys("runner/data/classes.py", "Look at the column (`stage show BUNDLE` lists them)")
+@obeys("runner/job/check.py", "Set dataset.validation to a split of the dataset, or to a share")
+def test_labels_and_splits_that_teach_nothing_are_exchanged(cluster: Cluster) -> None:
+    files = {"d/train.csv": LABELLED.format("good,1"), "d/test.csv": LABELLED.format("bad,1")}
+    data = {"asset": "d"}
+    staged(cluster, files, m={"path": str(own_model(cluster))}, d={"path": "d", "convert": "csv"})
+    remedy = fault(cluster, **CLASSIFY, dataset=data)
+    show = in_it(remedy, "stage show BUNDLE").replace("BUNDLE", str(cluster.bundle)).split()
+    column = in_it(run_here(*show[1:]).output, r"kind(?=: int64)")
+    splits = {"dataset": {**data, "train": "test"}}
+    for way in (splits, {"dataset": {**data, "label": column}}):
+        assert faults(cluster, **CLASSIFY, **way) == []
+    patient = {**CLASSIFY, **splits, "evaluation": {"every": 1, "patience": 2}}
+    remedy = fault(cluster, **patient)
+    share = yaml.safe_load(in_it(remedy, r"validation: \d+%"))["validation"].replace("5%", "50%")
+    for validation in ("train", share):
+        changed = {**patient, "dataset": {**splits["dataset"], "validation": validation}}
+        assert not any("patience" in e.message for e in faults(cluster, **changed))
+    assert "remove evaluation.patience" in remedy
+    assert faults(cluster, **{**patient, "evaluation": {"every": 1}}) == []
+
+
+@obeys(INPUTS, "On the laptop, add `convert: {}` to its entry", "Set validation: null, or another")
+def test_plain_files_become_a_dataset_and_a_row_is_not_held_out(cluster: Cluster) -> None:
+    files = {"d/train.csv": "text\na film\n", "d/test.csv": "text\na film\n"}
+    model, entry = {"path": str(own_model(cluster))}, {"path": "d"}
+    data = {"asset": "d"}
+    staged(cluster, files, m=model, d=entry)
+    run = {"task": "masked-lm", "model": {"asset": "m"}}
+    convert = yaml.safe_load(in_it(remedy_of(cluster, **run, dataset=data), r"convert: \w+"))
+    staged(cluster, files, m=model, d={**entry, **convert})
+    load(cluster, **run, dataset=data)
+    remedy = remedy_of(cluster, **run, dataset={**data, "validation": "50%"})
+    lines = run_here("show", str(cluster.bundle)).output
+    for split in (in_it(remedy, "null"), in_it(lines, r"\btest\b")):
+        load(cluster, **run, dataset={**data, "validation": yaml.safe_load(split)})
+
+
+@obeys("runner/job/with_torch.py", "Stage config.json and weights again, both from one revision")
+@obeys("runner/job/model.py", "Save the model again with `save_pretrained` of the model inside")
+def test_weights_go_with_their_config(cluster: Cluster) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model, config = own_model(cluster), RunConfig.load(cluster.write())
+    settings = json.loads((model / "config.json").read_text())
+    deeper = {**settings, "num_hidden_layers": 9}
+    (model / "config.json").write_text(json.dumps(deeper))
+    (error,) = with_torch.look(config, "m", model).errors
+    assert "both from one revision" in error.remedy
+    (model / "config.json").write_text(json.dumps(settings))
+    assert with_torch.look(config, "m", model).errors == []
+
+    weights = model / "model.safetensors"
+    own = load_file(weights)
+    save_file({f"module.{name}": value for name, value in own.items()}, weights)
+    inputs = replace(resolve(config, cluster.bundle).model, path=model)
+    with pytest.raises(UsageError, match="would find none of them") as caught:
+        check_files(config, inputs, weight_shapes(inputs) or {})
+    rename = in_it(caught.value.remedy, r"save_file\(.*\)(?=, of safetensors.torch)")
+    eval(rename, {"F": str(weights), "load_file": load_file, "save_file": save_file})
+    check_files(config, inputs, weight_shapes(inputs) or {})
+    assert load_file(weights).keys() == own.keys()
+
+
+@obeys(
+    "runner/data/tokens.py", "Look at the columns, set a larger sequence_length, `too_long: cut`"
+)
+def test_samples_that_are_all_too_long_are_cut_or_get_room(cluster: Cluster) -> None:
+    dataset = {"asset": "numbers", "format": "{text}", "limit": {"train": 2}}
+    run: dict[str, Any] = {"task": "instruction", "model": {"asset": "tiny-gpt2"}}
+
+    def made(**changes: Any) -> int:
+        config = load(cluster, **{**run, "dataset": dataset, **changes})
+        wanted = recipes(config, resolve(config, cluster.bundle), config.sequence_length or 0)
+        return len(prepare(wanted["train"][0], cluster.folder / "stores", print))
+
+    with pytest.raises(UsageError, match="nothing to train on: 0 samples") as empty:
+        made()
+    with pytest.raises(UsageError, match="nothing to train on: 1 sample longer") as caught:
+        made(sequence_length=8, dataset={**dataset, "limit": {"train": 4}})
+    assert caught.value.remedy == empty.value.remedy
+    cut = yaml.safe_load(in_it(caught.value.remedy, "too_long: cut"))
+    more = {**dataset, "limit": {"train": 4}}
+    assert made(dataset=more) == 1, "the limit was raised, and there is room"
+    assert made(sequence_length=8, dataset={**more, **cut}) == 1
+
+
+@obeys("runner/job/installed.py", "Set engine: {name: deepspeed} or {name: ddp}.")
+@obeys("runner/config/engine.py", "Set engine.name: deepspeed, or engine.offload: none without")
+@obeys("runner/config/data.py", "Write columns in braces: {User}.")
+def test_what_an_engine_and_a_format_cannot_do_is_exchanged(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = cluster.folder / "torch-2.6.0.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")
+    monkeypatch.syspath_prepend(cluster.folder)
+    with pytest.raises(UsageError, match=r"this is 2\.6\.0") as caught:
+        installed.check_fsdp(load(cluster, engine={"name": "fsdp"}), "cpu")
+    for engine in re.findall(r"\{.*?\}", caught.value.remedy):
+        installed.check_fsdp(load(cluster, engine=yaml.safe_load(engine)), "cpu")
+
+    nvme = {"name": "fsdp", "offload": "nvme", "nvme_path": str(cluster.folder)}
+    remedy = remedy_of(cluster, engine=nvme)
+    load(cluster, engine={**nvme, "name": in_it(remedy, r"(?<=engine.name: )\w+")})
+    without = nvme.pop(in_it(remedy, r"(?<=without )\w+"))
+    assert without and load(cluster, engine={**nvme, "offload": in_it(remedy, "none")})
+
+    run = {"task": "instruction", "model": {"asset": "tiny-gpt2"}}
+    data = {"asset": "numbers", "format": "no column"}
+    column = in_it(remedy_of(cluster, **run, dataset=data), r"\{\w+\}").replace("User", "text")
+    load(cluster, **run, dataset={**data, "format": f"the text: {column}"})
+
+
+@obeys("runner/job/submit.py", "Run it on the cluster's login node; `runner submit --print` shows")
+def test_where_there_is_no_slurm_the_script_can_be_shown(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="no sbatch on this machine") as caught:
+        submit(replace(CPU, run_folder=cluster.output()), Partition("default"))
+    words = shlex.split(in_it(caught.value.remedy, "runner submit --print"))
+    run = [str(cluster.write()), "--bundle", str(cluster.bundle)]
+    shown = CliRunner().invoke(runner, [*words[1:], *run])
+    assert shown.exit_code == 0 and shown.stdout.startswith("#!/bin/bash"), shown.output

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from runner.config.chats import Naming
 from runner.config.columns import check_columns, fitting
@@ -21,6 +22,7 @@ from runner.data.tokenizing import load_tokenizer
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.texts import check_roles
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.data.test_prepare import digest
 
@@ -99,6 +101,7 @@ def test_what_is_renamed_is_said_with_the_reason(chat: ModelInput, tmp_path: Pat
     )
 
 
+@obeys("runner/config/chats.py", "Say whose words these are: dataset.roles")
 @pytest.mark.parametrize("by", ["prepare", "check"])
 def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     tmp_path: Path, chat: ModelInput, by: str
@@ -107,8 +110,8 @@ def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     recipe = recipe_of(tmp_path, chat, talks, "from", "value")
     with pytest.raises(UsageError, match="split `train`, row 2: a message is from `bing`") as error:
         check_roles(recipe) if by == "check" else bytes_of(recipe, tmp_path)
-    assert "dataset.roles: {bing: assistant}" in error.value.remedy
-    settled = recipe_of(tmp_path, chat, talks, "from", "value", roles={"bing": "assistant"})
+    roles = yaml.safe_load(in_it(error.value.remedy, r"(?<=dataset.roles: )\{.*?\}"))
+    settled = recipe_of(tmp_path, chat, talks, "from", "value", roles=roles)
     check_roles(settled)
     bytes_of(settled, tmp_path)
 

@@ -23,6 +23,7 @@ from runner.data.recipe import Recipe
 from runner.data.store import BATCH_ROWS, Stores
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
+from tests.remedies.obeyed import obeys
 
 TEXT = DatasetConfig(asset="words")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -331,6 +332,7 @@ def test_the_second_process_finds_the_store_of_the_first(
     assert list((tmp_path / "stores").iterdir()) == [file_of(first)]
 
 
+@obeys("runner/data/store.py", "rm -f {} # then prepare again")
 @pytest.mark.parametrize("damage", ["shorter", "longer", "empty", "of another program"])
 def test_a_damaged_store_is_reported_with_the_way_out(
     recipe: Recipe, tmp_path: Path, damage: str
@@ -350,6 +352,8 @@ def test_a_damaged_store_is_reported_with_the_way_out(
         prepared(recipe, tmp_path)
     assert caught.value.message.startswith(f"{path}: this store cannot be read: ")
     assert caught.value.remedy == f"rm -f {path}  # then prepare again"
+    subprocess.run(caught.value.remedy, shell=True, check=True)
+    assert file_of(prepared(recipe, tmp_path)).read_bytes() == data
 
 
 def test_a_tokenizer_without_a_mask_is_refused_for_masked_lm(

@@ -14,6 +14,7 @@ from runner.data.tokenizer_files import check_tokenizer_files, num_tokens
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, resolve
+from tests.remedies.obeyed import obeys
 from tests.runner.conftest import Cluster
 
 
@@ -38,10 +39,11 @@ def test_the_tokens_are_counted_as_transformers_counts_them(model: ModelInput) -
         assert num_tokens(unknown) == 0
 
 
+@obeys("runner/data/tokenizer_files.py", "Tokenizer and model do not belong together: stage both")
 def test_a_tokenizer_that_cannot_work_is_refused(cluster: Cluster, model: ModelInput) -> None:
     config = RunConfig.load(cluster.write())
     number = len(load_tokenizer(model))
-    check_tokenizer_files(config, model, number)
+    check_tokenizer_files(config, model, number)  # both from one repository
     check_tokenizer_files(config, model, 0)
     with pytest.raises(UsageError, match=f"knows {number} tokens, its model {number - 1}"):
         check_tokenizer_files(config, model, number - 1)

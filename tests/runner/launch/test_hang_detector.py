@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_pulse
 from runner.run_folder.layout import RunFolder
 from runner.training.components.process_group import RankConfigDigest, check_agreement
+from tests.remedies.obeyed import obeys
 
 RANK = """\
 import os, signal, sys, time
@@ -216,6 +218,7 @@ def test_ranks_that_would_decide_differently_are_refused_with_both_devices() -> 
         check_agreement([same, same, other])
 
 
+@obeys("runner/training/components/process_group.py", "One rank per GPU: --processes {}")
 def test_two_ranks_on_one_gpu_are_refused_with_the_number_that_can_be() -> None:
     """NCCL would only print "invalid usage". Each node has its own GPUs, whatever their numbers."""
     ranks = [
@@ -223,9 +226,9 @@ def test_two_ranks_on_one_gpu_are_refused_with_the_number_that_can_be() -> None:
         for host in ("n1", "n2")
         for gpu in "ab"
     ]
-    check_agreement(ranks)
     with pytest.raises(
         UsageError, match=r"ranks 0 and 4 would share a GPU of n1 \(A800\); its ranks see 2 in all"
     ) as e:
         check_agreement([*ranks, ranks[0]])
-    assert "--processes 2" in str(e.value)
+    for number in re.findall(r"\d+", e.value.remedy):  # on each node
+        check_agreement([*ranks[: int(number)], *ranks[2 : 2 + int(number)]])

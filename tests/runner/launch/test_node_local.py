@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from runner import inputs
 from runner.child import runner_command
@@ -18,6 +19,7 @@ from runner.inputs import EnvironmentInput
 from runner.job import node_local
 from runner.slurm.environment import SlurmJobEnvironment
 from stage.bundle.bundle import Bundle
+from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 
 TREE = "ab" * 32
@@ -154,6 +156,7 @@ def srun(folder: Path, body: str) -> Mapping[str, str]:
     return {**JOB, "PATH": f"{folder}:/usr/bin:/bin"}
 
 
+@obeys("runner/job/node_local.py", "Fix that, or set environment.node_local: false")
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -174,7 +177,9 @@ def test_unless_every_node_has_it_no_rank_starts(
     with pytest.raises(IncompleteError) as caught:
         node_local.arrange(True, environment, environ, print)
     assert said in str(caught.value)
-    assert "node_local: false" in str(caught.value)
+    setting = yaml.safe_load(in_it(caught.value.remedy, r"(?<=node_local: )\w+"))
+    shared = prefix_of(tmp_path)
+    assert node_local.arrange(setting, environment, environ, print, prefix=shared) is None
 
 
 def test_auto_goes_on_from_the_shared_disk_and_says_so(

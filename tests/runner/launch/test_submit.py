@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.script import SbatchRequest
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.slurm.test_script import CPU
 
 ANY = Partition("default")
@@ -225,6 +227,7 @@ def test_an_earlier_job_of_the_same_folder_is_not_taken_for_the_one_whose_answer
     assert (submit.submit(wanted, ANY), sent(tmp_path)) == (17, 2)
 
 
+@obeys("runner/job/submit.py", "Let it finish, or `scancel {}` first; --output FOLDER")
 def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_lost(
     tmp_path: Path, slurm: Says
 ) -> None:
@@ -232,9 +235,15 @@ def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_los
     with pytest.raises(StageError, match="Socket timed out"):
         submit.submit(wanted, ANY)
     slurm(squeue=f"echo '17|PENDING|None||0:00|1:00|N/A|{wanted.script}'")
-    with pytest.raises(UsageError, match=r"job 17 .pending. already writes"):
-        submit.submit(dataclasses.replace(wanted, nodes=2), ANY)
+    changed = dataclasses.replace(wanted, nodes=2)
+    with pytest.raises(UsageError, match=r"job 17 .pending. already writes") as caught:
+        submit.submit(changed, ANY)
     assert (sent(tmp_path), (wanted.run_folder / "submitted").read_text()) == (1, "17\n")
+    slurm(sbatch="echo 18", scancel=f"printf '#!/bin/sh\\n' > {tmp_path}/squeue")
+    assert "--output FOLDER" in caught.value.remedy
+    assert submit.submit(dataclasses.replace(changed, run_folder=tmp_path / "FOLDER"), ANY) == 18
+    subprocess.run(in_it(caught.value.remedy, r"(?<=`)scancel \d+"), shell=True, check=True)
+    assert submit.submit(changed, ANY) == 18
 
 
 def test_one_process_at_a_time_submits_a_run(tmp_path: Path, slurm: Says) -> None:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from runner.cli import main
+from runner.config.lora import LoraConfig
 from runner.config.run_config import RunConfig
 from runner.errors import IncompleteError, UsageError
 from runner.inputs import Inputs, resolve
@@ -30,6 +31,7 @@ from stage.bundle.receipt import record
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.digests import hash_file
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
 
@@ -372,6 +374,7 @@ def resolved(cluster: Cluster) -> tuple[RunConfig, Inputs, RunFolder]:
     return config, resolve(config, cluster.bundle), RunFolder(cluster.output())
 
 
+@obeys("runner/job/model.py", "Stage the weights. | Set model.init: scratch, or stage the weights.")
 def test_a_model_without_weights_is_only_good_for_scratch(
     resolved: tuple[RunConfig, Inputs, RunFolder],
 ) -> None:
@@ -382,8 +385,12 @@ def test_a_model_without_weights_is_only_good_for_scratch(
     bare = replace(inputs, model=replace(inputs.model, digests=digests))
     with pytest.raises(UsageError, match="`tiny-bert` has no weights") as caught:
         check(config, bare, folder, 2)
-    assert "init: scratch" in caught.value.remedy
-    assert check(replace(config, model=replace(config.model, init="scratch")), bare, folder, 2)
+    init = in_it(caught.value.remedy, r"(?<=model.init: )\w+")
+    assert check(replace(config, model=replace(config.model, init=init)), bare, folder, 2)
+    with pytest.raises(UsageError, match="`tiny-bert` has no weights") as caught:
+        check(replace(config, lora=LoraConfig()), bare, folder, 2)
+    assert caught.value.remedy == "Stage the weights."
+    assert check(config, inputs, folder, 2)
 
 
 def test_a_tokenizer_of_another_model_is_refused(

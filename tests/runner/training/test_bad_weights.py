@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from runner.errors import StageError
+from runner.training.components.device import DTYPES
 from runner.training.weights import Weights
+from tests.remedies.obeyed import in_it, obeys
 
 
 @pytest.fixture
@@ -37,15 +39,22 @@ def test_a_weight_that_is_no_number_is_named(value: float) -> None:
         fill(module)
 
 
+@obeys("runner/training/weights.py", "Stage another revision of the model (or export it again")
 @pytest.mark.usefixtures("one_rank")
 def test_a_weight_too_large_for_fp16_is_named_with_the_precision_that_holds_it() -> None:
-    module = nn.Linear(2, 2)
-    with torch.no_grad():
-        module.weight[0, 0] = 70_000.0
-    fill(nn.Linear(2, 2), torch.float16)
+    def large() -> nn.Module:
+        module = nn.Linear(2, 2)
+        with torch.no_grad():
+            module.weight[0, 0] = 70_000.0
+        return module
+
+    fill(nn.Linear(2, 2), torch.float16)  # another revision
     with pytest.raises(StageError) as caught:
-        fill(module, torch.float16)
-    assert "beyond 65504" in caught.value.message and "bf16 or fp32" in caught.value.remedy
+        fill(large(), torch.float16)
+    assert "beyond 65504" in caught.value.message
+    words = in_it(caught.value.remedy, r"(?<=set precision: )\w+ or \w+")
+    for precision in words.split(" or "):
+        fill(large(), DTYPES[precision])
 
 
 @pytest.mark.usefixtures("one_rank")

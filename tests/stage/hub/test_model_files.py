@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stage.digests import Digest
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, StageError, UsageError
 from stage.hub.model_files import (
     RemoteFile,
     locked_file,
@@ -16,9 +17,11 @@ from stage.hub.model_files import (
     select_model,
     select_tokenizer,
 )
+from tests.remedies.obeyed import in_it, obeys
 
 GIT, SHA = Digest("git-sha1", "a" * 40), Digest("lfs-sha256", "b" * 64)
 WHAT = "x.yaml:4: `bert`"
+HERE = "stage/hub/model_files.py"
 
 
 def listing(paths: str) -> list[RemoteFile]:
@@ -280,6 +283,39 @@ def test_a_missing_shard_is_noticed_on_the_laptop(paths: str, said: str) -> None
     with pytest.raises(UsageError) as refusal:
         selected(paths)
     assert said in refusal.value.message and refusal.value.message.startswith(WHAT)
+
+
+SHARDS = "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors"
+PICKLES = "config.json pytorch_model-00001-of-00002.bin pytorch_model-00002-of-00002.bin"
+
+
+@obeys(HERE, "If a pattern of `exclude` takes it", "Take a revision with safetensors (often")
+@obeys(HERE, "Take a repository or revision with safetensors. If you want")
+@pytest.mark.parametrize(
+    ("paths", "exclude"),
+    [
+        (f"{SHARDS} model.safetensors.index.json", "*-00001-*"),
+        (f"{PICKLES} pytorch_model.bin.index.json", "*.h5"),
+        ("config.json tf_model.h5 flax_model.msgpack", "*.md"),
+        ("config.json rust_model.ot", "*.md"),
+    ],
+)
+def test_weights_that_do_not_travel_are_excluded_as_the_message_says(
+    paths: str, exclude: str
+) -> None:
+    """The index of the shards was left, and with it obeying led to "the upload is incomplete"."""
+    with pytest.raises(StageError) as refusal:
+        selected(paths, exclude)
+    remedy = refusal.value.remedy
+    patterns = yaml.safe_load(in_it(remedy, r"(?<=exclude: )\[.*?\]"))
+    assert selected(paths, *patterns)[0] == {"config.json"}
+    if "remove that pattern" in remedy:
+        assert selected(paths)[0] == set(paths.split())
+    if "with `include`" in remedy:
+        files = paths.split()
+        assert len(select_by_patterns(listing(paths), files, [], WHAT)[0]) == len(files)
+    if "--allow-pickle" in remedy:
+        assert select_model(listing(paths), [], WHAT, allow_pickle=True)[2] == paths.split()[1:3]
 
 
 def test_a_repository_of_configuration_alone_travels() -> None:

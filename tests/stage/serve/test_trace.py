@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from stage.lock.requests import UrlRequest
 from stage.serve.answers import Address
 from stage.serve.record import Exchange, _patterns, gather
 from stage.serve.trace import Recorder
+from tests.remedies.obeyed import in_it, obeys
 from tests.stage.serve.test_metrics import FILES, SPACE
 from tests.support.clients import answer_of, packages_folder, run_client
 from tests.support.servers.hubs import TestHub
@@ -355,6 +357,7 @@ def test_the_shortest_patterns_match_what_was_read_and_nothing_else() -> None:
     assert _patterns({"README.md"}, every) == ["README.md"]
 
 
+@obeys("stage/cli/trace.py", "{}, or trace again: -o and another name.")
 def test_ctrl_c_in_the_middle_gives_a_manifest_that_fetches(
     source: TestHub, tmp_path: Path
 ) -> None:
@@ -378,7 +381,8 @@ time.sleep(60)
         assert "# It was interrupted" in (tmp_path / output).read_text()
         assert f"Interrupted: {output} has what was asked for until then." in done.stderr
         assert "Run the same command again" not in done.stderr and "next:" not in done.stdout
-        fetched = stage(tmp_path, source, "fetch", output, "-o", name, "--no-offline-check")
+        fetch = shlex.split(in_it(done.stderr, r"(?<=-> stage )fetch [^,]* -o "))
+        fetched = stage(tmp_path, source, *fetch, name, "--no-offline-check")
         assert fetched.returncode == 0, fetched.stderr
 
 

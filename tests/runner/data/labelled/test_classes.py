@@ -12,8 +12,10 @@ import pytest
 from runner.data.classes import Classes, classes_of, listed, united
 from runner.errors import UsageError
 from runner.inputs import SplitInput
+from tests.remedies.obeyed import obeys
 from tests.support.training.twins import labelled_parquet
 
+CLASSES = "runner/data/classes.py"
 NAMED = {"names": ["no", "yes"], "_type": "ClassLabel"}
 
 
@@ -73,6 +75,7 @@ def test_datasets_are_united_by_the_names_of_their_classes() -> None:
     assert united(numbers, []) == [str(n) for n in range(11)]
 
 
+@obeys(CLASSES, "Stage them with the same kind of labels", "Choose another validation split, or")
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -81,8 +84,16 @@ def test_datasets_are_united_by_the_names_of_their_classes() -> None:
     ],
 )
 def test_a_validation_split_of_other_classes_is_refused(other: Classes, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        united([Classes(["no", "yes"], "names")], [other])
+    train = Classes(["no", "yes"], "names")
+    with pytest.raises(UsageError, match=message) as caught:
+        united([train], [other])
+    assert "validation: null" in caught.value.remedy
+    for validation in ([], [Classes(["yes", "no"], "texts")]):
+        assert united([train], validation) == train.names
+    if other.kind == "numbers":  # without validation the two would still not go together
+        with pytest.raises(UsageError, match=message) as caught:
+            united([train, other], [])
+        assert caught.value.remedy == "Stage them with the same kind of labels."
 
 
 def test_the_classes_of_several_files_are_all_found(tmp_path: Path) -> None:

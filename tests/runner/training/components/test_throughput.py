@@ -13,6 +13,7 @@ from runner.job.peaks import PEAKS, peak_flops
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
 from runner.training.components.throughput import StepClock, flops_per_token, not_finite
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
 
@@ -63,6 +64,9 @@ def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(
     assert not (folder / "model").exists()
 
 
+@obeys(
+    "runner/training/components/throughput.py", "Lower optimizer.lr, set precision: bf16 or fp32"
+)
 def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_saved(
     shared_cluster: Cluster,
 ) -> None:
@@ -77,6 +81,8 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_sav
     assert "Traceback" not in done.stderr
     checkpoints = shared_cluster.output("lost") / "checkpoints"
     assert not list(checkpoints.glob("step-*")) and not (checkpoints / "best.json").exists()
+    assert in_it(done.stderr, "Lower optimizer.lr.*with that change: it begins at step 0")
+    shared_cluster.trained("lost", "--set", "optimizer.lr=0.001", processes=1)
 
 
 # The loss is 0, where it has no derivative.

@@ -19,6 +19,7 @@ import pytest
 from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import ranks
 from tests.support.warm import warm_python
 
@@ -161,6 +162,7 @@ def test_batch_norm_in_16_bits_learns_under_autocast(results: dict[str, Any]) ->
     assert all(mean > 0 for mean in found["moved"])
 
 
+@obeys("runner/training/components/batch_norm.py", "Set engine: {name: ddp}, or precision: fp32.")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
 def test_batch_norm_whose_weights_would_be_cast_is_refused(
@@ -170,6 +172,7 @@ def test_batch_norm_whose_weights_would_be_cast_is_refused(
     from torch import device, nn
 
     from runner.job.plan import TrainingPlan
+    from runner.training.components.batch_norm import check_batch_norm
     from runner.training.engines import make_engine
 
     run_file = tmp_path / "run.yaml"
@@ -182,7 +185,9 @@ def test_batch_norm_whose_weights_would_be_cast_is_refused(
         f"{run_file}:5: this model has batch norm, which cannot be trained in {precision} with "
         f"{engine}."
     )
-    assert caught.value.remedy == "Set engine: {name: ddp}, or precision: fp32."
+    check_batch_norm(module, RunConfig.load(run_file), in_it(caught.value.remedy, "fp32"))
+    run_file.write_text(f"{RUN_FILE}{in_it(caught.value.remedy, 'engine: {.*?}')}\n")
+    check_batch_norm(module, RunConfig.load(run_file), precision)
 
 
 def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 
 from runner.config.checkpoint import CheckpointConfig
 from runner.errors import DamageError, UsageError
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import SIGNATURE, Killed, SmallEngine, names, save, state
 
 if TYPE_CHECKING:
@@ -325,6 +327,7 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(
     assert "another --output" in caught.value.remedy
 
 
+@obeys("runner/run_folder/checkpoints.py", "Resume with {} and `engine.zero: {}`; or start again")
 @pytest.mark.parametrize(
     ("key", "value", "named"), [("optimizer", "lion", "lion"), ("lora", "rank 8", "LoRA")]
 )
@@ -343,12 +346,16 @@ def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_st
     ):
         with pytest.raises(
             UsageError, match=f"does not convert a checkpoint of {named}.* 2 ranks at stage 2"
-        ):
+        ) as caught:
             refuse()
-    assert check_before_launch(folder, signed, 2, None)
-    for engine, zero in (("fsdp", 3), ("deepspeed", 0)):
-        whole = replace(found, engine=engine, zero=zero)
-        check_resumable(whole, replace(whole, world_size=1), folder)
+        remedy = caught.value.remedy
+        ranks, stage = (int(in_it(remedy, p)) for p in (r"\d+(?= ranks)", r"(?<=zero: )\d+"))
+        check_resumable(found, replace(found, world_size=ranks, zero=stage), folder)
+        assert check_before_launch(folder, signed, ranks, None)
+        engines = in_it(remedy, r"(?<=engine.name: )\w+ or \w+").split(" or ")
+        for engine, zero in (*((engine, None) for engine in engines), ("deepspeed", 0)):
+            whole = replace(found, engine=engine, zero=zero)
+            check_resumable(whole, replace(whole, world_size=1), folder)
 
 
 def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
@@ -366,6 +373,7 @@ def test_colleagues_can_read_a_checkpoint(checkpoints: Checkpoints, folder: Path
         assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
 
 
+@obeys("runner/training/saving/checkpoints.py", "To start again from step 0: another --output")
 def test_without_a_complete_checkpoint_no_run_starts_over(
     checkpoints: Checkpoints, folder: Path
 ) -> None:
@@ -373,8 +381,12 @@ def test_without_a_complete_checkpoint_no_run_starts_over(
     save(checkpoints, 4)
     for damaged in folder.glob("step-*/engine/weights.pt"):
         damaged.write_text("something else")
-    with pytest.raises(DamageError, match="no checkpoint in it is as it was written"):
+    with pytest.raises(DamageError, match="no checkpoint in it is as it was written") as caught:
         checkpoints.newest_valid()
+    subprocess.run(in_it(caught.value.remedy, "rm -r .*"), shell=True, check=True)
+    assert checkpoints.newest_valid() is None, "as in the folder of another --output"
+    save(checkpoints, 2)
+    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
 
 
 def test_a_state_of_another_version_is_named_and_passed_over(

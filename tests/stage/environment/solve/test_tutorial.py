@@ -10,15 +10,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from scripts.lib.conda.channel import File, Package, write_package
 from scripts.lib.conda.channel import index as index_channel
 from stage.environment.image.own_wheel import check_holds_airlift
 from stage.environment.solve.lock import own_requirements
 from stage.environment.spec.conda_lock import EnvironmentLock
+from stage.errors import UsageError
+from tests.remedies.obeyed import in_it, obeys
 from tests.support.environment.pypi import Index, dynamic_sdist, sdist, serve_index, wheel
 
 PROFILES = Path(__file__).resolve().parents[4] / "envs" / "profiles"
@@ -128,6 +132,7 @@ def conda_forge(folder: Path) -> str:
     return folder.as_uri()
 
 
+@obeys("stage/environment/image/own_wheel.py", "stage env lock adds them; with another tool")
 @pytest.mark.parametrize("profile", ["v100", "a800"])
 def test_it_locks_as_it_is(tmp_path: Path, profile: str) -> None:
     (tmp_path / "requirement.txt").write_text(REQUIREMENTS)
@@ -158,5 +163,14 @@ def test_it_locks_as_it_is(tmp_path: Path, profile: str) -> None:
     )
     assert {p.name for p in lock.of("conda")} == {"python", "pip", "mpi4py", "mpich"}
     assert {p.name for p in lock.of("pip") if p.is_sdist} == {"deepspeed", "fire"}
-    check_holds_airlift(EnvironmentLock.load(tmp_path / "conda-lock.yml"), "lock")
+    check_holds_airlift(lock, "lock")
+    own = {Requirement(line).name: line for line in own_requirements()}
+    foreign = replace(lock, packages=[p for p in lock.packages if p.name.lower() not in own])
+    with pytest.raises(UsageError, match="does not meet their requirements") as caught:
+        check_holds_airlift(foreign, "lock")
+    lines = in_it(caught.value.message, r"(?<=requirements: ).*(?=\.$)").split(", ")
+    assert "stage env lock adds them" in caught.value.remedy
+    assert "add them to the pip section" in caught.value.remedy
+    for added in map(Requirement, lines):
+        assert added.name in own and added.specifier.contains(versions[added.name.lower()])
     assert "would not run" not in done.stderr and "Not known whether" not in done.stderr
