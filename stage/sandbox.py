@@ -18,7 +18,10 @@ import signal
 import struct
 import sys
 import sysconfig
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from stage.errors import IncompleteError, says_no_memory
 
@@ -79,6 +82,23 @@ OFFLINE = {
 def child(module: str) -> tuple[list[str], dict[str, str]]:
     """Command and environment that run a module of this package in an isolated process."""
     return isolated(module), {**os.environ, **OFFLINE}
+
+
+def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
+    """Runs the work of a child process with py-rattler, and ends at once, with its result as the
+    status.
+
+    The end of the interpreter is skipped: py-rattler's runtime may crash it
+    (pyo3-async-runtimes#40).
+    """
+    status = 1
+    try:
+        status = work() or 0
+    except Exception:  # noqa: BLE001 - the parent process reads the traceback
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def check_memory(returncode: int, stderr: str, what: str) -> None:

@@ -21,7 +21,7 @@ import yaml
 from scripts.lib.conda.channel import index, package_from_wheel, write_package
 from scripts.lib.conda.python import bundled_wheels, python_package
 from stage.digests import sha256_of_bytes
-from stage.environment.solve.lock import own_requirements
+from stage.environment.image.own_wheel import own_requirements
 from stage.environment.spec.pip_section import SDISTS
 from stage.files import human_count, human_size
 

@@ -1,9 +1,7 @@
 """Links packages into one folder: an environment with a placeholder in place of its prefix.
 
 It is a child process (`python -m stage.environment.image.link`): a JSON request on stdin, a JSON
-answer on stdout. py-rattler may crash an interpreter that ends in the usual way
-(pyo3-async-runtimes#40), so it ends by `os._exit`. No program of the target is run, so a macOS
-laptop links a linux-64 environment.
+answer on stdout. No program of the target is run, so a macOS laptop links a linux-64 environment.
 
 py-rattler links conda packages, then `installer` the wheels; then everything that depends on this
 machine is removed (dates, paths, bytecode).
@@ -16,10 +14,9 @@ import json
 import os
 import re
 import sys
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
@@ -30,6 +27,7 @@ from rattler import install as link_packages
 from stage.environment.image import shebang
 from stage.environment.image.relocate import walk
 from stage.paths import collisions
+from stage.sandbox import run_and_exit
 
 
 class Refused(Exception):
@@ -206,25 +204,16 @@ def _replace(path: Path, content: bytes) -> None:
     path.chmod(mode | 0o644)
 
 
-def main() -> NoReturn:
-    """Reads the request, prints the answer, and ends the process."""
-    code = 1
+def main() -> None:
+    """Reads the request and prints the answer."""
+    request = json.load(sys.stdin)
+    linking = Linking(Path(request.pop("root")), Path(request.pop("cache")), **request)
     try:
-        request = json.load(sys.stdin)
-        linking = Linking(Path(request.pop("root")), Path(request.pop("cache")), **request)
-        try:
-            answer = linking.run()
-        except Refused as error:
-            answer = {"refused": str(error)}
-        sys.stdout.write(json.dumps(answer))
-        sys.stdout.flush()
-        code = 0
-    finally:
-        if code:
-            traceback.print_exc()
-            sys.stderr.flush()
-        os._exit(code)
+        answer = linking.run()
+    except Refused as error:
+        answer = {"refused": str(error)}
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    main()
+    run_and_exit(main)

@@ -28,7 +28,6 @@ from stage.version import __version__
 
 PACKAGES = ("runner", "stage")
 _TAG = "py3-none-any"
-_FILE_NAME = DISTRIBUTION.replace("-", "_")  # as in the names of wheels and dist-info folders
 _FROM_METADATA = ("METADATA", "entry_points.txt", "top_level.txt")
 
 
@@ -40,19 +39,29 @@ def airlift_wheel(folder: Path) -> Path:
             code.
     """
     distribution = _distribution()
-    info = f"{_FILE_NAME}-{__version__}.dist-info"
-    files = dict(_package_files())
-    for name in _FROM_METADATA:
-        text = distribution.read_text(name)
-        if name == "METADATA":
-            text = text or distribution.read_text("PKG-INFO")
-        if text:
-            files[f"{info}/{name}"] = text.encode()
+    texts = {name: distribution.read_text(name) for name in _FROM_METADATA}
+    texts["METADATA"] = texts["METADATA"] or distribution.read_text("PKG-INFO")
+    info = {name: text.encode() for name, text in texts.items() if text}
+    return pure_wheel(folder, DISTRIBUTION, __version__, dict(_package_files()), info)
+
+
+def pure_wheel(
+    folder: Path, name: str, version: str, files: Mapping[str, bytes], info: Mapping[str, bytes]
+) -> Path:
+    """Writes the wheel of a package for any platform.
+
+    Args:
+        folder: made where it is missing.
+        files: path in the wheel -> content.
+        info: the same in the dist-info folder, without WHEEL and RECORD.
+    """
+    stem = f"{name.replace('-', '_')}-{version}"
     generator = f"Wheel-Version: 1.0\nGenerator: {DISTRIBUTION} ({__version__})\n"
-    files[f"{info}/WHEEL"] = f"{generator}Root-Is-Purelib: true\nTag: {_TAG}\n".encode()
+    kind = f"{generator}Root-Is-Purelib: true\nTag: {_TAG}\n".encode()
+    inside = {f"{stem}.dist-info/{key}": text for key, text in {**info, "WHEEL": kind}.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    wheel = folder / f"{_FILE_NAME}-{__version__}-{_TAG}.whl"
-    write_wheel(wheel, files, f"{info}/RECORD")
+    wheel = folder / f"{stem}-{_TAG}.whl"
+    write_wheel(wheel, {**files, **inside}, f"{stem}.dist-info/RECORD")
     return wheel
 
 
@@ -77,7 +86,7 @@ def check_holds_airlift(lock: EnvironmentLock, where: str) -> None:
         UsageError: with the requirements to add.
     """
     packages = {str(canonicalize_name(p.name)): p.version for p in lock.packages}
-    if unmet := unmet_requirements(packages, lock.python, lock.platform):
+    if unmet := unmet_requirements(packages, lock.python):
         raise UsageError(
             f"{where}: `stage` and `runner` will be in the environment, and the lock does not meet "
             f"their requirements: {', '.join(unmet)}.",
@@ -86,22 +95,30 @@ def check_holds_airlift(lock: EnvironmentLock, where: str) -> None:
         )
 
 
-def unmet_requirements(versions: Mapping[str, str], python: str, platform: str) -> list[str]:
+def own_requirements() -> tuple[str, ...]:
+    """The requirements of airlift without extras, from its metadata; sorted.
+
+    Raises:
+        UsageError: this airlift is not installed, so it has no metadata.
+    """
+    stated = _distribution().requires or []
+    return tuple(sorted(r for r in stated if "extra" not in str(Requirement(r).marker or "")))
+
+
+def unmet_requirements(versions: Mapping[str, str], python: str) -> list[str]:
     """The requirements of airlift that a lock does not meet, in pip's notation.
 
     Args:
         versions: normalised name of every locked package -> its version.
         python: version of the environment's interpreter, `3.10.13`.
-        platform: conda's name, `linux-64`.
     """
     target: dict[str, str | AbstractSet[str]] = {
         **{key: str(value) for key, value in default_environment().items()},
         "python_version": ".".join(python.split(".")[:2]),
         "python_full_version": python,
-        "sys_platform": "linux" if platform.startswith("linux") else "darwin",
-        "extra": "",
+        "sys_platform": "linux",
     }
-    stated = map(Requirement, _distribution().requires or [])
+    stated = map(Requirement, own_requirements())
     return [
         f"{requirement.name}{requirement.specifier}"
         for requirement in stated

@@ -96,7 +96,7 @@ def _try(root: Path, wanted: Sequence[str]) -> tuple[Answers, int | None, str]:
                     stdout=output,
                     stderr=output,
                     timeout=TIMEOUT_S,
-                    preexec_fn=_close_network,
+                    preexec_fn=close_network,
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
@@ -106,7 +106,3 @@ def _try(root: Path, wanted: Sequence[str]) -> tuple[Answers, int | None, str]:
         lines = printed.read_text(encoding="utf-8", errors="replace").split("\n")
         last_line = next((line for line in reversed(lines) if line.strip()), "")
         return read_answers(path.read_text(encoding="utf-8")), code, last_line
-
-
-def _close_network() -> None:
-    close_network()

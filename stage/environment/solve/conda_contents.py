@@ -3,7 +3,7 @@
 There is no table of names: each package lists its files, and a distribution has a
 `NAME-VERSION.dist-info` (or `.egg-info`) among them. So conda's `pytorch` is found to be pip's
 `torch`. Only that list is read from a remote package (range requests). py-rattler runs in a child
-process, see `rattler`.
+process, see `run_and_exit`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
-from stage.environment.solve.rattler import run_and_exit
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError
-from stage.sandbox import isolated
+from stage.sandbox import isolated, run_and_exit
 
 _METADATA = re.compile(
     r"(?:^|/)site-packages/(?P<name>[^/]+?)-(?P<version>[0-9][^/]*?)"

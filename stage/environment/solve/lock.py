@@ -12,14 +12,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from stage.environment.check.check import torch_limit, torch_that_fits, verdicts
 from stage.environment.check.needs import Needs
+from stage.environment.image.own_wheel import own_requirements
 from stage.environment.solve.conda import Solver, choose_solver, lock_conda
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import address_to_ask, choose_indexes
@@ -31,24 +30,10 @@ from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
 from stage.errors import PolicyError, UsageError
 from stage.files import check_folder_of, human_count, join_limited, write_atomically
-from stage.installation import DISTRIBUTION, install_command
 from stage.progress import Reporter
 
 OLDEST_PYTHON = (3, 10)
 """airlift itself is in every environment."""
-
-
-def own_requirements() -> tuple[str, ...]:
-    """The requirements of airlift, from its metadata; sorted.
-
-    Raises:
-        UsageError: this airlift is not installed, so it has no metadata.
-    """
-    try:
-        stated = requires(DISTRIBUTION) or []
-    except PackageNotFoundError:
-        raise UsageError("This airlift is not installed as a package.", install_command()) from None
-    return tuple(sorted(r for r in stated if "extra" not in str(Requirement(r).marker or "")))
 
 
 def answers(lock: EnvironmentLock, spec: EnvironmentSpec, profile: Profile) -> bool:

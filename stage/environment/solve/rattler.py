@@ -5,8 +5,7 @@
     matches < [[SPEC, NAME, VERSION, BUILD]...]                     airlift's: whether each matches
 
 The target platform and the virtual packages are in conda's variables, CONDA_SUBDIR and
-CONDA_OVERRIDE_*. It is always a child process: py-rattler's runtime may crash while the interpreter
-shuts down, so the process ends by os._exit.
+CONDA_OVERRIDE_*. It is always a child process, see `run_and_exit`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import json
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-KERNEL, MACOS = "4.18", "11.0"  # conda-lock's defaults
+from stage.sandbox import run_and_exit
+
+KERNEL = "4.18"  # conda-lock's default
 DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
 
 
@@ -57,7 +56,7 @@ async def _solve(named: list[str], specs: list[str], prefix: str) -> int:
             sources=[rattler.Channel(url) for url in channels],
             specs=[exact(spec) for spec in specs],
             platforms=[rattler.Subdir(platform), rattler.Subdir("noarch")],
-            virtual_packages=_virtual_packages(platform),
+            virtual_packages=_virtual_packages(),
             gateway=rattler.Gateway(),
         )
     except Exception as error:  # noqa: BLE001 - py-rattler raises many kinds; the caller prints them
@@ -90,7 +89,7 @@ def _matches(questions: list[list[str]]) -> list[bool]:
     ]
 
 
-def _virtual_packages(platform: str) -> list[Any]:
+def _virtual_packages() -> list[Any]:
     import rattler
     from rattler.package import BuildString
 
@@ -102,11 +101,7 @@ def _virtual_packages(platform: str) -> list[Any]:
     def asked(name: str) -> str | None:
         return os.environ.get(f"CONDA_OVERRIDE_{name}")
 
-    packages = [virtual("__unix", "0")]
-    if platform.startswith("osx"):
-        packages.append(virtual("__osx", asked("OSX") or MACOS))
-    else:
-        packages.append(virtual("__linux", asked("LINUX") or KERNEL))
+    packages = [virtual("__unix", "0"), virtual("__linux", asked("LINUX") or KERNEL)]
     for name in ("GLIBC", "CUDA"):
         packages += [virtual(f"__{name.lower()}", version)] if (version := asked(name)) else []
     if machine := asked("ARCHSPEC"):
@@ -128,21 +123,6 @@ def _action(record: Any) -> dict[str, Any]:
         "md5": record.md5.hex() if record.md5 else None,
         "sha256": record.sha256.hex() if record.sha256 else None,
     }
-
-
-def run_and_exit(child: Callable[[], int | None]) -> NoReturn:
-    """Runs the work of a child process and ends at once, with the status that it returns.
-
-    py-rattler's runtime is not shut down.
-    """
-    status = 1
-    try:
-        status = child() or 0
-    except Exception:  # noqa: BLE001 - the parent process reads the traceback
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
@@ -24,6 +23,7 @@ from packaging.utils import canonicalize_name
 
 from stage.environment.check.check import torch_that_fits
 from stage.environment.check.torch_builds import index_of
+from stage.environment.image.own_wheel import pure_wheel
 from stage.environment.solve.advice import Target, advice_for, compiled_advice
 from stage.environment.solve.conda_contents import Provided, metadata_of
 from stage.environment.solve.conflicts import is_network_problem, uv_conflict
@@ -106,15 +106,14 @@ class Uv:
         Args:
             extras: name -> the extras of it that pip requirements ask for.
         """
-        self._stubs.mkdir(exist_ok=True)
         lines = []
         for distribution in self.stubbed.values():
             name, version = distribution.name, distribution.version
             headers = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             if extras.get(name):
                 headers += _extras(metadata_of(distribution, self._request.addresses))
-            path = _write_stub(self._stubs, distribution, headers)
-            lines.append(f"{name} @ {path.as_uri()}\n")
+            stub = pure_wheel(self._stubs, name, version, {}, {"METADATA": headers.encode()})
+            lines.append(f"{name} @ {stub.as_uri()}\n")
         (self._folder / "provided.txt").write_text("".join(lines))
 
     def compile(self, *more: str) -> tuple[dict[str, Any] | None, str]:
@@ -378,19 +377,6 @@ def _write_kept(path: Path, kept: Mapping[str, str]) -> None:
     path.unlink(missing_ok=True)
     if kept:
         path.write_text("\n".join(lines) + "\n")
-
-
-def _write_stub(folder: Path, distribution: Provided, headers: str) -> Path:
-    name = distribution.name.replace("-", "_")
-    info = f"{name}-{distribution.version}.dist-info"
-    path = folder / f"{name}-{distribution.version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{info}/METADATA", headers)
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
-    return path
 
 
 def _extras(metadata: str) -> str:

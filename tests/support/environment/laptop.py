@@ -184,7 +184,7 @@ class EnvironmentLaptop:
         return self.bundle / "data/envs/small-env"
 
     def lock(self, conda: list[str], pip: list[Path]) -> None:
-        from stage.environment.solve.lock import own_requirements  # needs the extra `laptop`
+        from stage.environment.image.own_wheel import own_requirements  # needs the extra `laptop`
 
         spec = EnvironmentSpec.load(self.folder / "environment.yml")
         asked = content_hash(spec, Profile.load(self.folder / "cluster.yml"), own_requirements())
