@@ -35,7 +35,7 @@ from stage.bundle.inspect import index_problems as index_problems  # for runner.
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.job
 from stage.bundle.receipt import remedy_for_damage
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
-from stage.digests import hash_file
+from stage.digests import hash_file as hash_file
 from stage.environment.check import imports as imports  # for runner.job.surroundings
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset

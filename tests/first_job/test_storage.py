@@ -97,12 +97,16 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from runner.run_folder.layout import RunFolder
+from runner.training.components.process_group import Ranks
 from runner.training.engines import dcp
+from runner.training.saving.atomic_folder import AtomicCheckpoint
 from runner.training.start import disk_error, write_error
 
 folder, weights = Path(sys.argv[1]), {"w": torch.zeros(2**20)}
 dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
-for save, target in ((lambda f, w: dcp.save(f, w), "step-2"), (lambda f, w: save_file(w, f), "m")):
+whole = AtomicCheckpoint(folder / "step-2", None, Ranks())
+by_torch = lambda f, w: whole.attempt(lambda: dcp.save(f, w))
+for save, target in ((by_torch, "step-2"), (lambda f, w: save_file(w, f), "m")):
     try:
         save(folder / target, weights)
     except OSError as error:

@@ -8,8 +8,6 @@ folder is deleted.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import shutil
@@ -17,10 +15,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.disks import write_fault
-from runner.errors import human_size, sync_folder
+from runner.errors import sync_folder
+from runner.inputs import hash_file
 from runner.run_folder.checkpoints import STATE, TrainingState
 from runner.training.components.process_group import Ranks
 
@@ -28,18 +27,7 @@ FILES = "files.json"
 GONE = ".gone"
 LATEST = "latest"
 FORMAT = 1
-
-
-PASSING = frozenset(
-    getattr(errno, name)
-    for name in ("EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "ESHUTDOWN", "EHOSTDOWN", "ECONNRESET")
-    if hasattr(errno, name)
-)
-"""Errors of a file server that is away for a moment."""
-
-
-class PassingError(OSError):
-    """A file server did not answer: a second try can succeed. Raised on every rank."""
+T = TypeVar("T")
 
 
 class AtomicCheckpoint:
@@ -71,43 +59,35 @@ class AtomicCheckpoint:
                     discard(old)
             self.folder.mkdir(parents=True)
 
-    def attempt(self, work: Callable[[], None]) -> None:
+    def attempt(self, work: Callable[[], T]) -> T:
         """Runs `work` on all ranks. If the disk fails on one rank, it fails on all, and nothing is
         left.
 
         Raises:
-            PassingError: on every rank: only file servers failed, which can be back soon.
-            OSError: on every rank.
+            OSError: the same on every rank.
         """
         problem: OSError | None = None
         try:
-            work()
+            done = work()
         except OSError as error:
-            problem = error if error.errno else self._numbered(str(error))
+            problem = error if error.errno else self._numbered(error)
         except RuntimeError as error:
             # torch.save wraps a full disk: "[enforce fail at inline_container.cc:...]".
             if "inline_container" not in str(error) and "write" not in str(error):
                 raise
-            free = human_size(shutil.disk_usage(self._final.parent).free)
-            problem = self._numbered(
-                f"the checkpoint cannot be written ({free} free): {str(error).splitlines()[0]}"
-            )
-        if self._ranks.any(problem is not None):
+            problem = self._numbered(error)
+        problems = [one for one in self._ranks.gather(problem) if one is not None]
+        if problems:
             if self._ranks.is_first:
                 shutil.rmtree(self.folder, ignore_errors=True)
-            may_pass = not self._ranks.any(problem is not None and not _may_pass(problem))
-            kind = PassingError if may_pass else OSError
-            said = "another rank could not write its part of the checkpoint"
-            if problem is None:
-                raise kind(said)
-            if may_pass:
-                raise PassingError(*problem.args) from problem
-            raise problem
+            raise problems[0]
+        return done
 
-    def _numbered(self, text: str) -> OSError:
+    def _numbered(self, error: Exception) -> OSError:
         """The error of a library that hides its number: learnt before the folder is removed."""
         fault = write_fault(self.folder if self.folder.exists() else self._final.parent)
-        return OSError(fault.errno, text) if fault and fault.errno else OSError(text)
+        said = f"the checkpoint cannot be written: {str(error).partition(chr(10))[0]}"
+        return OSError(fault.errno, said) if fault else OSError(said)
 
     def complete(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Writes the content, then makes it a checkpoint.
@@ -119,13 +99,11 @@ class AtomicCheckpoint:
         Raises:
             OSError: on every rank, if any rank cannot write (a full disk).
         """
-        seen: list[str] = []
-        mine: list[dict[str, Any]] = []
         self.attempt(lambda: self._write(write))
         self._ranks.barrier()
-        self.attempt(lambda: seen.extend(names_in(self.folder)))
+        seen = self.attempt(lambda: names_in(self.folder))
         names = all_of(self._ranks.gather(seen))
-        self.attempt(lambda: mine.extend(self._measure(share(names, self._ranks))))
+        mine = self.attempt(lambda: self._measure(share(names, self._ranks)))
         listed = [entry for part in self._ranks.gather(mine) for entry in part]
         self.attempt(lambda: self._publish(listed, then))
 
@@ -151,11 +129,6 @@ class AtomicCheckpoint:
         self.folder.replace(self._final)
         sync_folder(self._final.parent)
         then()
-
-
-def _may_pass(problem: OSError) -> bool:
-    """Whether a second try can succeed. torch.save keeps the words of an error, not its number."""
-    return problem.errno in PASSING or any(os.strerror(n) in str(problem) for n in PASSING)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -209,11 +182,8 @@ def discard(folder: Path) -> str | None:
 
 def measured(path: Path) -> dict[str, Any]:
     """Size in bytes and sha256 of a file."""
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+    found = hash_file(path)
+    return {"size": found.size, "sha256": found.sha256}
 
 
 def write_synced(path: Path, document: dict[str, Any]) -> None:

@@ -6,9 +6,10 @@ is as listed; a damaged one is named and skipped.
 
 from __future__ import annotations
 
+import errno
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from runner.training.saving.atomic_folder import (
     GONE,
     LATEST,
     AtomicCheckpoint,
-    PassingError,
     all_of,
     discard,
     measured,
@@ -39,6 +39,7 @@ from runner.training.saving.atomic_folder import (
 
 RETRY_AFTER_S = 10.0
 """A server of Lustre or NFS that fails over is back after seconds, or after many minutes."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Checkpoints:
@@ -52,13 +53,8 @@ class Checkpoints:
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._config, self._ranks, self._say, self._now = (
-            folder,
-            config,
-            ranks,
-            say,
-            now,
-        )
+        self._folder, self._config, self._ranks = folder, config, ranks
+        self._say, self._now = say, now
         self._saved_at = now()
 
     def is_due(self, step: int, *, ends_epoch: bool = False) -> bool:
@@ -92,8 +88,9 @@ class Checkpoints:
     def save(self, engine: Engine, state: TrainingState) -> None:
         """Writes a checkpoint, then removes the oldest beyond `keep`.
 
-        A checkpoint that cannot be removed is reported, and tried again after the next. Where a
-        file server is away for a moment, the checkpoint is written a second time.
+        A checkpoint that cannot be removed is reported, and tried again after the next. A
+        checkpoint that cannot be written is tried a second time, unless the disk is full: a file
+        server may be away for a moment.
 
         Raises:
             OSError: on every rank, if any rank cannot write (a full disk). Older checkpoints are
@@ -106,21 +103,15 @@ class Checkpoints:
             writing.begin()
             writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
 
-        self._twice(write, final.name)
-        self._saved_at = self._now()
-
-    def _twice(self, write: Callable[[], None], name: str) -> None:
-        """Calls `write`; once more, after a pause, if a file server was away for a moment.
-
-        Raises:
-            OSError: on every rank: the second try failed, or another one would not help.
-        """
         try:
             write()
-        except PassingError as error:
-            self._say(f"checkpoint {name}: {error}; one more try in {RETRY_AFTER_S:.0f} s")
+        except OSError as error:  # the same on every rank
+            if error.errno in FULL:
+                raise
+            self._say(f"checkpoint {final.name}: {error}; one more try in {RETRY_AFTER_S:.0f} s")
             time.sleep(RETRY_AFTER_S)
             write()
+        self._saved_at = self._now()
 
     def _drop_old(self, newest: int) -> None:
         """Removes checkpoints that are not among the newest, counted down from the step just
@@ -219,25 +210,16 @@ class Checkpoints:
                 entry["path"]: entry for entry in json.loads((folder / FILES).read_text())["files"]
             }
             seen = names_in(folder)
+            own = share(sorted(listed), self._ranks)
+            wrong = (n for n in own if {"path": n, **measured(folder / n)} != listed[n])
+            if name := next(wrong, None):
+                mine = f"{name} is not as it was written"
+            read_state(folder)
+        except FileNotFoundError as error:
+            mine = f"{Path(error.filename).relative_to(folder).as_posix()} is missing"
         except (OSError, ValueError, KeyError, TypeError) as error:
-            mine = f"it cannot be read ({error})"
+            mine = mine or f"it cannot be read ({error})"
         # A file that this node does not list is not missing: it is opened by name.
         if unlisted := [name for name in all_of(self._ranks.gather(seen)) if name not in listed]:
             mine = mine or f"{unlisted[0]} is not in its list"
-        mine = mine or self._problem_with_share(folder, listed)
         return next((problem for problem in self._ranks.gather(mine) if problem), None)
-
-    def _problem_with_share(self, folder: Path, listed: Mapping[str, Any]) -> str | None:
-        """Why this rank's share of the listed files, or the state, is not as it was written."""
-        try:
-            for name in share(sorted(listed), self._ranks):
-                if measured(folder / name) != {
-                    key: listed[name][key] for key in ("size", "sha256")
-                }:
-                    return f"{name} is not as it was written"
-            read_state(folder)
-        except FileNotFoundError as error:
-            return f"{Path(error.filename).relative_to(folder).as_posix()} is missing"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"it cannot be read ({error})"
-        return None

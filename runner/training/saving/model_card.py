@@ -13,15 +13,18 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from runner.config.fields import every_key, unused_keys
 from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS
 from runner.data.recipe import documents_of
-from runner.errors import human_count
+from runner.errors import dotted, human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
 from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
 
 UNSTATED = "not stated"
+NOT_SETTINGS = ("format", "name", "bundle", "model", "checkpoint", "hang_after", "wandb", "slurm")
+"""Keys of a run file that the card tells elsewhere, or that do not change what is learned."""
 
 
 def model_card(
@@ -98,15 +101,10 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
 
 
 def _loading(config: RunConfig, model: ModelInput) -> str:
-    auto = TASKS[config.task].auto
-    reads = (
-        "AutoImageProcessor"
-        if config.task == "image-classification" and model.preprocessing
-        else "AutoTokenizer"
-    )
-    lines = [f"from transformers import {auto}, {reads}"]
-    if config.task == "image-classification" and not model.preprocessing:
-        lines = [f"from transformers import {auto}"]
+    auto, reads = TASKS[config.task].auto, "AutoTokenizer"
+    if config.task == "image-classification":
+        reads = "AutoImageProcessor" if model.preprocessing else ""
+    lines = [f"from transformers import {', '.join(filter(None, (auto, reads)))}"]
     if config.lora is not None and not config.lora.merge:
         lines += ["from peft import PeftModel", ""]
         revision = f', revision="{model.commit}"' if model.commit else ""
@@ -117,8 +115,8 @@ def _loading(config: RunConfig, model: ModelInput) -> str:
         ]
     else:
         lines += ["", f'model = {auto}.from_pretrained(".")']
-    if reads in lines[0]:
-        name = "processor" if reads == "AutoImageProcessor" else "tokenizer"
+    if reads:
+        name = reads.removeprefix("Auto").removeprefix("Image").lower()
         lines.append(f'{name} = {reads}.from_pretrained(".")')
     return "\n".join(["```python", *lines, "```", "", "`.` is this folder."])
 
@@ -167,62 +165,27 @@ def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
     )
 
 
-def _of_loss(config: RunConfig) -> Iterator[tuple[str, object]]:
-    if config.label_smoothing:
-        yield "label_smoothing", f"{config.label_smoothing:g}"
-    if config.task == "masked-lm":
-        words = ", whole words" if config.whole_words else ""
-        yield "masked_share", f"{config.masked_share:g}{words}"
-
-
 def _settings(
     config: RunConfig, inputs: Inputs, plan: TrainingPlan
 ) -> Iterator[tuple[str, object]]:
-    yield "task", config.task
-    for data in inputs.datasets:
-        columns = ", ".join(
-            f"{key} `{column}`" for key, column in data.settings.columns(config.task).items()
-        )
-        yield f"columns of `{data.asset}`", columns
-    if config.task != "image-classification":
-        yield "sequence_length", plan.sequence_length
-        yield "packing.documents", documents_of(config, inputs.model, plan.sequence_length).value
-    yield ("steps", config.steps) if config.steps is not None else ("epochs", f"{config.epochs:g}")
-    ranks = human_count(plan.world_size, "rank")
-    yield (
-        "batch",
-        f"{plan.total} per step: {plan.micro} at a time on each of {ranks}",
-    )
-    optimizer, schedule = config.optimizer, config.schedule
-    moments = (
-        f"betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}, eps {optimizer.eps:g}"
-        if optimizer.name != "sgd"
-        else f"momentum {optimizer.momentum:g}"
-    )
-    yield (
-        "optimizer",
-        (
-            f"{optimizer.name}, lr {optimizer.lr:g}, {moments}, "
-            f"weight_decay {optimizer.weight_decay:g}, clip {optimizer.clip:g}"
-        ),
-    )
-    decay = f", decay {schedule.decay:g}" if schedule.name == "wsd" else ""
-    yield from _of_loss(config)
-    yield "schedule", f"{schedule.name}, warmup {schedule.warmup:g}{decay}"
-    yield "precision", plan.precision
-    if config.lora is not None:
-        yield "lora", f"{config.lora.describe()}, dropout {config.lora.dropout:g}"
-    if config.quantization is not None:
-        yield "quantization", config.quantization.describe()
-    partition = {
-        "deepspeed": f", ZeRO stage {plan.zero}",
-        "fsdp": f", {config.engine.sharding or 'full'}",
+    """Every key that means something, without those on files and Slurm; as they were decided."""
+    decided: dict[str, object] = {
+        "batch.global": plan.total,
+        "batch.micro": f"{plan.micro} on each of {human_count(plan.world_size, 'rank')}",
+        "precision": plan.precision,
+        "engine.zero": plan.zero,
     }
-    yield (
-        "engine",
-        f"{config.engine.name}{partition.get(config.engine.name, '')}, {ranks}",
-    )
-    yield "seed", config.seed
+    if config.task != "image-classification":
+        decided["sequence_length"] = plan.sequence_length
+        documents = documents_of(config, inputs.model, plan.sequence_length)
+        decided["packing.documents"] = documents.value
+    unused = {where for where, _, _ in unused_keys(config)}
+    for where, _, value in every_key(config):
+        name = dotted(where)
+        if where not in unused and where[0] not in NOT_SETTINGS:
+            value = decided.get(name, value)
+            if value not in (None, "", (), {}):
+                yield name, value
 
 
 def _weights(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:

@@ -77,10 +77,13 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def checkpoints(folder: Path, ranks: Ranks, said: list[str]) -> Checkpoints:
-    from runner.training.saving.checkpoints import Checkpoints
+def checkpoints(
+    folder: Path, ranks: Ranks, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Checkpoints:
+    from runner.training.saving import checkpoints as module
 
-    return Checkpoints(folder, CheckpointConfig(keep=2), ranks, said.append)
+    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.0)
+    return module.Checkpoints(folder, CheckpointConfig(keep=2), ranks, said.append)
 
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:

@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "engine/extra.pt is not in",
     ),
     "another state": (lambda c: flip(c / "state.json"), "state.json"),
-    "no list": (lambda c: (c / "files.json").unlink(), "cannot be read"),
+    "no list": (lambda c: (c / "files.json").unlink(), "files.json is missing"),
     "half a list": (lambda c: os.truncate(c / "files.json", 30), "cannot be read"),
     "an empty list": (lambda c: (c / "files.json").write_text("{}"), "cannot be read"),
 }

@@ -97,11 +97,6 @@ def test_a_disk_full_for_one_rank_is_full_for_all_and_the_next_checkpoint_is_who
 ) -> None:
     folder, said = two_ranks
     assert [line for line in said if "goes on" not in line] == [
-        f"step {step}, rank {rank}: {said}"
-        for step in (2, 4)
-        for rank, said in (
-            (0, "another rank could not write its part of the checkpoint"),
-            (1, "No space left on device"),
-        )
+        f"step {step}, rank {rank}: No space left on device" for step in (2, 4) for rank in (0, 1)
     ]
     assert names(folder) == {"step-6", "step-8", "latest"}

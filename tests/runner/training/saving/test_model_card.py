@@ -84,11 +84,16 @@ def test_bundle_settings_and_machine_are_recorded(
         "| sequence_length | 32 |",
         "| packing.documents | joined |",
         "| steps | 8 |",
-        "| batch | 8 per step: 2 at a time on each of 2 ranks |",
-        "| optimizer | adamw, lr 0.003, betas 0.9 and 0.999, eps 1e-08, weight_decay 1, clip 1 |",
-        "| schedule | cosine, warmup 0.05 |",
+        "| batch.global | 8 |",
+        "| batch.micro | 2 on each of 2 ranks |",
+        "| optimizer.name | adamw |",
+        "| optimizer.lr | 0.003 |",
+        "| optimizer.weight_decay | 1.0 |",
+        "| schedule.name | cosine |",
+        "| schedule.warmup | 0.05 |",
         "| precision | fp32 |",
-        "| engine | deepspeed, ZeRO stage 2, 2 ranks |",
+        "| engine.name | deepspeed |",
+        "| engine.zero | 2 |",
         "| seed | 42 |",
         "| device | 2 x CPU |",
         f"torch {record['versions']['torch']}",
@@ -125,8 +130,9 @@ def test_an_adapter_names_its_base_and_how_both_are_loaded(cluster: Cluster) -> 
         in card
     )
     assert 'model = PeftModel.from_pretrained(base, ".")' in card
-    assert "| lora | rank 4, alpha 8, on the default targets, dropout 0 |" in card
-    assert "| quantization | 4 bits, nf4, double |" in card and "| engine | ddp, 2 ranks |" in card
+    assert "| lora.rank | 4 |" in card and "| lora.alpha | 8.0 |" in card
+    assert "| quantization.bits | 4 |" in card and "| engine.name | ddp |" in card
+    assert "engine.zero" not in card
     merged = written(cluster, **settings, lora={"merge": True})
     assert metadata(merged)["library_name"] == "transformers" and "PeftModel" not in merged
 
@@ -134,7 +140,7 @@ def test_an_adapter_names_its_base_and_how_both_are_loaded(cluster: Cluster) -> 
 def test_one_rank_is_not_called_1_ranks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.PLAN", replace(PLAN, world_size=1))
     card = written(cluster, engine={"name": "ddp"})
-    assert "at a time on each of 1 rank |" in card and "| engine | ddp, 1 rank |" in card
+    assert "| batch.micro | 2 on each of 1 rank |" in card
 
 
 def test_a_model_with_new_weights_is_no_fine_tune(cluster: Cluster) -> None:
@@ -146,7 +152,7 @@ def test_a_model_with_new_weights_is_no_fine_tune(cluster: Cluster) -> None:
         "all weights random before training" in card
         and "| architecture and tokenizer | `acme/tiny-bert`" in card
     )
-    assert "| engine | fsdp, full, 2 ranks |" in card
+    assert "| engine.name | fsdp |" in card
 
 
 def test_every_dataset_has_its_weight_and_columns(tmp_path: Path, twins_bundle: Path) -> None:
@@ -163,7 +169,7 @@ def test_every_dataset_has_its_weight_and_columns(tmp_path: Path, twins_bundle: 
         "201 rows, sha256"
     ) in card
     assert "split `train`, 80 rows, weight 0.5 | not stated |" in card
-    assert "| columns of `prompts` | prompt `User`, response `Prompt` |" in card
+    assert "| datasets.0.prompt | User |" in card and "| datasets.1.weight | 0.5 |" in card
     assert "| packing.documents | separate |" in card
 
 
