@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.support.environment.laptop import environment_laptop
 from tests.support.scheduling import in_order, make_scheduler
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import MANIFEST, Laptop
-from tests.support.warm import provide
+from tests.support.warm import provide, start_children_warm
 
 __all__ = ["conda_channel", "environment_laptop"]
 
@@ -31,8 +32,12 @@ def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _warm_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _warm_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     provide(tmp_path_factory)
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("torch"):
+            start_children_warm(patch)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

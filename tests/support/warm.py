@@ -1,10 +1,13 @@
-"""Ranks that start warm: forked from one process that has imported torch, not started from nothing.
+"""Processes that start warm: forked from one that has imported torch, not started from nothing.
 
 The imports of a rank take ten times as long as a small training. `warm_python` returns a Python for
-tests. It is the Python of the tests for every command but two, a rank of `runner` and a module of
-`tests`: for these it asks the server for a fork, which runs the same command line with the same
-variables, folder and files. Whoever started it sees an ordinary child process, which passes signals
-on and ends as the fork ends. Tests of starts, kills and hangs use the real Python.
+tests. It is the Python of the tests for every command but three: a rank of `runner`, a child of its
+launcher (`runner.child`) and a module of `tests`. For these it asks a server for a fork, which runs
+the same command line with the same variables, folder and files. Whoever started it sees an ordinary
+child process, which passes signals on and ends as the fork ends. Tests of starts, kills and hangs
+use the real Python.
+
+There are two servers: a child that shall not import torch is a fork of one that cannot.
 """
 
 from __future__ import annotations
@@ -26,39 +29,63 @@ from typing import Any
 import pytest
 
 from tests.support.once import once
-from tests.support.warm_client import HEADER
+from tests.support.warm_client import FILES, HEADER, surroundings
 
-IMPORTS = (
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "torch.utils.tensorboard",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.gpt2.modeling_gpt2",
-    "runner.cli.start",
-    "runner.launch.train",
-    "runner.training.engines.deepspeed",
-    "runner.training.engines.fsdp",
-    "runner.training.start",
-)
+IMPORTS = {
+    "light": (
+        "transformers.models.bert.tokenization_bert",
+        "transformers.models.gpt2.tokenization_gpt2",
+        "runner.job.without_torch",
+        "runner.launch.train",
+    ),
+    "torch": (
+        "deepspeed.runtime.zero.muon.muon_optimizer",
+        "torch.utils.tensorboard",
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.gpt2.modeling_gpt2",
+        "runner.cli.start",
+        "runner.launch.train",
+        "runner.training.engines.deepspeed",
+        "runner.training.engines.fsdp",
+        "runner.training.start",
+    ),
+}
 CLIENT = """\
 #!{python} -IS
 import sys
 sys.path.insert(0, {folder!r})
 from warm_client import client
-client({python!r}, {socket!r})
+client({python!r}, {sockets!r}, {here!r})
 """
 
 
 _FACTORY: list[pytest.TempPathFactory] = []
+_SUITE: list[int] = []
+"""The process with which the servers end. A test may fork before it needs them first."""
 
 
 def provide(factory: pytest.TempPathFactory) -> None:
     """Called once by each worker of a test run."""
     _FACTORY.append(factory)
+    _SUITE.append(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
 
 
 def warm_python() -> str:
     """A Python that starts ranks warm. The server starts when the first one is needed."""
     return str(once(_FACTORY[-1], "warm", _start_server) / "bin/python")
+
+
+def start_children_warm(patch: pytest.MonkeyPatch) -> None:
+    """The children of launchers that run in this process start warm."""
+    import runner.child
+
+    real, user = runner.child.isolated, os.geteuid()
+
+    def isolated(*words: str) -> list[str]:
+        python, *rest = real(*words)
+        return [warm_python() if os.geteuid() == user else python, *rest]
+
+    patch.setattr(runner.child, "isolated", isolated)
 
 
 def _start_server(folder: Path) -> None:
@@ -68,38 +95,46 @@ def _start_server(folder: Path) -> None:
     (folder / "pyvenv.cfg").write_text((venv / "pyvenv.cfg").read_text())
     (folder / "lib").symlink_to(venv / "lib")
     client_file = folder / "bin/python"
-    places = {"folder": str(Path(__file__).parent), "socket": str(folder / "socket")}
-    client_file.write_text(CLIENT.format(python=os.path.realpath(sys.executable), **places))
+    client_file.write_text(
+        CLIENT.format(
+            folder=str(Path(__file__).parent),
+            python=os.path.realpath(sys.executable),
+            sockets=str(folder),
+            here=surroundings(),
+        )
+    )
     client_file.chmod(0o755)
     # The launcher starts ranks by the script beside its Python.
     runner = (venv / "bin/runner").read_text().partition("\n")[2]
     (folder / "bin/runner").write_text(f"#!{client_file}\n{runner}")
     (folder / "bin/runner").chmod(0o755)
-    in_worker = "PYTEST_XDIST_WORKER" in os.environ
-    suite = os.getppid() if in_worker else os.getpid()
-    command = [sys.executable, "-m", "tests.support.warm", places["socket"], str(suite)]
-    with open(folder / "server.log", "wb") as log:
-        subprocess.Popen(
-            command, cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, stdout=log,
-            stderr=log, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )  # fmt: skip
+    for kind in IMPORTS:
+        command = [sys.executable, "-m", "tests.support.warm", str(folder), kind, str(_SUITE[-1])]
+        with open(folder / f"{kind}.log", "wb") as log:
+            subprocess.Popen(
+                command, cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )  # fmt: skip
 
 
-def serve(meeting: str, suite: int) -> None:
+def serve(folder: str, kind: str, suite: int) -> None:
     """Forks until process `suite` has ended."""
     from importlib import import_module
 
     from runner import offline
+    from runner.job.transformers_tables import leave_torch_alone
     from runner.processes import is_alive
 
     offline.set_variables(os.environ)
-    for name in IMPORTS:
+    if kind == "light":
+        leave_torch_alone()
+    for name in IMPORTS[kind]:
         import_module(name)
     # DeepSpeed collects garbage at each start: it would look at, and so copy, all of the above.
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(meeting)
+    listener.bind(f"{folder}/{kind}")
     listener.listen(64)
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
@@ -128,8 +163,8 @@ def serve(meeting: str, suite: int) -> None:
 
 
 def _fork(connection: socket.socket, listener: socket.socket) -> int:
-    size = array.array("i", [0, 0, 0])
-    head, controls, _, _ = connection.recvmsg(HEADER, socket.CMSG_SPACE(3 * size.itemsize))
+    size = array.array("i", range(FILES))
+    head, controls, _, _ = connection.recvmsg(HEADER, socket.CMSG_SPACE(FILES * size.itemsize))
     files = array.array("i")
     files.frombytes(controls[0][2])
     stream = connection.makefile("rb")
@@ -144,9 +179,9 @@ def _fork(connection: socket.socket, listener: socket.socket) -> int:
     try:
         os.setsid()
         listener.close()
-        for number, target in zip(files, range(3), strict=True):
+        for target, number in enumerate(files):
             os.dup2(number, target)
-        os.closerange(3, 1024)
+        os.closerange(len(files), 1024)
         code = _be(wish)
     finally:
         for stream in (sys.stdout, sys.stderr):  # the command may have put others there
@@ -160,15 +195,19 @@ def _be(wish: dict[str, Any]) -> int:
     import runpy
     import traceback
 
-    import torch
-
     os.chdir(wish["folder"])
     os.environ.clear()
     os.environ.update(wish["environ"])
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0]))
-    is_module = wish["argv"][0] == "-m"
-    sys.argv = wish["argv"][is_module:]
-    if not is_module:
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0]))
+    sys.executable = wish["python"]
+    how = wish["argv"][0]
+    sys.argv = wish["argv"][how == "-m" :]
+    if how == "-c":  # a child, which sees whether its launcher is its parent
+        code = sys.argv.pop(1)
+        sys.argv[1:] = [str(FILES - 1), str(os.getppid())]
+        sys.modules.pop("runner.child", None)  # runpy warns of it
+    elif how != "-m":
         sys.path[0] = str(Path(sys.argv[0]).parent)
     for name, number in (("stdout", 1), ("stderr", 2)):  # those of the server are other files
         binary = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115
@@ -176,7 +215,9 @@ def _be(wish: dict[str, Any]) -> int:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     try:
-        if is_module:
+        if how == "-c":
+            exec(code, {"__name__": "__main__"})
+        elif how == "-m":
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
@@ -189,4 +230,4 @@ def _be(wish: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -6,6 +6,7 @@ import array
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,21 +17,42 @@ from typing import NoReturn
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Variables of launchers: torchrun and ours, Open MPI, MPICH."""
+WITH_TORCH = (b"with_torch", b"_load_export", b"_run_kernels", b"_write_random")
+"""In the question to a child that imports torch."""
+LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_FSIZE,
+)
 HEADER = 8
 """Bytes of a message's length."""
+FILES = 4
+"""At most so many files are handed on: standard ones, and a child's for its answer."""
 
 
-def client(python: str, meeting: str) -> NoReturn:
+def client(python: str, sockets: str, here: list[object]) -> NoReturn:
     """Asks for a fork, or becomes the real Python.
 
     Args:
         python: the real one.
-        meeting: the server's socket.
+        sockets: the folder of the servers' sockets.
+        here: the servers' `surroundings`.
     """
-    if not _is_for_the_server(sys.argv[1:]):
+    argv, files = sys.argv[1:], [0, 1, 2]
+    if _is_child(argv) and surroundings() == here:
+        question = sys.stdin.buffer.read()
+        files = [os.memfd_create("question"), 1, 2, int(argv[-2])]
+        os.write(files[0], question)
+        os.lseek(files[0], 0, os.SEEK_SET)
+        argv = argv[argv.index("-c") :]
+        needs_torch = any(name in question for name in WITH_TORCH)
+        connection = _connect(f"{sockets}/{'torch' if needs_torch else 'light'}")
+    elif _is_for_the_server(argv):
+        connection = _connect(f"{sockets}/torch")
+    else:
         me = sys.argv[0]  # by it Python finds its packages
-        os.execv(python, [me, *sys.argv[1:]])
-    connection = _connect(meeting)
+        os.execv(python, [me, *argv])
     rank = 0
     early: list[int] = []
 
@@ -43,12 +65,17 @@ def client(python: str, meeting: str) -> NoReturn:
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
-    wish = {"argv": sys.argv[1:], "environ": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    wish = {
+        "argv": argv,
+        "environ": dict(os.environ),
+        "folder": os.getcwd(),  # noqa: PTH109
+        "python": sys.argv[0],
+    }
     text = json.dumps(wish).encode()
-    files = array.array("i", [0, 1, 2])
     connection.sendmsg(
         [len(text).to_bytes(HEADER, "big")],
-        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)],
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))],
     )
     connection.sendall(text)
     answers = connection.makefile("r")
@@ -63,16 +90,30 @@ def client(python: str, meeting: str) -> NoReturn:
     os._exit(code)
 
 
+def surroundings() -> list[object]:
+    """What a fork of the server does not take over from who started the client."""
+    spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "net")]  # noqa: PTH115
+    limits = [resource.getrlimit(kind) for kind in LIMITS]
+    return [os.geteuid(), *spaces, *limits]
+
+
+def _is_child(argv: list[str]) -> bool:
+    return not _is_changed() and any("run_module('runner.child'" in word for word in argv)
+
+
 def _is_for_the_server(argv: list[str]) -> bool:
     if len(argv) < 2:
         return False
     if argv[0] == "-m" and argv[1].startswith("tests."):
         return True
-    # Variables by which a test changes what is imported need a new process.
-    is_changed = "PYTHONPATH" in os.environ or "LD_PRELOAD" in os.environ
     is_rank = any(name in os.environ for name in RANKS)
     is_runner = argv[0].endswith("/bin/runner") or argv[:2] == ["-m", "runner"]
-    return is_runner and is_rank and not is_changed
+    return is_runner and is_rank and not _is_changed()
+
+
+def _is_changed() -> bool:
+    """Variables by which a test changes what is imported need a new process."""
+    return "PYTHONPATH" in os.environ or "LD_PRELOAD" in os.environ
 
 
 def _connect(meeting: str) -> socket.socket:
