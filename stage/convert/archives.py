@@ -102,7 +102,8 @@ def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None)
     if not (opened.is_tar() or opened.is_zip()):
         raise UsageError(
             f"{what}: not an archive: neither tar (plain, gz, bz2, xz) nor zip.",
-            "Omit `unpack: true`, or check the address in a browser.",
+            "Omit `unpack: true`; or unpack it yourself and name the folder with `path:`; or check "
+            "the address in a browser.",
         )
     if target.exists():
         shutil.rmtree(target)

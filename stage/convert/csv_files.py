@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -38,6 +39,7 @@ _CELLS = 4_000  # that are objects of Python at a time: more make its garbage co
 _BATCH_ROWS, _BATCH_BYTES = 10_000, 8 * 2**20  # at most
 _HEADER = 1 << 20  # bytes in which the first line is searched
 _SHOWN_ROWS = 3
+_EXCEL_LINE = re.compile(r'"?sep=.?"?', re.IGNORECASE)
 
 # Cells that mean "no value" in columns of numbers and of true/false: those of pandas.read_csv
 # (pandas 2).
@@ -90,8 +92,8 @@ def check_header(path: Path, separator: str | None, or_omit: str = "") -> None:
         or_omit: how the entry can omit the file, for the remedy of an empty one.
 
     Raises:
-        NotReadable: it is no text or UTF-16, it is empty, or its header has no comma but another
-            separator.
+        NotReadable: it is no text or UTF-16, it is empty, it begins with a line for Excel, or its
+            header has no comma but another separator.
     """
     with open_bytes(path) as stream:
         check_start(stream.read(_HEADER))
@@ -99,6 +101,11 @@ def check_header(path: Path, separator: str | None, or_omit: str = "") -> None:
     if not header:
         raise NotReadable(
             "it is empty: a CSV begins with a line of names.", f"Get it again{or_omit}."
+        )
+    if _EXCEL_LINE.fullmatch(header):
+        raise NotReadable(
+            f"its first line, {header!r}, is a word to Excel, not the names of the columns.",
+            "Remove that line: tail -n +2 FILE > NEW",
         )
     if separator is None and (other := other_separator(path)):
         columns = [column.strip('"') for column in header.split(other)]
@@ -113,7 +120,7 @@ def check_header(path: Path, separator: str | None, or_omit: str = "") -> None:
 def other_separator(path: Path) -> str | None:
     """What would cut a header into columns that has no comma; as it is, it would be one column."""
     header = _first_line(path)
-    if "," in header or ".tsv" in path.suffixes:
+    if "," in header or ".tsv" in path.name.lower():
         return None
     return next((separator for separator in (";", "\t", "|") if separator in header), None)
 
@@ -150,7 +157,7 @@ class CsvReader:
         check_header(path, self._separator)
         check_text(path)
         csv.field_size_limit(MAX_LINE)
-        separator = self._separator or ("\t" if ".tsv" in path.suffixes else ",")
+        separator = self._separator or ("\t" if ".tsv" in path.name.lower() else ",")
         with open_text(path, newline="") as text:
             rows = csv.reader(text, delimiter=separator, strict=True)
             try:
@@ -200,7 +207,9 @@ class CsvReader:
 
     def notes(self) -> Iterator[str]:
         """What would be otherwise with `load_dataset`, and why columns of numbers are text."""
-        for name, column in self._columns.items():
+        for number, (name, column) in enumerate(self._columns.items()):
+            if not name:
+                yield f"a column has no name; `load_dataset` would call it `Unnamed: {number}`"
             if note := column.note():
                 yield f"`{name}` {note}"
 

@@ -147,7 +147,7 @@ def _parts_of_metadata(
                 f"metadata.{kinds[0]}; other splits have one.",
                 "Give every split its own, beside its images.",
             )
-    table = Table(kinds[0], [(path, files[path]) for path in every], what, scratch)
+    table = Table(kinds[0], [(path, files[path]) for path in every], what, scratch, ",")
     _check_columns(table.schema, f"{what}: {every[0]}")
     columns = [pa.field("image", IMAGE) if field.name == _NAME else field for field in table.schema]
     schema = image_schema(columns, {})
@@ -167,9 +167,10 @@ def _check_columns(schema: pa.Schema, where: str) -> None:
     if _NAME not in schema.names or others or "string" not in str(schema.field(_NAME).type):
         raise UsageError(
             f"{where}: it has no column `file_name` of texts"
-            + (f", or names more images a row, in `{others[0]}`." if others else "."),
-            "Name the column with the images' paths `file_name`, one image a row; or omit the "
-            "file.",
+            + (f", or names more images a row, in `{others[0]}`." if others else ".")
+            + f" Its header: {', '.join(schema.names)[:60]}",
+            "Name the column with the images' paths `file_name`, one image a row, with commas "
+            "between the columns of a CSV; or omit the file.",
         )
     if "image" in schema.names:
         raise UsageError(

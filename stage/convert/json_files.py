@@ -111,7 +111,8 @@ def _conflict(files: dict[str, Path], error: Exception) -> NotReadable:
             for place, kind, value in _kinds("", row):
                 where = f"{kind} in {name}, line {line} ({json.dumps(value)[:40]})"
                 if kind in (_TOO_LONG, _HALF):
-                    return NotReadable(f"`{place}` is {where}", _ONE_TYPE)
+                    remedy = _ONE_TYPE if kind == _TOO_LONG else None
+                    return NotReadable(f"`{place}` is {where}", remedy)
                 before = first.setdefault(place, {})
                 for other in before.keys() - {kind}:
                     if {kind, other} not in _TOGETHER:

@@ -54,22 +54,25 @@ def first_unfit(schema: pa.Schema) -> tuple[str, str] | None:
                 field.name,
                 f"every object in {printable(empty)} is empty"
                 if empty
-                else f"it is of {field.type}",
+                else f"it is of {str(field.type)[:100]}",
             )
     return None
 
 
 def _fits(schema: pa.Schema) -> bool:
-    """Whether pyarrow can write this schema.
+    """Whether pyarrow can write this schema, and read it again.
 
-    It is tried with a row of nulls: pyarrow refuses some types only at the first row.
+    It is tried with a row of nulls: pyarrow refuses some types only at the first row, and reads
+    less deeply nested ones than it writes.
     """
     nullable = pa.schema([pa.field(field.name, field.type) for field in schema])
+    file = io.BytesIO()
     try:
-        with _open(io.BytesIO(), nullable) as writer:
+        with _open(file, nullable) as writer:
             writer.write_table(
                 pa.table([pa.nulls(1, field.type) for field in nullable], schema=nullable)
             )
+        pq.read_schema(file)
     except (pa.ArrowException, OSError):
         return False
     return True

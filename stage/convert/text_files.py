@@ -30,7 +30,10 @@ _MARKS = {  # byte order marks, the longer ones first
 _UNPACKERS = {".gz": "gzip -dc", ".bz2": "bzip2 -dc", ".zst": "zstd -dc"}
 _AGAIN = "Get the file again."
 _OTHERS = {  # first bytes -> what it is, and what to do
-    b"PK\x03\x04": ("a zip, such as Excel's .xlsx", "In Excel: Save As, CSV UTF-8."),
+    b"PK\x03\x04": (
+        "a zip, such as Excel's .xlsx",
+        "In Excel: Save As, CSV UTF-8. Of another zip: unzip it, and name the file in it.",
+    ),
     b"\xd0\xcf\x11\xe0": ("a file of an old Excel", "In Excel: Save As, CSV UTF-8."),
     b"\x1f\x8b": ("compressed by gzip", "Give it a name that ends in .gz."),
     b"PAR1": ("parquet", "Write `convert: parquet`."),

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
+from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
 
 
@@ -123,6 +124,19 @@ def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
     assert all(
         row["bytes"] == (tmp_path / row["path"]).read_bytes() for row in table["image"].to_pylist()
     )
+
+
+def test_metadata_cut_at_semicolons_is_told_what_it_needs(tmp_path: Path) -> None:
+    """An entry of images has no `separator:`, so it is not told to write one."""
+    (tmp_path / "1.png").write_bytes(picture(1))
+    (tmp_path / "metadata.csv").write_text("file_name;text\n1.png;one\n")
+    files = {name: tmp_path / name for name in ("1.png", "metadata.csv")}
+    with pytest.raises(UsageError) as caught:
+        convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")
+    assert "no column `file_name` of texts. Its header: file_name;text" in caught.value.message
+    assert "commas between the columns" in caught.value.remedy
+    (tmp_path / "metadata.csv").write_text("file_name,text\n1.png,one\n")
+    assert convert("imagefolder", files, splits_of_names, tmp_path / "out2", "x")
 
 
 def cifar(protocol: int = 2, rows: int = 6) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from stage.convert.convert import convert
 from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
+from tests.remedies.obeyed import obeys
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,11 @@ FINE: dict[str, Odd] = {
     "a truth and a number": Odd(table("a,b\ntrue,1\n1,2\n"), {"a": ["true", "1"], "b": [1, 2]}),
     "spaces around numbers": Odd(table("a,b\n 1 ,x\n"), {"a": [1], "b": ["x"]}),
     "spaces around texts": Odd(table("a,b\n x ,1\n"), {"a": [" x "], "b": [1]}),
-    "a name of nothing": Odd(table(",b\n0,x\n"), {"": [0], "b": ["x"]}),
+    "a name of nothing": Odd(
+        table("b,\nx,0\n"),
+        {"b": ["x"], "": [0]},
+        says=("a column has no name; `load_dataset` would call it `Unnamed: 1`",),
+    ),
     "names with spaces": Odd(table("a b, c\n1,2\n"), {"a b": [1], " c": [2]}),
     "years as names": Odd(table("2023,2024\n1,2\n"), {"2023": [1], "2024": [2]}),
     "one column": Odd(table("a\n1\n2\n"), {"a": [1, 2]}),
@@ -155,6 +161,9 @@ FINE: dict[str, Odd] = {
         {f"c{i}": [7] for i in range(2000)},
     ),
     "tabs": Odd({"a.tsv": b"a\tb\n1\tx,y\n"}, {"a": [1], "b": ["x,y"]}, how="csv"),
+    "tabs, and commas in the names": Odd(
+        {"A.TSV": b"a,c\tb\n1\tx,y\n"}, {"a,c": [1], "b": ["x,y"]}, how="csv"
+    ),
     "semicolons and decimal commas": Odd(
         table("a;b\n1;2,5\n"), {"a": [1], "b": ["2,5"]}, separator=";"
     ),
@@ -292,7 +301,9 @@ REFUSED: dict[str, Odd] = {
     "true among fractions": Odd(
         rows('{"a": 1.5}', '{"a": true}'), says=("a fraction .* line 1", "true or false .* line 2")
     ),
-    "half of a character": Odd(rows(r'{"a": "\ud83d"}'), says=("half of a character", "line 1")),
+    "half of a character": Odd(
+        rows(r'{"a": "\ud83d"}'), says=("half of a character", "line 1", "Fix that")
+    ),
     "1e400": Odd(rows('{"a": 1e400}'), says=("line 1: 1e400 is more than a float64 holds",)),
     "1e-400": Odd(rows('{"a": 0.0}', '{"a": 1e-400}'), says=("1e-400 is less than a float64",)),
     "a key twice": Odd(
@@ -315,6 +326,9 @@ REFUSED: dict[str, Odd] = {
     ),
     "GBK in JSON": Odd(
         {"a.jsonl": '{"文字": "中国人民"}\n'.encode("gbk")}, says=("as GB18030", "iconv -f GB18030")
+    ),
+    "lists in lists, deeper than parquet goes": Odd(
+        rows('{"a": ' + "[" * 200 + "]" * 200 + "}"), says=("cannot hold the column `a`",)
     ),
     "objects that are always empty": Odd(rows('{"a": 1, "m": {}}'), says=("every object in `m`",)),
 }
@@ -365,3 +379,17 @@ def test_it_is_refused_with_a_place_and_a_remedy_that_works(run: Run, name: str)
         assert re.search(pattern, said), said
     if odd.remedy is not None:
         run(odd, odd.remedy, [])
+
+
+@obeys("stage/convert/csv_files.py", "Remove that line")
+def test_the_first_line_for_excel_is_not_the_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"sep=,\r\na,b\r\n1,2\r\n")
+    with pytest.raises(UsageError, match="first line, 'sep=,', is a word to Excel") as caught:
+        convert("csv", {"a.csv": tmp_path / "a.csv"}, splits_of_names, tmp_path / "1", "x")
+    command = (
+        caught.value.remedy.partition(": ")[2].replace("FILE", "a.csv").replace("NEW", "b.csv")
+    )
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    files = {"b.csv": tmp_path / "b.csv"}
+    made = convert("csv", files, splits_of_names, tmp_path / "2", "x")
+    assert pq.read_table(made["train"].shards[0]).to_pydict() == {"a": [1], "b": [2]}
