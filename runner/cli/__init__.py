@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import click
 
-from runner.cli import evaluate, rehearse, start, tools, watch
+from runner.cli import evaluate, rank, rehearse, start, tools, watch
 from runner.errors import CommandGroup, __version__
 
 _SECTIONS = {
@@ -68,6 +68,7 @@ def main() -> None:
 for command in (start.check, rehearse.rehearse, start.prepare, start.submit, start.train):
     main.add_command(command)
 main.add_command(evaluate.evaluate)
+main.add_command(rank.rank)
 for command in (watch.status, watch.logs, watch.report):
     main.add_command(command)
 for command in (tools.init, tools.exec_, tools.bench):

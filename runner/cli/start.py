@@ -6,11 +6,13 @@ import os
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.cli import rank
 from runner.cli.options import processes_option, run_options
 from runner.errors import (
     StageError,
@@ -193,6 +195,7 @@ def train(
     """
     from runner.closed_pipe import outlive_readers
     from runner.job.job import Job
+    from runner.launch.train import begin
     from runner.launch.train import train as train_run
 
     outlive_readers()
@@ -202,10 +205,14 @@ def train(
         )
     with silent(if_=quiet):
         if run is not None:
-            loaded = Job.load(run, bundle, output, overrides)
-            sys.exit(
-                train_run(loaded, processes, dry_run=dry_run, environ=os.environ, verbose=verbose)
-            )
+            load = partial(Job.load, run, bundle, output, overrides)
+            options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
+            role = begin(processes, os.environ)
+            if role == "rank":
+                from runner.training.rank import be_rank_of_others
+
+                be_rank_of_others(load, rank.WORKS["train"], os.environ, **options)
+            sys.exit(train_run(load(), role, processes, environ=os.environ, **options))
         from runner.launch.reproduce import reproduce
 
         if overrides or dry_run:

@@ -135,15 +135,15 @@ def bench(
     """
     from runner import isolation, offline
     from runner.job.job import Job
-    from runner.trials.bench import Request, become_part, compare
+    from runner.trials.bench import Request, compare
     from runner.trials.strategies import chosen
-    from runner.trials.trial import TRIAL_FLAG
+    from runner.trials.trial import TRIAL_FLAG, launch_trial
 
     offline.set_variables(os.environ)
     if os.environ.get(TRIAL_FLAG) == "1":
         isolation.isolate(os.environ, print_line)
         loaded = Job.load(run, bundle, output, overrides)
-        sys.exit(become_part(loaded, sys.argv[1:], processes, steps, memory, os.environ))
+        sys.exit(launch_trial(loaded, processes, steps, memory, os.environ))
     wanted = Request(
         run, bundle, output, overrides, chosen(strategies), processes, steps, largest, memory, limit
     )

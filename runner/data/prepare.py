@@ -106,20 +106,19 @@ def _remove_abandoned(stores: Path) -> None:
             continue
 
 
-def open_prepared(recipe: Recipe, stores: Path, command: str) -> Store:
-    """Opens the store of a recipe in a rank, which never prepares one.
+def open_prepared(path: Path, what: str, command: str) -> Store:
+    """Opens a store that was prepared before.
 
     Args:
-        recipe: what the store is made from.
-        stores: the folder of all stores.
+        path: the store.
+        what: is prepared in it, for the message.
         command: the command that prepares it, for the message.
 
     Raises:
         UsageError: the store does not exist.
     """
-    path = store_path(recipe, stores)
-    if not is_prepared(recipe, stores):
-        raise UsageError(f"{path}: split `{recipe.split.name}` is not prepared.", command)
+    if not path.is_file():
+        raise UsageError(f"{path}: {what} is not prepared.", command)
     return Store(path)
 
 

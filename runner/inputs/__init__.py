@@ -34,6 +34,7 @@ from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.job
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.job
 from stage.bundle.receipt import remedy_for_damage
+from stage.bundle.verifier import TAG_MANIFEST
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
 from stage.digests import hash_file as hash_file
 from stage.environment.check import imports as imports  # for runner.job.surroundings
@@ -159,6 +160,19 @@ def read_checked(path: Path, digest: str) -> bytes:
     """
     check_file(path, digest)
     return path.read_bytes()
+
+
+def tag_manifest_digest(bundle: Path) -> str:
+    """The sha256 of a bundle's tag manifest: equal digests mean equal bundles.
+
+    Raises:
+        DamageError: it cannot be read.
+    """
+    path = bundle / TAG_MANIFEST
+    try:
+        return hash_file(path).sha256
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
 
 
 def check_not_inside(folder: Path, bundle: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from runner.run_folder.heartbeat import (
     JOIN,
-    PREPARE,
     SLOW_PHASES,
     START,
     Failure,
@@ -93,9 +92,7 @@ class HangDetector:
 
     def _works_slowly(self, rank: int) -> bool:
         """Whether others may wait for this rank's work; all ranks beat while they only join."""
-        return (
-            rank in self._seen and self._is_slow(rank) and self._phase[rank] not in (PREPARE, JOIN)
-        )
+        return rank in self._seen and self._is_slow(rank) and self._phase[rank] != JOIN
 
     def _is_slow(self, rank: int) -> bool:
         return self._phase[rank] in SLOW_PHASES

@@ -1,7 +1,7 @@
 """What a rank does before torch is imported, and when it fails.
 
-`become_rank` sets its limits and variables, and starts its heartbeat. `give_up` records why it
-fails, and ends it.
+`become_rank` sets its limits and variables. In the run folder a rank has its heartbeat. `give_up`
+records why it fails, and ends it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,27 +60,49 @@ def find_role(environ: Mapping[str, str], processes: int | None) -> Role:
         raise over_job(environ) or error from None
 
 
-def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvironment, Heartbeat]:
+@dataclass
+class Rank:
+    """This process, a rank.
+
+    Attributes:
+        heartbeat: where it shows that it is alive; None until the run folder is known.
+    """
+
+    place: RankEnvironment
+    heartbeat: Heartbeat | None = None
+
+    def enter(self, folder: RunFolder) -> Heartbeat:
+        """Begins to report in a run folder."""
+        self.heartbeat = Heartbeat(folder.logs, self.place.rank)
+        os.environ.update(flight_recorder(folder.logs, os.environ))
+        return self.heartbeat
+
+
+def become_rank(folder: RunFolder | None, environ: Mapping[str, str]) -> Rank:
     """Does what each rank does before torch is imported.
 
     It starts the heartbeat, sets the rank's variables in `os.environ` and installs the tripwire.
+
+    Args:
+        folder: of the run; None: not known yet.
 
     Raises:
         UsageError: as for `rank_environment`.
     """
     try:
-        place = rank_environment(environ)
+        rank = Rank(rank_environment(environ))
     except StageError as error:
-        if rank_number(environ) == 0:  # the other ranks wait for it
+        if folder is not None and rank_number(environ) == 0:  # the other ranks wait for it
             Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
         raise
+    place = rank.place
     made = by_hand(place, environ)  # before this process gets the variables of every rank
     raise_limits()
-    heartbeat = Heartbeat(folder.logs, place.rank)
     variables, notes = network_variables(place, environ)
     os.environ.update(place.variables())
     os.environ.update(variables)
-    os.environ.update(flight_recorder(folder.logs, environ))
+    if folder is not None:
+        rank.enter(folder)
     threads, line = threads_variable(environ, 1)
     os.environ.update(threads)
     # Logs end in what a person should read, not in bars and in what libraries say of themselves.
@@ -92,7 +115,7 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> tuple[RankEnvi
         for note in filter(None, said):
             print(note, flush=True)
     offline.tripwire([place.master_addr])
-    return place, heartbeat
+    return rank
 
 
 def check_interfaces(place: RankEnvironment, environ: Mapping[str, str]) -> None:
@@ -169,28 +192,25 @@ def end_rank(code: int) -> NoReturn:
 
 
 def run_rank(
-    folder: RunFolder,
-    environ: Mapping[str, str],
-    work: Callable[[RankEnvironment, Heartbeat], object],
+    folder: RunFolder | None, environ: Mapping[str, str], work: Callable[[Rank], int | None]
 ) -> NoReturn:
     """Is a rank: does its work, and ends the process. Every rank of every command is started so.
 
     Args:
-        work: imports torch itself; this module does not.
+        folder: of the run; None: a rank of another launcher, which learns it from rank 0.
+        work: returns the exit code; none: 0. It imports torch itself; this module does not.
     """
-    place, heartbeat = become_rank(folder, environ)
+    rank = become_rank(folder, environ)
     try:
-        check_interfaces(place, environ)
-        work(place, heartbeat)
+        check_interfaces(rank.place, environ)
+        code = work(rank)
     except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
         text = f"error: {error}" if isinstance(error, StageError) else traceback.format_exc()
-        give_up(folder, place.rank, heartbeat, text, error)
-    end_rank(0)
+        give_up(rank, text, error)
+    end_rank(code or 0)
 
 
-def give_up(
-    folder: RunFolder, rank: int, heartbeat: Heartbeat, text: str, error: Exception
-) -> NoReturn:
+def give_up(rank: Rank, text: str, error: Exception) -> NoReturn:
     """Records why this rank fails, and ends the process.
 
     Our launcher prints the first failure once. Without our launcher the reason is printed here.
@@ -202,21 +222,23 @@ def give_up(
     # A thread that cannot start has no memory for its stack.
     is_short = fault is not None and not isinstance(error, StageError | RecursionError)
     launched = os.environ.get(RANK_FLAG) == "1"
-    try:
-        heartbeat.fail(
-            text,
-            code,
-            consequence=isinstance(error, LostPeerError | NeverMetError),
-            no_memory=isinstance(error, NoMemoryError) or is_short,
-        )
-    except OSError:  # often because this disk is full: then the reason is in our output
-        launched = False
+    number, heartbeat = rank.place.rank, rank.heartbeat
+    if heartbeat is not None:
+        try:
+            heartbeat.fail(
+                text,
+                code,
+                consequence=isinstance(error, LostPeerError | NeverMetError),
+                no_memory=isinstance(error, NoMemoryError) or is_short,
+            )
+        except OSError:  # often because this disk is full: then the reason is in our output
+            launched = False
     with suppress(OSError):
         sys.stdout.flush()
-    if launched:
-        path = folder.logs / f"rank-{rank}.log"
+    if launched and heartbeat is not None:
+        path = heartbeat.logs / f"rank-{number}.log"
         with suppress(OSError), path.open("a", encoding="utf-8") as log:
             print(text, file=log)
     else:
-        print(f"rank {rank}: {text}", file=sys.stderr, flush=True)
+        print(f"rank {number}: {text}", file=sys.stderr, flush=True)
     os._exit(code)

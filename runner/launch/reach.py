@@ -1,8 +1,8 @@
 """Waits until rank 0 listens, and explains connections that failed.
 
-The ranks start at different times, and rank 0 may prepare the data first, so a refused connection
-alone is no error. The other ranks watch rank 0's heartbeat
-(`runner.run_folder.heartbeat`) while they try to connect.
+The ranks start at different times, so a refused connection alone is no error. Where the run folder
+is known, the other ranks watch rank 0's heartbeat (`runner.run_folder.heartbeat`) while they try to
+connect.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def wait_for_rank_0(
     rank: int,
     address: str,
     port: int,
-    logs: Path,
+    logs: Path | None,
     *,
     started: float,
     clock: Callable[[], float] = time.monotonic,
@@ -75,7 +75,7 @@ def wait_for_rank_0(
     Args:
         rank: the number of this rank.
         address: the address of rank 0, with its TCP port `port`.
-        logs: the folder of the heartbeat files.
+        logs: the folder of the heartbeat files; None: not known yet.
         started: when this rank was started, in seconds since 1970.
         clock: returns monotonic seconds.
 
@@ -83,14 +83,15 @@ def wait_for_rank_0(
         NeverMetError: the address cannot be reached from this node.
         StageError: rank 0 failed; with its exit code.
     """
-    pulse, alive, refused_since = read_pulse(logs, 0), clock(), None
+    pulse, alive = (read_pulse(logs, 0) if logs else None), clock()
+    refused_since: float | None = None
     trouble, since = "", clock()
     while True:
-        failure = read_failure(logs, 0)
+        failure = read_failure(logs, 0) if logs else None
         if failure is not None and failure.time > started - CLOCKS_DIFFER_S:
             raise StageError(
                 f"rank 0 on {failure.host} failed before the ranks met.",
-                f"Its own error is in its log: {logs / 'rank-0.log'}",
+                f"Its own error is in its log: {logs}/rank-0.log",
                 exit_code=failure.code,
             )
         met = try_to_connect(address, port)
@@ -99,7 +100,7 @@ def wait_for_rank_0(
         now = clock()
         if met != trouble:
             trouble, since = met, now
-        seen = read_pulse(logs, 0)
+        seen = read_pulse(logs, 0) if logs else None
         if seen != pulse:
             pulse, alive = seen, now
             listens = pulse is not None and pulse.get("phase") == JOIN

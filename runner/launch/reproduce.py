@@ -15,8 +15,7 @@ from typing import Any
 
 from runner.errors import UsageError, format_age, human_count
 from runner.job.job import Job
-from runner.launch import environment as ranks_environment
-from runner.launch.train import train, world_size
+from runner.launch.train import begin, train, world_size
 from runner.run_folder.history import History
 
 _EXPLAINS = (
@@ -96,7 +95,13 @@ def reproduce(
             f"{then.folder.environment}: it does not record how many ranks there were.",
             "Give another run folder: this one is damaged, or an old version wrote it.",
         )
-    planned = world_size(ranks_environment.role(environ, processes), processes or ranks, environ)
+    role = begin(processes, environ)
+    if role == "rank":
+        raise UsageError(
+            "runner train --reproduce starts its ranks itself.",
+            "Call it once, without srun, mpirun or torchrun.",
+        )
+    planned = world_size(role, processes or ranks, environ)
     inside_slurm = "SLURM_JOB_ID" in environ
     if planned != ranks:
         raise UsageError(
@@ -105,9 +110,8 @@ def reproduce(
             f"Use {human_count(ranks, 'rank')}.",
         )
     say(f"reproducing {recorded} in {target}: {human_count(ranks, 'rank')}, {_how_long(then)}")
-    code = train(
-        run, processes or (None if inside_slurm else ranks), dry_run=False, environ=environ
-    )
+    number = processes or (None if inside_slurm else ranks)
+    code = train(run, role, number, dry_run=False, environ=environ)
     if code != 0:
         return code
     now = History.read(target, whole=True)

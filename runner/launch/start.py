@@ -5,17 +5,70 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from runner.errors import say
+from runner.child import runner_command
+from runner.errors import print_line, say
+from runner.job import node_local
+from runner.job.job import Job
 from runner.launch.environment import STOPPED
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
 from runner.launch.requeue import requeue
+from runner.launch.resolved import Resolved, write
 from runner.launch.srun import job_of, run_batch
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import tasks_per_node
+
+
+def start_work(
+    resolved: Resolved, work: str, role: str, num_local: int, environ: Mapping[str, str]
+) -> Outcome:
+    """Starts the ranks of a run, for one attempt at one kind of work, and waits for them.
+
+    Args:
+        resolved: what is decided of it; is written into the run folder for rank 0.
+        work: what the ranks do: a WORK of `runner rank`.
+        role: "batch" (srun starts the ranks) or "local".
+        num_local: the number of ranks on this machine.
+
+    Raises:
+        StageError: as for `start_ranks` and `environment_for_ranks`; before a rank was started.
+    """
+    run = resolved.job
+    write(resolved)
+    argv = rank_command(run, role, environ, "rank", str(run.folder.root), work)
+    hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
+    processes = None if role == "batch" else num_local
+    return start_ranks(argv, processes, run.folder, environ, hang_after_s=hang_after_s)
+
+
+def rank_command(run: Job, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
+    """The command that starts a rank: in a job by the Python of the container or environment.
+
+    Raises:
+        StageError: the ranks would run another environment than the run file names.
+    """
+    prefix = environment_for_ranks(run, role, environ)
+    argv = runner_command(*arguments, prefix=prefix)
+    return [*run.config.slurm.container, *argv] if role == "batch" else argv
+
+
+def environment_for_ranks(run: Job, role: str, environ: Mapping[str, str]) -> Path | None:
+    """The prefix of the ranks' environment on their nodes; None: that of this process.
+
+    Raises:
+        StageError: the ranks would run another environment than the run file names.
+    """
+    wanted, environment = run.config.environment, run.inputs.environment
+    if wanted is None or environment is None:
+        return None
+    if role == "batch":
+        return node_local.arrange(wanted.node_local, environment, environ, print_line)
+    node_local.check_running(environment)
+    return None
 
 
 def start_ranks(

@@ -1,26 +1,25 @@
 """`runner train` and `runner prepare`: from a run file to running ranks.
 
-The same command is first a launcher and then, started by the launcher, srun or mpirun, a rank. The
-launcher checks, prepares the data and writes the run folder, once for all ranks; the rank trains.
+The launcher checks, prepares the data, decides what needs no device and writes the run folder, once
+for all ranks. Rank 0 of srun, torchrun or mpirun does the same work.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
 from runner import inputs as inputs_module
 from runner import isolation, offline
-from runner.child import in_child, runner_command
+from runner.child import in_child
 from runner.config.explain import choice_lines, left_out
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import recipes
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
-from runner.job import devices, node_local
+from runner.job import devices
 from runner.job.check import check_everything
 from runner.job.installed import check_installed, to_prepare, to_train
 from runner.job.job import Job
@@ -29,12 +28,11 @@ from runner.job.shapes import Device, ModelShape
 from runner.job.tools import check_tools
 from runner.job.transformers_tables import leave_torch_alone
 from runner.launch import environment as ranks_environment
-from runner.launch.environment import RANK_FLAG
-from runner.launch.outcome import Ended, outcome_of
-from runner.launch.rank import end_rank, find_role, run_rank
-from runner.launch.start import start_ranks
+from runner.launch.environment import Role
+from runner.launch.rank import Rank, find_role
+from runner.launch.resolved import Resolved, write
+from runner.launch.start import environment_for_ranks, start_work
 from runner.processes import raise_limits
-from runner.run_folder.heartbeat import PREPARE, Heartbeat
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.environment import SlurmJobEnvironment, tasks_per_node
 
@@ -42,17 +40,37 @@ _PREPARING = ("preparing the data", "Run it on a machine with more memory, then 
 _CHECKING = ("checking the run", "Run it on a machine with more memory.")
 
 
+def begin(processes: int | None, environ: Mapping[str, str]) -> Role:
+    """Sets this process up, and returns what it is: a launcher, or a rank of another one.
+
+    Args:
+        processes: as for `train`.
+
+    Raises:
+        UsageError: as for `find_role`.
+    """
+    offline.set_variables(os.environ)
+    raise_limits()
+    role = find_role(environ, processes)
+    rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
+    prints = role != "rank" or rank == "0"
+    isolation.isolate(os.environ, print_line if prints else lambda _line: None)
+    return role
+
+
 def train(
     run: Job,
+    role: Role,
     processes: int | None,
     *,
     dry_run: bool,
     environ: Mapping[str, str],
     verbose: bool = False,
 ) -> int:
-    """Trains: as a launcher or as a rank, whichever this process is.
+    """Trains, as a launcher.
 
     Args:
+        role: "batch" (srun starts the ranks) or "local", of `begin`.
         processes: the number of ranks on this machine. None: one, or those of the Slurm job.
         dry_run: check and explain, but start nothing.
         verbose: whether details and all automatic choices are printed, too.
@@ -63,15 +81,7 @@ def train(
     Raises:
         StageError: the run cannot work; raised before anything is launched.
     """
-    offline.set_variables(os.environ)
-    raise_limits()
-    role = find_role(environ, processes)
-    isolation.isolate(os.environ, _say_once(role, environ))
     check_all_installed(run, role)
-    if role == "rank" and environ.get(RANK_FLAG) == "1":
-        run_rank(run.folder, environ, partial(_train_as, run))
-    if role == "rank":
-        return _be_a_rank_of_others(run, environ, dry_run=dry_run, verbose=verbose)
     num_local = processes or 1
     _print_headline(run)
     finished = run.finished()
@@ -108,13 +118,6 @@ def check_all_installed(run: Job, role: str) -> None:
     check_installed(config, run.inputs, packages, "training")
 
 
-def _say_once(role: str, environ: Mapping[str, str]) -> Callable[[str], None]:
-    """Prints in a launcher, and in rank 0 of another launcher than ours; else prints nothing."""
-    rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
-    prints = role != "rank" or (environ.get(RANK_FLAG) != "1" and rank == "0")
-    return print_line if prints else lambda _line: None
-
-
 def _print_headline(run: Job) -> None:
     print_line(
         f"{run.config.path}: {run.config.name}, run folder {run.folder.root} (all settings, with "
@@ -127,48 +130,8 @@ def _launch(run: Job, role: str, num_local: int, environ: Mapping[str, str]) -> 
     run.write_config()
     for line in use_local_caches(os.environ):
         print_line(line)
-    argv = rank_command(run, role, environ, "train", *rank_arguments(run, run.folder.root))
-    hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     say("the ranks start with the import of torch: up to a minute where the disk is slow")
-    processes = None if role == "batch" else num_local
-    return start_ranks(argv, processes, run.folder, environ, hang_after_s=hang_after_s).exit_code
-
-
-def rank_arguments(run: Job, output: Path, *more: str) -> list[str]:
-    """The arguments of a command of `runner` with which a rank reads what its launcher read."""
-    return [
-        str(run.config.path),
-        *("--bundle", str(run.bundle.absolute())),
-        *("--output", str(output)),
-        *more,
-        *(argument for override in run.overrides for argument in ("--set", override)),
-    ]
-
-
-def rank_command(run: Job, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
-    """The command that starts a rank: in a job by the Python of the container or environment.
-
-    Raises:
-        StageError: the ranks would run another environment than the run file names.
-    """
-    prefix = environment_for_ranks(run, role, environ)
-    argv = runner_command(*arguments, prefix=prefix)
-    return [*run.config.slurm.container, *argv] if role == "batch" else argv
-
-
-def environment_for_ranks(run: Job, role: str, environ: Mapping[str, str]) -> Path | None:
-    """The prefix of the ranks' environment on their nodes; None: that of this process.
-
-    Raises:
-        StageError: the ranks would run another environment than the run file names.
-    """
-    wanted, environment = run.config.environment, run.inputs.environment
-    if wanted is None or environment is None:
-        return None
-    if role == "batch":
-        return node_local.arrange(wanted.node_local, environment, environ, print_line)
-    node_local.check_running(environment)
-    return None
+    return start_work(Resolved.of(run), "train", role, num_local, environ).exit_code
 
 
 def prepare_in_sandbox(run: Job) -> None:
@@ -259,60 +222,48 @@ def failed_to_prepare(error: OSError, run: Job) -> StageError:
     )
 
 
-def _be_a_rank_of_others(
-    run: Job, environ: Mapping[str, str], *, dry_run: bool, verbose: bool
-) -> int:
-    """Trains as a rank that srun, torchrun or mpirun started.
-
-    Rank 0 also does the launcher's work; the others wait for it.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        StageError: the same for all ranks, before anything is done.
-    """
-    leads = ranks_environment.rank_number(environ) == 0
-    say: Callable[[str], None] = print if leads else lambda _line: None
+def dry_run_of_rank_0(run: Job, environ: Mapping[str, str], *, verbose: bool) -> None:
+    """Checks and explains, in rank 0 of another launcher; starts nothing."""
     if finished := run.finished():
-        say("\n".join(finished))
-        return 0
-    if dry_run and not leads:
-        return 0
-    if dry_run:
-        place = ranks_environment.rank_environment(environ)
-        in_child(_check_as_launcher, (run, place, dict(environ), False, verbose), *_CHECKING)
-        print_line("dry run: nothing was started")
-        return 0
-    run.folder.make()
-
-    def lead_and_train(place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
-        with _leading(run, place, heartbeat, environ, verbose) if leads else nullcontext():
-            _train_as(run, place, heartbeat)
-        stopped = (run.folder.root / ranks_environment.STOPPED).exists()
-        outcome = outcome_of(Ended(in_job=False, saved=stopped))
-        for line in outcome.messages:
-            say(line)
-        end_rank(outcome.exit_code)
-
-    return run_rank(run.folder, environ, lead_and_train)
+        print_line("\n".join(finished))
+        return
+    place = ranks_environment.rank_environment(environ)
+    in_child(_check_as_launcher, (run, place, dict(environ), False, verbose), *_CHECKING)
+    print_line("dry run: nothing was started")
 
 
 @contextmanager
-def _leading(
-    run: Job,
-    place: ranks_environment.RankEnvironment,
-    heartbeat: Heartbeat,
-    environ: Mapping[str, str],
-    verbose: bool,
-) -> Iterator[None]:
-    """Does the launcher's work in rank 0; its heartbeat shows the other ranks that it works."""
+def lead(
+    load: Callable[[], Job], rank: Rank, environ: Mapping[str, str], *, verbose: bool
+) -> Iterator[Resolved | None]:
+    """Does the launcher's work in rank 0 of another launcher, and holds the run folder meanwhile.
+
+    The work is done in a child process, because a rank imports torch and a launcher must not.
+
+    Args:
+        load: reads the run file and the bundle.
+        rank: this process; from here on it reports in the run folder.
+
+    Returns:
+        What is decided; None: the run is finished.
+
+    Raises:
+        StageError: the run cannot work.
+    """
+    run = load()
+    if finished := run.finished():
+        print_line("\n".join(finished))
+        yield None
+        return
+    run.folder.make()
     with hold_run_folder(run.folder, environ):
         (run.folder.root / ranks_environment.STOPPED).unlink(missing_ok=True)
-        with heartbeat.beating(PREPARE):
-            in_child(_check_as_launcher, (run, place, dict(environ), True, verbose), *_CHECKING)
+        rank.enter(run.folder)
+        arguments = (run, rank.place, dict(environ), True, verbose)
+        resolved = in_child(_check_as_launcher, arguments, *_CHECKING)
         run.write_config()
-        yield
+        write(resolved)
+        yield resolved
 
 
 def _check_as_launcher(
@@ -321,12 +272,10 @@ def _check_as_launcher(
     environ: Mapping[str, str],
     prepares: bool,
     verbose: bool,
-) -> None:
-    """Does what a launcher does before it starts ranks, in a child process of rank 0.
-
-    A child, because a rank imports torch and a launcher must not.
-    """
+) -> Resolved:
+    """Does what a launcher does before it starts ranks, in a child process of rank 0."""
     _print_headline(run)
+    check_all_installed(run, "rank")
     environment_for_ranks(run, "local", environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
@@ -334,12 +283,7 @@ def _check_as_launcher(
     _explain(run, verbose=verbose)
     if prepares:
         prepare_in_sandbox(run)
-
-
-def _train_as(run: Job, place: ranks_environment.RankEnvironment, heartbeat: Heartbeat) -> None:
-    from runner.training.start import train as train_rank
-
-    train_rank(run.config, run.inputs, run.folder, place, heartbeat)
+    return Resolved.of(run)
 
 
 def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:

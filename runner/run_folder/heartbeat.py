@@ -31,11 +31,11 @@ PULSE_EVERY_S = 1.0
 ASK_FOR_STACKS = signal.SIGUSR2
 """srun forwards it to the ranks too. SIGUSR1 and SIGTERM mean: save and exit."""
 
-PREPARE, JOIN = "prepare", "join"
-"""Phases of rank 0 that the others look for: it prepares the data; it listens."""
+JOIN = "join"
+"""The phase of rank 0 that the others look for: it listens."""
 
 START, LOAD, SAVE, EXPORT = "start", "load", "save", "export"
-SLOW_PHASES = (START, PREPARE, JOIN, LOAD, SAVE, EXPORT)
+SLOW_PHASES = (START, JOIN, LOAD, SAVE, EXPORT)
 """Phases that may be long without a heartbeat: slow imports, a large checkpoint."""
 
 WORKING_S = 0.001

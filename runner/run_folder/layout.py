@@ -49,6 +49,11 @@ class RunFolder:
         return self.root / "config.yaml"
 
     @property
+    def resolved(self) -> Path:
+        """What is decided of the newest start (`runner.launch.resolved`)."""
+        return self.root / "resolved.json"
+
+    @property
     def environment(self) -> Path:
         """A record of the machine, the versions and the job."""
         return self.root / "environment.json"

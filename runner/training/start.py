@@ -1,6 +1,6 @@
-"""One rank: it joins the others, decides `auto` settings, and loads data, model and engine.
+"""One rank: it joins the others, learns what is decided, and loads data, model and engine.
 
-`start` returns the `Trainer`; `train` runs it to the end.
+`start` returns the `Trainer`; `train` does the work of the rank with it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
+from torch.distributed.distributed_c10d import Store
 
-from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, open_prepared
-from runner.data.recipe import data_key, recipes
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
 from runner.errors import IncompleteError, LostPeerError, StageError
-from runner.inputs import Inputs, running_tree, unreadable
-from runner.job.plan import TrainingPlan, check_step, decide, num_steps
-from runner.job.shapes import Device, shape_of
-from runner.launch.environment import MEETING_FILE, RankEnvironment
+from runner.inputs import running_tree, unreadable
+from runner.job.plan import check_step, decide, num_steps
+from runner.job.shapes import Device
+from runner.launch.rank import Rank
+from runner.launch.resolved import Resolved, write
 from runner.processes import threads_variable
 from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
@@ -36,10 +37,13 @@ from runner.training.components.device import StopRequest, find_device, gpu_uuid
 from runner.training.components.memory import PhaseMemory
 from runner.training.components.metrics import Console, Observer, open_console
 from runner.training.components.process_group import (
-    RankConfigDigest,
-    check_agreement,
+    Brief,
+    RankFacts,
+    Ranks,
+    check_facts,
     is_lost_peer,
     meet,
+    weakest,
 )
 from runner.training.components.throughput import StepClock
 from runner.training.engines import make_engine
@@ -60,19 +64,22 @@ def to_the_end(trainer: Trainer) -> None:
 
 
 def train(
-    config: RunConfig,
-    inputs: Inputs,
-    folder: RunFolder,
-    place: RankEnvironment,
+    rank: Rank,
     heartbeat: Heartbeat,
-    work: Callable[[Trainer], None] = to_the_end,
+    brief: Brief,
+    resolved: Resolved | None,
+    store: Store,
+    work: Callable[..., None],
 ) -> None:
-    """Builds the model and the engine, and does the work of a rank.
+    """Joins the other ranks, learns what is decided, builds the trainer, and does the work.
 
     Args:
-        place: this rank's number and the addresses.
-        heartbeat: where this rank shows that it is alive.
-        work: what to do with them.
+        rank: this rank.
+        heartbeat: where it shows that it is alive.
+        brief: what rank 0 left for the others.
+        resolved: what the launcher decided; in rank 0.
+        store: where the ranks meet.
+        work: what to do with the trainer, and with the options of the work.
 
     Raises:
         UsageError: the data is not prepared, the checkpoint is of another run, or the plan is not
@@ -83,25 +90,36 @@ def train(
     """
     stop = StopRequest()
     stop.listen()
-    log = folder.logs / f"rank-{place.rank}.log"
+    place, folder = rank.place, brief.folder
+    whole: Resolved | None = None
     trainer: Trainer | None = None
-    with open_console(log) as console:
+    with open_console(folder.logs / f"rank-{place.rank}.log") as console:
         try:
-            trainer = start(config, inputs, folder, place, stop, console, heartbeat)
+            device, facts = find_device(place.local_rank, place.local_world_size, brief.slurm)
+            threads = threads_variable(os.environ, 1)[0]["OMP_NUM_THREADS"]
+            torch.set_num_threads(int(threads))
+            ranks = meet(rank, store, brief.engine, device.type)
+            seen = RankFacts.of(place, facts, gpu_uuid(device), brief.bundle)
+            whole = decide_once(ranks, resolved, seen)
+            trainer = start(whole, ranks, device, facts, stop, console, heartbeat)
             try:
-                work(trainer)
+                work(trainer, **whole.options)
             finally:
                 trainer.observer.close()
         except OSError as error:
-            raise disk_error(error, inputs.bundle, folder, trainer.step if trainer else 0) from None
+            raise disk_error(error, brief.bundle, folder, trainer.step if trainer else 0) from None
         except SafetensorError as error:
             if (fault := write_error(error)) is None:
-                raise unreadable(inputs.model.path, f"its weights: {error}") from None
+                path = whole.job.inputs.model.path if whole else brief.bundle
+                raise unreadable(path, f"its weights: {error}") from None
             step = trainer.step if trainer else 0
-            raise disk_error(fault, inputs.bundle, folder, step) from None
+            raise disk_error(fault, brief.bundle, folder, step) from None
         except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                raise _no_memory(error, config, inputs, place, trainer) from None
+            if whole is not None and is_out_of_memory(error):
+                when = f"after step {trainer.step}" if trainer else "while loading"
+                config, shape, plan = whole.job.config, whole.shape, whole.decided()
+                where = f"rank {place.rank}, {when}"
+                raise explain(error, config, shape, plan, facts, where) from None
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
@@ -109,53 +127,86 @@ def train(
                 f"rank {place.rank} lost another rank; the other logs in {folder.logs} show why.",
                 "Run the same command again: it resumes from the last checkpoint.",
             ) from None
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
+
+
+def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Resolved:
+    """What is decided of the run, on every rank.
+
+    Rank 0 decides what the launcher could not, for the devices of all ranks, and writes it down.
+
+    Args:
+        resolved: what the launcher decided; in rank 0.
+        facts: what this rank sees.
+
+    Raises:
+        UsageError: the ranks do not fit together, or the plan is not possible; on every rank.
+    """
+    found = ranks.gather(facts)
+
+    def decide_rest() -> Resolved:
+        assert resolved is not None
+        check_facts(found)
+        config, device = resolved.job.config, weakest(found)
+        plan = decide(config, resolved.shape, device, ranks.world_size)
+        sequences = len(open_data(resolved)[1])
+        few = check_step(config, sequences, plan.total)
+        notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
+        if len({one.device.name for one in found}) > 1:
+            notes.append(f"the ranks have {device.name}: all of them do what each of them can")
+        steps = num_steps(config, sequences, plan.total)
+        whole = replace(resolved, plan=plan, steps=steps, notes=tuple(notes))
+        write(whole)
+        return whole
+
+    return ranks.from_first(decide_rest)
 
 
 def start(
-    config: RunConfig,
-    inputs: Inputs,
-    folder: RunFolder,
-    place: RankEnvironment,
+    resolved: Resolved,
+    ranks: Ranks,
+    device: torch.device,
+    facts: Device,
     stop: StopRequest,
     console: Console,
     heartbeat: Heartbeat,
 ) -> Trainer:
-    """Joins the other ranks, decides what is `auto`, opens the data and builds the model."""
-    device, facts = find_device(place.local_rank, place.local_world_size, config.slurm)
+    """Opens the data, and builds the model and the engine.
+
+    Args:
+        facts: what this rank's device can do.
+    """
     memory = PhaseMemory(device)
-    torch.set_num_threads(int(threads_variable(os.environ, 1)[0]["OMP_NUM_THREADS"]))
-    ranks = meet(config.engine.name, device.type, place, os.environ.get(MEETING_FILE), heartbeat)
-    shape = shape_of(config, inputs.model)
-    plan = decide(config, shape, facts, ranks.world_size)
-    digest = RankConfigDigest.of(plan, facts, config, inputs, gpu_uuid(device))
-    check_agreement(ranks.gather(digest))
+    job, plan = resolved.job, resolved.decided()
+    config, inputs, folder = job.config, job.inputs, job.folder
     companions = read_companions(inputs.model) if ranks.is_first else {}
     first = config.model.folder or inputs.model.path
     origin = read_origin(first) if ranks.is_first and config.model.init != "scratch" else ()
-    stores, order, key = _open_data(config, inputs, folder, plan.sequence_length)
-    few = check_step(config, len(order), plan.total)
-    steps = num_steps(config, len(order), plan.total)
+    stores, order = open_data(resolved)
     # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
     task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        record = _facts(config, inputs, plan, facts, steps, len(order))
+        record = _facts(resolved, facts, len(order))
         write_json(folder.environment, record | exported(folder))
     settings = config.to_mapping() if config.wandb else None
-    observer = Observer(folder, steps, console, is_first=ranks.is_first, wandb=settings)
-    if few is not None and ranks.is_first:
-        observer.say(f"warning: {few[0]}\n  -> {few[1]}")
+    observer = Observer(folder, resolved.steps, console, is_first=ranks.is_first, wandb=settings)
+    for note in resolved.notes if ranks.is_first else ():
+        observer.say(note)
     clock = StepClock.of(
-        config, shape, plan, facts, logits_at_predictions=task.logits_at_predictions
+        config,
+        resolved.shape,
+        plan,
+        facts,
+        logits_at_predictions=task.logits_at_predictions,
     )
     state = TrainingState(
         step=0,
         world_size=plan.world_size,
         zero=plan.zero,
         precision=plan.precision,
-        signature=signature(config, inputs, key, plan.total),
+        signature=signature(config, inputs, resolved.data, plan.total),
         engine=config.engine.name,
     )
     return Trainer(
@@ -173,7 +224,7 @@ def start(
         statistics=RunningStatistics(task.module),
         stop=stop,
         device=device,
-        schedule=Schedule(config, steps, plan.total, len(order)),
+        schedule=Schedule(config, resolved.steps, plan.total, len(order)),
         state=state,
         clock=clock,
         phases=Phases(observer, heartbeat, memory, ranks, config.compile),
@@ -182,40 +233,23 @@ def start(
     )
 
 
-def _open_data(
-    config: RunConfig, inputs: Inputs, folder: RunFolder, length: int
-) -> tuple[dict[str, Stores], Order, str]:
-    """The prepared data by role, the order of the training samples, and the key of their recipes.
+def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
+    """The prepared data by role, and the order of the training samples.
 
-    Args:
-        length: tokens per sequence.
+    Raises:
+        UsageError: it is not prepared.
     """
-    command = f"runner prepare {config.path} --bundle {inputs.bundle} --output {folder.root}"
-    wanted = recipes(config, inputs, length)
+    job = resolved.job
+    command = f"runner prepare {job.config.path} --bundle {job.bundle} --output {job.folder.root}"
     opened = {
-        role: [open_prepared(recipe, folder.stores, command) for recipe in several]
-        for role, several in wanted.items()
+        role: [open_prepared(path, f"the data of `{role}`", command) for path in several]
+        for role, several in resolved.stores.items()
     }
     check_together(opened)
     stores = {role: Stores(several) for role, several in opened.items()}
-    weights = [recipe.dataset.weight for recipe in wanted["train"]]
+    weights = [data.settings.weight for data in job.inputs.datasets]
     parts = [Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)]
-    return stores, Order(parts, config.seed), data_key(wanted["train"])
-
-
-def _no_memory(
-    error: BaseException,
-    config: RunConfig,
-    inputs: Inputs,
-    place: RankEnvironment,
-    trainer: Trainer | None,
-) -> StageError:
-    """Explains a lack of memory, while loading (`trainer` is None) or training."""
-    shape = shape_of(config, inputs.model)
-    _, device = find_device(place.local_rank, place.local_world_size, config.slurm)
-    plan = trainer.plan if trainer else decide(config, shape, device, place.world_size)
-    where = f"after step {trainer.step}" if trainer else "while loading"
-    return explain(error, config, shape, plan, device, f"rank {place.rank}, {where}")
+    return stores, Order(parts, job.config.seed)
 
 
 def write_error(error: SafetensorError) -> OSError | None:
@@ -262,22 +296,16 @@ def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> St
     )
 
 
-def _facts(
-    config: RunConfig,
-    inputs: Inputs,
-    plan: TrainingPlan,
-    device: Device,
-    num_steps: int,
-    num_sequences: int,
-) -> dict[str, Any]:
+def _facts(resolved: Resolved, device: Device, num_sequences: int) -> dict[str, Any]:
     """The content of `environment.json`: what is trained, where, and on which devices."""
+    config, inputs, plan = resolved.job.config, resolved.job.inputs, resolved.decided()
     facts = {
         "bundle_id": inputs.bundle_id,
         "lock_digest": inputs.bundle_id,
         "environment_tree": running_tree(),
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
-        "num_steps": num_steps,
+        "num_steps": resolved.steps,
         "num_sequences": num_sequences,
         "pid": os.getpid(),
         "world_size": plan.world_size,

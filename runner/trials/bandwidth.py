@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -10,16 +9,15 @@ import torch
 import torch.distributed as dist
 
 from runner.config.run_config import RunConfig
-from runner.launch.environment import MEETING_FILE, RankEnvironment
-from runner.run_folder.heartbeat import Heartbeat
+from runner.launch.rank import Rank
 from runner.training.components.device import find_device
-from runner.training.components.process_group import meet
+from runner.training.components.process_group import meet, open_store
 
 BYTES = {"cuda": 2**28, "cpu": 2**24}
 TIMES = 3
 
 
-def all_reduce(config: RunConfig, place: RankEnvironment, heartbeat: Heartbeat) -> dict[str, Any]:
+def all_reduce(config: RunConfig, rank: Rank) -> dict[str, Any]:
     """Joins the other ranks, and adds up a vector over all of them.
 
     Returns:
@@ -29,8 +27,9 @@ def all_reduce(config: RunConfig, place: RankEnvironment, heartbeat: Heartbeat) 
     Raises:
         StageError: the ranks cannot meet.
     """
+    place = rank.place
     device, _ = find_device(place.local_rank, place.local_world_size, config.slurm)
-    meet(config.engine.name, device.type, place, os.environ.get(MEETING_FILE), heartbeat)
+    meet(rank, open_store(rank), config.engine.name, device.type)
     size = BYTES[device.type]
     vector = torch.ones(size // 4, device=device)
     least = float("inf")

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from runner.data.prepare import open_prepared
+from runner.data.prepare import store_path
 from runner.data.recipe import recipes
+from runner.data.store import Store
 from runner.errors import StageError, format_age, human_count, human_size, write_atomically
 from runner.inputs import check_not_inside
 from runner.job.check import check_everything
@@ -25,7 +26,7 @@ from runner.launch.train import (
 from runner.run_folder.layout import RunFolder, write_json
 from runner.trials import bench_table as table
 from runner.trials.search import SearchResult, Trial, search
-from runner.trials.trial import Bench, be_a_rank, launch_trial, refusal, run_trial
+from runner.trials.trial import Bench, refusal, run_trial
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def prepare_trials(run: Job) -> int:
         link.symlink_to(Path("..") / link.name)
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
     wanted = recipes(run.config, run.inputs, length)["train"]
-    return sum(len(open_prepared(recipe, run.folder.stores, "runner prepare")) for recipe in wanted)
+    return sum(len(Store(store_path(recipe, run.folder.stores))) for recipe in wanted)
 
 
 def _write(folder: Path, name: str, found: Sequence[SearchResult], num_sequences: int) -> None:
@@ -170,29 +171,3 @@ def _write(folder: Path, name: str, found: Sequence[SearchResult], num_sequences
         folder / "table.md", table.markdown(title, table.rows(found, num_sequences)).encode()
     )
     write_atomically(folder / "bench.svg", table.svg(title, found).encode())
-
-
-def become_part(
-    run: Job,
-    arguments: Sequence[str],
-    processes: int | None,
-    steps: int,
-    memory_gib: float | None,
-    environ: Mapping[str, str],
-) -> int:
-    """Runs `runner bench` inside a trial: as its launcher or as one of its ranks.
-
-    Args:
-        run: the trial's run.
-        arguments: those of this command; the ranks are started with the same.
-        processes: ranks on this machine; None in a Slurm job.
-        steps: of the trial.
-        memory_gib: per rank; None: what is there.
-        environ: the environment variables.
-
-    Returns:
-        The exit code.
-    """
-    if ranks_environment.role(environ, processes) == "rank":
-        be_a_rank(run, steps, memory_gib, environ)
-    return launch_trial(run, arguments, processes, environ)

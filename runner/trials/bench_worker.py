@@ -10,70 +10,36 @@ from typing import Any
 
 import torch
 
-from runner.config.run_config import RunConfig
 from runner.data.store import Stores
-from runner.errors import NoMemoryError
-from runner.inputs import Inputs
-from runner.launch.environment import RankEnvironment
-from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.history import memory_by_phase
-from runner.run_folder.layout import RunFolder, read_metrics, write_json
-from runner.training.components.device import StopRequest
-from runner.training.components.metrics import open_console
+from runner.run_folder.layout import read_metrics, write_json
 from runner.training.evaluation import evaluate
 from runner.training.loop import Trainer
-from runner.training.out_of_memory import is_out_of_memory
-from runner.training.start import start
 
 RESULT = "trial.json"
 EVALUATED = 2  # batches of each rank
 
 
-def measure(
-    config: RunConfig,
-    inputs: Inputs,
-    folder: RunFolder,
-    place: RankEnvironment,
-    heartbeat: Heartbeat,
-    *,
-    steps: int,
-    memory_gib: float | None,
-) -> None:
+def measure(trainer: Trainer, *, steps: int, memory_gib: float | None) -> None:
     """Makes `steps` steps and writes their speed to `trial.json`.
 
     Args:
-        config: the run file.
-        inputs: the bundle's model and datasets.
-        folder: the trial's run folder.
-        place: this rank's number and the addresses.
-        heartbeat: where this rank shows that it is alive.
         steps: how many.
         memory_gib: the limit of one rank; None: the device's memory, or on a CPU this rank's share.
-
-    Raises:
-        NoMemoryError: memory ran out.
     """
-    _limit_memory(memory_gib, place)
-    with open_console(folder.logs / f"rank-{place.rank}.log") as console:
-        try:
-            trainer = start(config, inputs, folder, place, StopRequest(), console, heartbeat)
-            trainer.observer.begin(0)
-            trainer.end_phase("load")
-            for _ in range(steps):
-                trainer.train_step()
-            trainer.read_sums()
-            trainer.end_phase("train")
-            _evaluate(trainer)
-            trainer.observer.close()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            first_line = (str(error).splitlines() or ["out of memory"])[0]
-            raise NoMemoryError(first_line, "Try a smaller micro batch.") from None
-        if place.rank == 0:
-            write_json(folder.root / RESULT, {"outcome": "fits", **_result(folder, trainer)})
-        trainer.ranks.barrier()
-        torch.distributed.destroy_process_group()
+    _limit_memory(memory_gib)
+    trainer.observer.begin(0)
+    trainer.end_phase("load")
+    for _ in range(steps):
+        trainer.train_step()
+    trainer.read_sums()
+    trainer.end_phase("train")
+    _evaluate(trainer)
+    trainer.ahead.close()
+    trainer.observer.flush()
+    if trainer.ranks.is_first:
+        write_json(trainer.folder.root / RESULT, {"outcome": "fits", **_result(trainer)})
+    trainer.ranks.barrier()
 
 
 class _First:
@@ -99,8 +65,8 @@ def _evaluate(trainer: Trainer) -> None:
     trainer.end_phase("evaluate")
 
 
-def _result(folder: RunFolder, trainer: Trainer) -> Mapping[str, Any]:
-    every = list(read_metrics(folder.metrics))
+def _result(trainer: Trainer) -> Mapping[str, Any]:
+    every = list(read_metrics(trainer.folder.metrics))
     lines = [line for line in every if "loss" in line]
     memory = memory_by_phase(every)
     # The first step compiles, allocates and warms up.
@@ -121,14 +87,15 @@ def _result(folder: RunFolder, trainer: Trainer) -> Mapping[str, Any]:
     }
 
 
-def _limit_memory(memory_gib: float | None, place: RankEnvironment) -> None:
+def _limit_memory(memory_gib: float | None) -> None:
     """Makes memory run out in this process before it runs out on the machine."""
     if torch.cuda.is_available():
         if memory_gib is not None:
-            number = place.local_rank % torch.cuda.device_count()
-            total = torch.cuda.get_device_properties(number).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gib * 2**30 / total), number)
+            device = torch.cuda.current_device()
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gib * 2**30 / total), device)
         return
-    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / place.local_world_size
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks
     limit = int(memory_gib * 2**30 if memory_gib is not None else 0.8 * share)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

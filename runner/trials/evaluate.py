@@ -6,37 +6,31 @@ removed when the measures are known.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from runner import isolation, offline
 from runner.config.explain import shown
 from runner.data.recipe import data_key, recipes
-from runner.errors import IncompleteError, StageError, UsageError, suggest
+from runner.errors import StageError, UsageError, suggest
 from runner.job import devices
 from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
-from runner.launch.environment import RANK_FLAG, RankEnvironment
-from runner.launch.rank import find_role, run_rank
-from runner.launch.start import start_ranks
+from runner.launch.resolved import Resolved
+from runner.launch.start import start_work
 from runner.launch.train import (
+    begin,
     check_all_installed,
     prepare_in_sandbox,
-    rank_arguments,
-    rank_command,
     report_devices,
     world_size,
 )
-from runner.processes import raise_limits
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
-from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.history import earlier_facts, earlier_settings, settings_of
 from runner.run_folder.layout import RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
@@ -179,7 +173,7 @@ def evaluate(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Evaluates on the validation split. In a rank it does not return.
+    """Evaluates on the validation split.
 
     Args:
         run: the run file, with the run folder.
@@ -191,17 +185,12 @@ def evaluate(
     Raises:
         StageError: it cannot work, or a rank failed.
     """
-    offline.set_variables(os.environ)
-    raise_limits()
-    role = find_role(environ, processes)
-    isolation.isolate(os.environ, say)
-    if role == "rank" and environ.get(RANK_FLAG) != "1":
+    role = begin(processes, environ)
+    if role == "rank":
         raise UsageError(
             "runner evaluate starts its ranks itself.", "Call it once, without srun or torchrun."
         )
     chosen = choose(run, wanted)
-    if role == "rank":
-        be_a_rank(chosen, environ)
     check_all_installed(run, role)
     say(f"{run.config.path}: evaluates {chosen.source} on the validation split")
     if warning := doubt(run, chosen.checkpoint):
@@ -209,23 +198,19 @@ def evaluate(
     ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
     device = devices.here(ranks, environ, own_torch=own_torch)
     check_everything(chosen.run, world_size(role, processes or 1, environ), device).raise_errors()
-    _launch(chosen, run.folder.root, role, processes or 1, environ)
+    _launch(chosen, role, processes or 1, environ)
 
 
-def _launch(
-    chosen: Evaluation, root: Path, role: str, processes: int, environ: Mapping[str, str]
-) -> None:
+def _launch(chosen: Evaluation, role: str, processes: int, environ: Mapping[str, str]) -> None:
     run, folder = chosen.run, chosen.run.folder
     folder.root.mkdir(parents=True, exist_ok=True)
     with hold_run_folder(folder, environ):
         _empty(folder)
         folder.make()
         prepare_in_sandbox(run)
-        name = FIRST if chosen.checkpoint is None else chosen.checkpoint.name
-        arguments = rank_arguments(run, root, "--checkpoint", name)
-        argv = rank_command(run, role, environ, "evaluate", *arguments)
-        num_local = None if role == "batch" else processes
-        code = start_ranks(argv, num_local, folder, environ).exit_code
+        checkpoint = None if chosen.checkpoint is None else str(chosen.checkpoint)
+        resolved = Resolved.of(run, checkpoint=checkpoint)
+        code = start_work(resolved, "evaluate", role, processes, environ).exit_code
         written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
         if not any("validation_loss" in line for line in written):
             raise StageError(
@@ -245,22 +230,3 @@ def _empty(folder: RunFolder) -> None:
             shutil.rmtree(path, ignore_errors=True)
         elif path.is_file():
             path.unlink(missing_ok=True)
-
-
-def be_a_rank(chosen: Evaluation, environ: Mapping[str, str]) -> NoReturn:
-    """Evaluates as one rank, and ends the process."""
-    run = chosen.run
-
-    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
-        from runner.training.start import train
-        from runner.trials.evaluate_worker import measuring
-
-        measures = measuring(chosen.checkpoint)
-        train(run.config, run.inputs, run.folder, place, heartbeat, measures)
-
-    run_rank(run.folder, environ, work)
-
-
-def stopped() -> IncompleteError:
-    """The error of an evaluation that a signal ended."""
-    return IncompleteError("the evaluation was stopped by a signal.", "Run the same command again.")

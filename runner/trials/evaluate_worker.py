@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from runner.errors import DamageError
+from runner.errors import DamageError, IncompleteError
 from runner.run_folder.checkpoints import TrainingState, check_resumable
 from runner.training.loop import Trainer
-from runner.trials.evaluate import stopped
 
 _OF_TRAINING = ("data", "batch.global", "seed")
 """What may be another one: only weights are taken from the checkpoint."""
 
 
-def measuring(checkpoint: Path | None) -> Callable[[Trainer], None]:
-    """Returns the work of a rank.
+def measure(trainer: Trainer, *, checkpoint: str | None) -> None:
+    """Evaluates once.
 
     Args:
         checkpoint: whose weights; None: those that the model has after loading.
+
+    Raises:
+        IncompleteError: a signal stopped it.
+        DamageError, UsageError: the checkpoint cannot be used.
     """
-
-    def work(trainer: Trainer) -> None:
-        trainer.observer.begin(0)
-        trainer.observer.say(f"  {trainer.task.note}")
-        if checkpoint is not None:
-            trainer.state.step = _load(trainer, checkpoint).step
-        trainer.end_phase("load")
-        trainer.evaluate()
-        trainer.ahead.close()
-        trainer.observer.flush()
-        trainer.ranks.barrier()
-        if trainer.state.evaluation_due:
-            raise stopped()
-
-    return work
+    trainer.observer.begin(0)
+    trainer.observer.say(f"  {trainer.task.note}")
+    if checkpoint is not None:
+        trainer.state.step = _load(trainer, Path(checkpoint)).step
+    trainer.end_phase("load")
+    trainer.evaluate()
+    trainer.ahead.close()
+    trainer.observer.flush()
+    trainer.ranks.barrier()
+    if trainer.state.evaluation_due:
+        raise IncompleteError(
+            "the evaluation was stopped by a signal.", "Run the same command again."
+        )
 
 
 def _load(trainer: Trainer, checkpoint: Path) -> TrainingState:

@@ -14,12 +14,10 @@ from runner.job.findings import Finding, Findings, finding_of
 from runner.job.job import Job
 from runner.launch.environment import RANK_FLAG, RankEnvironment, rank_environment
 from runner.launch.network import PEERS_ASKED, here, other_hosts, own_address_towards
-from runner.launch.rank import end_rank, run_rank
+from runner.launch.rank import Rank, end_rank, run_rank
 from runner.launch.reach import HOW_TO_CHOOSE
 from runner.launch.rendezvous import address_in_slurm
-from runner.launch.start import start_ranks
-from runner.launch.train import rank_command
-from runner.run_folder.heartbeat import Heartbeat
+from runner.launch.start import rank_command, start_ranks
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
 from runner.trials.node_look import look
@@ -87,10 +85,10 @@ def _be_a_rank(run: Job, folder: Path, host: str, environ: Mapping[str, str]) ->
     if any(folder.glob(f"*.{BLOCKED}")):
         end_rank(0)  # the ranks could only wait for each other
 
-    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
+    def work(rank: Rank) -> None:
         from runner.trials.bandwidth import all_reduce
 
-        result = all_reduce(run.config, place, heartbeat)
+        result = all_reduce(run.config, rank)
         if place.rank == 0:
             write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
 

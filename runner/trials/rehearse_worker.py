@@ -47,7 +47,9 @@ def second(trainer: Trainer) -> None:
     note("export", ", ".join(sorted(path.name for path in trainer.folder.model.iterdir())))
 
 
-WORK = {"first": first, "second": second}
+def rehearse(trainer: Trainer, *, phase: str) -> None:
+    """One of the two starts."""
+    {"first": first, "second": second}[phase](trainer)
 
 
 def _step(trainer: Trainer) -> None:

@@ -67,6 +67,7 @@ def small_run(
         steps=STEPS,
         epochs=None,
         environment=None,
+        hang_after="auto",
         checkpoint=replace(config.checkpoint, every=1, keep=1),
         evaluation=replace(config.evaluation, patience=None),
     )

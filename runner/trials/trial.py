@@ -6,24 +6,20 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from runner import offline
 from runner.child import runner_command
 from runner.disks import use_local_caches
 from runner.errors import UsageError
 from runner.job.job import Job
 from runner.launch import environment as ranks_environment
-from runner.launch.environment import RankEnvironment
-from runner.launch.rank import run_rank
+from runner.launch.resolved import Resolved
 from runner.launch.srun import end_ranks
-from runner.launch.start import start_ranks
-from runner.launch.train import rank_command
+from runner.launch.start import start_work
 from runner.processes import die_with_parent
-from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import write_json
 from runner.slurm.environment import SlurmJobEnvironment
 from runner.trials.search import Outcome, Trial
@@ -140,45 +136,33 @@ def judge(
 
 
 def launch_trial(
-    run: Job, arguments: Sequence[str], processes: int | None, environ: Mapping[str, str]
+    run: Job,
+    processes: int | None,
+    steps: int,
+    memory_gib: float | None,
+    environ: Mapping[str, str],
 ) -> int:
     """Starts the ranks of one trial and waits.
 
     Args:
         run: the trial's run.
-        arguments: those of this command; the ranks are started with the same.
         processes: ranks on this machine; None in a Slurm job.
+        steps: of the trial.
+        memory_gib: per rank; None: what is there.
         environ: the environment variables.
 
     Returns:
         The exit code.
     """
-    offline.set_variables(os.environ)
     use_local_caches(os.environ)
     run.folder.make()
     run.write_config()
     role = ranks_environment.role(environ, processes)
-    argv = rank_command(run, role, environ, *arguments)
-    outcome = start_ranks(argv, None if role == "batch" else processes or 1, run.folder, environ)
+    resolved = Resolved.of(run, steps=steps, memory_gib=memory_gib)
+    outcome = start_work(resolved, "trial", role, processes or 1, environ)
     if outcome.kind == "no_memory":
         write_json(run.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
     return outcome.exit_code
-
-
-def be_a_rank(
-    run: Job, steps: int, memory_gib: float | None, environ: Mapping[str, str]
-) -> NoReturn:
-    """Runs one rank of a trial, and ends the process."""
-    offline.set_variables(os.environ)
-
-    def work(place: RankEnvironment, heartbeat: Heartbeat) -> None:
-        from runner.trials.bench_worker import measure
-
-        measure(
-            run.config, run.inputs, run.folder, place, heartbeat, steps=steps, memory_gib=memory_gib
-        )
-
-    run_rank(run.folder, environ, work)
 
 
 def refusal(bench: Bench, strategy: str) -> str | None:

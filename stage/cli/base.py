@@ -61,17 +61,17 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands in their sections, with aligned summaries."""
-        names = self.list_commands(ctx)
+        every = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        names = [name for name, command in every.items() if command and not command.hidden]
         placed = {name for section in self._sections.values() for name in section}
         parts = {**self._sections, "More": [name for name in names if name not in placed]}
         width = max(map(len, names), default=0)
         with formatter.section("Commands"):
             for heading, members in parts.items():
-                commands = {name: self.get_command(ctx, name) for name in members}
                 if rows := [
                     (name.ljust(width), command.get_short_help_str(_WHOLE))
-                    for name, command in commands.items()
-                    if command is not None
+                    for name in members
+                    if (command := every.get(name)) is not None
                 ]:
                     with formatter.section(heading):
                         formatter.write_dl(rows)

@@ -35,17 +35,18 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
 from runner import errors
 from runner.errors import StageError
-from runner.launch import hang_detector, local, train
+from runner.launch import hang_detector, local, start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
+from runner.training import rank as ranks
 from runner.trials import evaluate as evaluating
 from runner.trials import trial as trials
 from tests.golden.record import path_of
@@ -172,29 +173,56 @@ def _torchrun(folder: Path, given: Mapping[str, Any]) -> int:
         RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
         TORCHELASTIC_RUN_ID="x",
     )  # fmt: skip
-    run: Any = types.SimpleNamespace(
-        folder=RunFolder(folder / "run"), config=None, inputs=None, finished=list
-    )
-    start = types.SimpleNamespace(train=work)
+    run = RunFolder(folder / "run")
+    brief = types.SimpleNamespace(folder=run)
+    met = types.SimpleNamespace(
+        Brief=types.SimpleNamespace(of=lambda _resolved: brief), NoBrief=type(None),
+        open_store=lambda _rank: None, send_brief=lambda *_: None, wait_for_brief=None,
+    )  # fmt: skip
+    fakes = {
+        "runner.training.start": types.SimpleNamespace(train=work),
+        "runner.training.components.process_group": met,
+    }
+
+    def leads(_load: object, rank: Any, *_: object, **__: object) -> Any:
+        rank.enter(run)
+        return nullcontext(brief)
+
+    with mock.patch.dict(sys.modules, fakes), mock.patch.object(ranks, "lead", leads):
+        ranks.be_rank_of_others(
+            lambda: None,
+            lambda: None,
+            os.environ,
+            dry_run=False,
+            verbose=False,  # type: ignore
+        )
+
+
+@contextmanager
+def _commanded(run: Any, argv: list[str]) -> Iterator[None]:
+    """`argv` in place of the command of a rank, and a run about which nothing is decided."""
+    resolved = types.SimpleNamespace(of=lambda *_, **__: types.SimpleNamespace(job=run))
     with (
-        mock.patch.dict(sys.modules, {"runner.training.start": start}),
-        mock.patch.object(train, "_leading", lambda *_: nullcontext()),
+        mock.patch.object(start, "rank_command", lambda *_: argv),
+        mock.patch.object(start, "write", lambda _resolved: None),
+        mock.patch.object(evaluating, "Resolved", resolved),
+        mock.patch.object(trials, "Resolved", resolved),
     ):
-        return train._be_a_rank_of_others(run, os.environ, dry_run=False, verbose=False)
+        yield
 
 
 def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
     run = types.SimpleNamespace(
         folder=RunFolder(folder / "run"), bundle=folder, overrides=(),
-        config=types.SimpleNamespace(path=folder / "run.yaml"),
+        config=types.SimpleNamespace(hang_after="auto"),
     )  # fmt: skip
     chosen: Any = types.SimpleNamespace(run=run, checkpoint=None)
     argv = ["sh", "-c", _rank_script(folder, given)]
     with (
         mock.patch.object(evaluating, "prepare_in_sandbox", lambda _run: None),
-        mock.patch.object(evaluating, "rank_command", lambda *_: argv),
+        _commanded(run, argv),
     ):
-        evaluating._launch(chosen, folder / "output", "local", len(given["codes"]), os.environ)
+        evaluating._launch(chosen, "local", len(given["codes"]), os.environ)
     return 0
 
 
@@ -203,9 +231,12 @@ def _trial(folder: Path, given: Mapping[str, Any]) -> str:
     code = None
     if "codes" in given:
         argv = ["sh", "-c", _rank_script(folder, given)]
-        of_run: Any = types.SimpleNamespace(folder=RunFolder(run), write_config=lambda: None)
-        with mock.patch.object(trials, "rank_command", lambda *_: argv):
-            code = trials.launch_trial(of_run, [], len(given["codes"]), os.environ)
+        of_run: Any = types.SimpleNamespace(
+            folder=RunFolder(run), write_config=lambda: None,
+            config=types.SimpleNamespace(hang_after="auto"),
+        )  # fmt: skip
+        with _commanded(of_run, argv):
+            code = trials.launch_trial(of_run, len(given["codes"]), 2, None, os.environ)
     trial = trials.judge("ddp", 4, code, trials._result(run), folder / "said", 600.0)
     print(trial.words)
     return trial.outcome

@@ -37,7 +37,7 @@ ADDRESSES = {"n1": "10.77.0.1", "n2": "10.77.0.2"}
 HELPER = "runner.child"
 """Prepares the data in a process of its own. It is no rank, and really runs."""
 REHEARSAL = "runner.trials.rehearse_ranks"
-STARTS = ("srun ", *(f"runner {name}" for name in ("train", "evaluate", "bench", "rehearse")),
+STARTS = ("srun ", *(f"runner {name}" for name in ("rank", "bench", "rehearse")),
           REHEARSAL)  # fmt: skip
 JOB = {
     "SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]",
@@ -253,7 +253,7 @@ def places(folder: Path) -> list[dict[str, Any]]:
             host = "n1" if first or "two nodes" not in launcher else "n2"
             with mock.patch.dict(os.environ, environ, clear=True), _node(host):
                 role = ranks_environment.role(os.environ)
-                place, _ = become_rank(RunFolder(folder / "run"), dict(os.environ))
+                place = become_rank(RunFolder(folder / "run"), dict(os.environ)).place
                 sets = {n: v for n, v in sorted(os.environ.items()) if environ.get(n) != v}
             facts = {
                 "rank": place.rank, "world_size": place.world_size, "local_rank": place.local_rank,

@@ -13,14 +13,13 @@ import torch
 
 from runner.job.job import Job
 from runner.launch.environment import rank_environment
-from runner.run_folder.heartbeat import Heartbeat
-from runner.training.components.device import StopRequest
+from runner.launch.rank import Rank
 from runner.training.components.metrics import open_console
-from runner.training.components.process_group import join
+from runner.training.components.process_group import join, open_store
 from runner.training.loop import Trainer
-from runner.training.start import start
 from scripts.lib.gpu_check.suite import ON_CPU
 from tests.runner.conftest import Cluster, bundle, cluster, run_python, twins_bundle
+from tests.support.training.one_start import begin
 
 __all__ = ["bundle", "cluster", "run_python", "twins_bundle"]
 
@@ -64,7 +63,8 @@ def joined(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        join("deepspeed", device.type, rank_environment(os.environ), meeting)
+        rank = Rank(rank_environment(os.environ))
+        join("deepspeed", device.type, rank.place, open_store(rank))
         yield variables
         torch.distributed.destroy_process_group()
 
@@ -81,11 +81,7 @@ def trainer(joined: dict[str, str], tmp_path: Path, cluster: Cluster) -> Iterato
             run = Job.load(path, bundle, own.output(name), ())
             run.folder.make()
             console = stack.enter_context(open_console(run.folder.logs / "rank-0.log"))
-            place = rank_environment(os.environ)
-            made = start(
-                run.config, run.inputs, run.folder, place, StopRequest(), console,
-                Heartbeat(run.folder.logs, 0),
-            )  # fmt: skip
+            made = begin(run, rank_environment(os.environ), console)
             made.resume()
             stack.callback(made.observer.close)
             return made

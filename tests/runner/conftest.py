@@ -157,7 +157,8 @@ class Cluster:
         return {**kept, "OMP_NUM_THREADS": "1", **more}
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "runner", *arguments, "--bundle", str(self.bundle)]
+        bundle = () if arguments[0] == "rank" else ("--bundle", str(self.bundle))
+        return [sys.executable, "-m", "runner", *arguments, *bundle]
 
     def start(
         self, *arguments: str, python: str = sys.executable, **environment: str

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import DamageError, StageError
+from runner.job.job import Job
+from runner.launch.resolved import Resolved, write
 from runner.run_folder.layout import RunFolder
 from runner.training.saving.export import read_companions
 from runner.training.start import disk_error, write_error
@@ -207,11 +209,14 @@ def test_a_file_gone_after_the_launchers_check_ends_the_ranks_before_the_first_s
         task="causal-lm", model={"asset": "tiny-gpt2"}, engine={"name": "ddp"}, steps=2
     )
     copy.prepare(path)
+    run = Job.load(path, copy.bundle, copy.output(), ())
+    run.folder.make()
+    write(Resolved.of(run))
     gone = copy.bundle / "data/models/tiny-gpt2/tokenizer.json"
     gone.unlink()
     # The ranks as the launcher starts them, after its own check.
     done = copy.run(
-        "train", "tiny.yaml", "--output", str(copy.output()),
+        "rank", str(copy.output()), "train",
         RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", AIRLIFT_RANK="1",
         MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), GLOO_SOCKET_IFNAME="lo",
     )  # fmt: skip

@@ -1,83 +1,185 @@
 """What the ranks do together besides the engine's work: join, agree, wait, share small values.
 
-`Ranks` uses a gloo group of its own, so it works the same on GPUs and CPUs and uses no device.
+The ranks meet at a store, torch's, where rank 0 leaves a `Brief`: what a rank must know to join the
+others. `Ranks` uses a gloo group of its own, so it works the same on GPUs and CPUs and uses no
+device.
 
-`check_agreement` finds ranks with different settings before training; later they would only wait
-for each other. A rank decides `auto` settings from its own device, and reads files from its node's
-disk. So a node with fewer or other GPUs, or with another copy of the run file, decides differently.
+`check_facts` compares what the ranks see, before training; later they would only wait for each
+other. Decisions are not compared: rank 0 makes them, and sends them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import pickle
 import platform
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
-from runner.config.run_config import RunConfig
-from runner.errors import UsageError
-from runner.inputs import Inputs
-from runner.job.plan import TrainingPlan
+from runner.config.run_config import SlurmConfig
+from runner.errors import LostPeerError, StageError, UsageError
+from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch.environment import RankEnvironment
+from runner.launch.environment import MEETING_FILE, RankEnvironment
+from runner.launch.rank import Rank
 from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
-from runner.run_folder.heartbeat import JOIN, LOAD, Heartbeat, flight_prefix
+from runner.launch.resolved import Resolved
+from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix
+from runner.run_folder.layout import RunFolder
 
 T = TypeVar("T")
 GROUP_TIMEOUT = timedelta(hours=1)  # a rank may be busy with writing a large checkpoint
 STEP_TIMEOUT = timedelta(minutes=30)
 
 
-def meet(
-    engine: str, device: str, place: RankEnvironment, meeting_file: str | None, heartbeat: Heartbeat
-) -> Ranks:
-    """Joins the other ranks, waits until all have joined, and makes the gloo group of `Ranks`.
+BRIEF, READ = "airlift/brief", "airlift/read"
+LOOK_EVERY_S = 0.1
+READ_S = 10.0
+"""How long a failed rank 0 waits until the others have read that."""
 
-    Args:
+
+@dataclass(frozen=True)
+class Brief:
+    """What a rank must know before it can join the others.
+
+    Attributes:
+        folder: the run folder.
+        bundle: its folder.
         engine: `engine.name` of the run file.
-        device: `cuda` or `cpu`.
-        place: this rank's number and the addresses.
-        meeting_file: as for `join`.
-        heartbeat: where rank 0 shows that it listens.
+        slurm: what the run file requests of Slurm; it counts inside a job.
+    """
+
+    folder: RunFolder
+    bundle: Path
+    engine: str
+    slurm: SlurmConfig
+
+    @staticmethod
+    def of(resolved: Resolved) -> Brief:
+        """That of a run."""
+        job = resolved.job
+        return Brief(job.folder, job.inputs.bundle, job.config.engine.name, job.config.slurm)
+
+
+@dataclass(frozen=True)
+class NoBrief:
+    """That rank 0 has nothing for the ranks to do: the run is finished, or it failed.
+
+    Attributes:
+        code: its exit code.
+        host: its node.
+    """
+
+    code: int
+    host: str
+
+
+@contextmanager
+def _joining(rank: Rank) -> Iterator[None]:
+    """Shows that this rank is joining, and explains connections that fail.
 
     Raises:
         NeverMetError: another rank cannot be reached from this node.
-        StageError: rank 0 gave up.
     """
+    place = rank.place
     try:
-        with heartbeat.beating(JOIN):
-            if meeting_file is None and place.rank != 0 and not dist.is_initialized():
-                wait_for_rank_0(
-                    place.rank,
-                    place.master_addr,
-                    place.master_port,
-                    heartbeat.logs,
-                    started=heartbeat.started,
-                )
-            join(engine, device, place, meeting_file)
-            if device == "cuda":
-                # NCCL connects at the first use, not before.
-                dist.all_reduce(torch.zeros(1, device=device))
-            ranks = Ranks()
+        with rank.heartbeat.beating(JOIN) if rank.heartbeat else nullcontext():
+            yield
     except RuntimeError as error:
         explained = explain_joining(error, place.rank, place.master_addr, place.master_port)
         if explained is None:
             raise
         traceback.print_exc()
         raise explained from None
-    flight = flight_prefix(heartbeat.logs)
-    heartbeat.when_asked_for_stacks(
-        lambda: write_collectives(flight.with_name(f"{flight.name}{place.rank}"))
-    )
-    heartbeat.beat(LOAD)
+
+
+def open_store(rank: Rank) -> Store:
+    """The store at which the ranks meet. Rank 0 listens; the others wait until it does.
+
+    On one machine it can be a file, which our launcher names; else it is at MASTER_ADDR and
+    MASTER_PORT.
+
+    Raises:
+        NeverMetError: rank 0 cannot be reached from this node.
+        StageError: rank 0 gave up.
+    """
+    place, file = rank.place, os.environ.get(MEETING_FILE)
+    with _joining(rank):
+        if file is None and place.rank != 0:
+            logs = rank.heartbeat.logs if rank.heartbeat else None
+            started = rank.heartbeat.started if rank.heartbeat else time.time()
+            wait_for_rank_0(place.rank, place.master_addr, place.master_port, logs, started=started)
+        where = f"file://{file}" if file else "env://"
+        opened = rendezvous(where, place.rank, place.world_size, timeout=STEP_TIMEOUT)
+        store: Store = next(opened)[0]
+    store.set_timeout(STEP_TIMEOUT)
+    return store
+
+
+def send_brief(store: Store, brief: Brief | NoBrief, others: int) -> None:
+    """Leaves the brief for the other ranks; in rank 0, which keeps the store.
+
+    If it is about to end, it waits a moment until all have read why.
+    """
+    store.set(BRIEF, pickle.dumps(brief).hex())
+    over = time.monotonic() + READ_S
+    while isinstance(brief, NoBrief) and store.add(READ, 0) < others and time.monotonic() < over:
+        time.sleep(LOOK_EVERY_S)
+
+
+def wait_for_brief(store: Store, rank: int) -> Brief | NoBrief:
+    """The brief, as soon as rank 0 has left it: another launcher's may prepare the data first.
+
+    Raises:
+        LostPeerError: rank 0 is gone.
+    """
+    try:
+        while not store.check([BRIEF]):
+            time.sleep(LOOK_EVERY_S)
+        brief: Brief | NoBrief = pickle.loads(bytes.fromhex(store.get(BRIEF).decode()))
+        store.add(READ, 1)
+    except RuntimeError:
+        raise LostPeerError(
+            f"rank {rank} lost rank 0 before the ranks met; the output of rank 0 shows why.",
+            "Run the same command again.",
+        ) from None
+    return brief
+
+
+def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
+    """Joins the other ranks, waits until all have joined, and makes the gloo group of `Ranks`.
+
+    Args:
+        store: where they meet.
+        engine: `engine.name` of the run file.
+        device: `cuda` or `cpu`.
+
+    Raises:
+        NeverMetError: another rank cannot be reached from this node.
+    """
+    with _joining(rank):
+        join(engine, device, rank.place, store)
+        if device == "cuda":
+            # NCCL connects at the first use, not before.
+            dist.all_reduce(torch.zeros(1, device=device))
+        ranks = Ranks()
+    if (heartbeat := rank.heartbeat) is not None:
+        flight = flight_prefix(heartbeat.logs)
+        heartbeat.when_asked_for_stacks(
+            lambda: write_collectives(flight.with_name(f"{flight.name}{rank.place.rank}"))
+        )
+        heartbeat.beat(LOAD)
     return ranks
 
 
@@ -94,7 +196,7 @@ def write_collectives(path: Path) -> None:
             return
 
 
-def join(engine: str, device: str, place: RankEnvironment, meeting_file: str | None) -> None:
+def join(engine: str, device: str, place: RankEnvironment, store: Store) -> None:
     """Joins the other ranks, once per process.
 
     DeepSpeed must be imported after this: at its import it looks for its accelerator.
@@ -103,10 +205,8 @@ def join(engine: str, device: str, place: RankEnvironment, meeting_file: str | N
         engine: `engine.name` of the run file.
         device: `cuda` or `cpu`.
         place: this rank's number and the addresses.
-        meeting_file: where ranks on one machine meet; None: at MASTER_ADDR and MASTER_PORT.
+        store: where they meet.
     """
-    if dist.is_initialized():
-        return
     if device == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
         backend = "gloo"
@@ -115,7 +215,7 @@ def join(engine: str, device: str, place: RankEnvironment, meeting_file: str | N
         backend = "nccl" if engine == "deepspeed" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(
         backend,
-        init_method=f"file://{meeting_file}" if meeting_file else None,
+        store=PrefixStore("ranks", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=STEP_TIMEOUT,
@@ -159,76 +259,103 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, on every rank.
+
+        Raises:
+            StageError: rank 0 raised it; on every rank.
+        """
+        made: list[Any] = [None]
+        if self.is_first:
+            try:
+                made = [make()]
+            except StageError as error:
+                made = [error]
+        dist.broadcast_object_list(made, src=0, group=self.group)
+        if isinstance(made[0], StageError):
+            raise made[0]
+        return cast("T", made[0])
+
     def barrier(self) -> None:
         """Waits for all ranks."""
         dist.barrier(group=self.group)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankConfigDigest:
-    """The settings and devices of one rank.
+class RankFacts:
+    """What one rank sees.
 
     Attributes:
         host: the node's name.
-        device: the device's name.
         gpu: the UUID of its GPU; empty for a CPU.
-        must_agree: (name, value) of what must be the same on all ranks.
+        bundle: the digest of the bundle's tag manifest on its node, from one rank of each.
     """
 
+    device: Device
     host: str
-    device: str
     gpu: str
-    must_agree: tuple[tuple[str, str], ...]
+    bundle: str = ""
 
     @staticmethod
-    def of(
-        plan: TrainingPlan, device: Device, config: RunConfig, inputs: Inputs, gpu: str
-    ) -> RankConfigDigest:
-        """The digest of this rank."""
-        text = hashlib.sha256(config.to_yaml().encode()).hexdigest()
-        facts = {
-            "kind of device": device.kind,
-            "precision": plan.precision,
-            "engine.zero": str(plan.zero),
-            "batch.micro": str(plan.micro),
-            "sequence_length": str(plan.sequence_length),
-            "run file (sha256)": text[:12],
-            "bundle": inputs.bundle_id[:12],
-        }
-        return RankConfigDigest(
-            host=platform.node(), device=device.name, gpu=gpu, must_agree=tuple(facts.items())
-        )
+    def of(place: RankEnvironment, device: Device, gpu: str, bundle: Path) -> RankFacts:
+        """What this rank sees.
+
+        Raises:
+            DamageError: the bundle's tag manifest cannot be read on this node.
+        """
+        seen = tag_manifest_digest(bundle) if place.local_rank == 0 else ""
+        return RankFacts(device=device, host=platform.node(), gpu=gpu, bundle=seen)
 
 
-def check_agreement(digests: Sequence[RankConfigDigest]) -> None:
-    """Checks that all ranks have the same settings, and that no two use one GPU.
+def check_facts(facts: Sequence[RankFacts]) -> None:
+    """Checks that all ranks have devices of one kind and the same bundle, and that no two use one
+    GPU.
 
     NCCL's own message for two ranks on one GPU does not say so.
 
     Args:
-        digests: every rank's, in the order of ranks.
+        facts: every rank's, in the order of ranks.
 
     Raises:
         UsageError: it names the first difference, both ranks and their devices.
     """
-    first = digests[0]
+    first = facts[0]
     users: dict[tuple[str, str], int] = {}
-    for rank, one in enumerate(digests):
+    for rank, one in enumerate(facts):
         before = users.setdefault((one.host, one.gpu), rank)
         if one.gpu and before != rank:
-            gpus = len({other.gpu for other in digests if other.host == one.host})
+            gpus = len({other.gpu for other in facts if other.host == one.host})
             raise UsageError(
-                f"ranks {before} and {rank} would share a GPU of {one.host} ({one.device}); "
+                f"ranks {before} and {rank} would share a GPU of {one.host} ({one.device.name}); "
                 f"its ranks see {gpus} in all.",
                 f"One rank per GPU: --processes {gpus}, or slurm.tasks_per_node and "
                 f"gpus_per_node: {gpus}.",
             )
-    for rank, other in enumerate(digests):
-        for (what, ours), (_, theirs) in zip(first.must_agree, other.must_agree, strict=True):
-            if ours != theirs:
-                raise UsageError(
-                    f"the ranks disagree on {what}: {ours} on rank 0 ({first.host}, "
-                    f"{first.device}), {theirs} on rank {rank} ({other.host}, {other.device}).",
-                    "Ask Slurm for nodes of one kind (slurm.options: constraint, or gres with a "
-                    "type), or set the `auto` values in the run file.",
-                )
+    for rank, other in enumerate(facts):
+        both = f"(rank 0 on {first.host}, rank {rank} on {other.host})"
+        if other.device.kind != first.device.kind:
+            raise UsageError(
+                f"the ranks have devices of different kinds: {first.device.name} and "
+                f"{other.device.name} {both}.",
+                "Ask Slurm for nodes of one kind (slurm.options: constraint, or gres with a type).",
+            )
+        if other.bundle and other.bundle != first.bundle:
+            raise UsageError(
+                f"the ranks see different bundles: tag manifest {first.bundle[:12]} and "
+                f"{other.bundle[:12]} {both}.",
+                "Give all nodes the same bundle: on each, stage show BUNDLE prints its id.",
+            )
+
+
+def weakest(facts: Sequence[RankFacts]) -> Device:
+    """What the device of every rank can do: a plan is for all of them. Pure."""
+    devices = [one.device for one in facts]
+    names = sorted({device.name for device in devices})
+    return Device(
+        kind=devices[0].kind,
+        name=" and ".join(names),
+        memory=min(device.memory for device in devices),
+        has_bf16=all(device.has_bf16 for device in devices),
+        has_fp16=all(device.has_fp16 for device in devices),
+        host_memory=min(device.host_memory for device in devices),
+    )

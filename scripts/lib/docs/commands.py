@@ -27,6 +27,8 @@ def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
     for name in sorted(group.list_commands(context)):
         command = group.get_command(context, name)
         assert command is not None
+        if command.hidden:
+            continue
         inner = click.Context(command, info_name=name, parent=context)
         if isinstance(command, click.Group):
             yield from _commands(command, inner)

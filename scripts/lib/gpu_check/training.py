@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from runner.data.prepare import open_prepared
+from runner.data.prepare import store_path
 from runner.data.recipe import recipes
-from runner.data.store import Stores
+from runner.data.store import Store, Stores
 from runner.errors import StageError, isolated
 from runner.job import devices
 from runner.job.job import Job
@@ -55,7 +55,7 @@ class Training:
         run = self._run()
         num_sequences = prepare_trials(run)
         recipe = recipes(run.config, run.inputs, self.workload.length)["train"][0]
-        store = Stores([open_prepared(recipe, run.folder.stores, "runner prepare")])
+        store = Stores([Store(store_path(recipe, run.folder.stores))])
         count = min(len(store), LARGEST * STEPS)
         np.save(self._tokens, store.rows(range(count)).ids)
         return {"sequences": num_sequences}

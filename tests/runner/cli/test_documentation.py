@@ -13,7 +13,7 @@ from runner.cli import main
 TEXT = (Path(__file__).resolve().parents[3] / "docs/reference/runner/README.md").read_text(
     encoding="utf-8"
 )
-COMMANDS: dict[str, click.Command] = dict(main.commands)
+COMMANDS = {name: one for name, one in main.commands.items() if not one.hidden}
 
 
 def options_of(command: click.Command) -> set[str]:

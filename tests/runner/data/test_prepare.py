@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from runner.config.data import DatasetConfig
-from runner.data.prepare import is_prepared, open_prepared, prepare
+from runner.data.prepare import is_prepared, open_prepared, prepare, store_path
 from runner.data.recipe import Recipe
 from runner.data.store import BATCH_ROWS, Stores
 from runner.errors import DamageError, UsageError
@@ -313,7 +313,7 @@ def test_killed_in_the_middle_nothing_that_counts_is_left(
     assert list(stores.iterdir()), "it was killed before it wrote anything"
     assert not is_prepared(recipe, stores)
     with pytest.raises(UsageError, match="is not prepared"):
-        open_prepared(recipe, stores, "runner prepare")
+        open_prepared(store_path(recipe, stores), "train", "runner prepare")
     assert len(prepared(recipe, tmp_path)) == 7
 
 

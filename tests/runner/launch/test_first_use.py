@@ -20,7 +20,7 @@ from runner.inputs import check_not_inside, resolve
 from runner.job import access
 from runner.job.access import disk_still_needed
 from runner.job.shapes import ModelShape
-from runner.launch.rank import give_up
+from runner.launch.rank import Rank, give_up
 from runner.run_folder.checkpoints import TrainingState, check_before_launch, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
@@ -33,6 +33,7 @@ from tests.runner.conftest import Cluster
 from tests.runner.folders import line, run_folder
 from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.environment.laptop import alone
+from tests.support.training.one_start import place_alone
 
 __all__ = ["terminal"]
 
@@ -249,15 +250,13 @@ def test_a_disk_too_full_for_the_reason_of_a_failure_does_not_hide_it(
     def ended(code: int) -> None:
         raise EndedError(code)
 
-    folder = RunFolder(tmp_path)
-    folder.make()
-    vitals = Heartbeat(folder.logs, 0)
+    vitals = Heartbeat(tmp_path, 0)
     monkeypatch.setattr(vitals, "fail", full)
     monkeypatch.setattr(os, "_exit", ended)
     monkeypatch.setenv("AIRLIFT_RANK", "1")
     error = IncompleteError("run: No space left on device, after step 57")
     with pytest.raises(EndedError, match="5"):
-        give_up(folder, 0, vitals, f"error: {error}", error)
+        give_up(Rank(place_alone(), vitals), f"error: {error}", error)
     assert "after step 57" in capsys.readouterr().err
 
 

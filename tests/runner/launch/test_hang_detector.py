@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
+from runner.job.shapes import Device
 from runner.launch import hang_detector
 from runner.launch.hang_detector import HangDetector, innermost_frames
 from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_pulse
 from runner.run_folder.layout import RunFolder
-from runner.training.components.process_group import RankConfigDigest, check_agreement
+from runner.training.components.process_group import RankFacts, check_facts, weakest
 from tests.remedies.obeyed import obeys
 
 RANK = """\
@@ -139,9 +141,10 @@ def test_torchs_last_collectives_of_a_hang_are_in_logs(
     joined = """
 import torch.distributed as dist
 from runner.launch.environment import rank_environment
-from runner.training.components.process_group import meet
-place = rank_environment(os.environ)
-ranks = meet('ddp', 'cpu', place, os.environ['AIRLIFT_MEETING_FILE'], vitals)
+from runner.launch.rank import Rank
+from runner.training.components.process_group import meet, open_store
+me = Rank(rank_environment(os.environ), vitals)
+ranks = meet(me, open_store(me), 'ddp', 'cpu')
 ranks.total(1.0)
 vitals.beat('train')
 if rank == 1: wait_in_a_collective()
@@ -204,31 +207,37 @@ def test_the_main_thread_is_the_one_that_is_shown() -> None:
     assert innermost_frames("") == []
 
 
-def test_ranks_that_would_decide_differently_are_refused_with_both_devices() -> None:
-    same = RankConfigDigest(
-        host="n1", device="A800", gpu="", must_agree=(("precision", "bf16"), ("batch.micro", "8"))
-    )
-    other = RankConfigDigest(
-        host="n2", device="V100", gpu="", must_agree=(("precision", "fp16"), ("batch.micro", "8"))
-    )
-    check_agreement([same, same])
+A800 = Device("cuda", "A800", 80 * 2**30, True, True)
+
+
+def test_ranks_with_unlike_devices_are_refused_or_do_what_each_can() -> None:
+    same = RankFacts(device=A800, host="n1", gpu="", bundle="ab")
+    check_facts([same, replace(same, bundle="")])
+    on_cpu = replace(same, device=Device.cpu(2**30), host="n2")
     with pytest.raises(
-        UsageError, match=r"precision: bf16 on rank 0 \(n1, A800\), fp16 on rank 2 \(n2, V100\)"
-    ):
-        check_agreement([same, same, other])
+        UsageError, match=r"kinds: A800 and CPU \(rank 0 on n1, rank 2 on n2\)"
+    ) as refused:
+        check_facts([same, same, on_cpu])
+    assert "Ask Slurm for nodes of one kind" in refused.value.remedy
+    older = replace(same, device=Device("cuda", "V100", 32 * 2**30, False, True))
+    check_facts([same, older])
+    plan_for = weakest([same, older])
+    assert (plan_for.memory, plan_for.has_bf16, plan_for.has_fp16) == (32 * 2**30, False, True)
+
+
+def test_a_node_with_another_bundle_is_named() -> None:
+    same = RankFacts(device=A800, host="n1", gpu="", bundle="ab")
+    with pytest.raises(UsageError, match=r"tag manifest ab and cd \(rank 0 on n1, rank 1 on n2\)"):
+        check_facts([same, replace(same, host="n2", bundle="cd")])
 
 
 @obeys("runner/training/components/process_group.py", "One rank per GPU: --processes {}")
 def test_two_ranks_on_one_gpu_are_refused_with_the_number_that_can_be() -> None:
     """NCCL would only print "invalid usage". Each node has its own GPUs, whatever their numbers."""
-    ranks = [
-        RankConfigDigest(host=host, device="A800", gpu=gpu, must_agree=())
-        for host in ("n1", "n2")
-        for gpu in "ab"
-    ]
+    ranks = [RankFacts(device=A800, host=host, gpu=gpu) for host in ("n1", "n2") for gpu in "ab"]
     with pytest.raises(
         UsageError, match=r"ranks 0 and 4 would share a GPU of n1 \(A800\); its ranks see 2 in all"
     ) as e:
-        check_agreement([*ranks, ranks[0]])
+        check_facts([*ranks, ranks[0]])
     for number in re.findall(r"\d+", e.value.remedy):  # on each node
-        check_agreement([*ranks[: int(number)], *ranks[2 : 2 + int(number)]])
+        check_facts([*ranks[: int(number)], *ranks[2 : 2 + int(number)]])

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from runner.errors import UsageError
+from runner.launch import start
 from runner.launch.outcome import Outcome
+from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.training.components.device import dropout_seed
@@ -26,7 +28,10 @@ def run_in(folder: Path) -> Any:
     return SimpleNamespace(
         folder=RunFolder(folder),
         config=SimpleNamespace(
-            path=Path("a.yaml"), environment=None, slurm=SimpleNamespace(container=CONTAINER)
+            path=Path("a.yaml"),
+            environment=None,
+            hang_after="auto",
+            slurm=SimpleNamespace(container=CONTAINER),
         ),
         inputs=SimpleNamespace(environment=None),
         bundle=Path("bundle"),
@@ -45,17 +50,20 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
         started.append(argv)
         return Outcome("done", 0)
 
-    for module in (trial, part):
+    for module in (start, part):
         monkeypatch.setattr(module, "start_ranks", start_ranks)
+    monkeypatch.setattr(start, "write", lambda _resolved: None)
+    monkeypatch.setattr(Resolved, "of", lambda run, **_: SimpleNamespace(job=run))
     monkeypatch.setattr(trial, "use_local_caches", lambda _environ: [])
     monkeypatch.setattr("runner.offline.set_variables", lambda _environ: None)
     run = run_in(tmp_path / "run")
     if command == "bench":
-        trial.launch_trial(run, ["bench", "a.yaml"], None, BATCH)
+        trial.launch_trial(run, None, 2, None, BATCH)
     else:
         part.launch(run, tmp_path / "run", ["rehearse", "a.yaml"], BATCH)
     (argv,) = started
-    assert tuple(argv[:4]) == CONTAINER and argv[-2:] == [command, "a.yaml"]
+    does = {"bench": [str(tmp_path / "run"), "trial"], "rehearse": ["rehearse", "a.yaml"]}
+    assert tuple(argv[:4]) == CONTAINER and argv[-2:] == does[command]
 
 
 def test_a_second_evaluation_of_a_run_leaves_the_first_one_alone(tmp_path: Path) -> None:
@@ -67,7 +75,7 @@ def test_a_second_evaluation_of_a_run_leaves_the_first_one_alone(tmp_path: Path)
         hold_run_folder(run.folder, {}),
         pytest.raises(UsageError, match="works in this run folder"),
     ):
-        evaluation._launch(chosen, tmp_path / "run", "local", 1, {})
+        evaluation._launch(chosen, "local", 1, {})
     assert (run.folder.logs / "rank-0.log").exists()
 
 

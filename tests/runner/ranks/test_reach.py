@@ -13,7 +13,7 @@ import pytest
 from runner.errors import IncompleteError, NeverMetError, StageError, UsageError
 from runner.launch import network, reach
 from runner.launch.rendezvous import locate
-from runner.run_folder.heartbeat import JOIN, PREPARE, Heartbeat
+from runner.run_folder.heartbeat import JOIN, START, Heartbeat
 
 # As torch 2.13 raises them: two nodes of Debian's kind, a port without a listener, a port in use.
 GLOO = (
@@ -83,14 +83,14 @@ def test_a_peer_that_was_reached_and_other_faults_are_left_as_they_are(words: st
     assert reach.explain_joining(RuntimeError(words), 1, "10.77.0.1", 29500) is None
 
 
-def test_a_rank_waits_as_long_as_rank_0_prepares(
+def test_a_rank_waits_as_long_as_rank_0_starts(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reach, "SILENT_S", 2.0)
     vitals = Heartbeat(tmp_path, 0)
 
     def lead() -> None:
-        with vitals.beating(PREPARE):
+        with vitals.beating(START):
             time.sleep(5)
         with socket.create_server(("127.0.0.2", port)) as server:
             server.accept()[0].close()

@@ -151,7 +151,7 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     ended: object, shared_cluster: Cluster
 ) -> None:
     from runner.trials.evaluate import choose
-    from runner.trials.evaluate_worker import measuring
+    from runner.trials.evaluate_worker import measure
 
     path = shared_cluster.write(steps=2, **SMALL)
     run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
@@ -164,7 +164,7 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     def measured(wanted: str | None) -> tuple[int, float]:
         chosen = choose(run, wanted)
         trainer = begun(chosen.run)
-        measuring(chosen.checkpoint)(trainer)
+        measure(trainer, checkpoint=chosen.checkpoint and str(chosen.checkpoint))
         trainer.observer.close()
         found = metrics(chosen.run.folder.root, "validation_loss")[-1]
         shutil.rmtree(chosen.run.folder.root)

@@ -13,9 +13,9 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS
-from runner.data.prepare import open_prepared
+from runner.data.prepare import store_path
 from runner.data.recipe import recipes
-from runner.data.store import Stores
+from runner.data.store import Store, Stores
 from runner.inputs import resolve
 from runner.job.transformers_tables import models_in_transformers, targets_in_peft
 from tests.runner.conftest import Cluster, in_ranks, metrics
@@ -166,7 +166,7 @@ def test_peft_loads_the_adapter_of_a_classifier_with_its_head(trained: Cluster, 
     config = RunConfig.load(trained.folder / f"{task}.yaml")
     inputs = resolve(config, trained.bundle)
     wanted = recipes(config, inputs, 32)["validation"]
-    store = Stores([open_prepared(wanted[0], trained.folder / "output/.stores", "")])
+    store = Stores([Store(store_path(wanted[0], trained.folder / "output/.stores"))])
     kind = "Sequence" if task == "text-classification" else "Token"
     auto = getattr(transformers, f"AutoModelFor{kind}Classification")
     number = len(store.facts.class_names)
@@ -228,7 +228,7 @@ def loss_of(model: Any, cluster: Cluster, name: str) -> float:
 
     config = RunConfig.load(cluster.folder / f"{name}.yaml")
     (recipe,) = recipes(config, resolve(config, cluster.bundle), 32)["validation"]
-    store = Stores([open_prepared(recipe, cluster.output(name).parent / ".stores", "")])
+    store = Stores([Store(store_path(recipe, cluster.output(name).parent / ".stores"))])
     rows = store.rows(list(range(len(store))))
     ids = torch.from_numpy(rows.ids)
     labels = ids.clone()

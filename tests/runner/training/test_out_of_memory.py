@@ -29,10 +29,10 @@ RANK = """
 import os, sys
 from pathlib import Path
 import torch
-from functools import partial
-from runner.launch.rank import run_rank
+from runner.cli.rank import WORKS
 from runner.job.job import Job
-from runner.launch.train import _train_as
+from runner.launch.resolved import Resolved, write
+from runner.training.rank import be_rank
 calls = []
 def fail(module, *_):
     if type(module).__name__.endswith("ForMaskedLM") or type(module).__name__ == "BertModel":
@@ -42,7 +42,8 @@ def fail(module, *_):
 torch.nn.modules.module.register_module_forward_pre_hook(fail)
 run = Job.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
 run.folder.make()
-run_rank(run.folder, os.environ, partial(_train_as, run))
+write(Resolved.of(run))
+be_rank(run.folder, WORKS["train"], os.environ)
 """
 
 

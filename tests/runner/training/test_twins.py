@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.data.prepare import open_prepared
+from runner.data.prepare import store_path
 from runner.data.recipe import recipes
-from runner.data.store import Stores
+from runner.data.store import Store, Stores
 from runner.inputs import resolve
 from runner.training.components.batches import Order, Part
 from tests.runner.conftest import Cluster, in_ranks, metrics
@@ -86,7 +86,7 @@ def opened(name: str, cluster: Cluster, length: int) -> tuple[Any, Order]:
     config = RunConfig.load(cluster.folder / f"{name}.yaml")
     wanted = recipes(config, resolve(config, cluster.bundle), length)["train"]
     stores = [
-        open_prepared(recipe, cluster.output(name).parent / ".stores", "") for recipe in wanted
+        Store(store_path(recipe, cluster.output(name).parent / ".stores")) for recipe in wanted
     ]
     weights = [recipe.dataset.weight for recipe in wanted]
     parts = [Part(len(store), weight) for store, weight in zip(stores, weights, strict=True)]

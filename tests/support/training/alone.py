@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.job.job import Job
-from runner.run_folder.heartbeat import Heartbeat
 from tests.runner.conftest import Cluster
 
 if TYPE_CHECKING:
@@ -30,24 +29,10 @@ def started(cluster: Cluster, path: Path) -> tuple[Job, Trainer]:
 
 def begun(run: Job) -> Trainer:
     """A rank that has loaded everything but a checkpoint."""
-    from runner.launch.environment import rank_environment
-    from runner.training.components.device import StopRequest
     from runner.training.components.metrics import Console
-    from runner.training.start import start
+    from tests.support.training.one_start import begin, place_alone
 
     run.folder.make()
     run.write_config()
-    place = rank_environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0",
-                              "MASTER_ADDR": "127.0.0.1",
-                              "MASTER_PORT": "1"})  # fmt: skip
     log = open(run.folder.logs / "said", "a")  # noqa: SIM115 - as long as the rank
-    console = Console(log, log)
-    return start(
-        run.config,
-        run.inputs,
-        run.folder,
-        place,
-        StopRequest(),
-        console,
-        Heartbeat(run.folder.logs, 0),
-    )
+    return begin(run, place_alone(), Console(log, log))

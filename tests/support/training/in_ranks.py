@@ -24,19 +24,14 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
 
     from runner.job.job import Job
     from runner.launch.environment import rank_environment
-    from runner.run_folder.heartbeat import Heartbeat
-    from runner.training.components.device import StopRequest
     from runner.training.components.metrics import open_console
-    from runner.training.start import start
+    from tests.support.training.one_start import begin
 
     for path in map(Path, run_files):
         run = Job.load(path, Path(bundle), path.parent / "output" / path.stem.partition(".")[0], ())
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
-            place, vitals = rank_environment(os.environ), Heartbeat(run.folder.logs, rank)
-            trainer = start(
-                run.config, run.inputs, run.folder, place, StopRequest(), console, vitals
-            )
+            trainer = begin(run, rank_environment(os.environ), console)
             trainer.resume()
             trainer.run()
             trainer.export()

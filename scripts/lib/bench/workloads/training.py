@@ -305,12 +305,12 @@ def _settings(
 
 def opened_stores(run: Any) -> Any:
     """The prepared training data of a run."""
-    from runner.data.prepare import open_prepared
+    from runner.data.prepare import store_path
     from runner.data.recipe import recipes
-    from runner.data.store import Stores
+    from runner.data.store import Store, Stores
 
     (recipe,) = recipes(run.config, run.inputs, run.config.sequence_length)["train"]
-    return Stores([open_prepared(recipe, run.folder.stores, "runner prepare")])
+    return Stores([Store(store_path(recipe, run.folder.stores))])
 
 
 def train(settings: dict[str, Any]) -> float:

@@ -95,7 +95,8 @@ from runner.config.run_config import RunConfig
 from runner.launch.environment import RankEnvironment
 from runner.job.plan import TrainingPlan as Plan
 from runner.training.engines import make_engine
-from runner.training.components.process_group import join
+from runner.launch.rank import Rank
+from runner.training.components.process_group import join, open_store
 
 class Root(nn.Module):
     def __init__(self):
@@ -108,8 +109,8 @@ run_file, meeting = sys.argv[1:]
 place = RankEnvironment(
     rank=0, world_size=1, local_rank=0, local_world_size=1, master_addr="127.0.0.1", master_port=1
 )
-os.environ.update(place.variables())
-join("deepspeed", "cpu", place, meeting)
+os.environ.update(place.variables(), AIRLIFT_MEETING_FILE=meeting)
+join("deepspeed", "cpu", place, open_store(Rank(place)))
 stages = (("deepspeed", zero) for zero in range(4))
 for engine, zero in (("ddp", 0), *stages):
     config = RunConfig.load(Path(run_file), [f"engine.name={engine}"])

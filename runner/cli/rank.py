@@ -1,0 +1,53 @@
+"""The hidden command `rank`: what our launcher starts once for each rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+
+def _train() -> Callable[..., None]:
+    from runner.training.start import to_the_end
+
+    return to_the_end
+
+
+def _evaluate() -> Callable[..., None]:
+    from runner.trials.evaluate_worker import measure
+
+    return measure
+
+
+def _trial() -> Callable[..., None]:
+    from runner.trials.bench_worker import measure
+
+    return measure
+
+
+def _rehearse() -> Callable[..., None]:
+    from runner.trials.rehearse_worker import rehearse
+
+    return rehearse
+
+
+WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial, "rehearse": _rehearse}
+"""The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
+
+
+@click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("work", type=click.Choice(sorted(WORKS)))
+def rank(folder: Path, work: str) -> None:
+    """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
+    from runner import isolation, offline
+    from runner.closed_pipe import outlive_readers
+    from runner.run_folder.layout import RunFolder
+    from runner.training.rank import be_rank
+
+    outlive_readers()
+    offline.set_variables(os.environ)
+    isolation.isolate(os.environ, lambda _line: None)
+    be_rank(RunFolder(folder), WORKS[work], os.environ)

@@ -1,0 +1,39 @@
+"""A start of a run in ranks that have met already, or in one rank of this process alone."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from runner.job.job import Job
+from runner.launch.environment import RankEnvironment, rank_environment
+from runner.launch.rank import Rank
+from runner.launch.resolved import Resolved
+from runner.run_folder.heartbeat import Heartbeat
+from runner.training.components.device import StopRequest, find_device, gpu_uuid
+from runner.training.components.metrics import Console
+from runner.training.components.process_group import RankFacts, Ranks, meet, open_store
+from runner.training.loop import Trainer
+from runner.training.start import decide_once, start
+
+
+def place_alone() -> RankEnvironment:
+    """The place of the only rank."""
+    return rank_environment(
+        {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+         "MASTER_PORT": "1"}
+    )  # fmt: skip
+
+
+def begin(run: Job, place: RankEnvironment, console: Console) -> Trainer:
+    """What a rank has loaded. Ranks that have not met meet at AIRLIFT_MEETING_FILE."""
+    device, facts = find_device(place.local_rank, place.local_world_size, run.config.slurm)
+    if dist.is_initialized():
+        ranks = Ranks()
+    else:
+        rank = Rank(place)
+        ranks = meet(rank, open_store(rank), run.config.engine.name, device.type)
+    resolved = Resolved.of(run) if place.rank == 0 else None
+    seen = RankFacts.of(place, facts, gpu_uuid(device), run.inputs.bundle)
+    whole = decide_once(ranks, resolved, seen)
+    heartbeat = Heartbeat(run.folder.logs, place.rank)
+    return start(whole, ranks, device, facts, StopRequest(), console, heartbeat)
