@@ -16,7 +16,6 @@ needed_kib='@SIZE_KIB@'
 needed_files='@FILES@'
 needed_glibc='@GLIBC@'
 machine='@MACHINE@'
-twins='@TWINS@' # files and folders whose names only case tells from others'
 
 newline='
 '
@@ -206,8 +205,8 @@ try_out() { # what `noexec` refuses is best learned by asking, and before much i
   "$trial" 2>/dev/null || stop 1 "programs on $parent cannot be run (mounted noexec). Nothing was unpacked." \
     "Choose another disk."
   rm -f "$trial"
-  [ "$twins" = 0 ] || ! [ -e "$part/.AIRLIFT" ] || stop 1 \
-    "$parent is on a disk that ignores case; $twins names of the environment need one that does not. Nothing was unpacked." \
+  ! [ -e "$part/.AIRLIFT" ] || stop 1 \
+    "$parent is on a disk that ignores case; names of the environment need one that does not. Nothing was unpacked." \
     "Choose another disk."
 }
 

@@ -12,6 +12,7 @@ from stage.environment.check.needs import Needs
 from stage.environment.check.torch_builds import (
     below_what_does_not_fit,
     builds_for,
+    newest_toolkit,
     numbers,
     runs_on,
     toolkit_dropped,
@@ -70,12 +71,12 @@ def _cuda(needs: Needs, profile: Profile) -> list[Verdict]:
         gpu = profile.gpu or "the GPU"
         if needs.cuda_of:
             problem = f"{needs.cuda_of} is a build without CUDA: it does not use {gpu}."
-            return [Verdict(True, problem, _with_cuda(needs, profile))]
+            return [Verdict(True, problem, _what_fits(needs, profile))]
         problem = (
             f"Not known whether torch {needs.torch} uses {gpu}: nothing in the lock says which "
             "CUDA it has."
         )
-        return [Verdict(False, problem, _with_cuda(needs, profile))]
+        return [Verdict(False, problem, _what_fits(needs, profile))]
     if profile.cuda is None:
         cuda = f"{needs.cuda_of} brings CUDA {needs.cuda}"
         return [Verdict(False, f"{cuda}, which nodes without a GPU do not use.")]
@@ -127,15 +128,9 @@ def _architectures(needs: Needs, profile: Profile) -> list[Verdict]:
 
 
 def _what_fits(needs: Needs, profile: Profile) -> str:
-    if needs.torch_manager == "conda" and profile.cuda is not None:
-        return f"Add `cuda-version {numbers(profile.cuda)[0]}.*` to the conda dependencies."
-    return torch_that_fits(profile)
-
-
-def _with_cuda(needs: Needs, profile: Profile) -> str:
-    """Advice for a build without CUDA."""
-    if needs.torch_manager == "conda" and profile.cuda is not None:
-        major = numbers(profile.cuda)[0]
+    """Advice for a torch that does not run there, or does not use the GPU."""
+    if needs.torch_manager == "conda" and profile.cuda and profile.compute_capability:
+        major = newest_toolkit(profile.cuda, profile.compute_capability)
         return f"Write `pytorch=*=cuda*` and `cuda-version {major}.*` in the conda dependencies."
     return torch_that_fits(profile)
 

@@ -207,6 +207,15 @@ def toolkit_dropped(cuda: str, capability: str) -> str | None:
     return oldest if oldest and numbers(capability) < numbers(oldest) else None
 
 
+def newest_toolkit(driver_cuda: str, capability: str) -> int:
+    """The newest CUDA major version that a driver runs, and that compiles for a GPU."""
+    driver, gpu = numbers(driver_cuda)[0], numbers(capability)
+    fitting = [
+        m for m, oldest in _OLDEST_OF_TOOLKIT.items() if m <= driver and numbers(oldest) <= gpu
+    ]
+    return max(fitting, default=driver)
+
+
 def builds_for(
     capability: str, driver_cuda: str, glibc: str, machine: str = "x86_64"
 ) -> tuple[TorchBuild, ...]:

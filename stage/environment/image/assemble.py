@@ -74,19 +74,15 @@ def assemble(
         image.pack(root, out / IMAGE)
         check(root)
     (out / ENV).write_bytes(image.to_json(facts))
-    text = bootstrap(asset, facts, hash_file(out / IMAGE).sha256, answer["twins"])
+    text = bootstrap(asset, facts, hash_file(out / IMAGE).sha256)
     (out / BOOTSTRAP).write_text(text, encoding="utf-8")
     for name in SCRIPTS:
         (out / name).write_bytes((image.TEMPLATES / name).read_bytes())
     return facts, answer["notes"]
 
 
-def bootstrap(asset: str, facts: Mapping[str, Any], image_sha256: str, twins: int) -> str:
-    """The text of `bootstrap.sh`: the template with the values of one environment.
-
-    Args:
-        twins: number of pairs of its names that are one on a disk that ignores case.
-    """
+def bootstrap(asset: str, facts: Mapping[str, Any], image_sha256: str) -> str:
+    """The text of `bootstrap.sh`: the template with the values of one environment."""
     text = (image.TEMPLATES / BOOTSTRAP).read_text(encoding="utf-8")
     for key, value in {
         "ASSET": asset,
@@ -97,7 +93,6 @@ def bootstrap(asset: str, facts: Mapping[str, Any], image_sha256: str, twins: in
         "FILES": str(facts["files"] + facts["modules"]),
         "GLIBC": facts["glibc"] or "",
         "MACHINE": MACHINES[facts["platform"]],
-        "TWINS": str(twins),
     }.items():
         text = text.replace(f"@{key}@", value)
     return text

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stage.environment.image.relocate import ignores_case
 from stage.errors import UsageError
 
 _CREATE = ["hdiutil", "create", "-quiet", "-type", "SPARSE", "-size", "200g", "-volname", "airlift"]
@@ -25,7 +24,7 @@ def folder_that_keeps_case(beside: Path) -> Iterator[Path]:
         UsageError: names that differ in case are one on each of these disks.
     """
     for parent in (beside, Path(tempfile.gettempdir())):
-        if not ignores_case(str(parent)):
+        if not ignores_case(parent):
             with tempfile.TemporaryDirectory(dir=parent, prefix="airlift-root-") as name:
                 yield Path(name)
             return
@@ -46,3 +45,15 @@ def folder_that_keeps_case(beside: Path) -> Iterator[Path]:
             yield mount
         finally:
             subprocess.run(["hdiutil", "detach", "-quiet", "-force", mount], check=False)
+
+
+def ignores_case(folder: Path) -> bool:
+    """Whether names that differ only in case, or the form of accents, are one on this disk.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix="airlift-probe-") as name:
+        Path(name, "Probe-\u00c9").touch()
+        others = ("pROBE-\u00c9", "Probe-E\u0301")
+        return any(Path(name, other).exists() for other in others)

@@ -25,8 +25,6 @@ from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
 
 from stage.environment.image import shebang
-from stage.environment.image.relocate import walk
-from stage.paths import collisions
 from stage.sandbox import run_and_exit
 
 
@@ -79,7 +77,7 @@ class Linking:
         self._normalize_files()
         for record in site_packages.glob("*.dist-info/RECORD"):
             _normalize_record(self.root, record, self.placeholder.encode())
-        return {"notes": self.notes, "twins": len(collisions(walk(str(self.root))))}
+        return {"notes": self.notes}
 
     async def _link_conda(self) -> None:
         await link_packages(

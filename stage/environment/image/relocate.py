@@ -229,22 +229,6 @@ def _workers() -> int:
     return min(MAX_WORKERS, os.cpu_count() or 1)
 
 
-def ignores_case(folder: str) -> bool:
-    """Whether names that differ only in case, or the form of accents, are one on this disk.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
-    spelled = os.path.join(folder, ".airlift-Probe-\u00c9")
-    with open(spelled, "wb"):
-        pass
-    try:
-        others = (".airlift-pROBE-\u00c9", ".airlift-Probe-E\u0301")
-        return any(os.path.lexists(os.path.join(folder, other)) for other in others)
-    finally:
-        os.unlink(spelled)
-
-
 def _kept(root: str, name: str) -> str:
     return os.path.join(root, BOOKKEEPING, name)
 
@@ -288,11 +272,6 @@ def main(arguments: Sequence[str]) -> int:
         put_in_place(root, prefix, tree)
     except NotAsMade as error:
         problem = f"these are not the files that were packed: {error}"
-        if ignores_case(root):
-            problem = (
-                "this disk ignores case, and the environment has names that differ in\n"
-                f"nothing else ({error})\n  -> Choose a PREFIX on another disk."
-            )
         print(f"{prefix}: not made: {problem}", file=sys.stderr)
         return 1
     except Exception as error:  # noqa: BLE001 - 1 would mean damage

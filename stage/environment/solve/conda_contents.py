@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -39,14 +39,14 @@ class Provided:
     Attributes:
         name: normalised (PEP 503).
         conda: the package's name.
-        url: the package's address.
+        url: the address to ask for the package, perhaps with a token: kept out of `repr`.
         metadata: path of its METADATA inside the package.
     """
 
     name: str
     version: str
     conda: str
-    url: str
+    url: str = field(repr=False)
     metadata: str
 
 
@@ -60,24 +60,24 @@ def provided(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[
         IncompleteError: a package cannot be reached.
     """
     wanted = {p.sha256: p for p in packages if {"python", "python_abi"} & p.dependencies.keys()}
-    asked = {sha: {"url": addresses.get(p.url, p.url), "read": []} for sha, p in wanted.items()}
+    urls = {sha: addresses.get(p.url, p.url) for sha, p in wanted.items()}
+    answers = _ask({sha: {"url": url, "read": []} for sha, url in urls.items()})
     found = [
-        Provided(canonicalize_name(m["name"]), m["version"], p.name, p.url, path)
-        for sha256, answer in _ask(asked).items()
+        Provided(canonicalize_name(m["name"]), m["version"], p.name, urls[sha256], path)
+        for sha256, answer in answers.items()
         for p, path in ((wanted[sha256], path) for path in answer["paths"])
         if (m := _METADATA.search(path))
     ]
     return sorted(found, key=lambda d: d.name)
 
 
-def metadata_of(distribution: Provided, addresses: Mapping[str, str]) -> str:
+def metadata_of(distribution: Provided) -> str:
     """The METADATA of a distribution in a conda package; streams the package up to that file.
 
     Raises:
         IncompleteError: the package cannot be reached.
     """
-    url = addresses.get(distribution.url, distribution.url)
-    answer = _ask({"one": {"url": url, "read": [distribution.metadata]}})
+    answer = _ask({"one": {"url": distribution.url, "read": [distribution.metadata]}})
     return str(answer["one"]["texts"].get(distribution.metadata) or "")
 
 

@@ -165,7 +165,6 @@ def _resolve(
         provided=tuple(in_conda),
         indexes=indexes,
         kept={p.name: p.version for p in kept if p.manager == "pip"},
-        addresses=addresses,
         say=reporter.note,
     )
     pip_packages = _with_torch_that_runs(request, conda_packages)

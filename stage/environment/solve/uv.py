@@ -54,7 +54,6 @@ class PipRequest:
         python: full version of the target's Python.
         provided: the distributions that conda provides.
         kept: name -> version of an earlier lock, kept where that is possible.
-        addresses: locked URL of a conda package -> URL to fetch it from, where the two differ.
         constraints: constraints that airlift adds (`torch<2.11`).
         say: prints one line for the user.
     """
@@ -66,7 +65,6 @@ class PipRequest:
     provided: tuple[Provided, ...]
     indexes: Indexes
     kept: Mapping[str, str] = field(default_factory=dict)
-    addresses: Mapping[str, str] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     say: Callable[[str], None] = lambda _: None
 
@@ -111,7 +109,7 @@ class Uv:
             name, version = distribution.name, distribution.version
             headers = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             if extras.get(name):
-                headers += _extras(metadata_of(distribution, self._request.addresses))
+                headers += _extras(metadata_of(distribution))
             stub = pure_wheel(self._stubs, name, version, {}, {"METADATA": headers.encode()})
             lines.append(f"{name} @ {stub.as_uri()}\n")
         (self._folder / "provided.txt").write_text("".join(lines))

@@ -419,6 +419,15 @@ def test_a_conda_torch_for_a_newer_driver_is_refused_in_condas_words() -> None:
     assert "`cuda-version 12.*`" in refusal([build], "a800").remedy
 
 
+def test_a_conda_torch_for_an_old_gpu_and_a_new_driver_is_told_a_cuda_that_has_both() -> None:
+    """A driver with CUDA 13 runs CUDA 12, and only that compiles for a V100."""
+    node = replace(profile("v100"), cuda="13.0")
+    build = conda("pytorch", "2.10.0", "cuda130_generic_py311_h1_200")
+    (verdict,) = verdicts(Needs.of([build]), node)
+    assert "knows no GPU older than 7.5" in verdict.problem
+    assert "`cuda-version 12.*`" in verdict.remedy
+
+
 def test_a_newer_minor_version_of_cuda_is_a_note() -> None:
     assert "minor-version compatibility" in notes([torch("2.10.0"), runtime("12.8.90")], "a800")
 
