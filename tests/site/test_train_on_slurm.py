@@ -61,7 +61,7 @@ def test_a_stopped_job_is_requeued_and_one_with_a_killed_rank_resumes_when_submi
     assert not (run_folder / "stopped").exists()
     stopped = int(log(run_folder).partition("resumed from step-")[2].split()[0])
     site.wait(lambda: len(losses(run_folder)) > stopped, why=lambda: log(run_folder))
-    site.control("nexec", "n2", "pkill", "-KILL", "--newest", "--full", "runner train")
+    site.control("nexec", "n2", "pkill", "-KILL", "--newest", "--full", "runner rank")
     ended = site.wait_for_end(job)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "5:0", "1"), log(
         run_folder

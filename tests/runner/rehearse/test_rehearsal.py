@@ -173,7 +173,7 @@ def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     assert not [
         line
         for line in commands()
-        if "rehearse.start_ranks" in line and str(cluster.folder) in line
+        if ".tiny.rehearsal-" in line and str(cluster.folder) in line
     ]
 
 
