@@ -14,6 +14,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,9 @@ from runner.errors import StageError, isolated, shortage
 from runner.processes import die_with, why_ended
 
 T = TypeVar("T")
+FOREIGN_S = 120.0
+_MARK = b"\nthe answer of airlift's child:\n"
+_START = "import runpy; runpy.run_module('runner.child', None, '__main__', True)"
 
 
 def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str, remedy: str) -> T:
@@ -37,22 +41,37 @@ class Child:
     Args:
         work: a function of one of our modules; its result can be pickled.
         arguments: can be pickled.
+        python: the words that start the Python of a container, in which the same airlift is; empty:
+            this Python. What it prints is not shown, and after `FOREIGN_S` it is ended.
     """
 
-    def __init__(self, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    def __init__(
+        self,
+        work: Callable[..., Any],
+        arguments: tuple[object, ...],
+        python: tuple[str, ...] = (),
+    ) -> None:
         receiver, sender = os.pipe()
         self._answer = os.fdopen(receiver, "rb")
         # The child takes a Ctrl-C only when its `main` can: Python would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
+            own = isolated("runner.child", str(sender), str(os.getpid()))
             self._process = subprocess.Popen(
-                isolated("runner.child", str(sender), str(os.getpid())),
+                [*python, "-I", "-c", _START, "1", "0"] if python else own,
                 stdin=subprocess.PIPE,
+                stdout=sender if python else None,  # containers close other pipes
+                stderr=subprocess.DEVNULL if python else None,
                 pass_fds=[sender],
+                start_new_session=bool(python),
             )
         finally:
             os.close(sender)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._end = threading.Timer(FOREIGN_S, os.killpg, (self._process.pid, signal.SIGKILL))
+        self._end.daemon = True
+        if python:
+            self._end.start()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as question:
             question.write(pickle.dumps((work, arguments)))
@@ -71,8 +90,9 @@ class Child:
             StageError: `work` raised it, or the child was killed.
         """
         with self._answer as answer:
-            answered = answer.read()
+            answered = answer.read().partition(_MARK)[2]  # a container may print before
         code = self._process.wait()
+        self._end.cancel()
         if code != 0 or not answered:
             # Linux kills a process that uses too much memory; exit code 1 would blame the data.
             why = why_ended(code)
@@ -105,11 +125,16 @@ def main() -> None:
 
 def _work() -> None:
     answer, launcher = map(int, sys.argv[1:])
-    die_with(launcher)
+    if launcher:
+        die_with(launcher)
+    if answer == 1:
+        answer = os.dup(1)
+        os.dup2(2, 1)
     outlive_readers()
     work, arguments = pickle.load(sys.stdin.buffer)
     outcome = _call(work, arguments)
     with open(answer, "wb") as file:
+        file.write(_MARK)
         pickle.dump(outcome, file)
 
 

@@ -26,6 +26,7 @@ from runner.errors import (
 )
 
 if TYPE_CHECKING:
+    from runner.job.findings import Findings
     from runner.job.job import Job
 
 
@@ -57,33 +58,46 @@ def check(
       runner check runs/my.yaml --bundle bundle
     """
     from runner import isolation, offline
+    from runner.job.check import check_ahead, document
+    from runner.job.findings import Findings
     from runner.job.job import Job
 
     offline.set_variables(os.environ)
-    if as_json:
-        sys.exit(_check_as_json(run, bundle, output, overrides, processes))
-    with silent(if_=quiet):
-        # Only prints what `train` will do.
-        isolation.isolate(dict(os.environ), print_line, [*sys.path])
-        _check_run(Job.load(run, bundle, output, overrides), processes)
+    said: list[str] = []
+    with silent(if_=quiet and not as_json):
+        # Only says what `train` will do.
+        isolation.isolate(dict(os.environ), said.append if as_json else print_line, [*sys.path])
+        try:
+            loaded = Job.load(run, bundle, output, overrides)
+            found = check_ahead(loaded, processes, os.environ)
+            finished = loaded.finished()
+        except StageError as error:
+            if not as_json:
+                raise
+            found, finished = Findings(errors=list(error.parts or [error])), []
+        if as_json:
+            found.lines += finished
+            result = document(found, said, run=str(run), bundle=str(bundle))
+            print_json(result)
+            sys.exit(result["exit_code"])
+        _print_check(loaded, found, finished, processes)
 
 
-def _check_run(run: Job, processes: int | None) -> None:
-    from runner.job.check import check_ahead
+def _print_check(run: Job, found: Findings, finished: list[str], processes: int | None) -> None:
     from runner.job.installed import lacking, why_not_here
 
-    found = check_ahead(run, processes, os.environ)
     for line in () if found.errors else (*found.lines, *found.details):
         print_line(line)
     for finding in found.others:
         print_line(str(finding))
     found.raise_errors()
-    if finished := run.finished():
+    if finished:
         print_line("\n".join(finished))
         return
     warnings = sum(finding.level == "warning" for finding in found.others)
     above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
-    what = " in what was checked" if lacking() or why_not_here(run.config) else ""
+    is_part = lacking() or why_not_here(run.config, run.inputs)
+    what = " in what was checked" if is_part else ""
     print_line(f"nothing found that would fail{what}{above}")
     print_line(f"next: {_next(run, processes)}")
 
@@ -97,8 +111,8 @@ def _next(run: Job, processes: int | None) -> str:
     from runner.job.installed import how_to_install, note_for_job
 
     queue = processes is None and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch")
-    note = note_for_job(run.config, run.inputs) or ""
-    if note.startswith("warning: ") or (note and not queue):
+    note = note_for_job(run.config, run.inputs)
+    if note and (note.level == "warning" or not queue):
         return how_to_install(environments(run.inputs.bundle))
     words = ["runner", "submit" if queue else "train", str(run.config.path)]
     words += ["--bundle", str(run.bundle)]
@@ -107,32 +121,6 @@ def _next(run: Job, processes: int | None) -> str:
     if run.folder.root != (Path("output") / run.config.name).absolute():
         words += ["--output", str(run.folder.root)]
     return shlex.join([*words, *(["--processes", str(processes)] if processes else [])])
-
-
-def _check_as_json(
-    run: Path,
-    bundle: Path,
-    output: Path | None,
-    overrides: tuple[str, ...],
-    processes: int | None,
-) -> int:
-    """Prints one JSON document with everything that `check` finds; returns the exit code."""
-    from runner import isolation
-    from runner.job.check import check_ahead, document
-    from runner.job.findings import Findings
-    from runner.job.job import Job
-
-    lines: list[str] = []
-    isolation.isolate(dict(os.environ), lines.append, [*sys.path])
-    try:
-        loaded = Job.load(run, bundle, output, overrides)
-        found = check_ahead(loaded, processes, os.environ)
-        found.lines += loaded.finished()
-    except StageError as error:
-        found = Findings(errors=list(error.parts or [error]))
-    result = document(found, lines, run=str(run), bundle=str(bundle))
-    print_json(result)
-    return int(result["exit_code"])
 
 
 @click.command()

@@ -1,11 +1,14 @@
-"""Model types that transformers and peft know, for a Python in which they are not installed.
+"""Model types that transformers and peft know: both need torch, and a launcher runs without it.
 
 Copied from the versions in envs/constraints.txt; `tests/runner/config/test_model_types.py` compares
-them. A newer transformers can know more types, so a type that is in
-no table here is left to the ranks.
+them. Another transformers can know other types, so a type that is in no table here is left to
+transformers itself.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 # transformers/models/auto/modeling_auto.py: the keys of MODEL_FOR_..._MAPPING_NAMES
 MODEL_TYPES = {
@@ -75,7 +78,7 @@ MODEL_TYPES = {
 }
 
 # peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-LORA_TARGETS: dict[str, list[str] | str] = {
+LORA_TARGETS: dict[str, Sequence[str]] = {
     "RefinedWeb": ["query_key_value"],
     "RefinedWebModel": ["query_key_value"],
     "bart": ["q_proj", "v_proj"],
@@ -117,3 +120,31 @@ LORA_TARGETS: dict[str, list[str] | str] = {
     "t5": ["q", "v"],
     "xlm-roberta": ["query", "value"],
 }
+
+
+def model_types(table: str) -> frozenset[str]:
+    """Returns the model types of a table.
+
+    Args:
+        table: as in `MODEL_TYPES`: the part of the table's name that is the task.
+    """
+    return frozenset(MODEL_TYPES[table].split())
+
+
+def is_encoder(settings: Mapping[str, Any]) -> bool:
+    """Returns whether a model's tokens see the ones after them, by its config.json."""
+    return settings.get("model_type") in model_types("MASKED_LM") and not settings.get("is_decoder")
+
+
+def targets_in_peft(
+    model_type: object, known: Mapping[str, Sequence[str]] = LORA_TARGETS
+) -> list[str]:
+    """Returns the modules that peft chooses for LoRA in an architecture; empty: peft lists none.
+
+    For some it has a pattern in their place (gemma4). All linear layers are taken then.
+
+    Args:
+        known: peft's own table.
+    """
+    found = known.get(str(model_type), [])
+    return [] if isinstance(found, str) else list(found)

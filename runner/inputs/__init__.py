@@ -57,24 +57,11 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         DamageError: the bundle's lock is damaged, or the run file asks for another bundle; or an
             asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
-    return _resolve_known(config, bundle_path, frozenset())
+    return resolve_known(config, bundle_path, frozenset())
 
 
-def find_mistakes(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> None:
-    """Finds what a run file with mistakes names and the bundle does not have.
-
-    Args:
-        config: the settings; those that `wrong` names are not known.
-        bundle_path: the bundle.
-        wrong: dotted keys.
-
-    Raises:
-        UsageError, DamageError: as for `resolve`.
-    """
-    _resolve_known(config, bundle_path, wrong)
-
-
-def _resolve_known(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inputs:
+def resolve_known(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inputs:
+    """As `resolve`, for a run file with mistakes: the values of the keys in `wrong` are unknown."""
     try:
         bundle = Bundle.open(bundle_path)
     except DamageError:
@@ -337,7 +324,12 @@ def _dataset(
     name, splits = _dataset_config(wanted, asset, where)
     mistakes = Mistakes()
     found: dict[str, SplitInput] = {}
-    for role, which in (("train", wanted.train), ("validation", _validation(wanted, splits))):
+    validation = wanted.validation
+    if wanted.holds_out or (validation == "auto" and "validation" not in splits):
+        validation = None  # what is held out is a part of the training split
+    elif validation == "auto":
+        validation = "validation"
+    for role, which in (("train", wanted.train), ("validation", validation)):
         if which is not None and role not in unknown:
             with mistakes:
                 if which not in splits:
@@ -364,14 +356,6 @@ def _dataset(
         commit=asset.source.commit,
         licence=asset.licence,
     )
-
-
-def _validation(wanted: DatasetConfig, splits: Mapping[str, Any]) -> str | None:
-    if wanted.holds_out:
-        return None  # it is a part of the training split
-    if wanted.validation == "auto":
-        return "validation" if "validation" in splits else None
-    return wanted.validation
 
 
 def _parts(

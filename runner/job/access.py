@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.disks import disk_type, write_fault
+from runner.disks import disk_type, what_is_used_up, write_fault
 from runner.errors import (
     FULL_DISK,
     IncompleteError,
@@ -123,7 +123,12 @@ def check_writable(where: Path) -> None:
         status = os.statvfs(folder)
         # A file system without a fixed number of inodes (btrfs, many network disks) has 0 files.
         if status.f_files and status.f_favail < FILES_OF_A_RUN:
-            raise no_inodes(where, status.f_favail)
+            raise IncompleteError(
+                f"{where}: {human_count(status.f_favail, 'file')} can still be made there; a run "
+                f"makes up to {FILES_OF_A_RUN}. Not the space is used up but the inodes (df -i).",
+                "Remove many small files there (du --inodes -s * | sort -n shows where they are), "
+                "or choose another --output",
+            )
         fault = write_fault(folder)
     except OSError as error:
         fault = error
@@ -131,37 +136,18 @@ def check_writable(where: Path) -> None:
         raise _refusal(where, folder, fault)
 
 
-def no_inodes(where: Path, free: int) -> IncompleteError:
-    """The error of a disk with space but without free inodes."""
-    return IncompleteError(
-        f"{where}: {human_count(free, 'file')} can still be made there; a run makes up to "
-        f"{FILES_OF_A_RUN}. Not the space is used up but the inodes (df -i).",
-        "Remove many small files there (du --inodes -s * | sort -n shows where they are), "
-        "or choose another --output",
-    )
-
-
 def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
-    if error.errno == errno.EDQUOT:
-        return IncompleteError(
-            f"{where}: your quota is used up, of bytes or of files ({error.strerror}).",
-            "Free space or files there (quota -s, or lfs quota -h -u $USER "
-            f"{folder}), or choose another --output",
-        )
-    if error.errno in FULL_DISK:
-        return IncompleteError(
-            f"{where}: the disk is full ({error.strerror}).",
-            "Free space there, or choose another --output",
+    if used_up := what_is_used_up(folder, error):
+        is_full = error.errno in FULL_DISK
+        cause = used_up[0] or ("the disk is full" if is_full else "no file of 1 MiB can be made")
+        kind = IncompleteError if is_full else UsageError
+        return kind(
+            f"{where}: {cause} ({error.strerror}).", f"{used_up[1]}; or choose another --output"
         )
     if error.errno == errno.EROFS:
         return UsageError(
             f"{where}: {folder} is mounted read-only here.",
             "Choose another --output, on a disk that this node and the job's nodes can write",
-        )
-    if error.errno == errno.EFBIG:
-        return UsageError(
-            f"{where}: no file of 1 MiB can be made in {folder}: {error.strerror}.",
-            "`ulimit -f` shows how large a file may be in this shell: raise it there",
         )
     return UsageError(
         f"{where}: no file can be made in {folder}: {error.strerror or error}.",
@@ -273,10 +259,7 @@ def check_disk(config: RunConfig, folder: RunFolder, shape: ModelShape, needed: 
     Raises:
         IncompleteError: too little is free.
     """
-    existing = folder.root.absolute()
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(nearest_folder(folder.root)).free
     more = disk_still_needed(config, folder.checkpoints, needed)
     if free >= more:
         return

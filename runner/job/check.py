@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,10 +49,13 @@ from runner.job.findings import FAULTS, Finding, Findings, finding_of
 from runner.job.installed import (
     check_environment,
     check_fsdp,
+    check_installed,
     is_installed,
     is_light,
     lacking,
     note_for_job,
+    python_of_ranks,
+    to_train,
     why_not_here,
 )
 from runner.job.job import Job
@@ -67,7 +71,7 @@ from runner.job.plan import (
     sequence_length,
     stage_of,
 )
-from runner.job.rehearsed import offer, recall
+from runner.job.rehearsed import recall
 from runner.job.resume import check_checkpoint, note_changes
 from runner.job.settings import check_accumulation, check_micro, check_settings
 from runner.job.shapes import (
@@ -166,19 +170,22 @@ def check_everything(
     with found.keeping():
         for path in {nearest_folder(path) for path in (job.folder.stores, job.folder.root)}:
             check_writable(path)
-    found.attempt(_check_installed, config)
+    is_own = python_of_ranks(config, inputs) == () and not is_light()
+    if is_own:
+        found.attempt(check_installed, config, inputs, to_train(config), "training")
     found.attempt(check_environment, config, inputs)
     found.attempt(_check_patience, config, inputs)
-    if device is not None and not why_not_here(config):
+    if device is not None and is_own:
         found.attempt(check_fsdp, config, device.kind)
     found.lines += [verified] if verified else []
     _check_model(found, job, ranks, device, ahead=ahead)
-    if lacks := lacking():
+    lacks = lacking()
+    if lacks and (left := _unchecked(config, inputs)):
         found.warn(
-            f"not checked here ({lacks} not installed): {_unchecked(config)}",
+            f"not checked here ({lacks} not installed): {left}",
             "Run the check in the environment of the job, or leave it to the ranks.",
         )
-    elif ahead and (why := why_not_here(config)):
+    elif ahead and (why := why_not_here(config, inputs)):
         found.note(f"whether its weights fit the model is not checked here: {why}")
     if config.environment is not None and inputs.environment is not None:
         with found.keeping():
@@ -187,8 +194,9 @@ def check_everything(
     return found
 
 
-def _unchecked(config: RunConfig) -> str:
+def _unchecked(config: RunConfig, inputs: Inputs) -> str:
     left = ["whether transformers builds the model and its weights fit"]
+    left *= not python_of_ranks(config, inputs)
     left += ["whether its tokenizer loads"] if data_of(config.task) != "images" else []
     left += ["how samples are written"] if config.task == "instruction" else []
     return ", ".join(left)
@@ -229,28 +237,37 @@ def _check_model(
         of_model.add_to(found)
 
 
+def _as_it_is(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
 @dataclass(frozen=True)
 class _Look:
     """What a child looks at; its answer is kept where it has no errors."""
 
     path: Path
     child: Child | None
-    counts_all: bool = False
+    counts_all: bool
+    remedy: str
 
     @staticmethod
     def at_model(job: Job) -> _Look | None:
         """Whether transformers builds the model and finds its weights; None: not known here."""
         config, model = job.config, job.inputs.model
-        if why_not_here(config):
+        python = python_of_ranks(config, job.inputs)
+        if python is None or why_not_here(config, job.inputs):
             return None
         folder = config.model.folder or model.path
         sums = sorted(model.digests.items())
         if config.model.folder is not None:
-            sums = [(p.name, str(p.stat())) for p in sorted(folder.iterdir())]
-        versions = kept.versions("torch", "transformers")
+            sums = [(p.name, _as_it_is(p)) for p in sorted(folder.iterdir())]
+        versions = [_as_it_is(Path(word)) for word in python if Path(word).is_file()]
+        versions += [*python, *kept.versions("torch", "transformers")]
         engine = [config.engine.name, config.engine.wrap]
         basis = (versions, sums, config.task, config.model.init, engine)
-        return _Look.of("models", basis, with_torch.look, config, model.asset, folder)
+        arguments = (config, model.asset, folder)
+        return _Look.of("models", basis, with_torch.look, *arguments, python=python)
 
     @staticmethod
     def at_texts(
@@ -281,12 +298,20 @@ class _Look:
 
     @staticmethod
     def of(
-        kind: str, basis: tuple[object, ...], work: Any, *arguments: Any, counts_all: bool = False
+        kind: str,
+        basis: tuple[object, ...],
+        work: Any,
+        *arguments: Any,
+        counts_all: bool = False,
+        python: tuple[str, ...] = (),
     ) -> _Look:
         """Starts a child, if there is no kept answer."""
         path = kept.path_of(kind, *basis)
-        child = None if kept.read(path) else Child(work, arguments)
-        return _Look(path, child, counts_all)
+        child = None if kept.read(path) else Child(work, arguments, python)
+        remedy = "Run it where there is more memory."
+        if python:
+            remedy = f"To see why: {shlex.join([*python, '-c', 'import runner, torch'])}"
+        return _Look(path, child, counts_all, remedy)
 
     def add_to(self, found: Findings) -> list[Any]:
         """Waits for the answer, and adds it; returns the numbers of sequences."""
@@ -296,9 +321,7 @@ class _Look:
             found.others += [Finding(**finding) for finding in answer["findings"]]
             return list(answer["numbers"])
         try:
-            looked = self.child.answer(
-                "the check of the model", "Run it where there is more memory."
-            )
+            looked = self.child.answer("the check of the model", self.remedy)
         except UsageError as error:
             found.error(error)
             return []
@@ -405,30 +428,6 @@ def _describe_memory(
             )
 
 
-def _check_installed(config: RunConfig) -> None:
-    """Refuses a run that needs a package which the environment of this command does not have."""
-    if is_light() or config.environment is not None:
-        return  # they are the ranks' to find
-    needs = {
-        f"engine.name: {config.engine.name}": "deepspeed"
-        if config.engine.name == "deepspeed"
-        else None,
-        f"optimizer.name: {config.optimizer.name}": "bitsandbytes"
-        if config.optimizer.name.endswith("8bit")
-        else None,
-        "lora": "peft" if config.lora else None,
-        "quantization": "bitsandbytes" if config.quantization else None,
-        "wandb: true": "wandb" if config.wandb else None,
-    }
-    for key, package in needs.items():
-        if package and not is_installed(package):
-            raise UsageError(
-                f"{config.place(key.partition(':')[0])}: {key} needs {package}, which is not "
-                "installed.",
-                f"pip install {package}",
-            )
-
-
 def _check_patience(config: RunConfig, inputs: Inputs) -> None:
     """Checks that a run that may end early has something to evaluate on."""
     if config.evaluation.patience is not None and not any(d.validation for d in inputs.datasets):
@@ -460,7 +459,7 @@ def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
     """Says what is to be known about the job's Python, if this one cannot train.
 
     Args:
-        is_tried: whether `surroundings.start` tries that Python: then it examines its torch.
+        is_tried: whether `surroundings.Attempt` tries that Python: then it examines its torch.
     """
     config = job.config
     is_own = config.environment is None and not config.slurm.container
@@ -472,8 +471,7 @@ def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
             "(`environment:` and `profile:` in the manifest).",
         )
     elif note := note_for_job(config, job.inputs):
-        text = note.removeprefix("warning: ")
-        found.others.append(Finding("note" if text == note else "warning", text))
+        found.others.append(note)
 
 
 def _check_shell(
@@ -497,11 +495,9 @@ def _check_nodes(found: Findings, job: Job, environ: Mapping[str, str], *, offer
         folders["this command's environment"] = Path(sys.prefix)
     found.others += check_places(folders, read_mounts())
     found.others += check_own_name(platform.node(), hosts_file(), job.config.slurm.nodes)
-    found.add(recall(job.partition.name, environ))
-    if offers:
-        sets = "".join(f" --set {override}" for override in job.overrides)
-        command = f"runner rehearse {job.config.path} --bundle {job.bundle}{sets} --job"
-        found.others += offer(job.partition.name, environ, command)
+    sets = "".join(f" --set {override}" for override in job.overrides)
+    command = f"runner rehearse {job.config.path} --bundle {job.bundle}{sets} --job"
+    found.add(recall(job.partition.name, environ, command if offers else ""))
 
 
 def document(found: Findings, lines: Sequence[str] = (), **facts: Any) -> dict[str, Any]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runner.config.model_types import is_encoder, model_types
 from runner.config.tasks import TASKS, data_of
 from runner.data.tokenizer_files import has_tokenizer
 from runner.errors import UsageError, as_shown, read_value
 from runner.inputs import Bundle, SplitInput
 from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
-from runner.job.transformers_tables import is_encoder, model_types
 
 EXAMPLES = {
     "masked-lm": "bert-large-deepspeed.yaml",
@@ -235,10 +235,7 @@ def _data(task: str, bundle: Bundle) -> _Data:
         )
     others = [data.keys["asset"] for data in found[1:]]
     comments = {**found[0].comments, "asset": _also(others).removeprefix("; ")}
-    keys = {
-        key: value for key, value in found[0].keys.items() if (key, value) != ("config", "auto")
-    }
-    return _Data(keys, comments, found[0].rows)
+    return replace(found[0], comments=comments)
 
 
 def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
@@ -254,8 +251,8 @@ def _describe(data: _Data) -> list[str]:
 
 
 def _environment(bundle: Bundle) -> str | None:
-    kinds = {name: asset.kind for name, asset in bundle.lock.assets.items()}
-    return next((name for name, kind in kinds.items() if kind == "environment"), None)
+    assets = bundle.lock.assets.values()
+    return next((asset.name for asset in assets if asset.kind == "environment"), None)
 
 
 def _why(others: Sequence[str]) -> str:

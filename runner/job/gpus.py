@@ -9,43 +9,56 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 GIB = 2**30
-# A part of the GPU's name -> (memory of its largest version in GB, compute capability).
-# Source: NVIDIA's and AMD's data sheets. torch for ROCm gives the version of the architecture
-# (gfx90a: 9.0, gfx942: 9.4) as capability, and each of the two dies of an MI250 is a device.
-KINDS: dict[str, tuple[int, float]] = {
-    "k80": (12, 3.7),
-    "p100": (16, 6.0),
-    "p40": (24, 6.1),
-    "v100": (32, 7.0),
-    "v100s": (32, 7.0),
-    "t4": (16, 7.5),
-    "2080ti": (11, 7.5),
-    "a100": (80, 8.0),
-    "a800": (80, 8.0),
-    "a30": (24, 8.0),
-    "a10": (24, 8.6),
-    "a10g": (24, 8.6),
-    "a40": (48, 8.6),
-    "a6000": (48, 8.6),
-    "3090": (24, 8.6),
-    "6000ada": (48, 8.9),
-    "l4": (24, 8.9),
-    "l40": (48, 8.9),
-    "l40s": (48, 8.9),
-    "4090": (24, 8.9),
-    "h20": (141, 9.0),
-    "h100": (94, 9.0),
-    "h800": (94, 9.0),
-    "h200": (141, 9.0),
-    "gh200": (144, 9.0),
-    "b200": (192, 10.0),
-    "gb200": (192, 10.0),
-    "mi210": (64, 9.0),
-    "mi250": (64, 9.0),
-    "mi250x": (64, 9.0),
-    "mi300a": (128, 9.4),
-    "mi300x": (192, 9.4),
-    "mi325x": (256, 9.4),
+
+
+# Words of the GPU's name (more words count more) -> memory of its largest version in GB, compute
+# capability, and FLOP/s of one device as torch sees it: in 16 bits on tensor or matrix cores with
+# fp32 accumulation, and in fp32 without TF32 (AMD: on matrix cores); 0: not known. Dense: data
+# sheets print numbers with 2:4 sparsity, which are twice as high. torch for ROCm gives the version
+# of the architecture (gfx90a: 9.0, gfx942: 9.4) as capability, and sees each of the two dies (GCD)
+# of an MI250 or MI250X as a device: half of the card.
+# Sources: the data sheet of each by NVIDIA and AMD; for GeForce and RTX Ada the architecture white
+# papers ("GA102", "Ada", appendix), for TITAN RTX the Turing one; GB200 is a 72nd part of an NVL72.
+KINDS: dict[str, tuple[int, float, float, float]] = {
+    "k80": (12, 3.7, 0, 0),
+    "p100": (16, 6.0, 0, 0),
+    "p40": (24, 6.1, 0, 0),
+    "v100 pcie": (32, 7.0, 112e12, 14e12),
+    "v100s": (32, 7.0, 130e12, 16.4e12),
+    "v100": (32, 7.0, 125e12, 15.7e12),
+    "t4": (16, 7.5, 65e12, 8.1e12),
+    "2080ti": (11, 7.5, 0, 0),
+    "titan rtx": (24, 7.5, 130e12, 16.3e12),
+    "a100": (80, 8.0, 312e12, 19.5e12),
+    "a800": (80, 8.0, 312e12, 19.5e12),
+    "a30": (24, 8.0, 165e12, 10.3e12),
+    "a10": (24, 8.6, 125e12, 31.2e12),
+    "a10g": (24, 8.6, 70e12, 35e12),
+    "a40": (48, 8.6, 149.7e12, 37.4e12),
+    "a6000": (48, 8.6, 154.8e12, 38.7e12),
+    "3090": (24, 8.6, 71e12, 35.6e12),
+    "6000 ada": (48, 8.9, 364.2e12, 91.1e12),
+    "l4": (24, 8.9, 121e12, 30.3e12),
+    "l40": (48, 8.9, 181e12, 90.5e12),
+    "l40s": (48, 8.9, 362e12, 91.6e12),
+    "4090": (24, 8.9, 165e12, 82.6e12),
+    "h20": (141, 9.0, 148e12, 44e12),
+    "h100 pcie": (80, 9.0, 756e12, 51e12),
+    "h100 nvl": (94, 9.0, 835e12, 60e12),
+    "h100": (94, 9.0, 989e12, 67e12),
+    "h800 pcie": (80, 9.0, 756e12, 51e12),
+    "h800": (94, 9.0, 989e12, 67e12),
+    "h200 nvl": (141, 9.0, 835e12, 60e12),
+    "h200": (141, 9.0, 989e12, 67e12),
+    "gh200": (144, 9.0, 989e12, 67e12),
+    "b200": (192, 10.0, 2250e12, 75e12),
+    "gb200": (192, 10.0, 2500e12, 80e12),
+    "mi210": (64, 9.0, 181e12, 45.3e12),
+    "mi250x": (64, 9.0, 191.5e12, 47.9e12),
+    "mi250": (64, 9.0, 181e12, 45.3e12),
+    "mi300a": (128, 9.4, 980.6e12, 122.6e12),
+    "mi300x": (192, 9.4, 1307e12, 163.4e12),
+    "mi325x": (256, 9.4, 1307e12, 163.4e12),
 }
 BF16_SINCE, FP16_SINCE = 8.0, 7.0  # compute capability; the ranks use the same limits
 ASK_S = 20
@@ -77,14 +90,38 @@ def gpu_named(name: str) -> Gpu | None:
     Returns:
         The GPU; None: the name is unknown.
     """
-    joined = re.sub(r"6000[ _-]+ada", "6000ada", name.lower())
-    parts = [part.removeprefix("rtx") for part in re.findall(r"[a-z]*\d+[a-z]*", joined)]
-    kind = next((part for part in parts if part in KINDS), None)
+    words = _words(name)
+    kind = _kind_of(words)
     if kind is None:
         profile = re.search(r"\d+g\.(\d+)gb", name.lower())
         return Gpu(name, int(profile[1]) * GIB, BF16_SINCE) if profile else None
-    size = next((int(part[:-2]) for part in parts if re.fullmatch(r"\d+gb", part)), KINDS[kind][0])
-    return Gpu(name, size * GIB, KINDS[kind][1])
+    size = next((int(word[:-2]) for word in words if re.fullmatch(r"\d+gb", word)), kind[0])
+    return Gpu(name, size * GIB, kind[1])
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """FLOP/s of a device in `precision` (bf16, fp16, tf32, fp32); None where it is not known.
+
+    MFU is measured against it.
+    """
+    _, _, low, full = _kind_of(_words(name)) or (0, 0, 0, 0)
+    # TF32 is half as fast as 16 bits where there is any (data sheets); MI200s have none.
+    tf32 = full if "mi2" in name.lower() else low / 2
+    return {"fp32": full, "tf32": tf32}.get(precision, low) or None
+
+
+def _words(name: str) -> list[str]:
+    """The words of a GPU's name: `rtx6000ada` has two, without `rtx`."""
+    apart = re.sub(r"(6000)[ _-]*(ada)", r"\1 \2", name.lower())
+    return [
+        word if word == "rtx" else word.removeprefix("rtx")
+        for word in re.findall(r"[a-z0-9]+", apart)
+    ]
+
+
+def _kind_of(words: Sequence[str]) -> tuple[int, float, float, float] | None:
+    known = [kind for kind in KINDS if set(kind.split()) <= set(words)]
+    return KINDS[max(known, key=lambda kind: kind.count(" "))] if known else None
 
 
 def visible_of(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:

@@ -7,6 +7,8 @@ refused, in one message.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
@@ -15,10 +17,12 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, install_command
-from runner.inputs import Inputs, environments, imports
+from runner.inputs import Inputs, environments, imports, running_tree
+from runner.job.findings import Finding
 
 PIP_NAMES = {"PIL": "pillow"}
 PREFIX = "~/envs"
+SILENT = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 def is_installed(package: str) -> bool:
@@ -30,9 +34,41 @@ def is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
+def _missing(packages: Iterable[str]) -> list[str]:
+    return [PIP_NAMES.get(name, name) for name in packages if not is_installed(name)]
+
+
+def lacking() -> str:
+    """The packages without which this Python cannot train or tokenise; empty: all are here."""
+    return _listed(_missing(("torch", "transformers", "numpy")))
+
+
 def is_light() -> bool:
     """Whether this Python cannot train or tokenise: packages of `train` are missing."""
-    return not all(map(is_installed, ("torch", "transformers", "numpy")))
+    return bool(lacking())
+
+
+def leave_torch_alone() -> None:
+    """Makes transformers, imported after this call, work without torch.
+
+    This saves seconds, and minutes on a slow shared disk. It is for processes that do not train:
+    the launcher, and the process that tokenises. A torch that is already imported stays. `None` in
+    sys.modules is Python's own way to say that a module cannot be imported (Language Reference,
+    5.3.1). transformers 5 has no option for it (USE_TORCH ended with version 4): it only looks
+    whether torch can be found.
+    """
+    if "torch" in sys.modules:
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment] # `import` fails then
+    before = os.environ.get(SILENT)
+    os.environ[SILENT] = "1"
+    try:
+        import transformers  # noqa: F401 - it warns once that torch is missing: silenced here
+    except ModuleNotFoundError:  # the light installation: nothing here imports it
+        return
+    finally:
+        if before is None:
+            del os.environ[SILENT]
 
 
 def to_prepare(config: RunConfig) -> list[str]:
@@ -78,13 +114,14 @@ def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what
     Raises:
         UsageError: some are missing; names them, and what to install.
     """
-    missing = [PIP_NAMES.get(name, name) for name in packages if not is_installed(name)]
-    if missing:
+    if missing := _missing(packages):
         light = " (a light installation, without the extra `train`)" if is_light() else ""
         raise UsageError(
             f"{config.path}: {what} needs {_listed(missing)}, not installed for "
             f"{sys.executable}{light}.",
-            how_to_install(environments(inputs.bundle)),
+            how_to_install(environments(inputs.bundle))
+            if light
+            else f"pip install {' '.join(missing)}",
         )
 
 
@@ -129,18 +166,24 @@ def how_to_install(folders: Sequence[Path]) -> str:
     )
 
 
-def lacking() -> str:
-    """The packages without which `check` cannot ask transformers; empty: all are installed."""
-    missing = [name for name in ("torch", "transformers", "numpy") if not is_installed(name)]
-    return _listed(missing) if missing else ""
+def python_of_ranks(config: RunConfig, inputs: Inputs) -> tuple[str, ...] | None:
+    """The words that start the Python of the ranks on this machine.
+
+    Returns:
+        Empty: it is this one. None: it cannot be started here.
+    """
+    if container := config.slurm.container:
+        return (*container, sys.executable) if shutil.which(container[0]) else None
+    environment = inputs.environment
+    return () if environment is None or running_tree() == environment.tree else None
 
 
-def why_not_here(config: RunConfig) -> str:
-    """Returns why a model cannot be built by this command's Python; empty: it can."""
-    if config.environment is not None or config.slurm.container:
+def why_not_here(config: RunConfig, inputs: Inputs) -> str:
+    """Returns why a model cannot be built by the ranks' Python here; empty: it can."""
+    python = python_of_ranks(config, inputs)
+    if python is None:
         return "they run another environment than this command"
-    missing = [name for name in ("torch", "transformers") if not is_installed(name)]
-    return f"{missing[0]} is not installed here" if missing else ""
+    return f"{lacks} not installed here" if not python and (lacks := lacking()) else ""
 
 
 def check_fsdp(config: RunConfig, kind: str) -> None:
@@ -162,25 +205,24 @@ def check_fsdp(config: RunConfig, kind: str) -> None:
         )
 
 
-def note_for_job(config: RunConfig, inputs: Inputs) -> str | None:
-    """One line on the Python of the job, if this one cannot train; None: it can.
-
-    It begins with "warning: " if the job cannot work.
-    """
-    missing = [PIP_NAMES.get(name, name) for name in to_train(config) if not is_installed(name)]
-    if not missing or not is_light():
+def note_for_job(config: RunConfig, inputs: Inputs) -> Finding | None:
+    """What to know of the Python of the job, if this one cannot train; None: it can."""
+    if not is_light():
         return None
     if config.slurm.setup:
-        return "the job runs the `runner` that slurm.setup puts on PATH: this one cannot train"
-    lacks = f"the job runs {sys.executable}, which lacks {_listed(missing)}"
+        what = "the job runs the `runner` that slurm.setup puts on PATH: this one cannot train"
+        return Finding("note", what)
+    lacks = f"the job runs {sys.executable}, which lacks {_listed(_missing(to_train(config)))}"
     if config.slurm.modules:
-        return f"{lacks}: slurm.modules must bring them, else it ends at once"
-    remedy = how_to_install(environments(inputs.bundle))
-    return (
-        f"warning: {lacks}, so it would end at once. Activate an environment that has them: "
-        f"slurm: {{setup: ['. {PREFIX}/NAME/activate']}}. {remedy}"
+        return Finding("note", f"{lacks}: slurm.modules must bring them, else it ends at once")
+    return Finding(
+        "warning",
+        f"{lacks}, so it would end at once.",
+        "Activate an environment that has them: "
+        f"slurm: {{setup: ['. {PREFIX}/NAME/activate']}}. "
+        f"{how_to_install(environments(inputs.bundle))}",
     )
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

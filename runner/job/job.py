@@ -43,7 +43,7 @@ class Job:
             DamageError: as for `inputs.resolve`.
         """
         config = RunConfig.load(
-            run_file, overrides, lambda c, wrong: inputs_module.find_mistakes(c, bundle, wrong)
+            run_file, overrides, lambda c, wrong: inputs_module.resolve_known(c, bundle, wrong)
         )
         inputs = inputs_module.resolve(config, bundle)
         folder = RunFolder((output or Path("output") / config.name).absolute())

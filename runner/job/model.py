@@ -8,13 +8,13 @@ from dataclasses import replace
 from importlib import metadata
 
 from runner.config.data import LANGUAGE
+from runner.config.model_types import is_encoder, model_types
 from runner.config.run_config import RunConfig
 from runner.config.tasks import TASKS
 from runner.errors import UsageError
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.job.installed import is_installed
 from runner.job.shapes import ModelShape, Shapes, grown, text_settings
-from runner.job.transformers_tables import is_encoder, model_types
 
 WRAPPERS = {
     "base_model.model.": "from peft, without merge_and_unload()",
@@ -29,7 +29,6 @@ def check_model(config: RunConfig, model: ModelInput) -> None:
     names = {task: model_types(kind.table) for task, kind in TASKS.items()}
     kind = model.settings.get("model_type")
     encodes = is_encoder(model.settings)
-    is_known = is_installed("transformers") or any(kind in types for types in names.values())
     if kind is None:
         raise UsageError(
             f"{config.path}: {model.path / 'config.json'} has no model_type, so it is not of a "
@@ -37,23 +36,14 @@ def check_model(config: RunConfig, model: ModelInput) -> None:
             "Stage the repository of the same model in transformers' format (often its name ends "
             "in -hf).",
         )
-    if is_known and kind not in names[config.task]:
+    if kind not in names[config.task] and any(kind in types for types in names.values()):
         # Suggest only language tasks: they read the same column. Other tasks need other keys.
         others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
         other = next((task for task in others if task == "masked-lm" or not encodes), None)
-        wanted = "" if any(kind in types for types in names.values()) else newer_transformers(model)
-        why, remedy = "", f"Set task: {other}" if other else "Use another model."
-        if wanted:
-            here = metadata.version("transformers")
-            why = f"; it was written by transformers {wanted}, and {here} is installed here"
-            remedy = (
-                f"pip install -U 'transformers>={wanted}', in the environment of the job too; "
-                "or use another model."
-            )
         raise UsageError(
             f"{config.place('task')}: transformers has no {config.task} model of type `{kind}` "
-            f"({model.path / 'config.json'}{why}).",
-            remedy,
+            f"({model.path / 'config.json'}).",
+            f"Set task: {other}" if other else "Use another model.",
         )
     if config.task in ("causal-lm", "instruction") and encodes:
         remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from runner import kept
 from runner.errors import write_atomically
 from runner.inputs import state_folder
 from runner.job.findings import Finding, Findings
@@ -43,10 +43,6 @@ class Rehearsed:
         """Whether nothing was found that would end a run."""
         return not any(finding.level == "error" for finding in self.findings)
 
-    def to_json(self) -> dict[str, Any]:
-        """As it is on the disk."""
-        return {"format": FORMAT, "passes": self.passes, **asdict(self)}
-
 
 def path_of(partition: str, environ: Mapping[str, str]) -> Path:
     """The file of a partition."""
@@ -62,65 +58,39 @@ def keep(found: Rehearsed, environ: Mapping[str, str]) -> Path:
     """
     path = path_of(found.partition, environ)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(found.to_json(), indent=1) + "\n").encode())
+    document = {"format": FORMAT, "passes": found.passes, **asdict(found)}
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
     return path
 
 
-def read(partition: str, environ: Mapping[str, str]) -> Rehearsed | None:
-    """Reads the result of the last rehearsal; None: there is none that this version reads."""
-    try:
-        document = json.loads(path_of(partition, environ).read_bytes())
-        if document.pop("format") != FORMAT:
-            return None
-        document.pop("passes")
-        findings = tuple(Finding(**entry) for entry in document.pop("findings"))
-        return Rehearsed(**document, findings=findings)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def recall(partition: str, environ: Mapping[str, str]) -> Findings:
+def recall(partition: str, environ: Mapping[str, str], command: str = "") -> Findings:
     """Returns what is known of a partition, as facts and warnings of a check.
 
     Args:
         partition: its name.
         environ: the environment variables.
+        command: what rehearses this run, to offer it where there was no rehearsal; empty: it is
+            not offered.
     """
-    found, known = Findings(), read(partition, environ)
-    if known is None:
+    found, known = Findings(), kept.read(path_of(partition, environ))
+    if not isinstance(known, dict) or known.get("format") != FORMAT:
+        if command:
+            found.note(
+                f"no job was rehearsed on partition {partition} yet; five minutes on its nodes "
+                "show what this node cannot: the network, the disks, the GPUs.",
+                command,
+            )
         return found
-    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(known.time))
-    if known.passes:
-        last = "".join(f"; {line}" for line in known.lines[-1:])
-        nodes = ", ".join(known.nodes)
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(known["time"]))
+    if known["passes"]:
+        last = "".join(f"; {line}" for line in known["lines"][-1:])
+        nodes = ", ".join(known["nodes"])
         found.lines.append(f"rehearsed on partition {partition} at {date}: {nodes}{last}")
     again = "When that is corrected: runner rehearse RUN --bundle B --job"
-    for one in known.findings:
-        found.others.append(
-            Finding(
-                "warning" if one.level == "error" else one.level,
-                f"partition {partition}, rehearsed at {date}: {one.message}",
-                f"{one.remedy} {again}".strip() if one.level == "error" else one.remedy,
-            )
-        )
+    for one in (Finding(**entry) for entry in known["findings"]):
+        message = f"partition {partition}, rehearsed at {date}: {one.message}"
+        if one.level == "error":
+            found.warn(message, f"{one.remedy} {again}".strip())
+        else:
+            found.others.append(Finding(one.level, message, one.remedy))
     return found
-
-
-def offer(partition: str, environ: Mapping[str, str], command: str) -> list[Finding]:
-    """Offers a rehearsal where a partition was never tried.
-
-    Args:
-        partition: its name.
-        environ: the environment variables.
-        command: what rehearses this run.
-    """
-    if read(partition, environ) is not None:
-        return []
-    return [
-        Finding(
-            "note",
-            f"no job was rehearsed on partition {partition} yet; five minutes on its nodes show "
-            "what this node cannot: the network, the disks, the GPUs.",
-            command,
-        )
-    ]

@@ -13,9 +13,8 @@ from runner.job.plan import num_steps
 from runner.run_folder.checkpoints import check_before_launch, signature
 from runner.run_folder.history import (
     changed_since,
+    changes,
     earlier_facts,
-    earlier_settings,
-    settings_of,
 )
 from runner.run_folder.layout import RunFolder
 
@@ -89,10 +88,9 @@ def _steps(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
 
 def _length_before(config: RunConfig, folder: RunFolder) -> str:
     """`KEY=VALUE` of what decided the steps of the earlier run, if it is another now."""
-    before, after = earlier_settings(folder), settings_of(config)
-    key = "steps" if before.get("steps") is not None else "epochs"
-    value = before.get(key)
-    return "" if value is None or value == after.get(key) else f"{key}={value}"
+    known = changes(folder, config)
+    found = (f"{key}={known[key][0]}" for key in ("steps", "epochs") if key in known)
+    return next((text for text in found if not text.endswith("=None")), "")
 
 
 def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
@@ -100,12 +98,8 @@ def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
 
     Each entry has both values.
     """
-    before, after = earlier_settings(folder), settings_of(config)
     same = ("sequence_length", "packing", "dataset", "datasets")
-    return [
-        f"{key} {before.get(key)} (now {after.get(key)})"
-        for key in sorted(
-            before.keys() | after.keys(), key=lambda key: (key != "sequence_length", key)
-        )
-        if before and before.get(key) != after.get(key) and key.split(".")[0] in same
-    ]
+    known = changes(folder, config).items()
+    found = [(key, *both) for key, both in known if key.split(".")[0] in same]
+    found.sort(key=lambda one: one[0] != "sequence_length")
+    return [f"{key} {old} (now {new})" for key, old, new in found]

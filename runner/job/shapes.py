@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runner.config.model_types import targets_in_peft
 from runner.config.run_config import RunConfig
 from runner.data.tokenizer_files import rows_needed
 from runner.errors import DamageError, UsageError, human_count
 from runner.inputs import ModelInput, safetensors_header, unreadable
-from runner.job.transformers_tables import targets_in_peft
 
 Shapes = Mapping[str, Sequence[int]]
 EMBEDDINGS = (
@@ -223,9 +223,7 @@ def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
     shapes = weight_shapes(model)
     number = None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
     shape = grown(ModelShape.of(model.settings, number), model)
-    return with_lora(
-        shape, config, shapes, default_targets(config, model.settings.get("model_type"))
-    )
+    return with_lora(shape, config, shapes, targets_in_peft(model.settings.get("model_type")))
 
 
 def grown(shape: ModelShape, model: ModelInput) -> ModelShape:
@@ -260,13 +258,6 @@ def human_parameters(count: int) -> str:
     if count < 10_000:
         return human_count(count, "parameter")
     return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f} M parameters"
-
-
-def default_targets(config: RunConfig, model_type: object) -> list[str]:
-    """Returns peft's targets, if the run file names none; empty: peft has none for this model."""
-    if config.lora is None or config.lora.targets:
-        return []
-    return targets_in_peft(str(model_type))
 
 
 def weight_shapes(model: ModelInput) -> dict[str, list[int]] | None:

@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
@@ -100,48 +99,27 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 _SILENT = r"nable to locate a modulefile|ModuleCmd_Load.*ERROR"
 
 
-@dataclass(frozen=True)
-class Shell:
-    """The script that is tried.
-
-    Attributes:
-        text: for bash; `ANSWERS` stands for the path of the file with the answers.
-        lines: the key in the run file and the text of each line that is tried.
-        left_out: lines of the run file that are not tried.
-        names: the packages that are imported.
-        leaves: one line on what is left to the ranks; empty: nothing.
-    """
-
-    text: str
-    lines: tuple[tuple[str, str], ...]
-    left_out: tuple[str, ...]
-    names: tuple[str, ...]
-    leaves: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a shell ended: the answers, what it printed, its exit code (None: not in time)."""
-
-    answers: str
-    said: str
-    code: int | None
-
-
 class Attempt:
-    """A shell that runs beside the other checks.
+    """A shell that runs beside the other checks: the lines before the job's command, then the
+    Python that imports.
 
     Args:
         environ: variables of this shell.
     """
 
     def __init__(self, job: Job, environ: Mapping[str, str]) -> None:
-        self._job, self._shell, self._started = job, shell_of(job), time.monotonic()
+        self._job, self._started = job, time.monotonic()
         self._folder = tempfile.TemporaryDirectory(prefix="airlift-check-")
         where = Path(self._folder.name)
-        text = self._shell.text.replace("ANSWERS", shlex.quote(str(where / "answers")))
-        (where / "shell").write_text(text, encoding="utf-8")
-        with (where / "said").open("wb") as said:
+        self._answers, self._said = where / "answers", where / "said"
+        self._answers.touch()
+        self._lines, self._left_out = list[tuple[str, str]](), list[str]()
+        python, activate, self._names, self._leaves = _python(job)
+        text = "\n".join([*self._shell(), *self._probe(python, activate), ""])
+        (where / "shell").write_text(
+            text.replace("ANSWERS", shlex.quote(str(self._answers))), encoding="utf-8"
+        )
+        with self._said.open("wb") as said:
             self._process = subprocess.Popen(
                 ["bash", "-l", str(where / "shell")],
                 env={**handed_over(job.config, environ), "LANGUAGE": "C"},  # words in `_REMEDIES`
@@ -151,9 +129,36 @@ class Attempt:
                 start_new_session=True,
             )
 
+    def _shell(self) -> list[str]:
+        """The lines before the job's command; `ANSWERS` stands for the file with the answers."""
+        head = [
+            "__n=0",
+            'trap \'printf "{\\"shell\\": %d, \\"line\\": %d}\\n" $? $__n >>ANSWERS\' EXIT',
+            "set -e",
+        ]
+        for key, line in shell_lines(request(self._job)):
+            if key and (_ONLY_IN_A_JOB.search(line) or _CHANGES_FILES.search(line)):
+                self._left_out.append(line)
+            else:
+                head += [f"__n={len(self._lines)}", line]
+                self._lines.append((key, line))
+        return [*head, "trap - EXIT", "set +e", "echo '{\"shell\": 0}' >>ANSWERS"]
+
+    def _probe(self, python: Path | None, activate: Path | None) -> list[str]:
+        """The lines that start the Python of the ranks; None: that of `runner` on PATH."""
+        if self._names and self._job.config.task != "image-classification":
+            self._names += for_tokenizer(self._job.inputs.model.digests)
+        lines = [f". {shlex.quote(str(activate))}"] if activate else []
+        lines += [f"airlift_python={shlex.quote(str(python))}"] if python else [_OF_RUNNER]
+        words = [shlex.quote(word) for word in (_BOOT, str(imports.PROBE))]
+        # Failures are never kept: they are tried again each time.
+        kept = shlex.quote(str(state_folder(os.environ) / "imports"))
+        command = f'exec "$airlift_python" -c {" ".join(words)} --keep {kept} ANSWERS'
+        return [*lines, " ".join([command, *self._names])]
+
     def add_to(self, found: Findings) -> None:
         """Waits for the end, `LIMIT_S` after the start at the latest, and adds what is found."""
-        code: int | None = None
+        code: int | None = None  # not in time
         try:
             left = max(0.1, LIMIT_S - (time.monotonic() - self._started))
             code = self._process.wait(timeout=left)
@@ -163,11 +168,134 @@ class Attempt:
             with suppress(ProcessLookupError):  # also what it started in the background
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        where = Path(self._folder.name)
-        outcome = Outcome(_text(where / "answers"), _text(where / "said"), code)
+        # As bytes: with the line ends of Windows.
+        text, said = (
+            p.read_bytes().decode("utf-8", "replace") for p in (self._answers, self._said)
+        )
         self._folder.cleanup()
-        found.add(explain(self._job, self._shell, outcome))
-        found.others += without_nv(self._job.config)
+        found.add(self._explain(text, said, code))
+        _check_nv(found, self._job.config)
+
+    def _explain(self, text: str, said: str, code: int | None) -> Findings:
+        """Explains how the shell ended.
+
+        Args:
+            text: the answers.
+            said: what it printed.
+            code: its exit code; None: it did not end in time.
+        """
+        found, config = Findings(), self._job.config
+        if self._leaves:
+            found.lines.append(self._leaves)
+        if self._left_out:
+            left = "; ".join(self._left_out)
+            found.lines.append(f"not tried here, only in the job: {left} (slurm.setup)")
+        answers = imports.read_answers(text)
+        ended = re.search(r'\{"shell": (\d+)(?:, "line": (\d+))?\}', text)
+        with found.keeping():
+            if ended is None and code is None:
+                found.note(_too_slow("the lines of slurm.modules and slurm.setup"))
+            elif ended is None or ended[2]:
+                number = int(ended[2]) if ended else 0
+                raise self._line_failed(said, ended[1] if ended else str(code), number)
+            else:
+                silent = re.search(rf".*({_SILENT}).*", said)
+                if silent and config.slurm.modules:
+                    found.warn(
+                        f"{config.path}: slurm.modules: a module is not found, and the job would "
+                        f"go on without it: {_short(silent[0])}",
+                        "`module avail` shows what there is here; correct slurm.modules.",
+                    )
+                self._check_python(found, answers, text, said, code)
+                if answers.python:
+                    self._check_imports(found, answers, code)
+        errors = found.errors
+        if self._left_out:  # what follows could be a consequence of it
+            found.others += [Finding("warning", error.message, error.remedy) for error in errors]
+            found.errors = []
+        if not errors and code == 0:
+            numbers = {"module": config.slurm.modules, "line": config.slurm.setup}
+            tried = [human_count(len(lines), what) for what, lines in numbers.items() if lines]
+            shell = " and ".join(tried) + (" of setup; " if config.slurm.setup else "; ")
+            what = ", ".join(PIP_NAMES.get(name, name) for name in self._names)
+            kept = " (tried earlier today; nothing has changed)" if answers.kept else ""
+            found.lines.append(
+                f"the job's shell works here: {shell if tried else ''}"
+                + (
+                    f"{answers.python.get('python')} imports {what}"
+                    if what
+                    else "its Python starts"
+                )
+                + kept
+            )
+        return found
+
+    def _line_failed(self, said: str, code: str, number: int) -> UsageError:
+        key, line = self._lines[number]
+        where = f"{self._job.config.path}: {key or 'slurm.setup'}: `{line}`"
+        if code == "0":
+            return UsageError(
+                f"{where} ends the shell with exit code 0: the job would end at once, as if all "
+                "were well.",
+                "A file for terminals (~/.bashrc) may have an `exit`. Source what the job needs "
+                "instead of it.",
+            )
+        known = next((remedy for text, remedy in _REMEDIES if re.search(text, said)), "")
+        conda = os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0] or "$(conda info --base)"
+        remedy = known.replace("{line}", line).replace("{conda}", conda)
+        return UsageError(
+            f"{where} fails in a login shell here, and would end the job: "
+            f"{_short(said) or f'exit code {code}'}",
+            remedy or f"Correct it; to try it: bash -lc {shlex.quote(line)}",
+        )
+
+    def _check_python(
+        self, found: Findings, answers: imports.Answers, text: str, said: str, code: int | None
+    ) -> None:
+        """Refuses a job without a Python that can run `runner`. Arguments as for `_explain`."""
+        where = self._job.config.path
+        if '{"runner": null}' in text:
+            raise UsageError(
+                f"{where}: after slurm.modules and slurm.setup there is no `runner` on PATH: "
+                "the job would end at once.",
+                "Activate an environment that has airlift in slurm.setup. "
+                f"{how_to_install(environments(self._job.inputs.bundle))}",
+            )
+        if not answers.python and code is None:
+            found.note(_too_slow("the start of the job's Python"))
+        elif not answers.python:
+            raise UsageError(
+                f"{where}: the job's Python does not start in a login shell here: "
+                f"{_short(said) or f'exit code {code}'}",
+                "Look at LD_LIBRARY_PATH and PYTHONHOME after your modules: bash -lc 'module load "
+                "...; env'",
+            )
+        elif answers.version < OLDEST_PYTHON:
+            raise UsageError(
+                f"{where}: the job would run {answers.python['python']}, Python "
+                f"{answers.python['version']}: "
+                f"airlift needs {'.'.join(map(str, OLDEST_PYTHON))} or newer.",
+                "Activate the environment that has airlift in slurm.setup.",
+            )
+
+    def _check_imports(self, found: Findings, answers: imports.Answers, code: int | None) -> None:
+        """Finds packages that the job's Python does not import, and a torch without its GPUs."""
+        config, inputs = self._job.config, self._job.inputs
+        for fault in imports.faults(answers, code):
+            if not fault.known_here:
+                found.note(f"not known here: {fault.message}")
+                continue
+            remedy = fault.remedy
+            if remedy.startswith("pip install "):
+                remedy = how_to_install(environments(inputs.bundle))
+            found.error(UsageError(f"{config.path}: in the job, {fault.message}", remedy))
+        if code is None:
+            what = f"`import {answers.unfinished or 'torch'}` by {answers.python['python']}"
+            found.note(_too_slow(what))
+        hidden = answers.python.get("devices")
+        hides = hidden is not None and hides_all({"CUDA_VISIBLE_DEVICES": hidden})
+        if asks_for_gpus(config.slurm) and not hides:
+            _check_torch(found, self._job, answers)
 
 
 def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -179,36 +307,6 @@ def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]
         return clean(environ)
     kept = {name: environ[name] for name in ("HOME", "USER", "LOGNAME", "SHELL") if name in environ}
     return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin"}
-
-
-def shell_of(job: Job) -> Shell:
-    """Builds the shell: the lines before the job's command, then the Python that imports."""
-    config = job.config
-    head = [
-        "__n=0",
-        'trap \'printf "{\\"shell\\": %d, \\"line\\": %d}\\n" $? $__n >>ANSWERS\' EXIT',
-        "set -e",
-    ]
-    lines: list[tuple[str, str]] = []
-    left_out = []
-    for key, line in shell_lines(request(job)):
-        if key and (_ONLY_IN_A_JOB.search(line) or _CHANGES_FILES.search(line)):
-            left_out.append(line)
-            continue
-        head += [f"__n={len(lines)}", line]
-        lines.append((key, line))
-    python, activate, names, leaves = _python(job)
-    if names and config.task != "image-classification":
-        names += for_tokenizer(job.inputs.model.digests)
-    head += ["trap - EXIT", "set +e", "echo '{\"shell\": 0}' >>ANSWERS"]
-    head += [f". {shlex.quote(str(activate))}"] if activate else []
-    head += [f"airlift_python={shlex.quote(str(python))}"] if python else _OF_RUNNER.splitlines()
-    words = [shlex.quote(word) for word in (_BOOT, str(imports.PROBE))]
-    # Failures are never kept: they are tried again each time.
-    kept = shlex.quote(str(state_folder(os.environ) / "imports"))
-    command = f'exec "$airlift_python" -c {" ".join(words)} --keep {kept} ANSWERS'
-    text = "\n".join([*head, " ".join([command, *names]), ""])
-    return Shell(text, tuple(lines), tuple(left_out), tuple(names), leaves)
 
 
 def _python(job: Job) -> tuple[Path | None, Path | None, list[str], str]:
@@ -233,96 +331,20 @@ def _python(job: Job) -> tuple[Path | None, Path | None, list[str], str]:
     return own, None, to_train(config), ""
 
 
-def explain(job: Job, shell: Shell, outcome: Outcome) -> Findings:
-    """Explains how a shell ended. Pure, but for the folders of environments in the bundle."""
-    found = Findings()
-    if shell.leaves:
-        found.lines.append(shell.leaves)
-    if shell.left_out:
-        found.lines.append(
-            f"not tried here, only in the job: {'; '.join(shell.left_out)} (slurm.setup)"
-        )
-    answers = imports.read_answers(outcome.answers)
-    ended = re.search(r'\{"shell": (\d+)(?:, "line": (\d+))?\}', outcome.answers)
-    with found.keeping():
-        if ended is None and outcome.code is None:
-            found.note(_too_slow("the lines of slurm.modules and slurm.setup"))
-        elif ended is None or ended[2]:
-            code = ended[1] if ended else str(outcome.code)
-            raise _line_failed(job.config, shell, outcome.said, code, int(ended[2]) if ended else 0)
-        else:
-            silent = re.search(rf".*({_SILENT}).*", outcome.said)
-            if silent and job.config.slurm.modules:
-                found.warn(
-                    f"{job.config.path}: slurm.modules: a module is not found, and the job would "
-                    f"go on without it: {_short(silent[0])}",
-                    "`module avail` shows what there is here; correct slurm.modules.",
-                )
-            _check_python(found, job, answers, outcome)
-            _check_imports(found, job, answers, outcome)
-    errors = found.errors
-    if shell.left_out:  # what follows could be a consequence of it
-        found.others += [Finding("warning", error.message, error.remedy) for error in errors]
-        found.errors = []
-    if not errors and outcome.code == 0:
-        what = ", ".join(PIP_NAMES.get(name, name) for name in shell.names)
-        kept = " (tried earlier today; nothing has changed)" if answers.kept else ""
-        found.lines.append(
-            f"the job's shell works here: {_described(job.config)}"
-            + (f"{answers.python.get('python')} imports {what}" if what else "its Python starts")
-            + kept
-        )
-    return found
-
-
-def without_nv(config: RunConfig) -> list[Finding]:
-    """A container that is started without the option that brings the GPUs' driver into it."""
-    slurm = config.slurm
-    words = slurm.container
-    programs = [Path(word).name for word in words]
-    if not {"apptainer", "singularity"} & set(programs) or not asks_for_gpus(slurm):
-        return []
-    if {"--nv", "--nvccli", "--rocm"} & set(words):
-        return []
-    if any(re.search(r"\b(SINGULARITY|APPTAINER)_(NV|NVCCLI|ROCM)=", line) for line in slurm.setup):
-        return []
-    return [
-        Finding(
-            "warning",
+def _check_nv(found: Findings, config: RunConfig) -> None:
+    """Finds a container started without the option that brings the GPUs' driver into it."""
+    slurm, words = config.slurm, config.slurm.container
+    starts = {"apptainer", "singularity"} & {Path(word).name for word in words}
+    by_shell = r"\b(SINGULARITY|APPTAINER)_(NV|NVCCLI|ROCM)="
+    brings = {"--nv", "--nvccli", "--rocm"} & set(words) or re.search(
+        by_shell, "\n".join(slurm.setup)
+    )
+    if starts and asks_for_gpus(slurm) and not brings:
+        found.warn(
             f"{config.path}: slurm.container has no --nv, so the container's torch sees no GPU "
             "(unless the site sets it for all).",
             f"slurm.container: [{', '.join((*words[:2], '--nv', *words[2:]))}]",
         )
-    ]
-
-
-def _described(config: RunConfig) -> str:
-    parts = []
-    if config.slurm.modules:
-        parts.append(human_count(len(config.slurm.modules), "module"))
-    if config.slurm.setup:
-        parts.append(human_count(len(config.slurm.setup), "line") + " of setup")
-    return f"{' and '.join(parts)}; " if parts else ""
-
-
-def _line_failed(config: RunConfig, shell: Shell, said: str, code: str, number: int) -> UsageError:
-    key, line = shell.lines[number]
-    where = f"{config.path}: {key or 'slurm.setup'}: `{line}`"
-    if code == "0":
-        return UsageError(
-            f"{where} ends the shell with exit code 0: the job would end at once, as if all were "
-            "well.",
-            "A file for terminals (~/.bashrc) may have an `exit`. Source what the job needs "
-            "instead of it.",
-        )
-    known = next((remedy for text, remedy in _REMEDIES if re.search(text, said)), "")
-    conda = os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0] or "$(conda info --base)"
-    remedy = known.replace("{line}", line).replace("{conda}", conda)
-    return UsageError(
-        f"{where} fails in a login shell here, and would end the job: "
-        f"{_short(said) or f'exit code {code}'}",
-        remedy or f"Correct it; to try it: bash -lc {shlex.quote(line)}",
-    )
 
 
 def _too_slow(what: str) -> str:
@@ -330,55 +352,6 @@ def _too_slow(what: str) -> str:
         f"{what} did not end within {LIMIT_S:.0f} s here (a busy disk, or a question that waits "
         "for an answer): left to the job"
     )
-
-
-def _check_python(found: Findings, job: Job, answers: imports.Answers, outcome: Outcome) -> None:
-    """Refuses a job without a Python that can run `runner`."""
-    where = job.config.path
-    if '{"runner": null}' in outcome.answers:
-        raise UsageError(
-            f"{where}: after slurm.modules and slurm.setup there is no `runner` on PATH: "
-            "the job would end at once.",
-            "Activate an environment that has airlift in slurm.setup. "
-            f"{how_to_install(environments(job.inputs.bundle))}",
-        )
-    if not answers.python and outcome.code is None:
-        found.note(_too_slow("the start of the job's Python"))
-    elif not answers.python:
-        words = _short(outcome.said) or f"exit code {outcome.code}"
-        raise UsageError(
-            f"{where}: the job's Python does not start in a login shell here: {words}",
-            "Look at LD_LIBRARY_PATH and PYTHONHOME after your modules: bash -lc 'module load "
-            "...; env'",
-        )
-    elif answers.version < OLDEST_PYTHON:
-        raise UsageError(
-            f"{where}: the job would run {answers.python['python']}, Python "
-            f"{answers.python['version']}: "
-            f"airlift needs {'.'.join(map(str, OLDEST_PYTHON))} or newer.",
-            "Activate the environment that has airlift in slurm.setup.",
-        )
-
-
-def _check_imports(found: Findings, job: Job, answers: imports.Answers, outcome: Outcome) -> None:
-    """Finds packages that the job's Python does not import, and a torch without its GPUs."""
-    if not answers.python:
-        return
-    for fault in imports.faults(answers, outcome.code):
-        if not fault.known_here:
-            found.note(f"not known here: {fault.message}")
-            continue
-        remedy = fault.remedy
-        if remedy.startswith("pip install "):
-            remedy = how_to_install(environments(job.inputs.bundle))
-        found.error(UsageError(f"{job.config.path}: in the job, {fault.message}", remedy))
-    if outcome.code is None:
-        what = f"`import {answers.unfinished or 'torch'}` by {answers.python['python']}"
-        found.note(_too_slow(what))
-    hidden = answers.python.get("devices")
-    hides = hidden is not None and hides_all({"CUDA_VISIBLE_DEVICES": hidden})
-    if asks_for_gpus(job.config.slurm) and not hides:
-        _check_torch(found, job, answers)
 
 
 def _check_torch(found: Findings, job: Job, answers: imports.Answers) -> None:
@@ -421,10 +394,3 @@ def _short(text: str) -> str:
     """The last words that a program printed, on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-3:])[-WORDS:]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", "replace")  # with the line ends of Windows
-    except FileNotFoundError:
-        return ""

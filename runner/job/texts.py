@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from runner.config.chats import KNOWN, Naming, unknown_role
 from runner.config.run_config import RunConfig
@@ -119,22 +120,29 @@ def check_tags(recipe: Recipe) -> None:
         UsageError: they differ in a row.
     """
     import pyarrow.compute as pc
+
+    names = [recipe.dataset.words or "", recipe.dataset.tags or ""]
+    most = min(MOST_ROWS, recipe.split.rows if recipe.limit is None else recipe.limit)
+    for first, batch in _batches(recipe, names):
+        batch = batch.slice(0, max(0, most - first))
+        lengths = [pc.list_value_length(batch.column(name)) for name in names]
+        row = pc.index(pc.not_equal(*lengths), True).as_py()
+        if row >= 0:
+            values = (batch.column(name)[row].as_py() for name in names)
+            check_lengths(replace(recipe.split, part=None), first + row, *values)
+
+
+def _batches(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """Yields the first rows of a split's files: the number of the first one, and the batch."""
     import pyarrow.parquet as pq
 
-    names = [recipe.dataset.words, recipe.dataset.tags]
-    most = min(MOST_ROWS, recipe.split.rows if recipe.limit is None else recipe.limit)
-    first, whole = 0, replace(recipe.split, part=None)
+    first = 0
     for path in recipe.split.files:
         with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=names):
-                if first >= most:
+            for batch in file.iter_batches(columns=list(names)):
+                if first >= MOST_ROWS:
                     return
-                batch = batch.slice(0, most - first)
-                lengths = [pc.list_value_length(batch.column(name)) for name in names]
-                row = pc.index(pc.not_equal(*lengths), True).as_py()
-                if row >= 0:
-                    values = (batch.column(name)[row].as_py() for name in names)
-                    check_lengths(whole, first + row, *values)
+                yield first, batch
                 first += batch.num_rows
 
 
@@ -145,7 +153,6 @@ def check_roles(recipe: Recipe) -> None:
         UsageError: a role is not known.
     """
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
     from pyarrow import array
 
     name = recipe.dataset.messages
@@ -153,20 +160,15 @@ def check_roles(recipe: Recipe) -> None:
     naming = Naming.of(kind, recipe.dataset.fields, recipe.dataset.roles)
     if name is None or naming is None or not naming.is_strict:
         return
-    whole, first = replace(recipe.split, part=None), 0
-    for path in whole.files:
-        with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=[name]):
-                if first >= MOST_ROWS:
-                    return
-                chats = batch.column(name)
-                roles = pc.struct_field(pc.list_flatten(chats), naming.role)
-                known = array([*naming.roles, *KNOWN], type=roles.type)
-                place = pc.index(pc.is_in(roles, value_set=known), False).as_py()
-                if place >= 0:
-                    row = pc.list_parent_indices(chats)[place].as_py()
-                    raise unknown_role(row_of(whole, first + row), str(roles[place].as_py()))
-                first += batch.num_rows
+    for first, batch in _batches(recipe, [name]):
+        chats = batch.column(name)
+        roles = pc.struct_field(pc.list_flatten(chats), naming.role)
+        known = array([*naming.roles, *KNOWN], type=roles.type)
+        place = pc.index(pc.is_in(roles, value_set=known), False).as_py()
+        if place >= 0:
+            row = first + pc.list_parent_indices(chats)[place].as_py()
+            where = row_of(replace(recipe.split, part=None), row)
+            raise unknown_role(where, str(roles[place].as_py()))
 
 
 def may_be_few(recipe: Recipe, total: int) -> bool:

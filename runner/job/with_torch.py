@@ -36,7 +36,11 @@ def look(config: RunConfig, asset: str, path: Path) -> Findings:
     settings: dict[str, Any] = {}
     try:
         settings = json.loads((path / "config.json").read_bytes())
-        made, info = _load(config, path)
+        try:
+            known = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+        except ValueError:
+            return found  # the child without torch says why
+        made, info = _load(config, path, known)
     except Exception as error:
         if shortage(error):
             raise
@@ -51,20 +55,19 @@ def look(config: RunConfig, asset: str, path: Path) -> Findings:
     return found
 
 
-def _load(config: RunConfig, path: Path) -> tuple[Any, Mapping[str, Any]]:
+def _load(config: RunConfig, path: Path, known: Any) -> tuple[Any, Mapping[str, Any]]:
     import torch
     import transformers
 
     # "eager": whether a faster one works is known only where there is a GPU.
     how = {"attn_implementation": "eager"}
     auto = getattr(transformers, TASKS[config.task].auto)
-    settings = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
     # Imports the model's module now: transformers 5.0 makes tensors while it is imported, and reads
     # them, which cannot be done on the meta device.
-    auto._model_mapping.get(type(settings), None)
+    auto._model_mapping.get(type(known), None)
     if config.model.init == "scratch":
         with torch.device("meta"):
-            return auto.from_config(settings, **how), {}
+            return auto.from_config(known, **how), {}
     loaded: tuple[Any, Mapping[str, Any]] = auto.from_pretrained(
         str(path),
         local_files_only=True,

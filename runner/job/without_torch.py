@@ -19,8 +19,8 @@ from runner.data.tokenizing import frame, load_tokenizer, word_begins
 from runner.errors import UsageError, shortage
 from runner.inputs import Inputs, ModelInput
 from runner.job.findings import Findings
+from runner.job.installed import leave_torch_alone
 from runner.job.model import newer_transformers
-from runner.job.transformers_tables import leave_torch_alone
 
 NAMED = 3  # at most so many tokens are named in a message
 FEW = 0.5  # a tokenizer with less than this share of the embedding's rows is worth a line

@@ -21,12 +21,11 @@ from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
 from runner.job import devices
 from runner.job.check import check_everything
-from runner.job.installed import check_installed, to_prepare, to_train
+from runner.job.installed import check_installed, leave_torch_alone, to_prepare, to_train
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import Device, ModelShape
 from runner.job.tools import check_tools
-from runner.job.transformers_tables import leave_torch_alone
 from runner.launch import environment as ranks_environment
 from runner.launch.environment import Role
 from runner.launch.rank import Rank, find_role

@@ -197,15 +197,20 @@ _NOT_TRAINED_WITH = (
 """Keys of a run file that change nothing in a model that is trained; and its length."""
 
 
+def changes(folder: RunFolder, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> its value in the run that is in the folder, and another one now."""
+    before, after = earlier_settings(folder), settings_of(config)
+    keys = sorted(before.keys() | after.keys()) if before else []
+    both = {key: (before.get(key), after.get(key)) for key in keys}
+    return {key: (old, new) for key, (old, new) in both.items() if old != new}
+
+
 def changed_since(folder: RunFolder, config: RunConfig) -> list[str]:
     """Lists the settings that differ from those of the run that is in the folder, both values."""
-    before, after = earlier_settings(folder), settings_of(config)
     return [
-        f"{key} {shown(before.get(key))} (now {shown(after.get(key))})"
-        for key in sorted(before.keys() | after.keys())
-        if before
-        and before.get(key) != after.get(key)
-        and key.split(".")[0] not in _NOT_TRAINED_WITH
+        f"{key} {shown(old)} (now {shown(new)})"
+        for key, (old, new) in changes(folder, config).items()
+        if key.split(".")[0] not in _NOT_TRAINED_WITH
     ]
 
 

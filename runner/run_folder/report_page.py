@@ -21,7 +21,6 @@ from runner.errors import __version__, as_shown, human_count, human_size
 from runner.run_folder.columns import Columns
 from runner.run_folder.history import History
 from runner.run_folder.report_curves import Chart, Line, charts
-from runner.run_folder.report_names import short_names
 from runner.run_folder.status import format_duration, memory_of
 
 LONGEST_VALUE = 600
@@ -90,6 +89,23 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
         *(f"<script>{script}</script>" for script in scripts),
         "</body></html>\n",
     ])  # fmt: skip
+
+
+def short_names(runs: Sequence[History]) -> list[str]:
+    """The name of each run on the page: `demo`; of several such ones `demo · lr=2e-4`.
+
+    What tells them apart is the last part of their folders that no other run has; that of a run of
+    a sweep is named by its settings.
+    """
+    names = [run.name for run in runs]
+    parts = [run.folder.root.parts for run in runs]
+    told = []
+    for name, own in zip(names, parts, strict=True):
+        tails = (own[-count:] for count in range(1, len(own)))
+        alone = (tail for tail in tails if [p[-len(tail) :] for p in parts].count(tail) == 1)
+        folder = "/".join(next(alone, own))
+        told.append(name if names.count(name) == 1 else f"{name} · {folder}")
+    return told
 
 
 def _asset(name: str) -> str:

@@ -30,12 +30,11 @@ from runner.errors import (
 )
 from runner.inputs import ModelInput, running_tree
 from runner.job.check import check_everything
-from runner.job.installed import check_fsdp, check_installed, to_train
+from runner.job.installed import check_fsdp, check_installed, leave_torch_alone, to_train
 from runner.job.job import Job
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, shape_of
 from runner.job.submit import device_of_job, ranks_on_node
-from runner.job.transformers_tables import leave_torch_alone
 from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import die_with_parent, raise_limits
 from runner.run_folder.heartbeat import read_failure

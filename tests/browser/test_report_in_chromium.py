@@ -68,7 +68,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
-    runs = [noisy_run(folder / str(rate), rate) for rate in (2e-4, 5e-4, 1e-3)]
+    runs = [noisy_run(folder / f"lr={rate}", rate) for rate in (2e-4, 5e-4, 1e-3)]
     return write(runs, folder / "page.html")
 
 
@@ -123,7 +123,7 @@ def test_the_pointer_shows_the_values_of_each_run(
     window.open(sweep, DESKTOP)
     window.point(*area(window, 0.6))
     said = window.value("document.querySelector('figure .u-legend').innerText")
-    for name in ("demo · lr=2e-4", "demo · lr=5e-4", "demo · lr=0.001"):
+    for name in ("demo · lr=0.0002", "demo · lr=0.0005", "demo · lr=0.001"):
         assert name in said and f"{name} (average)" in said
     shown = window.value(
         "[...document.querySelectorAll('figure .u-value')].slice(0, 7).map(v => v.textContent)"

@@ -51,7 +51,7 @@ DISKS: dict[str, tuple[str, Found]] = {
         Found(("39 files can still be made there", "df -i"), "--output", 5),
     ),
     "K3": ("size=4m", Found(("checkpoints and model need up to", "are free"), "keep", 5)),
-    "K4": ("size=512k", Found(("the disk is full",), "Free space there", 5)),
+    "K4": ("size=512k", Found(("the disk is full",), "Free space or quota there", 5)),
 }
 
 

@@ -96,7 +96,7 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         GPT2,
         edit("config.json", newer_config),
         CAUSAL,
-        Found(("no causal-lm model of type `qwen9`", "9.1.0"), "transformers>=9.1.0"),
+        Found(("does not read", "model type `qwen9`"), "transformers>=9.1.0"),
     ),
     "T2": (
         GPT2,

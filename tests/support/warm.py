@@ -123,7 +123,7 @@ def serve(folder: str, kind: str, suite: int) -> None:
     from importlib import import_module
 
     from runner import offline
-    from runner.job.transformers_tables import leave_torch_alone
+    from runner.job.installed import leave_torch_alone
     from runner.processes import is_alive
 
     offline.set_variables(os.environ)

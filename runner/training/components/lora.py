@@ -17,11 +17,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from runner.config.model_types import targets_in_peft
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.memory import frozen_width
-from runner.job.shapes import check_targets, default_targets
+from runner.job.shapes import check_targets
 from runner.training.components.device import DTYPES
 
 Weights = dict[str, torch.Tensor]
@@ -124,6 +125,7 @@ def _settings(model: Any, config: RunConfig, heads: Sequence[str]) -> tuple[Any,
         heads: names of modules that are trained whole.
     """
     from peft import LoraConfig
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     from transformers.pytorch_utils import Conv1D
 
     lora = config.lora
@@ -134,7 +136,8 @@ def _settings(model: Any, config: RunConfig, heads: Sequence[str]) -> tuple[Any,
         if isinstance(m, (nn.Linear, Conv1D, nn.Embedding))
     }
     check_targets(config, lora.targets, list(able))
-    usual = default_targets(config, model.config.model_type)
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    usual = [] if lora.targets else targets_in_peft(model.config.model_type, known)
     targets: list[str] | str = sorted(lora.targets or usual) or "all-linear"
     settings = LoraConfig(
         r=lora.rank,

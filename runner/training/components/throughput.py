@@ -2,7 +2,7 @@
 
 Model FLOPs utilization (MFU) is the FLOPs that the model needs, divided by the FLOPs that the
 devices could do (PaLM, arXiv:2204.02311, appendix B). Recomputed activations do not count, nor do
-logits that are never computed. MFU is written only for devices in `runner.job.peaks`.
+logits that are never computed. MFU is written only for devices in `runner.job.gpus`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.errors import StageError
-from runner.job.peaks import peak_flops
+from runner.job.gpus import peak_flops
 from runner.job.plan import TrainingPlan
 from runner.job.shapes import Device, ModelShape
 from runner.processes import birth_time
@@ -79,7 +79,7 @@ class StepClock:
             logits_at_predictions: as in `Task`.
         """
         is_tf32 = plan.precision == "fp32" and device.has_bf16 and uses_tf32(os.environ)
-        peak = peak_flops(device, "tf32" if is_tf32 else plan.precision)
+        peak = peak_flops(device.name, "tf32" if is_tf32 else plan.precision)
         if peak is None or data_of(config.task) == "images" or not shape.num_parameters:
             return StepClock()
         all_weights = config.lora is None

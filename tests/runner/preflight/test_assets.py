@@ -19,9 +19,9 @@ from runner.inputs import Inputs, ModelInput, resolve
 from runner.job.check import check_everything
 from runner.job.findings import Findings
 from runner.job.job import Job
-from runner.job.model import check_model, newer_transformers
+from runner.job.model import newer_transformers
 from runner.job.with_torch import judge
-from runner.job.without_torch import compare
+from runner.job.without_torch import check_config, compare
 from runner.run_folder.layout import RunFolder
 from stage.digests import hash_file
 from tests.runner.conftest import Cluster
@@ -244,11 +244,14 @@ def test_a_config_of_a_newer_transformers_says_which(
     assert newer_transformers(replace(model, settings=settings)) == written
 
 
-def test_check_refuses_a_model_that_only_a_newer_transformers_knows(cluster: Cluster) -> None:
+def test_check_refuses_a_model_that_only_a_newer_transformers_knows(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     config = RunConfig.load(cluster.write())
     model = resolve(config, cluster.bundle).model
     newer = {**model.settings, "model_type": "qwen99", "transformers_version": "99.1.0"}
-    with pytest.raises(UsageError) as refused:
-        check_model(config, replace(model, settings=newer))
-    assert "was written by transformers 99.1.0" in refused.value.message
+    (tmp_path / "config.json").write_text(json.dumps(newer))
+    with pytest.raises(UsageError, match="model type `qwen99`") as refused:
+        check_config(config, replace(model, settings=newer, path=tmp_path))
+    assert "transformers 99.1.0 wrote it" in refused.value.remedy
     assert "pip install -U 'transformers>=99.1.0'" in refused.value.remedy

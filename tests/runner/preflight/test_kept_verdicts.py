@@ -1,14 +1,19 @@
-"""`runner check` asks transformers once: a verdict without a fault is kept."""
+"""`runner check` asks transformers once, by the ranks' Python: a verdict without fault is kept."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runner import child
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import UsageError
-from runner.inputs import ModelInput
+from runner.errors import StageError, UsageError
+from runner.inputs import EnvironmentInput, ModelInput
+from runner.job import installed
+from runner.job.installed import python_of_ranks
+from runner.job.job import Job
 from tests.runner.conftest import Cluster
 
 
@@ -35,3 +40,54 @@ def test_a_second_check_starts_no_child(cluster: Cluster, kind: str) -> None:
     assert (done.returncode, done.stdout) == (0, first.stdout), done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "runner.job.check" in imported and not {"transformers", "torch"} & imported
+
+
+def container(folder: Path, body: str) -> str:
+    """A program that starts another one somewhere else; a real one closes pipes and prints, too."""
+    program = folder / "container"
+    program.write_text(f"#!/bin/bash\necho INFO: mounting\n{body}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_in_a_container_its_own_python_tries_the_weights(cluster: Cluster, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = container(
+        tmp_path, f'echo "$@" >>{log}; for n in {{3..50}}; do eval "exec $n>&-"; done; exec "$@"'
+    )
+    cluster.write(model={"asset": "tiny-bert"}, slurm={"container": [program]})
+    done = cluster.run("check", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "runner.child" in log.read_text() and "INFO" not in done.stdout + done.stderr
+    assert "warning" not in done.stdout and "not checked here" not in done.stdout
+    again = cluster.run("check", "tiny.yaml")
+    assert (again.stdout, len(log.read_text().splitlines())) == (done.stdout, 1)
+
+
+def test_a_container_that_does_not_start_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write(slurm={"container": [container(tmp_path, "exit 255")]})
+    done = cluster.run("check", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "warning: not checked: the check of the model ended with 255" in done.stdout
+    assert "-> To see why: " in done.stdout and "-c 'import runner, torch'" in done.stdout
+    cluster.write(slurm={"container": ["nowhere-apptainer", "exec"]})
+    said = cluster.run("check", "tiny.yaml").stdout
+    assert "not checked here: they run another environment than this command" in said
+
+
+def test_a_container_that_waits_for_an_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "FOREIGN_S", 0.5)
+    waiting = child.Child(print, (), ("sh", "-c", "echo Pull the image?; sleep 600"))
+    with pytest.raises(StageError, match="the check ended with -9"):
+        waiting.answer("the check", "Look at the container.")
+
+
+def test_an_environment_of_the_bundle_is_asked_where_it_runs_the_command(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job.load(cluster.write(), cluster.bundle, None, ())
+    environment = EnvironmentInput("train-env", Path("/none"), "ab" * 32, 0, 0)
+    inputs = replace(job.inputs, environment=environment)
+    assert python_of_ranks(job.config, inputs) is None
+    monkeypatch.setattr(installed, "running_tree", lambda: "ab" * 32)
+    assert python_of_ranks(job.config, inputs) == ()

@@ -137,7 +137,7 @@ def test_writing_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ("size=64m,nr_inodes=40", ("Not the space is used up but the inodes", "df -i")),
-        ("size=512k", ("the disk is full", "Free space there")),
+        ("size=512k", ("the disk is full", "Free space or quota there")),
         ("size=8m,ro", ("is mounted read-only here", "Choose another --output")),
     ],
 )

@@ -475,7 +475,7 @@ def test_a_package_that_is_missing_is_reported_before_anything_starts(
     if key.startswith("optimizer"):
         config = replace(config, optimizer=replace(config.optimizer, name=value))
     monkeypatch.setattr(
-        "runner.job.check.is_installed",
+        "runner.job.installed.is_installed",
         lambda name: name != package and is_installed(name),
     )
     with pytest.raises(UsageError, match=f"needs {package}"):

@@ -42,10 +42,11 @@ def test_check_warns_of_what_a_rehearsal_found(environ: dict[str, str]) -> None:
 
 
 def test_submit_offers_a_rehearsal_of_a_new_partition_only(environ: dict[str, str]) -> None:
-    (offered,) = rehearsed.offer("gpu", environ, "runner rehearse RUN --job")
-    assert (offered.level, offered.remedy) == ("note", "runner rehearse RUN --job")
+    command = "runner rehearse RUN --job"
+    (offered,) = rehearsed.recall("gpu", environ, command).others
+    assert (offered.level, offered.remedy) == ("note", command)
     path = kept(environ)
-    assert rehearsed.offer("gpu", environ, "") == []
+    assert rehearsed.recall("gpu", environ, command).others == []
     path.write_text("{")
-    assert rehearsed.read("gpu", environ) is None
-    assert len(rehearsed.offer("gpu", environ, "")) == 1
+    assert len(rehearsed.recall("gpu", environ, command).others) == 1
+    assert rehearsed.recall("gpu", environ).others == []

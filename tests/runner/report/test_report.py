@@ -20,7 +20,7 @@ from runner.cli import main
 from runner.run_folder.history import History
 from runner.run_folder.report import write
 from runner.run_folder.report_curves import charts, thinned
-from runner.run_folder.report_names import short_names
+from runner.run_folder.report_page import short_names
 from tests.runner.folders import hostile_folder, line, run_folder
 
 UPLOT = {
@@ -164,18 +164,12 @@ def test_two_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) ->
 
 
 def test_runs_of_a_sweep_are_named_by_what_differs(tmp_path: Path) -> None:
-    rates = (0.0002, 0.01, 1.0)
-    folders = [run_folder(tmp_path / str(rate), name="demo") for rate in rates]
-    for folder, rate in zip(folders, rates, strict=True):
-        (folder / "config.yaml").write_text(
-            f"name: demo\noptimizer:\n  lr: {rate}\n  b: {[rate]}\n"
-        )
+    folders = [run_folder(tmp_path / f"lr={rate}", name="demo") for rate in ("2e-4", "0.01")]
+    folders += [run_folder(tmp_path / "lr=1" / "run", name="other")]
     names = short_names([History.read(folder) for folder in folders])
-    assert names == [
-        "demo · lr=2e-4 · b=[0.0002]",
-        "demo · lr=0.01 · b=[0.01]",
-        "demo · lr=1 · b=[1.0]",
-    ]
+    assert names == ["demo · lr=2e-4", "demo · lr=0.01", "other"]
+    twice = [run_folder(tmp_path / one / "run", name="demo") for one in ("a", "b")]
+    assert short_names([History.read(one) for one in twice]) == ["demo · a/run", "demo · b/run"]
 
 
 def test_the_top_says_how_the_run_stands_and_what_it_cost(tmp_path: Path) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
 from runner.data.store import Store, Stores
 from runner.inputs import resolve
-from runner.job.transformers_tables import models_in_transformers, targets_in_peft
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")
@@ -284,25 +282,6 @@ def test_merging_changes_nothing_in_layers_of_other_kinds(
     assert not whole.load_state_dict(weights, strict=False).unexpected_keys
     whole.tie_weights()
     assert torch.allclose(whole(**given).logits, model(**given).logits, atol=1e-4)
-
-
-def test_pefts_own_targets_are_read_as_peft_has_them() -> None:
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
-
-    lists = {kind: sorted(known) for kind, known in KNOWN.items() if not isinstance(known, str)}
-    assert {kind: sorted(targets_in_peft(kind)) for kind in lists} == lists
-    assert targets_in_peft("nobody-knows-it") == []
-
-
-def test_models_of_tasks_are_read_as_transformers_has_them() -> None:
-    from transformers.models.auto import modeling_auto
-
-    for task in TASKS.values():
-        name = f"MODEL_FOR_{task.table}_MAPPING_NAMES"
-        expected = {
-            k: v if isinstance(v, str) else v[0] for k, v in getattr(modeling_auto, name).items()
-        }
-        assert models_in_transformers(name) == expected
 
 
 @pytest.fixture

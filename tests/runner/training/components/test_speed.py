@@ -92,9 +92,8 @@ def test_a_cpu_needs_none_of_it(settings: list[str]) -> None:
 def test_mfu_in_float32_is_of_the_peak_of_the_kernels_in_use(
     environ: dict[str, str], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runner.job.peaks import peak_flops
-    from runner.job.shapes import Device
+    from runner.job.gpus import peak_flops
     from runner.training.components.speed import uses_tf32
 
-    a100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 1, True, True)
+    a100 = "NVIDIA A100-SXM4-80GB"
     assert peak_flops(a100, "tf32" if uses_tf32(environ) else "fp32") == expected

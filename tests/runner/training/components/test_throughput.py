@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.job.peaks import PEAKS, peak_flops
+from runner.job.gpus import KINDS, peak_flops
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
 from runner.training.components.throughput import StepClock, flops_per_token, not_finite
@@ -193,14 +193,14 @@ def test_the_environment_says_how_many_steps_there_are_to_be(exploded: tuple[Pat
 def test_the_peak_is_that_of_the_device_and_of_no_other_with_a_name_like_it(
     name: str, precision: str, peak: float
 ) -> None:
-    assert peak_flops(Device("cuda", name, 1, True, True), precision) == peak
+    assert peak_flops(name, precision) == peak
 
 
 def test_a_token_costs_six_flops_a_parameter_and_attention() -> None:
     gpt2 = ModelShape(124_439_808, 1024, 768, 12, 50257)
     assert flops_per_token(gpt2, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
     assert flops_per_token(gpt2, 1024, all_weights=False) < flops_per_token(gpt2, 1024)
-    assert all(low >= full > 0 for low, full in PEAKS.values())
+    assert all(low >= full >= 0 for _, _, low, full in KINDS.values())
 
 
 def test_logits_that_are_never_computed_do_not_count_as_work(cluster: Cluster) -> None:

@@ -52,7 +52,7 @@ def test_check_refuses_it_where_the_environment_lacks_it(cluster: Cluster) -> No
     run = Job.load(path, cluster.bundle, None, ())
     found = check_everything(run, 1, None)
     (error,) = [error for error in found.errors if "wandb" in error.message]
-    assert "wandb: true needs wandb, which is not installed" in error.message
+    assert "training needs wandb, not installed for" in error.message
     assert error.remedy == "pip install wandb" and error.exit_code == 2
     with pytest.raises(StageError, match="wandb"):
         found.raise_errors()
