@@ -27,13 +27,7 @@ def _trial() -> Callable[..., None]:
     return measure
 
 
-def _rehearse() -> Callable[..., None]:
-    from runner.trials.rehearse_worker import rehearse
-
-    return rehearse
-
-
-WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial, "rehearse": _rehearse}
+WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
 """The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from runner.errors import UsageError, format_age, human_count
 from runner.job.job import Job
+from runner.launch.rank import find_role
 from runner.launch.train import begin, train, world_size
 from runner.run_folder.history import History
 
@@ -95,7 +96,7 @@ def reproduce(
             f"{then.folder.environment}: it does not record how many ranks there were.",
             "Give another run folder: this one is damaged, or an old version wrote it.",
         )
-    role = begin(processes, environ)
+    role = find_role(environ, processes)
     if role == "rank":
         raise UsageError(
             "runner train --reproduce starts its ranks itself.",
@@ -111,7 +112,7 @@ def reproduce(
         )
     say(f"reproducing {recorded} in {target}: {human_count(ranks, 'rank')}, {_how_long(then)}")
     number = processes or (None if inside_slurm else ranks)
-    code = train(run, role, number, dry_run=False, environ=environ)
+    code = train(run, begin(processes, environ), number, dry_run=False, environ=environ)
     if code != 0:
         return code
     now = History.read(target, whole=True)

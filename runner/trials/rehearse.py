@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
@@ -35,14 +33,16 @@ from runner.job.job import Job
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, shape_of
 from runner.job.submit import device_of_job, ranks_on_node
+from runner.launch.resolved import Resolved, write
 from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import die_with_parent, raise_limits
 from runner.run_folder.heartbeat import read_failure
+from runner.run_folder.layout import read_metrics
 from runner.slurm.commands import clean
 from runner.trials import small_model
 from runner.trials.hidden import hidden_folder
 from runner.trials.layers import LEAST, Small, cut, narrowed, number_of_layers
-from runner.trials.rehearse_ranks import LOG, PICKLE, STAGES, WALL, command
+from runner.trials.rehearse_ranks import WALL, command
 from runner.trials.small_run import (
     MORE_ROWS,
     RANKS,
@@ -50,12 +50,12 @@ from runner.trials.small_run import (
     memory_needed,
     small_run,
 )
-from runner.trials.stages import Say, StageFile, Stages, in_stage
+from runner.trials.stages import Say, Stages
 
-LOOK_EVERY_S = 0.05
 LAST_LINES = 15
-PHASES = {"first": ("load", "step", "save"), "second": ("resume", "evaluate", "export")}
-"""What the ranks do in each of their two starts, in order."""
+LOG = "ranks.log"
+STARTS = ("train", "resume")
+"""The ranks are started twice: each makes a step, evaluates, saves and exports."""
 
 _MEMORY = "Try a machine with more memory; -9 is often too little of it."
 
@@ -147,11 +147,9 @@ def _in_folder(
     for choice in small.changes:
         stages.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
     small.run.folder.make()
-    (hidden / PICKLE).write_bytes(pickle.dumps(small.run))
-    file = StageFile(hidden / STAGES)
-    for phase in PHASES:
-        if code := _start(hidden, phase, file, environ, stages):
-            raise _failure(run, small.run, hidden, code, phase, stages)
+    for steps, name in enumerate(STARTS, start=1):
+        with stages.of(name) as stage:
+            stage.words = _train(run, small.run, steps, environ)
     if wall := (hidden / WALL).read_text(encoding="utf-8"):
         stages.say(f"note: the ranks were kept offline by variables and a tripwire only: {wall}")
     with stages.of("load back") as stage:
@@ -287,14 +285,21 @@ def _not_encoded(run: Job, error: Exception) -> StageError:
     )
 
 
-def _start(
-    hidden: Path, phase: str, file: StageFile, environ: Mapping[str, str], stages: Stages
-) -> int:
-    """Starts the ranks once and waits; shows the stages as they end. Returns the exit code."""
+def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
+    """Starts the ranks once, which train up to a step, save and export, as in any training.
+
+    Returns:
+        What they did.
+
+    Raises:
+        StageError: a rank failed; as the run itself would print it.
+    """
+    hidden, folder = small.folder.root.parent, small.folder
+    write(Resolved.of(replace(small, config=replace(small.config, steps=steps))))
     variables = {**clean(environ), **offline.VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
-    with open(hidden / LOG, "ab") as output:
+    with open(hidden / LOG, "wb") as output:
         process = subprocess.Popen(
-            command(hidden, phase),
+            command(folder.root),
             env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -304,25 +309,32 @@ def _start(
             preexec_fn=die_with_parent(),
         )
     try:
-        while process.poll() is None:
-            for name, words in file.new():
-                stages.end(name, words)
-            time.sleep(LOOK_EVERY_S)
+        code = process.wait()
     finally:
         if process.poll() is None:
             process.kill()  # its ranks end with it
             process.wait()
-    for name, words in file.new():
-        stages.end(name, words)
-    return process.returncode
+    if code:
+        raise _failure(run, small, code)
+    lines = list(read_metrics(folder.metrics))
+    found = {key: value for line in lines for key, value in line.items() if "loss" in key}
+    said = [f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()]
+    if steps == 1:
+        files = (path for path in folder.checkpoints.rglob("*") if path.is_file())
+        return f"{', '.join(said)}; step-1, {human_size(sum(f.stat().st_size for f in files))}"
+    if not any("resumed from step-1" in line for line in _tail(hidden / LOG)):
+        raise StageError(
+            "it did not resume from step 1.",
+            "Rehearse again; if it ends the same way, report it with this message.",
+            exit_code=1,
+        )
+    names = ", ".join(sorted(path.name for path in folder.model.iterdir()))
+    return f"from step-1; {', '.join(said)}; {names}"
 
 
-def _failure(
-    run: Job, small: Job, hidden: Path, code: int, phase: str, stages: Stages
-) -> StageError:
+def _failure(run: Job, small: Job, code: int) -> StageError:
     """The error of the rank that failed first, as the run itself would print it."""
-    ended = {stage.name for stage in stages.ended}
-    name = next((name for name in PHASES[phase] if name not in ended), PHASES[phase][-1])
+    hidden = small.folder.root.parent
     found = [read_failure(small.folder.logs, rank) for rank in range(RANKS)]
     failures = sorted(filter(None, found), key=lambda one: (one.consequence, one.time))
     if not failures:
@@ -338,7 +350,7 @@ def _failure(
         print("\n".join(lines[-LAST_LINES:]), file=sys.stderr)
     for theirs, ours in ((small.folder.root, run.folder.root), (hidden, run.folder.root.parent)):
         text, remedy = (part.replace(str(theirs), str(ours)) for part in (text, remedy))
-    return in_stage(StageError(text, remedy, exit_code=code if 0 < code <= 5 else 1), name)
+    return StageError(text, remedy, exit_code=code if 0 < code <= 5 else 1)
 
 
 def _tail(path: Path) -> list[str]:

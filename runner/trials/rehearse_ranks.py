@@ -1,47 +1,39 @@
 """The launcher of a rehearsal, behind its wall.
 
-    python -m runner.trials.rehearse_ranks HIDDEN PHASE
+    python -m runner.trials.rehearse_ranks FOLDER
 
-HIDDEN is the rehearsal's folder. It holds the pickled run, which only this user can have written.
+FOLDER is the run folder, with what is decided of the run.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from pathlib import Path
 
 from runner.errors import isolated
-from runner.job.job import Job
-from runner.launch.resolved import Resolved
+from runner.launch.resolved import Resolved, read
 from runner.launch.start import start_work
+from runner.run_folder.layout import RunFolder
 from runner.trials.network import leave_network
 from runner.trials.small_run import RANKS
 
-PICKLE, STAGES, WALL, LOG = "run.pickle", "stages.jsonl", "wall", "ranks.log"
+WALL = "wall"
+"""Beside the run folder: why the ranks are kept offline by variables only; empty: they are not."""
 
 
-def command(hidden: Path, phase: str) -> list[str]:
-    """The command of a launcher."""
-    python, *options = isolated("runner.trials.rehearse_ranks", str(hidden), phase)
+def command(folder: Path) -> list[str]:
+    """The command of the launcher."""
+    python, *options = isolated("runner.trials.rehearse_ranks", str(folder))
     return [python, "-u", *options]
 
 
-def launch(run: Job, hidden: Path, phase: str) -> int:
+def launch(resolved: Resolved) -> int:
     """Starts the ranks behind the wall, and waits; returns the exit code."""
     refused = leave_network()
-    (hidden / WALL).write_text(refused or "", encoding="utf-8")
-    resolved = Resolved.of(run, phase=phase)
-    return start_work(resolved, "rehearse", "local", RANKS, os.environ).exit_code
-
-
-def main() -> None:
-    """The launcher."""
-    hidden, phase = sys.argv[1:]
-    run = pickle.loads((Path(hidden) / PICKLE).read_bytes())
-    sys.exit(launch(run, Path(hidden), phase))
+    (resolved.job.folder.root.parent / WALL).write_text(refused or "", encoding="utf-8")
+    return start_work(resolved, "train", "local", RANKS, os.environ).exit_code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(launch(read(RunFolder(Path(sys.argv[1])))))

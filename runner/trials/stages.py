@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from runner.errors import StageError
 
@@ -71,20 +69,3 @@ def in_stage(error: StageError, name: str) -> StageError:
     found = type(error)(f"rehearsal, {name}: {error.message}", error.remedy, error.exit_code)
     found.parts = error.parts
     return found
-
-
-class StageFile:
-    """Reads the stages that another process writes, line by line as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._read = path, 0
-
-    def new(self) -> Sequence[tuple[str, str]]:
-        """(name, words) of the stages that ended since the last call."""
-        try:
-            lines = self._path.read_bytes()[self._read :].splitlines(keepends=True)
-        except OSError:
-            return []
-        whole = [line for line in lines if line.endswith(b"\n")]
-        self._read += sum(map(len, whole))
-        return [(entry["name"], entry["words"]) for entry in map(json.loads, whole)]

@@ -29,6 +29,7 @@ from runner.job.job import Job
 from runner.launch import environment as ranks_environment
 from runner.launch import network
 from runner.launch.rank import become_rank
+from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
 from runner.trials import rehearse_ranks as start_ranks
 from tests.runner.conftest import RUN, _stage_bundle
@@ -173,7 +174,7 @@ def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
         run = Job.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
         recorder = Recorder(user)
         with mock.patch.object(subprocess, "Popen", recorder.popen()), _node("n1"):
-            start_ranks.launch(run, folder, "first")
+            start_ranks.launch(Resolved.of(run))
         found.append({"place": "rehearse, its ranks", "given": {}, "starts": recorder.found})
     return found
 

@@ -134,12 +134,11 @@ def test_a_run_is_rehearsed_from_its_first_step_to_a_model_that_loads(cluster: C
     done = cluster.run("rehearse", "tiny.yaml")
     assert done.returncode == 0, done.stderr
     stages = stages_of(done.stdout)
-    assert list(stages) == [
-        "check", "model", "data", "load", "step", "save", "resume", "evaluate", "export",
-        "load back",
-    ]  # fmt: skip
+    assert list(stages) == ["check", "model", "data", "train", "resume", "load back"]
     assert stages["model"] == "2 of 5 layers  (all widths as they are)"
-    assert "from step-1" in stages["resume"] and "GPT2LMHeadModel" in stages["load back"]
+    assert re.search(r"loss \d.*; step-1, \d", stages["train"])
+    assert "from step-1; loss " in stages["resume"] and "validation loss" in stages["resume"]
+    assert "model.safetensors" in stages["resume"] and "GPT2LMHeadModel" in stages["load back"]
     assert "\n  precision: fp32  (" in done.stdout and "\n  steps: 2  (" in done.stdout
     assert nothing_stays(cluster)
 
@@ -171,9 +170,7 @@ def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     assert process.returncode == 5 and "Interrupted. A rehearsal leaves nothing behind." in said
     assert nothing_stays(cluster)
     assert not [
-        line
-        for line in commands()
-        if ".tiny.rehearsal-" in line and str(cluster.folder) in line
+        line for line in commands() if ".tiny.rehearsal-" in line and str(cluster.folder) in line
     ]
 
 
@@ -229,15 +226,15 @@ def limited(cluster: Cluster, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_the_disk_does_not_take_ends_it_at_the_save(cluster: Cluster) -> None:
-    assert "error: rehearsal, save: " in limited(cluster)
+def test_a_checkpoint_that_the_disk_does_not_take_ends_it(cluster: Cluster) -> None:
+    assert "error: rehearsal, train: " in limited(cluster)
 
 
 @pytest.mark.slow
-def test_a_model_that_the_disk_does_not_take_ends_it_at_the_export(cluster: Cluster) -> None:
+def test_an_exported_model_that_the_disk_does_not_take_ends_it(cluster: Cluster) -> None:
     """Checkpoints hold LoRA's matrices alone, and the exported model is whole."""
     lora = ("--set", "lora={merge: true}", "--set", "model.asset=half")
-    assert "error: rehearsal, export: " in limited(cluster, *lora)
+    assert "error: rehearsal, train: " in limited(cluster, *lora)
 
 
 NARROW = """\
@@ -320,5 +317,5 @@ def test_other_tasks_are_rehearsed_too(name: str, tmp_path: Path, twins_bundle: 
     assert done.returncode == 0, done.stdout + done.stderr
     stages = stages_of(done.stdout)
     assert stages["load back"].endswith(", from_pretrained")
-    assert "validation loss" in stages["evaluate"]
+    assert "validation loss" in stages["resume"]
     assert nothing_stays(cluster)
