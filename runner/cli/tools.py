@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -134,16 +133,10 @@ def bench(
       runner bench runs/my.yaml --bundle bundle --strategies ddp,zero2,fsdp-full
     """
     from runner import isolation, offline
-    from runner.job.job import Job
     from runner.trials.bench import Request, compare
     from runner.trials.strategies import chosen
-    from runner.trials.trial import TRIAL_FLAG, launch_trial
 
     offline.set_variables(os.environ)
-    if os.environ.get(TRIAL_FLAG) == "1":
-        isolation.isolate(os.environ, print_line)
-        loaded = Job.load(run, bundle, output, overrides)
-        sys.exit(launch_trial(loaded, processes, steps, memory, os.environ))
     wanted = Request(
         run, bundle, output, overrides, chosen(strategies), processes, steps, largest, memory, limit
     )

@@ -15,8 +15,8 @@ from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
 from runner.training.evaluation import evaluate
 from runner.training.loop import Trainer
+from runner.trials.apart import RESULT
 
-RESULT = "trial.json"
 EVALUATED = 2  # batches of each rank
 
 

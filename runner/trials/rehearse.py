@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout, suppress
@@ -33,16 +32,16 @@ from runner.job.job import Job
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, shape_of
 from runner.job.submit import device_of_job, ranks_on_node
-from runner.launch.resolved import Resolved, write
+from runner.launch.resolved import Resolved
 from runner.launch.train import failed_to_prepare, prepare_all
-from runner.processes import die_with_parent, raise_limits
+from runner.processes import raise_limits
 from runner.run_folder.heartbeat import read_failure
 from runner.run_folder.layout import read_metrics
 from runner.slurm.commands import clean
 from runner.trials import small_model
+from runner.trials.apart import start_apart
 from runner.trials.hidden import hidden_folder
 from runner.trials.layers import LEAST, Small, cut, narrowed, number_of_layers
-from runner.trials.rehearse_ranks import WALL, command
 from runner.trials.small_run import (
     MORE_ROWS,
     RANKS,
@@ -53,7 +52,7 @@ from runner.trials.small_run import (
 from runner.trials.stages import Say, Stages
 
 LAST_LINES = 15
-LOG = "ranks.log"
+LOG, WALL = "ranks.log", "wall"
 STARTS = ("train", "resume")
 """The ranks are started twice: each makes a step, evaluates, saves and exports."""
 
@@ -295,25 +294,10 @@ def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
         StageError: a rank failed; as the run itself would print it.
     """
     hidden, folder = small.folder.root.parent, small.folder
-    write(Resolved.of(replace(small, config=replace(small.config, steps=steps))))
+    resolved = Resolved.of(replace(small, config=replace(small.config, steps=steps)))
     variables = {**clean(environ), **offline.VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
-    with open(hidden / LOG, "wb") as output:
-        process = subprocess.Popen(
-            command(folder.root),
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Its own group: Ctrl-C ends the rehearsal, which ends the ranks.
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
-    try:
-        code = process.wait()
-    finally:
-        if process.poll() is None:
-            process.kill()  # its ranks end with it
-            process.wait()
+    log, wall = hidden / LOG, hidden / WALL
+    code = start_apart(resolved, "train", "local", RANKS, log, variables, wall=wall)
     if code:
         raise _failure(run, small, code)
     lines = list(read_metrics(folder.metrics))

@@ -47,6 +47,7 @@ from runner.launch import hang_detector, local, start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
 from runner.training import rank as ranks
+from runner.trials import apart
 from runner.trials import evaluate as evaluating
 from runner.trials import trial as trials
 from tests.golden.record import path_of
@@ -206,7 +207,6 @@ def _commanded(run: Any, argv: list[str]) -> Iterator[None]:
         mock.patch.object(start, "rank_command", lambda *_: argv),
         mock.patch.object(start, "write", lambda _resolved: None),
         mock.patch.object(evaluating, "Resolved", resolved),
-        mock.patch.object(trials, "Resolved", resolved),
     ):
         yield
 
@@ -236,7 +236,8 @@ def _trial(folder: Path, given: Mapping[str, Any]) -> str:
             config=types.SimpleNamespace(hang_after="auto"),
         )  # fmt: skip
         with _commanded(of_run, argv):
-            code = trials.launch_trial(of_run, len(given["codes"]), 2, None, os.environ)
+            resolved: Any = types.SimpleNamespace(job=of_run)
+            code = apart.launch(resolved, "trial", "local", len(given["codes"]))
     trial = trials.judge("ddp", 4, code, trials._result(run), folder / "said", 600.0)
     print(trial.words)
     return trial.outcome

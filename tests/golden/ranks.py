@@ -31,15 +31,15 @@ from runner.launch import network
 from runner.launch.rank import become_rank
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
-from runner.trials import rehearse_ranks as start_ranks
+from runner.trials import apart
 from tests.runner.conftest import RUN, _stage_bundle
 
 ADDRESSES = {"n1": "10.77.0.1", "n2": "10.77.0.2"}
 HELPER = "runner.child"
 """Prepares the data in a process of its own. It is no rank, and really runs."""
-REHEARSAL = "runner.trials.rehearse_ranks"
+APART = "runner.trials.apart"
 STARTS = ("srun ", *(f"runner {name}" for name in ("rank", "bench", "rehearse")),
-          REHEARSAL)  # fmt: skip
+          APART)  # fmt: skip
 JOB = {
     "SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]",
     "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4",
@@ -78,7 +78,7 @@ class Recorder:
                 argv = [args] if isinstance(args, str) else [str(word) for word in args]
                 if recorder.keep(argv, options.get("env")):
                     # A rehearsal that "works" would load its export, with torch.
-                    args = ["false" if REHEARSAL in " ".join(argv) else "true"]
+                    args = ["false" if APART in " ".join(argv) else "true"]
                     options["env"] = {"PATH": "/usr/bin:/bin"}
                 super().__init__(args, *more, **options)
 
@@ -162,20 +162,19 @@ def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
     place("evaluate, ranks here", "evaluate", *here, *evaluate)
     place("evaluate, a job of one node", "evaluate", *evaluate, **ONE_NODE)
     bench = ("--strategies", "zero2", "--largest", "1", "--steps", "2", "--memory", "1.5", *more)
-    trial = place("bench, ranks here", "bench", *here, *bench)[0]["argv"]
-    words = trial[trial.index("bench") + 4 :]
-    place("bench, the ranks of a trial", "bench", *words, AIRLIFT_TRIAL="1")
+    place("bench, ranks here", "bench", *here, *bench)
     place("rehearse", "rehearse", *more)
     place("rehearse, in an allocation", "rehearse", "--job", *more, **JOB)
     with (
         mock.patch.dict(os.environ, user, clear=True),
-        mock.patch.object(start_ranks, "leave_network", lambda: None),
     ):
         run = Job.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
         recorder = Recorder(user)
         with mock.patch.object(subprocess, "Popen", recorder.popen()), _node("n1"):
-            start_ranks.launch(Resolved.of(run))
-        found.append({"place": "rehearse, its ranks", "given": {}, "starts": recorder.found})
+            apart.launch(Resolved.of(run), "trial", "local", 2)
+        found.append(
+            {"place": "the ranks of a launcher apart", "given": {}, "starts": recorder.found}
+        )
     return found
 
 

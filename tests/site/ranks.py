@@ -31,7 +31,7 @@ from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.job_array import members
 from runner.slurm.script import SbatchRequest
-from runner.trials import trial
+from runner.trials import apart
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
@@ -198,7 +198,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         process = subprocess.Popen(command, start_new_session=True)
         while len(list(folder.glob("alive-*"))) < 4:
             time.sleep(0.05)
-        trial._end(process)
+        apart.end(process)
         return 0
     if step == "launch":
         assert ranks_environment.role(os.environ) == "batch"

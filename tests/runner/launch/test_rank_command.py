@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.training.components.device import dropout_seed
+from runner.trials import apart
 from runner.trials import evaluate as evaluation
 from runner.trials import node_part as part
-from runner.trials import trial
 from tests.runner.launch.test_local import BATCH
 
 CONTAINER = ("apptainer", "exec", "--nv", "image.sif")
@@ -54,11 +55,11 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
         monkeypatch.setattr(module, "start_ranks", start_ranks)
     monkeypatch.setattr(start, "write", lambda _resolved: None)
     monkeypatch.setattr(Resolved, "of", lambda run, **_: SimpleNamespace(job=run))
-    monkeypatch.setattr(trial, "use_local_caches", lambda _environ: [])
     monkeypatch.setattr("runner.offline.set_variables", lambda _environ: None)
     run = run_in(tmp_path / "run")
     if command == "bench":
-        trial.launch_trial(run, None, 2, None, BATCH)
+        monkeypatch.setattr(os, "environ", BATCH)
+        apart.launch(SimpleNamespace(job=run), "trial", "batch", 1)  # type: ignore[arg-type]
     else:
         part.launch(run, tmp_path / "run", ["rehearse", "a.yaml"], BATCH)
     (argv,) = started

@@ -1,0 +1,105 @@
+"""A launcher in a process of its own: it can be ended, or be behind a wall, and its output is kept.
+
+    python -m runner.trials.apart FOLDER WORK ROLE RANKS [WALL]
+
+FOLDER is the run folder, with what is decided of the run. WORK, ROLE and RANKS are as for
+`start_work`. WALL is a file that gets the reason why there is no wall; empty: there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.errors import isolated
+from runner.launch.resolved import Resolved, read, write
+from runner.launch.srun import end_ranks
+from runner.launch.start import start_work
+from runner.processes import die_with_parent
+from runner.run_folder.layout import RunFolder, write_json
+from runner.slurm.environment import SlurmJobEnvironment
+from runner.trials.network import leave_network
+
+RESULT, OUT_OF_MEMORY = "trial.json", "out of memory"
+
+
+def start_apart(
+    resolved: Resolved,
+    work: str,
+    role: str,
+    ranks: int,
+    log: Path,
+    environ: Mapping[str, str],
+    *,
+    limit_s: float | None = None,
+    wall: Path | None = None,
+) -> int | None:
+    """Starts the ranks of a run from a process of its own, and waits.
+
+    Args:
+        resolved: what is decided of the run.
+        work, role, ranks: as for `start_work`.
+        log: gets the output of the launcher and of rank 0.
+        environ: the variables of the launcher.
+        limit_s: the most seconds it may take; None: any.
+        wall: leave the network, and note in this file why that was not possible.
+
+    Returns:
+        The exit code; None: it was ended after `limit_s`.
+    """
+    write(resolved)
+    words = (str(resolved.job.folder.root), work, role, str(ranks), *([str(wall)] if wall else []))
+    python, *options = isolated("runner.trials.apart", *words)
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [python, "-u", *options],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Its own group: Ctrl-C ends the command, which ends it, and not both at once.
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launcher that still runs. Its ranks end with it, on other nodes too.
+
+    Only the launcher is killed. srun is in the same group: it ends the ranks when its launcher is
+    gone, and could not do so if it were killed too.
+    """
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+        if job := SlurmJobEnvironment.from_environ(os.environ):
+            end_ranks(job.job_id, process.pid)
+
+
+def launch(resolved: Resolved, work: str, role: str, ranks: int) -> int:
+    """Starts the ranks, and notes in the run folder if memory ran out; returns the exit code."""
+    outcome = start_work(resolved, work, role, ranks, os.environ)
+    if outcome.kind == "no_memory":
+        write_json(resolved.job.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
+    return outcome.exit_code
+
+
+def main() -> None:
+    """The launcher."""
+    folder, work, role, ranks, *wall = sys.argv[1:]
+    for path in map(Path, wall):
+        path.write_text(leave_network() or "", encoding="utf-8")
+    sys.exit(launch(read(RunFolder(Path(folder))), work, role, int(ranks)))
+
+
+if __name__ == "__main__":
+    main()
