@@ -58,7 +58,8 @@ from warm_client import client
 client({python!r}, {sockets!r}, {here!r})
 """
 
-
+HOOK = "TESTS_HOOK"
+"""The variable with code that each fork runs first."""
 _FACTORY: list[pytest.TempPathFactory] = []
 _SUITE: list[int] = []
 """The process with which the servers end. A test may fork before it needs them first."""
@@ -79,11 +80,12 @@ def start_children_warm(patch: pytest.MonkeyPatch) -> None:
     """The children of launchers that run in this process start warm."""
     import runner.child
 
-    real, user = runner.child.isolated, os.geteuid()
+    real, user, own = runner.child.isolated, os.geteuid(), sys.executable
 
     def isolated(*words: str) -> list[str]:
         python, *rest = real(*words)
-        return [warm_python() if os.geteuid() == user else python, *rest]
+        is_own = python == own and os.geteuid() == user  # a test changes both
+        return [warm_python() if is_own else python, *rest]
 
     patch.setattr(runner.child, "isolated", isolated)
 
@@ -215,6 +217,7 @@ def _be(wish: dict[str, Any]) -> int:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     try:
+        exec(os.environ.get(HOOK, ""), {})
         if how == "-c":
             exec(code, {"__name__": "__main__"})
         elif how == "-m":

@@ -210,15 +210,16 @@ def test_a_dry_run_of_ranks_checks_once_and_starts_nothing(cluster: Cluster) -> 
 
 def test_a_real_mpirun_starts_the_ranks(cluster: Cluster) -> None:
     cluster.write()
-    mpirun = shutil.which("mpirun") or str(
-        Path(sys.executable).parent / "mpirun"
-    )  # PyPI's mpich, of the extra `dev`
+    # Of the system, or of PyPI's mpich (the extra `dev`). PATH may have a relative folder.
+    found = shutil.which("mpirun") or Path(sys.executable).parent / "mpirun"
+    mpirun = str(Path(found).absolute())
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     more = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
     rank = [warm_python(), *cluster.command("train", "tiny.yaml", *SHORT)[1:]]
     command = [mpirun, *more, "-np", "2", *rank]
+    path = os.pathsep.join(map(os.path.abspath, os.get_exec_path()))
     done = subprocess.run(
-        command, cwd=cluster.folder, env=cluster.environment(PATH=os.environ["PATH"]),
+        command, cwd=cluster.folder, env=cluster.environment(PATH=path),
         capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.runner.conftest import Cluster, assert_same_story, metrics
+from tests.support.warm import HOOK, warm_python
 
-# Runs in every Python process that has its folder on PYTHONPATH. Rank 1 or 0 kills itself, as the
-# kernel's out-of-memory killer would, when it is about to do the named thing. The second time
-# nothing happens.
-SITE_CUSTOMIZE = """
+# Runs in every rank (tests.support.warm). Rank 1 or 0 kills itself, as the kernel's out-of-memory
+# killer would, when it is about to do the named thing. The second time nothing happens.
+KILL_ITSELF = """
 import os, signal, sys
 rank, event, ending = os.environ["KILL_RANK"], os.environ["KILL_EVENT"], os.environ["KILL_AT"]
 flag = os.environ["KILL_FLAG"]
@@ -94,9 +94,8 @@ def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
 
 def stopped_by_ctrl_c(cluster: Cluster) -> None:
     """The launcher makes a run save and stop."""
-    process = cluster.start(
-        "train", "tiny.yaml", "--processes", "2", "--set", "checkpoint.every=100"
-    )
+    words = ("train", "tiny.yaml", "--processes", "2", "--set", "checkpoint.every=100")
+    process = cluster.start(*words, python=warm_python())
     wait_for(lambda: steps_done(cluster.output()) >= 1, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
@@ -112,9 +111,7 @@ def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -
     """A rank dies just before that call. No run resumes from the incomplete checkpoint."""
     flag = cluster.folder / f"killed-{at.partition('.')[0]}"
     kill = {"KILL_RANK": rank, "KILL_EVENT": event, "KILL_AT": at, "KILL_FLAG": str(flag)}
-    done = cluster.run(
-        "train", "tiny.yaml", "--processes", "2", **site_folder(cluster, SITE_CUSTOMIZE), **kill
-    )
+    done = cluster.run("train", "tiny.yaml", "--processes", "2", **{HOOK: KILL_ITSELF}, **kill)
     assert flag.exists(), done.stderr
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
