@@ -147,6 +147,18 @@ def said(run: Job) -> str:
     return (run.folder.logs / "said").read_text()
 
 
+def test_a_second_evaluation_of_a_run_finds_the_same_and_nothing_of_either_stays(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    """Both work in one hidden folder, one after the other, through the launcher and its ranks."""
+    shared_cluster.write(steps=2, **SMALL)
+    both = [shared_cluster.run("evaluate", "tiny.yaml") for _ in range(2)]
+    assert [one.returncode for one in both] == [0, 0], both[0].stderr + both[1].stderr
+    first, second = (re.findall(r"validation loss \S+", one.stdout) for one in both)
+    assert first and first == second
+    assert not list(shared_cluster.folder.glob("output/.evaluate-*"))
+
+
 def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     ended: object, shared_cluster: Cluster
 ) -> None:
