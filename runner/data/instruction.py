@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,53 +74,33 @@ class Writer:
         Raises:
             UsageError: the dataset has messages, and the tokenizer has no chat template.
         """
-        is_blank = _blank(tokenizer)
-        if dataset.format is not None:
-            text = dataset.format
-            return Writer(
-                lambda row: by_format(text, row, is_blank),
-                True,
-                "by the format; the response is its last column",
-            )
-        if dataset.messages is not None:
-            if not tokenizer.chat_template:
-                raise UsageError(
-                    f"dataset.messages: the tokenizer in {tokenizer.name_or_path} has no chat "
-                    "template.",
-                    "Stage the model's chat_template.jinja too, or give `format` or `prompt` and "
-                    "`response`.",
-                )
-            name = dataset.messages
-            chat = _by_template(tokenizer, dataset, is_blank)
-            description = "by the model's chat template"
-            naming = Naming.of(columns.get(name, ""), dataset.fields, dataset.roles)
-            if naming is None or not (renames := naming.describe()):
-                return Writer(lambda row: chat(row[name]), False, description)
-            renamed = naming.renamed
-            return Writer(
-                lambda row: chat(renamed(row[name]) if row[name] else None),
-                False,
-                f"{description}; {renames}",
-            )
+        is_blank, name = _blank(tokenizer), dataset.messages
         prompt, response = str(dataset.prompt), str(dataset.response)
-        if tokenizer.chat_template:
-            chat = _by_template(tokenizer, dataset, is_blank)
-            return Writer(
-                lambda row: chat(_as_messages(row[prompt], row[response])),
-                False,
-                "by the model's chat template",
+        if dataset.format is not None:
+            parts = parts_of(dataset.format)
+            how = "by the format; the response is its last column"
+            return Writer(lambda row: by_parts(parts, row, is_blank), True, how)
+        if name is None and not tokenizer.chat_template:
+            pair = [("", prompt), ("\n", response)]
+            how = "prompt, newline, response: the tokenizer has no chat template"
+            return Writer(lambda row: by_parts(pair, row, is_blank), True, how)
+        if not tokenizer.chat_template:
+            raise UsageError(
+                f"dataset.messages: the tokenizer in {tokenizer.name_or_path} has no chat "
+                "template.",
+                "Stage the model's chat_template.jinja too, or give `format` or `prompt` and "
+                "`response`.",
             )
-        both = f"{{{_escaped(prompt)}}}\n{{{_escaped(response)}}}"
-        description = "prompt, newline, response: the tokenizer has no chat template"
-        return Writer(lambda row: by_format(both, row, is_blank), True, description)
-
-
-def _escaped(name: str) -> str:
-    if {"{", "}", "!", ":"} & set(name):
-        raise UsageError(
-            f"dataset: the column `{name}` cannot be put into a text.", "Rename the column."
+        chat, how = _by_template(tokenizer, dataset, is_blank), "by the model's chat template"
+        if name is None:
+            return Writer(lambda row: chat(_as_messages(row[prompt], row[response])), False, how)
+        naming = Naming.of(columns.get(name, ""), dataset.fields, dataset.roles)
+        if naming is None or not (renames := naming.describe()):
+            return Writer(lambda row: chat(row[name]), False, how)
+        renamed = naming.renamed
+        return Writer(
+            lambda row: chat(renamed(row[name]) if row[name] else None), False, f"{how}; {renames}"
         )
-    return name
 
 
 def _blank(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bool]:
@@ -144,36 +124,38 @@ def blank(pattern: str = f"{INVISIBLE}+") -> Callable[[str], bool]:
     return is_blank
 
 
-def _is_invisible(text: str) -> bool:
-    return blank()(text)
+_is_invisible = blank()
 
 
-def by_format(
-    text: str, row: dict[str, Any], is_blank: Callable[[str], bool] = _is_invisible
+def parts_of(text: str) -> list[tuple[str, str | None]]:
+    """The parts of a format, each a text and the name of the column after it."""
+    return [(literal, name) for literal, name, _, _ in string.Formatter().parse(text)]
+
+
+def by_parts(
+    parts: Sequence[tuple[str, str | None]],
+    row: dict[str, Any],
+    is_blank: Callable[[str], bool] = _is_invisible,
 ) -> Sample | None:
     """Fills the columns into a format. The response is the last column, and the text after it.
 
     Args:
-        text: the format, with column names in braces.
+        parts: of the format, by `parts_of`.
         row: column -> value.
         is_blank: tests whether a response is empty.
 
     Returns:
         The sample; None: a column is null, or the response is blank.
     """
-    parts, begin = [""], 0
-    for literal, name, _, _ in string.Formatter().parse(text):
-        parts.append(literal)
+    whole, response, begin = "", "", 0
+    for literal, name in parts:
+        whole += literal
         if name is not None:
             if row[name] is None:
                 return None
-            begin = sum(map(len, parts))
-            parts.append(str(row[name]))
-            response = parts[-1]
-    if is_blank(response):
-        return None
-    whole_text = "".join(parts)
-    return Sample(whole_text, [(begin, len(whole_text))])
+            begin, response = len(whole), str(row[name])
+            whole += response
+    return None if is_blank(response) else Sample(whole, [(begin, len(whole))])
 
 
 def _as_messages(prompt: str | None, response: str | None) -> list[dict[str, str]] | None:
@@ -190,14 +172,12 @@ def _by_template(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
         )
 
-    def sample(messages: list[dict[str, Any]] | None) -> Sample | None:
-        if not messages:
-            return None
-        return by_template(
-            messages, render, only_response=dataset.loss_on == "response", is_blank=is_blank
-        )
-
-    return sample
+    only_response = dataset.loss_on == "response"
+    return lambda messages: (
+        by_template(messages, render, only_response=only_response, is_blank=is_blank)
+        if messages
+        else None
+    )
 
 
 def by_template(
@@ -251,14 +231,13 @@ def _has_content(message: dict[str, Any], is_blank: Callable[[str], bool]) -> bo
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return content is not None and not is_blank(str(content))
-    parts = [part for part in content if part]
     return any(
-        not is_blank(str(part.get("text") or "")) if _is_text(part) else True for part in parts
+        not is_blank(str(part.get("text") or ""))
+        if isinstance(part, dict) and part.get("type", "text") == "text"
+        else True
+        for part in content
+        if part
     )
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text"
 
 
 def documents(

@@ -179,13 +179,9 @@ def image_side(dataset: DatasetConfig, model: ModelInput) -> int:
     if dataset.image_size != "auto":
         return dataset.image_size
     own = model.settings.get("image_size")
-    own = own[0] if isinstance(own, list) and own else own
-    if not isinstance(own, int):
-        size = model.preprocessing.get("crop_size") or model.preprocessing.get("size") or {}
-        sides = [
-            size[k]
-            for k in ("height", "shortest_edge")
-            if isinstance(size, dict) and isinstance(size.get(k), int)
-        ]
-        own = size if isinstance(size, int) else sides[0] if sides else 224
-    return own
+    size = model.preprocessing.get("crop_size") or model.preprocessing.get("size")
+    known = [*own[:1]] if isinstance(own, list) else [own]
+    known += (
+        [size.get(k) for k in ("height", "shortest_edge")] if isinstance(size, dict) else [size]
+    )
+    return next((side for side in known if isinstance(side, int)), 224)

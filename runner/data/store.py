@@ -23,7 +23,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -104,6 +104,14 @@ class Pictures(NamedTuple):
     labels: NDArray[np.int64]
 
 
+class Column(NamedTuple):
+    """A column of a record batch: its name, where each sample begins, the values of all."""
+
+    name: str
+    begins: memoryview
+    values: NDArray[Any]
+
+
 class Store:
     """An open store."""
 
@@ -128,12 +136,11 @@ class Store:
                 f"{path}: this store cannot be read: {error}.",
                 f"rm -f {path}  # then prepare again",
             ) from None
-        self._begins, self._names = self.facts.begins, self.facts.class_names
+        self._names = self.facts.class_names
         self._class_of: NDArray[np.int64] | None = None
-        self._batches: dict[int, list[tuple[str, memoryview, NDArray[Any]]]] = {}
 
     def __len__(self) -> int:
-        return self._begins[-1]
+        return self.facts.begins[-1]
 
     def number_as(self, names: list[str]) -> None:
         """Gives the classes the numbers that they have in a list of names."""
@@ -144,38 +151,19 @@ class Store:
         self._class_of = np.array([*own, IGNORED], dtype=np.int64)  # its last one is at -1
         self.facts = replace(self.facts, class_names=names)
 
-    def _find(self, index: int) -> tuple[list[tuple[str, memoryview, NDArray[Any]]], int]:
-        """The columns of a sample's batch (name, where each sample begins, values), its place."""
-        number = bisect_right(self._begins, index) - 1
-        if number not in self._batches:
-            self._batches[number] = self._views(number)
-        return self._batches[number], index - self._begins[number]
-
-    def _views(self, number: int) -> list[tuple[str, memoryview, NDArray[Any]]]:
+    def columns(self, number: int) -> list[Column]:
+        """The columns of a record batch."""
         # `to_numpy` would import pandas, in each rank.
         import numpy as np
 
-        batch, views = self._reader.get_batch(number), []
+        batch, columns = self._reader.get_batch(number), []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            _, offsets, _, values = column.buffers()
-            dtype = np.dtype(str(column.type.value_type))
-            views.append((name, memoryview(offsets).cast("i"), np.frombuffer(values, dtype)))
-        return views
-
-    def row(self, index: int) -> Sample:
-        """Returns a sample by its number: column -> values."""
-        import numpy as np
-
-        columns, place = self._find(index)
-        row = {name: values[begins[place] : begins[place + 1]] for name, begins, values in columns}
-        if self._class_of is not None:
-            row["labels"] = self._class_of[np.where(row["labels"] == IGNORED, -1, row["labels"])]
-        return row
-
-    def length(self, index: int) -> int:
-        """Returns the number of tokens of a sample."""
-        columns, place = self._find(index)
-        return columns[0][1][place + 1] - columns[0][1][place]
+            _, offsets, _, buffer = column.buffers()
+            values = np.frombuffer(buffer, np.dtype(str(column.type.value_type)))
+            if name == "labels" and self._class_of is not None:
+                values = self._class_of[np.where(values == IGNORED, -1, values)]
+            columns.append(Column(name, memoryview(offsets).cast("i"), values))
+        return columns
 
 
 class Stores:
@@ -183,7 +171,11 @@ class Stores:
 
     def __init__(self, parts: Sequence[Store]) -> None:
         self.parts = tuple(parts)
-        self._begins = list(accumulate(map(len, self.parts), initial=0))
+        begins = [pairwise(store.facts.begins) for store in self.parts]
+        sizes = (end - begin for batches in begins for begin, end in batches)
+        self._begins = list(accumulate(sizes, initial=0))
+        self._batches = [(s, n) for s in self.parts for n in range(len(s.facts.begins) - 1)]
+        self._columns: dict[int, list[Column]] = {}
 
     @property
     def facts(self) -> Facts:
@@ -193,9 +185,17 @@ class Stores:
     def __len__(self) -> int:
         return self._begins[-1]
 
-    def _find(self, index: int) -> tuple[Store, int]:
+    def row(self, index: int) -> Sample:
+        """Returns a sample by its number: column -> values."""
         number = bisect_right(self._begins, index) - 1
-        return self.parts[number], index - self._begins[number]
+        if number not in self._columns:
+            store, inner = self._batches[number]
+            self._columns[number] = store.columns(inner)
+        place = index - self._begins[number]
+        return {
+            name: values[begins[place] : begins[place + 1]]
+            for name, begins, values in self._columns[number]
+        }
 
     def rows(self, indices: Sequence[int]) -> Any:
         """Returns samples by their numbers, each padded to the longest of them.
@@ -205,7 +205,7 @@ class Stores:
         """
         import numpy as np
 
-        rows = [store.row(inner) for store, inner in map(self._find, indices)]
+        rows = list(map(self.row, indices))
         if side := self.facts.side:
             pixels = np.stack([row["pixels"] for row in rows])
             labels = np.concatenate([row["labels"] for row in rows], dtype=np.int64)
@@ -220,8 +220,8 @@ class Stores:
         return LabelledRows(ids, documents, labels)
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Returns the number of tokens of each of these samples."""
-        return [store.length(inner) for store, inner in map(self._find, indices)]
+        """Returns the number of tokens of each of these samples; of images, of values."""
+        return [len(next(iter(self.row(index).values()))) for index in indices]
 
 
 def _padded(

@@ -21,7 +21,6 @@ from runner.child import Child
 from runner.config.run_config import RunConfig
 from runner.config.tasks import data_of
 from runner.data.recipe import Recipe, documents_of, recipes
-from runner.data.tokenizer_files import check_tokenizer_files
 from runner.disks import read_mounts
 from runner.errors import (
     DamageError,
@@ -225,7 +224,7 @@ def _check_model(
     of_texts = None
     if fits and wanted is not None:
         rows = embedding_rows(shape, shapes)
-        of_texts = _Look.at_texts(found, job, rows, wanted, ahead=ahead)
+        of_texts = _Look.at_texts(job, rows, wanted, ahead=ahead)
     total = _check_run(found, job, shape, length, ranks, device)
     if ahead and wanted is not None:
         check_data(found, config, wanted, total)
@@ -271,7 +270,6 @@ class _Look:
 
     @staticmethod
     def at_texts(
-        found: Findings,
         job: Job,
         rows: tuple[int, str],
         wanted: Mapping[str, tuple[Recipe, ...]],
@@ -281,8 +279,6 @@ class _Look:
         """What transformers says without torch; None: it is not installed here."""
         config, inputs = job.config, job.inputs
         if not is_installed("transformers"):
-            if data_of(config.task) != "images":
-                found.attempt(check_tokenizer_files, config, inputs.model, rows[0])
             return None
         total = config.batch.total if isinstance(config.batch.total, int) else DEFAULT_GLOBAL
         counted, counts_all = to_count(wanted, job.folder.stores, total) if ahead else ([], False)

@@ -18,6 +18,7 @@ from runner.config.run_config import RunConfig
 from runner.data.instruction import Writer
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
+from runner.data.store import Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
@@ -56,7 +57,7 @@ def recipe_of(
 
 def bytes_of(recipe: Recipe, folder: Path) -> tuple[bytes, ...]:
     store = prepare(recipe, folder / "stores", print)
-    rows = [store.row(number) for number in range(len(store))]
+    rows = [Stores([store]).row(number) for number in range(len(store))]
     return tuple(b"".join(row[name].tobytes() for row in rows) for name in ("ids", "learned"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.config.data import DatasetConfig
-from runner.data.instruction import blank, by_format, by_template
+from runner.data.instruction import blank, by_parts, by_template, parts_of
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
@@ -78,7 +78,7 @@ def test_all_is_learned_where_that_is_asked_for(
 ) -> None:
     store = prepared(tmp_path, write(ask=["w1 w2"], say=["w3"]), words, loss_on="all", **PAIR)
     assert all(learned for _, learned in shown(store, 0))
-    assert "learned" not in store.parts[0].row(0)
+    assert "learned" not in store.row(0)
 
 
 def test_what_a_format_writes_out_is_not_added_again(
@@ -91,11 +91,11 @@ def test_what_a_format_writes_out_is_not_added_again(
 
 
 def test_braces_columns_and_numbers_in_a_format() -> None:
-    sample = by_format("{{x}} {a}: {b}!", {"a": "x{b}", "b": 7})
+    sample = by_parts(parts_of("{{x}} {a}: {b}!"), {"a": "x{b}", "b": 7})
     assert sample is not None
     assert sample.text == "{x} x{b}: 7!"
     assert [sample.text[begin:end] for begin, end in sample.response] == ["7!"]
-    assert by_format("{a}", {"a": None}) is None
+    assert by_parts(parts_of("{a}"), {"a": None}) is None
 
 
 def chatml(messages: list[dict[str, Any]], *, asks: bool) -> str:

@@ -206,7 +206,7 @@ def test_ids_take_two_bytes_where_the_vocabulary_allows(
     last = num_words - 10
     split = write_split(tmp_path, [text(last, 10), text(last, 10)])
     store = prepared(Recipe("masked-lm", 16, split, TEXT, None, model), tmp_path)
-    assert store.parts[0].row(0)["ids"].dtype == dtype
+    assert store.row(0)["ids"].dtype == dtype
     assert body(store)[:10] == [word(n) for n in range(last, num_words)]
 
 
@@ -224,7 +224,7 @@ def test_a_store_is_read_only(recipe: Recipe, tmp_path: Path) -> None:
     store = prepared(recipe, tmp_path)
     assert stat.S_IMODE(file_of(store).stat().st_mode) == 0o444
     with pytest.raises(ValueError, match="read-only"):
-        store.parts[0].row(0)["ids"][0] = 1
+        store.row(0)["ids"][0] = 1
 
 
 def test_rows_beyond_one_record_batch_are_found(tmp_path: Path, words: ModelInput) -> None:
