@@ -99,14 +99,13 @@ def widen_untrained(model: nn.Module) -> None:
 
 @dataclass
 class _Weight:
-    """One parameter, and the names of all places that use it; or one buffer."""
+    """One parameter, and the names of all places that use it."""
 
     names: list[str]
     shape: torch.Size
     dtype: torch.dtype
     is_trained: bool
     value: torch.Tensor | None = None
-    is_buffer: bool = False
 
 
 class Weights:
@@ -192,8 +191,8 @@ class Weights:
         return [weight for weight in found if weight is not None]
 
     def _dtype(self, weight: _Weight) -> torch.dtype:
-        if weight.is_buffer or not weight.dtype.is_floating_point:
-            return weight.dtype  # rotary frequencies and running statistics need float32
+        if not weight.dtype.is_floating_point:
+            return weight.dtype
         return self._narrow or (torch.float32 if weight.is_trained else weight.dtype)
 
     def _value(self, weight: _Weight, memory: torch.Tensor, *, broadcast: bool) -> torch.Tensor:
@@ -206,8 +205,7 @@ class Weights:
             # A copy: training must not depend on the mapped file.
             value.copy_(weight.value)
             weight.value = None
-            if not weight.is_buffer:  # a mask may have -inf
-                _check_numbers(value, weight.names[0])
+            _check_numbers(value, weight.names[0])
         if broadcast and value.numel():
             # As bytes: every backend sends those, whatever the type.
             dist.broadcast(memory, 0)
@@ -223,30 +221,19 @@ class Weights:
     def _spread_buffers(self) -> None:
         """Rank 0's buffers on every rank, and tensors that a module keeps as plain attributes."""
         modules = dict(self._module.named_modules())
-        buffers, plain = from_first(
-            lambda: (
-                [
-                    (path, name, tensor.shape, tensor.dtype)
-                    for path, module in modules.items()
-                    for name, tensor in module.named_buffers(recurse=False)
-                ],
-                [
-                    (path, name, tensor.cpu())
-                    for path, module in modules.items()
-                    for name, tensor in vars(module).items()
-                    if isinstance(tensor, torch.Tensor)
-                ],
-            )
+        kept = from_first(
+            lambda: [
+                (path, name, tensor.cpu())
+                for path, module in modules.items()
+                for name, tensor in (*module.named_buffers(recurse=False), *vars(module).items())
+                if isinstance(tensor, torch.Tensor)
+            ]
         )
-        for path, name, shape, dtype in buffers:
-            ours = modules[path].get_buffer(name) if is_first() else None
-            weight = _Weight([], shape, dtype, is_trained=False, value=ours, is_buffer=True)
-            memory = torch.empty(
-                shape.numel() * dtype.itemsize, dtype=torch.uint8, device=self._device
-            )
-            setattr(modules[path], name, self._value(weight, memory, broadcast=True))
-        for path, name, tensor in plain:
-            if getattr(modules[path], name).is_meta:
+        for path, name, tensor in kept:
+            # In their own type: rotary frequencies and running statistics need float32.
+            if name in dict(modules[path].named_buffers(recurse=False)):
+                setattr(modules[path], name, tensor.to(self._device, copy=True))
+            elif getattr(modules[path], name).is_meta:
                 setattr(modules[path], name, tensor)
 
 
