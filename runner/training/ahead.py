@@ -9,21 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from runner.training.tasks import Task
+
 T = TypeVar("T")
-
-
-class Counter(Protocol):
-    """The part of a task that counts."""
-
-    def num_predictions(self, batch: dict[str, torch.Tensor]) -> int: ...
-
-    def num_tokens(self, batch: dict[str, torch.Tensor]) -> int: ...
 
 
 class Load(NamedTuple):
@@ -40,13 +34,13 @@ class Load(NamedTuple):
     tokens: int
 
     @staticmethod
-    def of(batches: list[dict[str, torch.Tensor]], counter: Counter, device: torch.device) -> Load:
+    def of(batches: list[dict[str, torch.Tensor]], task: Task, device: torch.device) -> Load:
         """Counts the predictions and tokens of batches.
 
         For a GPU they are put into pinned memory, from which it copies while it computes.
         """
-        predictions = sum(counter.num_predictions(batch) for batch in batches)
-        tokens = sum(counter.num_tokens(batch) for batch in batches)
+        predictions = sum(task.num_predictions(batch) for batch in batches)
+        tokens = sum(task.num_tokens(batch) for batch in batches)
         if device.type == "cuda":
             batches = [{name: t.pin_memory() for name, t in batch.items()} for batch in batches]
         return Load(batches, predictions, tokens)
@@ -95,7 +89,7 @@ class Ahead(Generic[T]):
         Raises:
             BaseException: what making it raised, with its traceback.
         """
-        item = self._wait(self._ask(number))
+        item = self._wait(number).result()
         self._coming.clear()
         if number + 1 < self.end:
             self._ask(number + 1)
@@ -108,8 +102,8 @@ class Ahead(Generic[T]):
         """
         if number >= self.end:
             return None
-        future = self._ask(number)
-        return self._wait(future) if self._problem_of(future) is None else None
+        future = self._wait(number)
+        return None if future.exception() else future.result()
 
     def waited(self) -> float:
         """Seconds that the caller has waited for items since the last call."""
@@ -126,14 +120,9 @@ class Ahead(Generic[T]):
             self._asked.put((number, self._coming[number]))
         return self._coming[number]
 
-    def _problem_of(self, future: Future[T]) -> BaseException | None:
+    def _wait(self, number: int) -> Future[T]:
         began = time.monotonic()
-        try:
-            return future.exception()
-        finally:
-            self._waited_s += time.monotonic() - began
-
-    def _wait(self, future: Future[T]) -> T:
-        if problem := self._problem_of(future):
-            raise problem
-        return future.result()
+        future = self._ask(number)
+        wait([future])
+        self._waited_s += time.monotonic() - began
+        return future

@@ -77,11 +77,6 @@ class PendingStep(NamedTuple):
     summed: torch.Tensor
 
 
-def vector(norm: float | torch.Tensor) -> torch.Tensor:
-    """A norm as a vector of one: engines return a number, or a scalar still on the device."""
-    return torch.as_tensor(norm, dtype=torch.float64).detach().reshape(1)
-
-
 @dataclass
 class Trainer:
     """Everything one rank works with.
@@ -223,7 +218,7 @@ class Trainer:
             ),
             "memory_gib": peak_memory(self.device),
         }
-        self.pending = PendingStep(values, self.totals, HostValue(vector(norm)), summed)
+        self.pending = PendingStep(values, self.totals, HostValue(norm), summed)
 
     def add_up(self, summed: torch.Tensor, next_step: int) -> Totals:
         """Starts the sums over the ranks after a step's last backward.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.errors import NoMemoryError, UsageError, human_size, says_no_memory
-from runner.job.plan import TrainingPlan, decide
-from runner.job.shapes import Device, ModelShape
+from runner.errors import NoMemoryError, human_size, says_no_memory
+from runner.job.plan import TrainingPlan
+from runner.job.shapes import Device
 
 # torch's own words: what it asked for, and what other processes have.
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
@@ -36,7 +35,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explain(
     error: BaseException,
     config: RunConfig,
-    shape: ModelShape,
     plan: TrainingPlan,
     device: Device,
     where: str,
@@ -46,7 +44,6 @@ def explain(
     Args:
         error: what was raised; its numbers are read from torch's message.
         config: the run file.
-        shape: the model's counts.
         plan: how the run is divided.
         device: the device of this rank.
         where: the rank and what it did, such as `rank 3, after step 57`.
@@ -69,35 +66,23 @@ def explain(
     if used := _OTHERS.findall(said):
         sizes = ", ".join(f"{size} by process {pid}" for pid, size in used)
         message += f" Memory of this GPU is in use by other processes: {sizes} (see nvidia-smi)."
-    options = _options(config, shape, plan, device)
+    options = _options(config, plan)
     remedy = "; or ".join(options) or "Use more devices, or devices with more memory"
     return NoMemoryError(message, f"{remedy}. Then run it again.")
 
 
-def _options(config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device) -> list[str]:
+def _options(config: RunConfig, plan: TrainingPlan) -> list[str]:
     """What to set so that a rank needs less memory, the cheapest first."""
-    found = []
-    if smaller := _smaller_micro(config, shape, plan, device):
-        found.append(f"{config.how_to_set('batch.micro', smaller)} (the same steps, less at once)")
+    found, share = [], plan.total // plan.world_size
+    smaller = [size for size in range(1, plan.micro // 2 + 1) if share % size == 0]
+    if smaller:
+        lowered = config.how_to_set("batch.micro", smaller[-1])
+        found.append(f"{lowered} (the same steps, less at once)")
     if not config.activation_checkpointing:
         found.append("set activation_checkpointing: true (a third more computing)")
     if more := _partition_more(config, plan):
         found.append(more)
     return found
-
-
-def _smaller_micro(
-    config: RunConfig, shape: ModelShape, plan: TrainingPlan, device: Device
-) -> int | None:
-    """The largest micro batch that fits by the plan and is smaller than this one; None: none."""
-    share = plan.total // plan.world_size
-    most = plan.micro - 1
-    automatic = replace(config, batch=replace(config.batch, micro="auto", total=plan.total))
-    try:
-        most = min(most, decide(automatic, shape, device, plan.world_size).micro)
-    except UsageError:  # it does not fit at all by the plan
-        most = min(most, 1)
-    return max((size for size in range(1, most + 1) if share % size == 0), default=None)
 
 
 def _partition_more(config: RunConfig, plan: TrainingPlan) -> str:

@@ -30,7 +30,6 @@ class Phases:
 
     def beat(self, phase: str) -> None:
         """Writes a heartbeat."""
-        self.memory.look()
         is_slow = self.compiles and phase not in self.known
         self.heartbeat.beat("start" if is_slow else phase)
 

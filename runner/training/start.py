@@ -117,9 +117,9 @@ def train(
         except (RuntimeError, MemoryError) as error:
             if whole is not None and is_out_of_memory(error):
                 when = f"after step {trainer.step}" if trainer else "while loading"
-                config, shape, plan = whole.job.config, whole.shape, whole.decided()
+                config, plan = whole.job.config, whole.decided()
                 where = f"rank {place.rank}, {when}"
-                raise explain(error, config, shape, plan, facts, where) from None
+                raise explain(error, config, plan, facts, where) from None
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()

@@ -15,9 +15,14 @@ from runner.training.components.process_group import Ranks
 
 
 class HostValue:
-    """A tensor's copy on the host, which is made when the device gets there."""
+    """A vector's copy on the host, which is made when the device gets there.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    Args:
+        value: a number or scalar is a vector of one.
+    """
+
+    def __init__(self, value: float | torch.Tensor) -> None:
+        tensor = torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1)
         self._copy, self._made = tensor, None
         if tensor.is_cuda:
             self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

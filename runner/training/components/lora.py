@@ -80,7 +80,12 @@ def attach(
     """
     from peft import get_peft_model
 
-    _check_drawn(config, source, drawn, fresh)
+    if lost := [name for name in drawn if not name.startswith(fresh or ("\0",))]:
+        raise UsageError(
+            f"{config.path}: lora: `{source.asset}` does not have {len(lost)} weights of a "
+            f"{config.task} model ({lost[0]}, ...): they would stay random.",
+            "Train all weights: remove `lora`. Or stage a model that has them.",
+        )
     heads = sorted({name.partition(".")[0] for name in drawn})
     settings, targets = _settings(model, config, heads)
     torch.manual_seed(config.seed)
@@ -104,18 +109,6 @@ def attach(
             module.support_avx512bf16_for_cpu = False
     frozen = f"; {FROZEN_STATISTICS}" if _freeze_statistics(model) else ""
     return _describe(model, config, targets, heads) + frozen
-
-
-def _check_drawn(
-    config: RunConfig, source: ModelInput, drawn: Sequence[str], fresh: tuple[str, ...]
-) -> None:
-    """Refuses new weights that LoRA does not train. The arguments are those of `attach`."""
-    if lost := [name for name in drawn if not name.startswith(fresh or ("\0",))]:
-        raise UsageError(
-            f"{config.path}: lora: `{source.asset}` does not have {len(lost)} weights of a "
-            f"{config.task} model ({lost[0]}, ...): they would stay random.",
-            "Train all weights: remove `lora`. Or stage a model that has them.",
-        )
 
 
 def _settings(model: Any, config: RunConfig, heads: Sequence[str]) -> tuple[Any, list[str] | str]:

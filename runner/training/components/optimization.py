@@ -7,6 +7,7 @@ for every engine.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from torch import nn
 
 from runner.config.engine import OptimizerConfig
-from runner.errors import UsageError
 
 
 def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -28,9 +28,6 @@ def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     Args:
         module: has the parameters.
         config: the optimizer's settings.
-
-    Raises:
-        UsageError: the optimizer's library is not installed.
     """
     groups = _groups(module, config.weight_decay)
     if config.name == "adamw":
@@ -47,8 +44,8 @@ def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         # As `--optim adafactor` of transformers' Trainer: only the schedule changes the rate.
         kwargs = {"scale_parameter": False, "relative_step": False, "warmup_init": False}
         return Adafactor(groups, lr=config.lr, **kwargs)  # type: ignore[no-any-return]
-    bnb = _bitsandbytes(config.name)
-    kind = bnb.optim.AdamW8bit if config.name == "adamw_8bit" else bnb.optim.PagedAdamW8bit
+    bnb: Any = importlib.import_module("bitsandbytes.optim")
+    kind = bnb.AdamW8bit if config.name == "adamw_8bit" else bnb.PagedAdamW8bit
     return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps)  # type: ignore[no-any-return]
 
 
@@ -61,16 +58,6 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if is_vector[id(p)]], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _bitsandbytes(name: str) -> Any:
-    try:
-        import bitsandbytes
-    except ImportError:
-        raise UsageError(
-            f"optimizer.name: {name} needs bitsandbytes", "pip install bitsandbytes"
-        ) from None
-    return bitsandbytes
 
 
 class Lion(torch.optim.Optimizer):

@@ -85,10 +85,10 @@ class StepClock:
         all_weights = config.lora is None
         flops = flops_per_token(shape, plan.sequence_length, all_weights=all_weights)
         logits = flops_per_prediction(shape, all_weights=all_weights)
-        if data_of(config.task) == "labelled":  # a few classes, not the vocabulary
-            return StepClock(flops - logits, peak * plan.world_size)
-        logits = logits if logits_at_predictions else 0.0
-        return StepClock(flops - logits, peak * plan.world_size, logits)
+        # Labelled data has logits of a few classes, not of the vocabulary.
+        apart = logits if logits_at_predictions or data_of(config.task) == "labelled" else 0.0
+        predicted = apart if data_of(config.task) != "labelled" else 0.0
+        return StepClock(flops - apart, peak * plan.world_size, predicted)
 
     def begin(self) -> None:
         """Starts a step."""

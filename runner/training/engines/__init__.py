@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import torch
 from torch import nn
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
 from runner.job.installed import check_fsdp
 from runner.job.plan import TrainingPlan
 from runner.training.components.batch_norm import check_batch_norm
@@ -31,15 +27,9 @@ def make_engine(
 
     Raises:
         UsageError: the model does not have the layers to wrap, or has batch norm that would be in
-            16 bits; an optimizer or a compiler is not installed; this torch has FSDP2 for GPUs
-            only.
+            16 bits; this torch has FSDP2 for GPUs only.
     """
     check_batch_norm(module, config, plan.precision)
-    if config.compile and not _has_compiler():
-        raise UsageError(
-            f"{config.path}: compile: true needs a C++ compiler, and this node has none.",
-            "Load a module that has one (slurm.modules: [gcc]), or set compile: false.",
-        )
     # Imported only where it is used: DDP and FSDP do not need DeepSpeed.
     if config.engine.name == "ddp":
         from runner.training.engines.ddp import DDPEngine
@@ -53,9 +43,3 @@ def make_engine(
     from runner.training.engines.deepspeed import DeepSpeedEngine
 
     return DeepSpeedEngine(module, config, plan, device)
-
-
-def _has_compiler() -> bool:
-    """Whether torch.compile finds a compiler, for CPUs and GPUs."""
-    named = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)]
-    return any(shutil.which(name) for name in (*named, "g++", "c++", "clang++"))

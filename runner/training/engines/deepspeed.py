@@ -21,14 +21,14 @@ import torch.distributed as dist
 from torch import nn
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count, isolated
+from runner.errors import human_count, isolated
 from runner.job.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines.base import gathered
 from runner.training.engines.compiling import compile_model, transformer_blocks
-from runner.training.weights import Weights
+from runner.training.weights import Weights, from_first
 
 # Reduces gradients during the backward, in buckets of 5e7 elements (200 MB in float32).
 # With DeepSpeed's own 5e8 the first bucket of most models is full when the backward has ended.
@@ -120,8 +120,6 @@ class DeepSpeedEngine:
         self, module: nn.Module, config: RunConfig, plan: TrainingPlan, device: torch.device
     ) -> None:
         deepspeed = _import_joined(device)
-        if plan.offload == "nvme":
-            _check_asynchronous_files(config)
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
         if plan.precision != "fp32":
@@ -224,15 +222,7 @@ class DeepSpeedEngine:
         """
         # Beside the checkpoint: a checkpoint has only the files of its list.
         converted = folder.parent / CONVERTED
-        problem: list[str | None] = [None]
-        if dist.get_rank() == 0:
-            problem[0] = _convert(folder / TAG, converted)
-        dist.broadcast_object_list(problem)
-        if problem[0] is not None:
-            raise OSError(
-                f"{folder}: converting it for {human_count(self._plan.world_size, 'rank')} failed: "
-                f"{problem[0]}"
-            )
+        from_first(lambda: _convert(folder / TAG, converted))
         kept = [
             {k: v for k, v in group.items() if k != "params"}
             for group in self._optimizer.param_groups
@@ -258,6 +248,7 @@ class DeepSpeedEngine:
         )
 
     def export(self, *, frozen: bool = True) -> dict[str, Any]:
+        import deepspeed
         from deepspeed.utils import safe_get_full_fp32_param
 
         is_partitioned = self._plan.zero == 3 or (
@@ -272,7 +263,7 @@ class DeepSpeedEngine:
                 else None
             )
             if full is None and hasattr(parameter, "ds_id"):
-                with deepspeed_gathered(parameter):
+                with deepspeed.zero.GatheredParameters(parameter):
                     return parameter.data.clone()
             return parameter.data if full is None else full
 
@@ -339,13 +330,6 @@ class _OneByOne(nn.Module):
             yield from self._weights.lend([empty], broadcast=False)
 
 
-def deepspeed_gathered(parameter: nn.Parameter) -> Any:
-    """A context in which a stage-3 parameter is whole on every rank."""
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(parameter)
-
-
 def _import_joined(device: torch.device) -> Any:
     """Imports DeepSpeed after the ranks have joined, and gives it their process group."""
     import deepspeed
@@ -363,29 +347,11 @@ def _import_joined(device: torch.device) -> Any:
     return deepspeed
 
 
-def _check_asynchronous_files(config: RunConfig) -> None:
-    """Checks what NVMe offload compiles against at start, so that the error is not a compiler's.
-
-    Raises:
-        UsageError: a compiler, ninja or libaio is not there.
-    """
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
-    if not AsyncIOBuilder().is_compatible(verbose=False):
-        missing.append("libaio (libaio-devel, libaio-dev)")
-    if missing:
-        raise UsageError(
-            f"{config.path}: engine.offload: nvme needs {', '.join(missing)} on this node.",
-            "Set engine.offload: cpu, or load a module that has it.",
-        )
-
-
-def _convert(source: Path, target: Path) -> str | None:
+def _convert(source: Path, target: Path) -> None:
     """Runs DeepSpeed's converter in its own process. It uses no device.
 
-    Returns:
-        The last line of its error output; None if it succeeded.
+    Raises:
+        OSError: it failed; with the last line of its error output.
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
@@ -401,6 +367,6 @@ def _convert(source: Path, target: Path) -> str | None:
         text=True,
     )
     print(done.stdout, done.stderr, sep="\n")
-    if done.returncode == 0:
-        return None
-    return (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+        raise OSError(f"{source.parent}: converting it for other ranks failed: {said}")

@@ -99,7 +99,9 @@ def export(
         write_adapter(model, dict(weights), temporary)
     else:
         whole, complete = merged(model, weights) if lora else (model, dict(weights))
-        _write_whole(whole, complete, temporary)
+        types = (tensor.dtype for tensor in complete.values() if tensor.is_floating_point())
+        whole.config.dtype = next(types)
+        whole.save_pretrained(temporary, state_dict=complete)
     for name, content in companions.items():
         path = temporary / name
         if not path.exists():
@@ -115,13 +117,6 @@ def export(
         folder.replace(old)
     temporary.replace(folder)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_whole(model: Any, weights: dict[str, Any], folder: Path) -> None:
-    model.config.dtype = next(
-        tensor.dtype for tensor in weights.values() if tensor.is_floating_point()
-    )
-    model.save_pretrained(folder, state_dict=weights)
 
 
 def _is_companion(name: str) -> bool:

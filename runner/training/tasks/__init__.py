@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from runner.training.tasks.base import Task
 from runner.training.tasks.causal_lm import CausalLM
+from runner.training.tasks.classification import TextClassification
 from runner.training.tasks.image_classification import ImageClassification
 from runner.training.tasks.masked_lm import MaskedLM
-from runner.training.tasks.text_classification import TextClassification
 from runner.training.tasks.token_classification import TokenClassification
 
 __all__ = ["Task", "task_named"]

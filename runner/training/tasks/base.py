@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,10 +21,12 @@ from runner.training.components.speed import use_tanh_gelu
 from runner.training.weights import from_first, in_file_types, widen_untrained
 
 Batch = dict[str, torch.Tensor]
+IGNORED = -100
+"""The label of a place where nothing is predicted, as in `torch.nn.functional.cross_entropy`."""
 
 
-class Task(Protocol):
-    """A model with its loss.
+class Task:
+    """A model with its loss. A subclass has `__init__`, `collate` and `metrics`.
 
     `module(**batch)` returns the loss *summed* over the predictions of the batch, a float32 scalar.
     The loop divides it by the number of predictions of the whole step, so a step is the same
@@ -41,7 +43,7 @@ class Task(Protocol):
     module: nn.Module
     model: Any
     note: str
-    logits_at_predictions: bool
+    logits_at_predictions: bool = True
 
     def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
         """Loads the model.
@@ -51,7 +53,7 @@ class Task(Protocol):
             model: the bundle's model.
             facts: those of the training store.
         """
-        ...
+        raise NotImplementedError
 
     def collate(self, rows: Any, samples: list[Sample]) -> Batch:
         """Makes the keyword arguments of `module`.
@@ -64,15 +66,18 @@ class Task(Protocol):
             Tensors by name. `labels` is int64 with samples along its first dimension, and -100
             where nothing is predicted.
         """
-        ...
+        raise NotImplementedError
 
     def num_predictions(self, batch: Batch) -> int:
         """How many predictions a batch's loss is the sum of."""
-        ...
+        return int((batch["labels"] != IGNORED).sum())
 
     def num_tokens(self, batch: Batch) -> int:
         """Tokens of a batch without padding; images where there are no tokens."""
-        ...
+        for name in ("attention_mask", "documents"):
+            if name in batch:
+                return int((batch[name] > 0).sum())
+        return batch["input_ids"].numel()
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """The measures of an evaluation.
@@ -81,7 +86,7 @@ class Task(Protocol):
             sums: what `module` gave in evaluation, summed over the whole split.
             count: predictions of the whole split.
         """
-        ...
+        raise NotImplementedError
 
 
 def load_model(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import torch
-from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.data.store import Rows
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample
 from runner.training.tasks import flex, language
-from runner.training.tasks.base import Batch
+from runner.training.tasks.base import IGNORED, Batch
 
 # Model types whose logits are their output embedding applied to their hidden states, and no more
 # (transformers' modeling files). tests/runner/training/tasks/test_language.py tests each of them.
@@ -29,7 +29,7 @@ class CausalLM(language.LanguageTask):
 
         super().__init__(AutoModelForCausalLM, config, model)
         known = self.model.config.model_type in HEADS
-        head = _output_embedding if known else None
+        head = methodcaller("get_output_embeddings") if known else None
         self.module = language.Language(
             self.model, causal=True, head=head, smoothing=config.label_smoothing
         )
@@ -51,12 +51,8 @@ class CausalLM(language.LanguageTask):
         guessed = rows.learned.copy()
         guessed[:, 0] = False
         guessed[:, 1:] &= rows.documents[:, 1:] == rows.documents[:, :-1]
-        labels = ids.masked_fill(torch.from_numpy(~guessed), language.IGNORED)
+        labels = ids.masked_fill(torch.from_numpy(~guessed), IGNORED)
         batch = {"input_ids": ids, "labels": labels}
         if in_blocks:
             batch["blocks"] = torch.from_numpy(flex.blocks_of(rows.documents))
         return batch | language.position_inputs(rows, self._first)
-
-
-def _output_embedding(model: Any) -> nn.Module:
-    return model.get_output_embeddings()  # type: ignore[no-any-return]

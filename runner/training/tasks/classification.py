@@ -19,14 +19,14 @@ from runner.data.store import Facts, LabelledRows
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample
-from runner.training.tasks.base import Batch, load_model
-from runner.training.tasks.language import IGNORED, position_inputs
+from runner.training.tasks.base import IGNORED, Batch, Task, load_model
+from runner.training.tasks.language import position_inputs
 
 # First parts of the names of heads (transformers' modeling files): drawn anew for other classes.
 HEADS = ("classifier", "score", "classification_head", "logits_proj", "sequence_summary")
 
 
-class Classification:
+class Classification(Task):
     """Both tasks, except what is measured. A head for another number of classes is new.
 
     Args:
@@ -36,8 +36,6 @@ class Classification:
         facts: of the training store; its classes are those of all stores.
         settings: values that replace those of config.json.
     """
-
-    logits_at_predictions = True
 
     def __init__(
         self,
@@ -76,14 +74,19 @@ class Classification:
             batch["token_type_ids"] = (documents - 1).clamp(min=0)
         return batch | position_inputs(rows, 0)
 
-    def num_predictions(self, batch: Batch) -> int:
-        """Texts, or words, without those that only fill up a batch of an evaluation."""
-        return int((batch["labels"] != IGNORED).sum())
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """Loss, accuracy and F1 of the validation split."""
+        return scores(sums, count, len(self.names))
 
-    def num_tokens(self, batch: Batch) -> int:
-        """Tokens that are not padding."""
-        mask = batch.get("attention_mask")
-        return batch["input_ids"].numel() if mask is None else int(mask.sum())
+
+class TextClassification(Classification):
+    """The task text-classification, for models of `AutoModelForSequenceClassification`."""
+
+    def __init__(self, config: RunConfig, model: ModelInput, facts: Facts) -> None:
+        from transformers import AutoModelForSequenceClassification as auto
+
+        kind = "single_label_classification"
+        super().__init__(auto, config, model, facts, problem_type=kind)
 
 
 def padding_id(tokenizer: Any, model: ModelInput) -> int:

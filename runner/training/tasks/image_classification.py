@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import interpolate
 
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
@@ -24,23 +23,22 @@ from runner.data.store import Facts, Pictures
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample, sample_rng
 from runner.training.components.speed import wants_reference
-from runner.training.tasks.base import Batch, load_model
+from runner.training.tasks.base import Batch, Task, load_model
+from runner.training.tasks.classification import Classify, scores
 
 HALF = (0.5, 0.5, 0.5)
 """Mean and deviation of ViT, and of models without preprocessor_config.json."""
 
 
-class ImageClassification:
+class ImageClassification(Task):
     """The task image-classification. A head for another number of classes is new."""
-
-    logits_at_predictions = True
 
     def __init__(self, config: RunConfig, model: ModelInput, facts: Facts) -> None:
         from transformers import AutoModelForImageClassification
 
         self._seed = config.seed
         self._channels_last = torch.cuda.is_available() and not wants_reference(os.environ)
-        names = facts.class_names
+        names = self._names = facts.class_names
         self.model, origin = load_model(
             AutoModelForImageClassification,
             config,
@@ -57,8 +55,8 @@ class ImageClassification:
             if "image_size" in model.settings
             else facts.side
         )
-        self.module: nn.Module = _Classify(
-            self.model, side, mean, deviation, config.label_smoothing
+        self.module = _ClassifyImages(
+            self.model, len(names), side, mean, deviation, config.label_smoothing
         )
         scaled = f" (scaled to {side} on the device)" if side != facts.side else ""
         self.note = (
@@ -85,17 +83,14 @@ class ImageClassification:
             "labels": torch.from_numpy(rows.labels.copy()),
         }
 
-    def num_predictions(self, batch: Batch) -> int:
-        """Images, without those that only fill up a batch of an evaluation."""
-        return int((batch["labels"] != -100).sum())
-
     def num_tokens(self, batch: Batch) -> int:
         """Images: this task has no tokens."""
         return self.num_predictions(batch)
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss, and the share of images whose class was predicted correctly."""
-        return {"validation_loss": sums[0] / count, "validation_accuracy": sums[1] / count}
+        found = scores(sums, count, len(self._names))
+        return {name: found[name] for name in ("validation_loss", "validation_accuracy")}
 
 
 def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[np.uint8]:
@@ -116,20 +111,21 @@ def augmented(image: NDArray[np.uint8], random: np.random.Generator) -> NDArray[
     return moved[:, ::-1] if random.random() < 0.5 else moved
 
 
-class _Classify(nn.Module):
+class _ClassifyImages(Classify):
     def __init__(
         self,
         model: Any,
+        num_classes: int,
         side: int,
         mean: tuple[float, ...],
         deviation: tuple[float, ...],
         smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
-        self._smoothing = smoothing
-        self.model, self._side, self._scale = model, side, torch.tensor([mean, deviation])
+        super().__init__(model, num_classes, smoothing)
+        self._side, self._scale = side, torch.tensor([mean, deviation])
 
-    def forward(self, labels: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+    def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+        pixels = inputs["pixels"]
         if self._scale.device != pixels.device:  # once: each copy to a GPU waits for it
             self._scale = self._scale.to(pixels.device)
         mean, deviation = self._scale.view(2, 1, 3, 1, 1)
@@ -138,11 +134,4 @@ class _Classify(nn.Module):
             scaled = interpolate(
                 scaled, (self._side, self._side), mode="bilinear", align_corners=False
             )
-        logits = self.model(pixel_values=scaled.to(self.model.dtype)).logits.float()
-        smoothing = self._smoothing if self.training else 0.0
-        loss = cross_entropy(
-            logits, labels, reduction="sum", ignore_index=-100, label_smoothing=smoothing
-        )
-        if self.training:
-            return loss
-        return torch.stack([loss, (logits.argmax(-1) == labels).sum().float()])
+        return super().forward(labels, pixel_values=scaled.to(self.model.dtype))

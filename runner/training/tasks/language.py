@@ -23,10 +23,7 @@ from runner.config.run_config import RunConfig
 from runner.data.store import LabelledRows, Rows
 from runner.inputs import ModelInput
 from runner.training.tasks import flex
-from runner.training.tasks.base import Batch, load_model
-
-IGNORED = -100
-"""The label of a place where nothing is predicted, as in `torch.nn.functional.cross_entropy`."""
+from runner.training.tasks.base import IGNORED, Batch, Task, load_model
 
 LOGITS_AT_ONCE = 2**26
 """The most logits that are held at a time: 256 MiB in float32."""
@@ -68,7 +65,7 @@ def _positions(documents: NDArray[np.int64]) -> NDArray[np.int64]:
     return everywhere - np.maximum.accumulate(np.where(begins, everywhere, 0), axis=1)
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """Masked-lm and causal-lm, except what is predicted: a subclass has `__init__` and `collate`.
 
     Args:
@@ -77,22 +74,9 @@ class LanguageTask:
         model: the bundle's model.
     """
 
-    module: nn.Module
-
     def __init__(self, auto: Any, config: RunConfig, model: ModelInput) -> None:
         self.model, self.note = load_model(auto, config, model)
         self._first = first_position(self.model.config)
-
-    def num_predictions(self, batch: Batch) -> int:
-        """Tokens to predict."""
-        return int((batch["labels"] != IGNORED).sum())
-
-    def num_tokens(self, batch: Batch) -> int:
-        """Tokens that are not padding."""
-        for name in ("attention_mask", "documents"):
-            if name in batch:
-                return int((batch[name] > 0).sum())
-        return batch["input_ids"].numel()
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss and perplexity of the validation split."""

@@ -10,13 +10,12 @@ and much of the time.
 from __future__ import annotations
 
 import math
-from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.data.store import Rows
@@ -24,7 +23,7 @@ from runner.data.tokenizing import load_tokenizer, word_begins
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample, sample_rng
 from runner.training.tasks import language
-from runner.training.tasks.base import Batch
+from runner.training.tasks.base import IGNORED, Batch
 
 # Model type -> the attribute that holds the head (transformers' modeling files).
 HEADS = {
@@ -52,7 +51,7 @@ class MaskedLM(language.LanguageTask):
         super().__init__(AutoModelForMaskedLM, config, model)
         kind = self.model.config.model_type
         self._head = HEADS.get(kind)
-        head = partial(_part, name=self._head) if self._head else None
+        head = attrgetter(self._head) if self._head else None
         self.module = language.Language(
             self.model, causal=False, head=head, smoothing=config.label_smoothing
         )
@@ -65,7 +64,7 @@ class MaskedLM(language.LanguageTask):
         something is.
         """
         ids = rows.ids.copy()
-        labels = np.full_like(ids, language.IGNORED)
+        labels = np.full_like(ids, IGNORED)
         for row, sample in enumerate(samples):
             # Without the padding: a sample gets the same mask, however far it is padded in its
             # batch.
@@ -124,14 +123,10 @@ def guessed_positions(
         share: of the tokens that are guessed.
     """
     flat = labels.reshape(-1)
-    positions = np.flatnonzero(flat != language.IGNORED)
+    positions = np.flatnonzero(flat != IGNORED)
     if not static:
         return positions
     usual = share * flat.size + 2 * math.sqrt(share * (1 - share) * flat.size)
     number = 32 * math.ceil(max(usual, len(positions)) / 32)
-    others = np.flatnonzero(flat == language.IGNORED)[: number - len(positions)]
+    others = np.flatnonzero(flat == IGNORED)[: number - len(positions)]
     return np.concatenate([positions, others])
-
-
-def _part(model: Any, name: str) -> nn.Module:
-    return getattr(model, name)  # type: ignore[no-any-return]

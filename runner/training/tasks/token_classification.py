@@ -15,8 +15,8 @@ import torch
 from runner.config.run_config import RunConfig
 from runner.data.store import Facts
 from runner.inputs import ModelInput
-from runner.training.tasks.classification import Classification, Classify, f1, scores
-from runner.training.tasks.language import IGNORED
+from runner.training.tasks.base import IGNORED
+from runner.training.tasks.classification import Classification, Classify, f1
 
 _SPAN = re.compile(r"([BIES])-(.+)")
 _OUTSIDE = 4  # the place of `O`, after those of B, I, E and S
@@ -42,7 +42,7 @@ class TokenClassification(Classification):
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss and accuracy of the words; precision, recall and F1 of spans, or F1 of classes."""
         number = len(self.names)
-        found = scores(sums[: 2 + 3 * number], count, number)
+        found = super().metrics(sums[: 2 + 3 * number], count)
         if not self._has_spans:
             return found
         right, predicted, true = sums[-3:]

@@ -89,7 +89,7 @@ def test_the_advice_is_what_has_not_been_tried_yet(
     config = RunConfig.load(cluster.write("oom", **settings))
     plan = decide(config, GPT2_LARGE, A100, world_size)
     text = "CUDA out of memory. Tried to allocate 20.00 MiB."
-    fault = explain(torch.OutOfMemoryError(text), config, GPT2_LARGE, plan, A100, "rank 0")
+    fault = explain(torch.OutOfMemoryError(text), config, plan, A100, "rank 0")
     assert [words for words in advice if words not in fault.remedy] == [], fault.remedy
     assert absent not in fault.remedy
     assert fault.exit_code == 5
@@ -99,7 +99,7 @@ def test_the_advice_is_what_has_not_been_tried_yet(
 def test_memory_of_other_processes_is_reported(cluster: Cluster) -> None:
     config = RunConfig.load(cluster.write("oom", engine={"name": "ddp"}))
     plan = decide(config, GPT2_LARGE, A100, 2)
-    fault = explain(torch.OutOfMemoryError(CUDA), config, GPT2_LARGE, plan, A100, "rank 1")
+    fault = explain(torch.OutOfMemoryError(CUDA), config, plan, A100, "rank 1")
     assert "12.00 GiB by process 4711 (see nvidia-smi)" in fault.message
 
 

@@ -15,6 +15,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
 from runner.training.engines import Engine, make_engine
-from runner.training.tasks.causal_lm import _output_embedding
 from runner.training.tasks.language import Language
 
 RANKS = 2
@@ -90,7 +90,9 @@ def small() -> nn.Module:
         vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    return Language(GPT2LMHeadModel(settings), causal=True, head=_output_embedding)
+    return Language(
+        GPT2LMHeadModel(settings), causal=True, head=methodcaller("get_output_embeddings")
+    )
 
 
 def batch(part: int, rank: int) -> dict[str, torch.Tensor]:

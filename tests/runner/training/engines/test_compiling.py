@@ -54,7 +54,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
-    monkeypatch.setattr("runner.training.engines._has_compiler", lambda: True)
     with torch._dynamo.config.patch(cache_size_limit=8):
         yield captured
     torch._dynamo.reset()

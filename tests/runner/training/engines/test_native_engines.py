@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -86,26 +85,6 @@ def test_what_is_compiled_takes_the_same_steps(results: dict[str, Any], tmp_path
             assert [loss for loss, _ in found["steps"]] == pytest.approx(
                 [loss for loss, _ in results[case]["steps"]]
             )
-
-
-def test_without_a_compiler_nothing_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-    from torch import nn
-
-    from runner.job.plan import TrainingPlan
-    from runner.training.engines import make_engine
-
-    (tmp_path / "run.yaml").write_text(RUN_FILE)
-    for name in ("CC", "CXX"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    config = RunConfig.load(tmp_path / "run.yaml", ["compile=true", "engine.name=ddp"])
-    with pytest.raises(UsageError, match="needs a C\\+\\+ compiler"):
-        make_engine(
-            nn.Linear(2, 2), config, TrainingPlan(8, 1, 1, 1, 1, "fp32", 0, ()), torch.device("cpu")
-        )
 
 
 def test_ddp_names_weights_that_take_no_part_in_the_loss(tmp_path: Path, ranks: Ranks) -> None:
@@ -259,18 +238,6 @@ def test_only_what_is_trained_is_updated_and_vectors_do_not_decay() -> None:
     assert [id(p) for p in matrices["params"]] == [id(module[0].weight)]
     assert [id(p) for p in vectors["params"]] == [id(module[0].bias)]
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
-
-
-def test_an_optimizer_that_is_not_installed_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from torch import nn
-
-    from runner.training.components.optimization import make_optimizer
-
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(UsageError, match="adamw_8bit needs bitsandbytes"):
-        make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="adamw_8bit"))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ def module_of(kind: str, layout: str = "alone") -> tuple[Any, dict[str, Any]]:
     """The model of a kind with the loss that its task makes, and a batch with padding."""
     import torch
 
-    from runner.training.tasks import causal_lm, language, masked_lm
+    from runner.training.tasks import language, masked_lm
 
     model, causal = small_model(kind), kind not in ENCODERS
     given = (
@@ -26,12 +27,12 @@ def module_of(kind: str, layout: str = "alone") -> tuple[Any, dict[str, Any]]:
     labels[:, ::3] = -100
     batch = {"input_ids": given.ids, "labels": labels}
     if causal:
-        module = language.Language(model, causal=True, head=causal_lm._output_embedding)
+        module = language.Language(model, causal=True, head=methodcaller("get_output_embeddings"))
     else:
         batch["guessed"] = masked_lm.guessed_positions(labels, static=True)
 
         def head(model: Any) -> Any:
-            return masked_lm._part(model, masked_lm.HEADS[kind])
+            return getattr(model, masked_lm.HEADS[kind])
 
         module = language.Language(model, causal=False, head=head)
     tensors = {name: torch.from_numpy(value) for name, value in batch.items()}
