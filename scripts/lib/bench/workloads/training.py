@@ -67,7 +67,7 @@ def training_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
     """All workloads; the bundle is made when the context is entered."""
     texts = lines_like_wikitext(text for part in paragraphs().values() for text in part)
     (folder / "texts.json").write_text(json.dumps(texts))
-    _make_bundle(folder, texts)
+    make_bundle(folder, texts)
     without = [] if _computes_bf16() else [WITHOUT_BF16]
     yield [
         _training(folder, "fp32", skipped=without),
@@ -103,7 +103,7 @@ def lines_like_wikitext(paragraphs: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
-def _make_bundle(folder: Path, texts: list[str]) -> None:
+def make_bundle(folder: Path, texts: list[str]) -> None:
     import csv
 
     for name, times in (("text", 1), ("long", REPEAT)):
@@ -210,7 +210,7 @@ def _preparing(folder: Path, texts: list[str]) -> Workload:
         return [Target("times as long", median_ratio(rounds, ours, theirs), 1.05, at_most=True)]
 
     size = sum(len(text.encode()) for text in texts) * REPEAT
-    settings = _settings(folder, "prepare", "fp32", dataset="long")
+    settings = write_settings(folder, "prepare", "fp32", dataset="long")
     prepare = _program(folder, ours, "prepare", settings)
     return Workload(
         name="prepare",
@@ -230,7 +230,7 @@ def _ours(
     folder: Path, name: str, engine: str, precision: str, measured: str, **size: Any
 ) -> Candidate:
     key = f"{measured}-{precision}-{engine.strip('{}').replace(': ', '-')}"
-    settings = _settings(folder, key, precision, engine=engine, measured=measured, **size)
+    settings = write_settings(folder, key, precision, engine=engine, measured=measured, **size)
     return _program(folder, name, "train", settings)
 
 
@@ -243,7 +243,7 @@ def _program(folder: Path, name: str, program: str, settings: Path) -> Candidate
 def _theirs(
     folder: Path, name: str, program: str, precision: str, *, ranks: int = RANKS, **size: Any
 ) -> Candidate:
-    settings = _settings(folder, f"{program}-{precision}", precision, **size)
+    settings = write_settings(folder, f"{program}-{precision}", precision, **size)
     start = (
         ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
         if ranks > 1
@@ -260,7 +260,7 @@ def _environment() -> dict[str, str]:
     }  # fmt: skip
 
 
-def _settings(
+def write_settings(
     folder: Path,
     key: str,
     precision: str,
