@@ -88,10 +88,10 @@ def wait_for_rank_0(
     trouble, since = "", clock()
     while True:
         failure = read_failure(logs, 0) if logs else None
-        if failure is not None and failure.time > started - CLOCKS_DIFFER_S:
+        if logs and failure is not None and failure.time > started - CLOCKS_DIFFER_S:
             raise StageError(
                 f"rank 0 on {failure.host} failed before the ranks met.",
-                f"Its own error is in its log: {logs}/rank-0.log",
+                f"Its own error is in its log: {logs / 'rank-0.log'}",
                 exit_code=failure.code,
             )
         met = try_to_connect(address, port)

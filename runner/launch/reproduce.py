@@ -100,7 +100,7 @@ def reproduce(
     if role == "rank":
         raise UsageError(
             "runner train --reproduce starts its ranks itself.",
-            "Call it once, without srun, mpirun or torchrun.",
+            "Call it once, without srun or torchrun.",
         )
     planned = world_size(role, processes or ranks, environ)
     inside_slurm = "SLURM_JOB_ID" in environ
