@@ -65,6 +65,7 @@ _WANTED = {
     LOCK: "`stage lock MANIFEST` writes a lock.",
     CONDA_LOCK: "`stage env lock ENVIRONMENT.yml --profile PROFILE` writes one.",
     PROFILE: "`stage env probe`, run on the cluster, prints one.",
+    ENVIRONMENT: "It has `channels: [conda-forge]` and `dependencies: [python=3.11]`.",
     REPORT: "`stage verify BUNDLE --report FILE` writes one.",
 }
 

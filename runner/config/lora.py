@@ -100,7 +100,7 @@ def check_lora(config: RunConfig, lines: Lines) -> None:
         "and train another model than the file names"
     )
     remedy = (
-        "Set engine: {name: ddp}, or {name: deepspeed, zero: 2}: "
+        "Set engine: {name: ddp}, or engine: {name: deepspeed, zero: 2}: "
         "quantised weights are small enough for each rank."
     )
     clashes = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import operator
 import re
@@ -458,13 +459,15 @@ class Reader:
             return "An entry is empty. `#` begins a comment in YAML: put such a line in quotes."
         if listed and isinstance(value, str | int | float):
             pair = isinstance(key.default, tuple) and len(key.default) == 2
-            return f"For instance: {list(key.default)}" if pair else f"Write a list: [{value}]"
+            written = json.dumps(value, ensure_ascii=False)  # YAML too, also of `*.bin`
+            return f"For instance: {list(key.default)}" if pair else f"Write a list: [{written}]"
         if isinstance(where[-1], int) and written:
             return f'Put each in quotes: "{written}"'
         if not like and str in options and isinstance(value, int | float):
             return f'Put it in quotes: {key.name}: "{written or value}"'
         if not like and {int, float} & {*options}:
-            example = 3 if {int, types.NoneType} & {*options} else 0.001
+            whole = {int, types.NoneType} & {*options}
+            example = max(3, int(key.at_least or 0)) if whole else 0.001
             like = f"Write a number: {key.name}: {example}"
         if {int, float} & {*options} and isinstance(value, str) and "," in value:
             array = f"runner submit RUN --array {dotted(where)}=A,B"

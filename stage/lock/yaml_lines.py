@@ -135,7 +135,7 @@ def _load(path: Path, wanted: str) -> tuple[dict[str, Any], Lines]:
     if not isinstance(data, dict):
         raise UsageError(
             f"{path}: expected `key: value` lines, found {_kind(data)}",
-            how_to_get(wanted) or "Begin with `format: 1`.",
+            how_to_get(wanted) or "Write `key: value`.",
         )
     return data, lines
 

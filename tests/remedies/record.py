@@ -1,4 +1,4 @@
-"""Writes `not_obeyed.txt` again: known reasons stay, and a new remedy is `open`."""
+"""Writes `not_obeyed.txt` again: known reasons stay; a new remedy is `open`, which is no reason."""
 
 from __future__ import annotations
 

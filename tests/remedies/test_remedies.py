@@ -33,7 +33,6 @@ REASONS = {
     "hub": "needs a Hub, a server or a proxy that answers so",
     "index": "needs an index of packages",
     "nodes": "needs Slurm, another launcher or several nodes (tests/site)",
-    "open": "could be obeyed here, and is not yet",
     "shows": "shows where to look, and changes nothing",
     "system": "needs another disk, right, program or limit of the system",
 }
@@ -126,6 +125,11 @@ RUN_FILES = (
     Case(KEYS, "Remove it, or set engine.name", {"engine": {"name": "ddp", "zero": 2}}),
     Case(ENGINE, "Write wrap: ", {"engine": {"name": "fsdp", "wrap": {"layers": "Block"}}}),
     Case(LORA, "Add `lora: ", {"quantization": {"bits": 4}}),
+    Case(
+        LORA,
+        "Set engine: {name: ddp}, or",
+        {"engine": {"zero": 3}, "lora": {}, "quantization": {"bits": 4}},
+    ),
     Case(KEYS, "Remove it, or", {"lora": {}, "quantization": {"bits": 8, "double": False}}),
     Case(LORA, "Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
     Case(KEYS, "Remove it, or set task", {"task": "causal-lm", "whole_words": True}),
@@ -275,7 +279,7 @@ def test_a_remedy_of_a_run_file_leads_on(case: Case) -> None:
     for key, value in ways:
         where = re.search(rf"`([a-z_]+)\.{key}`", caught.value.message)
         group = next((g for g, of in reversed(case.entry.items()) if isinstance(of, dict)), "")
-        in_group = "." not in key and key not in (*SMALLEST, "lora", "quantization")
+        in_group = "." not in key and key not in (*SMALLEST, *case.entry, "lora")
         full = f"{where[1]}.{key}" if where else f"{group}.{key}" if in_group and group else key
         load(changed(settings, full, value))
 

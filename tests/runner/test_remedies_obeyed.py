@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,18 +15,19 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from runner.cli import main as runner
 from runner.config.run_config import RunConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import recipes
+from runner.data.tokenizing import load_tokenizer
 from runner.errors import StageError, UsageError
 from runner.inputs import resolve
-from runner.job import installed, with_torch
+from runner.job import installed, with_torch, without_torch
 from runner.job.check import _check_patience
 from runner.job.findings import Findings
-from runner.job.model import check_files
+from runner.job.model import check_files, check_model
 from runner.job.partition import Partition
 from runner.job.plan import sequence_length
 from runner.job.shapes import shape_of, weight_shapes
@@ -305,3 +307,107 @@ def test_where_there_is_no_slurm_the_script_can_be_shown(
     run = [str(cluster.write()), "--bundle", str(cluster.bundle)]
     shown = CliRunner().invoke(runner, [*words[1:], *run])
     assert shown.exit_code == 0 and shown.stdout.startswith("#!/bin/bash"), shown.output
+
+
+def called(*words: str) -> Result:
+    """`runner` in this process."""
+    before = dict(os.environ)
+    try:
+        return CliRunner().invoke(runner, words, prog_name="runner")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@obeys("runner/cli/__init__.py", "`{}` is a key of the run file: write it there, or --set")
+@obeys("runner/cli/__init__.py", "{} --help. The bundle is an option (--bundle FOLDER), and a")
+@obeys("runner/cli/options.py", "Give it: --bundle {}; or set it once: export {}=FOLDER")
+@obeys("stage/lock/reader.py", "For instance: {} | Write a list: [{}]", "Give one. Several are")
+@obeys("stage/file_kinds.py", "`runner init TASK --bundle BUNDLE` writes a run file.")
+@obeys("runner/config/data.py", "Give one of: {prompt: COLUMN, response: COLUMN}, {messages:")
+@obeys(INPUTS, "Give an --output outside the bundle.")
+def test_options_and_values_are_written_as_their_remedies_say(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(cluster.folder)
+    monkeypatch.delenv("AIRLIFT_BUNDLE", raising=False)
+    bundle, run, submit = str(cluster.bundle), str(cluster.write()), ("submit", "--print")
+    refused = called(*submit, run, "--bundle", bundle, "--steps", "5").output
+    override = in_it(refused, r"--set steps=").split()
+    assert called(*submit, run, "--bundle", bundle, override[0], f"{override[1]}5").exit_code == 0
+    option = in_it(called(*submit, run, bundle).output, r"--bundle(?= FOLDER)")
+    assert called(*submit, run, option, bundle).exit_code == 0
+    for name in "ab":
+        Path(name).symlink_to(cluster.bundle)
+    refused = called(*submit, run).output
+    first = in_it(refused, r"--bundle \S+?(?=;)").split()
+    assert called(*submit, run, *first).exit_code == 0
+    monkeypatch.setenv(in_it(refused, r"(?<=export )\w+"), bundle)
+    assert called(*submit, run).exit_code == 0
+    inside = (*submit, run, "--output")
+    outside = in_it(called(*inside, f"{bundle}/output").output, "outside the bundle")
+    assert called(*inside, str(cluster.folder / outside)).exit_code == 0
+
+    lists = yaml.safe_load(in_it(remedy_of(cluster, lora={"targets": "*.query"}), r"\[.*\]"))
+    RunConfig.load(cluster.write(lora={"targets": lists}))
+    number = in_it(remedy_of(cluster, sequence_length=4), r"(?<=sequence_length: )\d+")
+    load(cluster, sequence_length=int(number))
+    betas = yaml.safe_load(in_it(remedy_of(cluster, optimizer={"betas": 0.9}), r"\[.*\]"))
+    load(cluster, optimizer={"betas": betas})
+    several = in_it(remedy_of(cluster, optimizer={"lr": "1e-4,3e-4"}), r"runner submit .*")
+    words = several.replace("RUN", run).replace("A,B", "1e-4,3e-4").split()
+    assert called(*words[1:], "--print").exit_code == 0
+
+    Path("empty.yaml").write_text("")
+    line = in_it(called("check", "empty.yaml").output, "runner init TASK --bundle BUNDLE")
+    line = line.replace("TASK", "masked-lm").replace("BUNDLE", bundle)
+    begun = called(*line.split()[1:], "-o", "begun.yaml")
+    assert begun.exit_code == 0 and RunConfig.load(Path("begun.yaml")), begun.output
+
+    chat = {"task": "instruction", "model": {"asset": "tiny-gpt2"}}
+    ways = re.findall(r"\{[^{}]*(?:\{\w+\}[^{}]*)?\}", remedy_of(cluster, **chat))
+    assert len(ways) == 3
+    for way in ways:
+        RunConfig.load(cluster.write(**chat, dataset={"asset": "numbers", **yaml.safe_load(way)}))
+
+
+@obeys("runner/job/model.py", "Set task: {} | Use another")
+@obeys("runner/job/without_torch.py", "Tokenizer and model do not belong together: stage both")
+@obeys("runner/job/without_torch.py", "If that is not intended: {}{}", "Look at these rows: in")
+def test_a_model_gets_its_task_and_its_tokenizer(cluster: Cluster) -> None:
+    def checked(**changes: Any) -> None:
+        config = load(cluster, **changes)
+        check_model(config, resolve(config, cluster.bundle).model)
+
+    for asset, task in (("tiny-bert", "causal-lm"), ("tiny-gpt2", "masked-lm")):
+        run = {"model": {"asset": asset}, "task": task}
+        with pytest.raises(UsageError) as caught:
+            checked(**run)
+        checked(**{**run, "task": in_it(caught.value.remedy, r"(?<=task: )[\w-]+")})
+
+    config = RunConfig.load(cluster.write())
+    model = resolve(config, cluster.bundle).model
+    tokenizer, found = load_tokenizer(model), Findings()
+    without_torch.compare(found, "masked-lm", model, tokenizer, 10, "vocab_size")
+    without_torch.compare(found, "masked-lm", model, tokenizer, 10**6, "vocab_size")
+    remedies = [error.remedy for error in found.errors] + [one.remedy for one in found.others]
+    assert all("both from one repository" in remedy for remedy in remedies) and len(remedies) == 2
+    found = Findings()
+    rows = model.settings["vocab_size"]
+    without_torch.compare(found, "masked-lm", model, tokenizer, rows, "vocab_size")
+    assert found.errors == found.others == []
+
+    data = {"asset": "numbers", "format": "{text}"}
+    run = {"task": "instruction", "model": {"asset": "tiny-gpt2"}}
+    said = samples(cluster, dataset=data, sequence_length=8, **run)
+    cut = yaml.safe_load(f"{{{in_it(said, 'too_long: cut')}}}")
+    assert samples(cluster, dataset={**data, **cut}, sequence_length=8, **run) == ""
+    assert samples(cluster, dataset=data, sequence_length=64, **run) == "", "a longer one"
+
+
+def samples(cluster: Cluster, **changes: Any) -> str:
+    """The remedy for samples of which nothing is learned; empty: there is none."""
+    config, found = load(cluster, **changes), Findings()
+    wanted = recipes(config, resolve(config, cluster.bundle), config.sequence_length or 0)
+    without_torch._write_samples(found, config, wanted["train"][0])
+    return "".join(one.remedy for one in found.others)

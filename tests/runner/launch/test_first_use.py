@@ -264,7 +264,7 @@ def test_a_disk_too_full_for_the_reason_of_a_failure_does_not_hide_it(
     ("changes", "words"),
     [
         ({"steps": "64"}, 'found the text `"64"` (remove the quotes)'),
-        ({"lora": {"targets": "query"}}, "Write a list: [query]"),
+        ({"lora": {"targets": "query"}}, 'Write a list: ["query"]'),
     ],
 )
 def test_a_value_of_another_kind_is_told_by_what_to_write(

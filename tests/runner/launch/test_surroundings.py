@@ -22,6 +22,7 @@ from runner.job.installed import for_tokenizer
 from runner.job.job import Job
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.stage.environment.check.packages import TORCH, write_packages
@@ -161,6 +162,7 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+@obeys("runner/job/surroundings.py", "A file that this line reads has the line ends of Windows")
 @pytest.mark.parametrize("fault", SHELLS)
 def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
     cluster: Cluster, login: Callable[[str], None], python: Path, fault: str
@@ -169,6 +171,10 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
     found = tried(cluster, slurm=slurm)
     assert len(found.errors) == 1
     assert all(word in said(found) for word in words), said(found)
+    if "Windows" in said(found):  # the line wrote the file, and reads it
+        line = in_it(said(found), r"sed -i '.*' FILE").replace("FILE", "~/x")
+        again = tried(cluster, slurm={"setup": [slurm["setup"][0], line, "true"]})
+        assert again.errors == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
 
 
 def test_a_cluster_whose_login_shell_has_no_module_is_told(

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from runner.cli import main
@@ -274,6 +275,7 @@ def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
 REQUIRED = {"bundle": {"verified": "required"}}
 
 
+@obeys("runner/job/check.py", "stage verify {}{}")
 def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +344,7 @@ def test_folders_that_changed_places_are_not_what_was_verified(
         assert "changed since it was verified" in said and f"stage verify {copy}" in said
 
 
+@obeys("runner/inputs/__init__.py", "Give the folder of the bundle that is asked for with --bundle")
 def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:
     bundle, another = terminal.cluster.bundle, "ab" * 32
     found = Bundle.open(bundle).id
@@ -349,16 +352,14 @@ def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:
     for command in ("train", "check", "prepare", "submit"):
         said = terminal.refused(command, "tiny.yaml", code=1)
         assert f"`bundle.id` asks for {another}" in said and f"bundle: {{id: {found}}}" in said
-    terminal.cluster.write(bundle={"id": found})
+    terminal.cluster.write(bundle=yaml.safe_load(in_it(said, r"(?<=bundle: )\{id: .*\}")))
     code, out, err = terminal.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
     assert code == 0, err
     assert f"stage verify {bundle} --id {found}" in out or "every byte verified" in out
     for wrong in (another[:12], another.upper(), f"sha256:{another}"):
         terminal.cluster.write(bundle={"id": wrong})
-        assert (
-            "tiny.yaml:" in (said := terminal.refused("check", "tiny.yaml"))
-            and "64 hex digits" in said
-        )
+        said = terminal.refused("check", "tiny.yaml")
+        assert "tiny.yaml:" in said and "64 hex digits" in said
 
 
 def test_a_real_process_refuses_with_a_message_too(cluster: Cluster) -> None:
