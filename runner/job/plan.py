@@ -64,6 +64,21 @@ class TrainingPlan:
     offload: str = "none"
 
 
+@dataclass(frozen=True)
+class MicroBound:
+    """What earlier starts of a run have shown of micro batches.
+
+    Attributes:
+        tried_with: what they were tried with; it counts only for the same.
+        most: larger ones did not fit.
+        why: what they ended with.
+    """
+
+    tried_with: Mapping[str, str]
+    most: int
+    why: str
+
+
 def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice | None]:
     """Returns the sequence length (tokens), and the choice if it was automatic.
 
@@ -122,6 +137,36 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
     return TrainingPlan(
         length, world_size, total, micro, accumulation, precision, zero, decided, offload
     )
+
+
+def can_be_smaller(config: RunConfig, plan: TrainingPlan) -> bool:
+    """Whether the micro batch is automatic and may be halved; a ds_config.json may decide it."""
+    is_theirs = config.batch.total == "auto" and (config.accumulation or 1) != 1
+    return config.batch.micro == "auto" and plan.micro > 1 and not is_theirs
+
+
+def with_micro(config: RunConfig, plan: TrainingPlan, bound: MicroBound) -> TrainingPlan:
+    """The plan with a micro batch that may fit: the same steps, less at once. Pure.
+
+    Args:
+        config: the run file, whose `batch.micro` is automatic.
+        plan: what `decide` has decided.
+        bound: what earlier starts have shown.
+    """
+    if not can_be_smaller(config, plan) or plan.micro <= bound.most:
+        return plan
+    share = plan.micro * plan.accumulation
+    micro = largest_divisor(share, bound.most)
+    reason = f"the largest divisor of {share} up to {bound.most}: {bound.why}"
+    accumulation = accumulation_of(config, plan.total, micro, plan.world_size)
+    new = (Choice("batch.micro", micro, reason), accumulation)
+    choices = {choice.key: choice for choice in (*plan.choices, *new)}
+    return replace(plan, micro=micro, accumulation=share // micro, choices=tuple(choices.values()))
+
+
+def largest_divisor(share: int, most: int) -> int:
+    """Returns the largest micro batch up to `most` that divides a rank's share of a step."""
+    return max(size for size in range(1, max(1, min(most, share)) + 1) if share % size == 0)
 
 
 def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
@@ -186,8 +231,7 @@ def check_batch(config: RunConfig, world_size: int) -> None:
         remedy = config.how_to_set("batch.global", nearest)
         if isinstance(micro, int) and total % world_size == 0:
             share = total // world_size
-            fitting = max(d for d in range(1, min(micro, share) + 1) if share % d == 0)
-            other = config.how_to_set("batch.micro", fitting)
+            other = config.how_to_set("batch.micro", largest_divisor(share, micro))
             remedy += f", or {other[0].lower()}{other[1:]}"
         raise UsageError(
             f"{config.place('batch.global')}: batch.global {total} does not divide among {what}.",
@@ -344,9 +388,7 @@ def _batch(
         if device.kind != "cpu":
             state = model_state(config, shape, zero, world_size, offload)
             fits, reason = largest_micro(config, shape, device, length, zero, state)
-        micro = max(
-            size for size in range(1, share + 1) if share % size == 0 and size <= max(1, fits)
-        )
+        micro = largest_divisor(share, fits)
         choices.append(
             Choice("batch.micro", micro, f"the largest divisor of {share} up to {fits}: {reason}")
         )

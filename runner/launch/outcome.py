@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from runner.errors import says_no_memory
@@ -63,12 +63,16 @@ class Outcome:
         exit_code: of the launcher.
         messages: lines for people, in order.
         report: lines that a rank wrote; they are printed first, as they are.
+        cause: what ended the first rank, in one line.
+        killed: by SIGKILL.
     """
 
     kind: Kind
     exit_code: int
     messages: tuple[str, ...] = ()
     report: tuple[str, ...] = ()
+    cause: str = ""
+    killed: bool = False
 
 
 def outcome_of(ended: Ended) -> Outcome:
@@ -95,7 +99,19 @@ def outcome_of(ended: Ended) -> Outcome:
             "submit the run again to resume from its last checkpoint",
         )
     code = 5 if from_outside else ended.code
-    return Outcome(kind, code if 0 < code <= 5 else 1, messages, report)
+    killed = ended.code == -signal.SIGKILL
+    cause = _cause(replace(ended, failure=None) if killed else ended)
+    return Outcome(kind, code if 0 < code <= 5 else 1, messages, report, cause, killed)
+
+
+def _cause(ended: Ended) -> str:
+    """The first sentence of an error, or the last line of a traceback; else how the rank ended."""
+    first = ended.failure
+    if first is None or first.consequence:
+        return ended.words.partition("; ")[0]
+    lines = first.text.strip().splitlines() or [ended.words]
+    line = lines[0] if lines[0].startswith("error: ") else lines[-1]
+    return line.removeprefix("error: ").partition(". ")[0]
 
 
 def _stopped(ended: Ended) -> tuple[str, ...]:

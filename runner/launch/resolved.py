@@ -22,8 +22,8 @@ from runner.data.recipe import data_key, recipes
 from runner.errors import Mistakes
 from runner.job.job import Job
 from runner.job.partition import Partition
-from runner.job.plan import TrainingPlan, sequence_length
-from runner.job.shapes import ModelShape, shape_of
+from runner.job.plan import MicroBound, TrainingPlan, sequence_length
+from runner.job.shapes import Device, ModelShape, shape_of
 from runner.run_folder.layout import RunFolder, write_json
 
 _NOT_PASSED_ON = (Mistakes, dict[str | None, Partition])
@@ -40,7 +40,9 @@ class Resolved:
         data: the key of the training data.
         attempt: counts the starts of the ranks by one launcher, from 1.
         options: of the work that the ranks do, by name.
+        bound: what earlier starts have shown of micro batches.
         plan: what `auto` means on the devices; None until rank 0 has decided.
+        device: of each rank, known with the plan.
         steps: optimizer steps of the whole run, known with the plan.
         notes: lines that rank 0 prints before the first step.
     """
@@ -51,7 +53,9 @@ class Resolved:
     data: str
     attempt: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    bound: MicroBound | None = None
     plan: TrainingPlan | None = None
+    device: Device | None = None
     steps: int = 0
     notes: tuple[str, ...] = ()
 
@@ -71,7 +75,9 @@ class Resolved:
             role: tuple(store_path(recipe, job.folder.stores) for recipe in several)
             for role, several in wanted.items()
         }
-        return Resolved(job, shape, stores, data_key(wanted["train"]), options=options)
+        bound = _read_bound(job.folder)
+        data = data_key(wanted["train"])
+        return Resolved(job, shape, stores, data, options=options, bound=bound)
 
     def decided(self) -> TrainingPlan:
         """The plan, after rank 0 has decided."""
@@ -87,6 +93,40 @@ def write(resolved: Resolved) -> None:
 def read(folder: RunFolder) -> Resolved:
     """Reads what this start has written to the run folder."""
     found: Resolved = _read(Resolved, json.loads(folder.resolved.read_text(encoding="utf-8")))
+    return found
+
+
+def tried_with(resolved: Resolved) -> dict[str, str]:
+    """What decides how much memory a micro batch takes, and how much there is."""
+    config, model, plan = resolved.job.config, resolved.job.inputs.model, resolved.decided()
+    device, engine = resolved.device, config.engine.name
+    assert device is not None
+    return {
+        "model": f"{model.source}@{model.commit}",
+        "task": config.task,
+        "sequence_length": str(plan.sequence_length),
+        "precision": plan.precision,
+        "engine": f"{engine}, stage {plan.zero}, offload {plan.offload}",
+        "optimizer": config.optimizer.name,
+        "lora": config.lora.describe() if config.lora else "",
+        "quantization": config.quantization.describe() if config.quantization else "",
+        "activation_checkpointing": str(config.activation_checkpointing),
+        "compile": str(config.compile),
+        "device": f"{device.name}, {device.memory} bytes",
+        "ranks": str(plan.world_size),
+    }
+
+
+def write_bound(folder: RunFolder, bound: MicroBound) -> None:
+    """Keeps what a start has shown of micro batches, for the next start of the run."""
+    write_json(folder.micro, _plain(bound))
+
+
+def _read_bound(folder: RunFolder) -> MicroBound | None:
+    try:
+        found: MicroBound = _read(MicroBound, json.loads(folder.micro.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # of another version, or none: the guess is tried again
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from runner.errors import print_line, say
 from runner.job import node_local
 from runner.job.job import Job
 from runner.launch.environment import STOPPED
+from runner.launch.first_steps import halve_micro
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
@@ -26,7 +27,9 @@ from runner.slurm.environment import tasks_per_node
 def start_work(
     resolved: Resolved, work: str, role: str, num_local: int, environ: Mapping[str, str]
 ) -> Outcome:
-    """Starts the ranks of a run, for one attempt at one kind of work, and waits for them.
+    """Starts the ranks of a run for one kind of work, and waits for them.
+
+    To train, they are started again where the first steps did not fit (`halve_micro`).
 
     Args:
         resolved: what is decided of it; is written into the run folder for rank 0.
@@ -42,7 +45,11 @@ def start_work(
     argv = rank_command(run, role, environ, "rank", str(run.folder.root), work)
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
     processes = None if role == "batch" else num_local
-    return start_ranks(argv, processes, run.folder, environ, hang_after_s=hang_after_s)
+
+    def again(outcome: Outcome) -> bool:
+        return work == "train" and halve_micro(run.folder, outcome, environ)
+
+    return start_ranks(argv, processes, run.folder, environ, again, hang_after_s=hang_after_s)
 
 
 def rank_command(run: Job, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
@@ -76,6 +83,7 @@ def start_ranks(
     processes: int | None,
     folder: RunFolder,
     environ: Mapping[str, str],
+    again: Callable[[Outcome], bool] = lambda _outcome: False,
     *,
     hang_after_s: float | None = None,
 ) -> Outcome:
@@ -85,11 +93,31 @@ def start_ranks(
         argv: the command of a rank.
         processes: the number of ranks on this machine; None: those of this Slurm job, by srun. A
             job that was stopped by a signal is requeued.
+        again: whether to start them once more after such an outcome, of which nothing is printed.
         hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
 
     Raises:
         StageError: as for `run_batch`; before a rank was started.
     """
+    while again(outcome := _run(argv, processes, folder, environ, hang_after_s)):
+        pass
+    for line in outcome.report:
+        print(line, file=sys.stderr)
+    for line in outcome.messages:
+        say(line)
+    if outcome.kind == "stopped" and processes is None:
+        requeue(job_of(environ))
+    return outcome
+
+
+def _run(
+    argv: Sequence[str],
+    processes: int | None,
+    folder: RunFolder,
+    environ: Mapping[str, str],
+    hang_after_s: float | None,
+) -> Outcome:
+    """Runs the ranks once; returns how they ended."""
     stopped = folder.root / STOPPED
     stopped.unlink(missing_ok=True)
     job = None if processes is not None else job_of(environ)
@@ -110,10 +138,4 @@ def start_ranks(
         )
     )
     stopped.unlink(missing_ok=True)
-    for line in outcome.report:
-        print(line, file=sys.stderr)
-    for line in outcome.messages:
-        say(line)
-    if outcome.kind == "stopped" and job is not None:
-        requeue(job)
     return outcome

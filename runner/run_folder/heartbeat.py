@@ -92,12 +92,16 @@ class Heartbeat:
     Attributes:
         logs: their folder.
         started: the time of their creation, in seconds since 1970.
+        tries: whether the steps are a trial of an automatic `batch.micro`.
     """
+
+    tries = False
 
     def __init__(self, logs: Path, rank: int) -> None:
         logs.mkdir(parents=True, exist_ok=True)
         self.logs, self.started, self._rank = logs, time.time(), rank
         self._count, self._phase, self._written = 0, "", 0.0
+        self._shown = ("", False)
         self._main_thread = threading.main_thread().ident or 0
         self._worked = 0.0
         self._when_asked: Callable[[], None] | None = None
@@ -113,13 +117,13 @@ class Heartbeat:
         """Records progress and the phase; writes the file at most once per `PULSE_EVERY_S`."""
         self._count += 1
         now = time.monotonic()
-        if phase == self._phase and now - self._written < PULSE_EVERY_S:
+        shown = (phase, self.tries)
+        if shown == self._shown and now - self._written < PULSE_EVERY_S:
             return
-        self._phase, self._written = phase, now
+        self._phase, self._written, self._shown = phase, now, shown
         self._worked = self._cpu_time()
-        line = json.dumps(
-            {"count": self._count, "phase": phase, "pid": os.getpid(), "host": socket.gethostname()}
-        )
+        pulse = {"count": self._count, "phase": phase, "tries": self.tries, "pid": os.getpid()}
+        line = json.dumps({**pulse, "host": socket.gethostname()})
         os.pwrite(self._file, f"{line:<200}\n".encode(), 0)
 
     def when_asked_for_stacks(self, work: Callable[[], None]) -> None:
@@ -194,6 +198,12 @@ def read_pulse(logs: Path, rank: int) -> Mapping[str, object] | None:
     except (OSError, ValueError):
         return None
     return pulse if isinstance(pulse, dict) else None
+
+
+def tries(logs: Path) -> bool:
+    """Whether the last heartbeat of any rank was in a trial of `batch.micro`."""
+    ranks = (int(path.stem.removeprefix("rank-")) for path in logs.glob("rank-*.pulse"))
+    return any((read_pulse(logs, rank) or {}).get("tries") for rank in ranks)
 
 
 def read_failure(logs: Path, rank: int) -> Failure | None:

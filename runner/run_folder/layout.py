@@ -54,6 +54,11 @@ class RunFolder:
         return self.root / "resolved.json"
 
     @property
+    def micro(self) -> Path:
+        """Which micro batches did not fit (`runner.launch.first_steps`)."""
+        return self.root / "micro.json"
+
+    @property
     def environment(self) -> Path:
         """A record of the machine, the versions and the job."""
         return self.root / "environment.json"

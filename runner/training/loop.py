@@ -161,6 +161,7 @@ class Trainer:
             self.evaluate()
         while not self.is_at_end() and not self.should_stop:
             self.train_step()
+            self.phases.first_steps.count()
             self.state.evaluation_due = self.schedule.evaluates_after(self.step)
             ends_epoch = self.schedule.ends_epoch(self.step)
             is_due = self.checkpoints.is_due(self.step, ends_epoch=ends_epoch)

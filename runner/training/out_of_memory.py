@@ -8,7 +8,7 @@ import torch
 
 from runner.config.run_config import RunConfig
 from runner.errors import NoMemoryError, human_size, says_no_memory
-from runner.job.plan import TrainingPlan
+from runner.job.plan import TrainingPlan, largest_divisor
 from runner.job.shapes import Device
 
 # torch's own words: what it asked for, and what other processes have.
@@ -73,11 +73,10 @@ def explain(
 
 def _options(config: RunConfig, plan: TrainingPlan) -> list[str]:
     """What to set so that a rank needs less memory, the cheapest first."""
-    found, share = [], plan.total // plan.world_size
-    smaller = [size for size in range(1, plan.micro // 2 + 1) if share % size == 0]
-    if smaller:
-        lowered = config.how_to_set("batch.micro", smaller[-1])
-        found.append(f"{lowered} (the same steps, less at once)")
+    found = []
+    if plan.micro > 1:
+        smaller = largest_divisor(plan.micro * plan.accumulation, plan.micro // 2)
+        found.append(f"{config.how_to_set('batch.micro', smaller)} (the same steps, less at once)")
     if not config.activation_checkpointing:
         found.append("set activation_checkpointing: true (a third more computing)")
     if more := _partition_more(config, plan):

@@ -21,12 +21,13 @@ from torch.distributed.distributed_c10d import Store
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
-from runner.errors import IncompleteError, LostPeerError, StageError
+from runner.errors import IncompleteError, LostPeerError, NoMemoryError, StageError, UsageError
 from runner.inputs import running_tree, unreadable
-from runner.job.plan import check_step, decide, num_steps
+from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
 from runner.job.shapes import Device
+from runner.launch.environment import RANK_FLAG
 from runner.launch.rank import Rank
-from runner.launch.resolved import Resolved, write
+from runner.launch.resolved import Resolved, tried_with, write
 from runner.processes import threads_variable
 from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
@@ -49,7 +50,7 @@ from runner.training.components.throughput import StepClock
 from runner.training.engines import make_engine
 from runner.training.loop import Trainer
 from runner.training.out_of_memory import explain, is_out_of_memory
-from runner.training.reporting import Phases
+from runner.training.reporting import FirstSteps, Phases
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
 from runner.training.schedule import Schedule
@@ -59,6 +60,9 @@ from runner.training.tasks import task_named
 def to_the_end(trainer: Trainer) -> None:
     """Trains from the newest valid checkpoint, if there is one, to the exported model."""
     trainer.resume()
+    if can_be_smaller(trainer.config, trainer.plan):
+        trainer.phases.first_steps.begin(trainer.device)
+        trainer.ranks.barrier()  # each has seen what is free before another takes of it
     if trainer.run():
         trainer.export()
 
@@ -116,10 +120,7 @@ def train(
             raise disk_error(fault, brief.bundle, folder, step) from None
         except (RuntimeError, MemoryError) as error:
             if whole is not None and is_out_of_memory(error):
-                when = f"after step {trainer.step}" if trainer else "while loading"
-                config, plan = whole.job.config, whole.decided()
-                where = f"rank {place.rank}, {when}"
-                raise explain(error, config, plan, facts, where) from None
+                raise _no_memory(error, whole, trainer, facts, place.rank) from None
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
@@ -128,6 +129,23 @@ def train(
                 "Run the same command again: it resumes from the last checkpoint.",
             ) from None
         dist.destroy_process_group()
+
+
+def _no_memory(
+    error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, rank: int
+) -> NoMemoryError:
+    """Explains a lack of memory. Nobody starts the ranks of another launcher again with a smaller
+    micro batch: they end with 2, because the run file has to say it.
+    """
+    when = f"after step {trainer.step}" if trainer else "while loading"
+    config, plan = whole.job.config, whole.decided()
+    if trainer is not None:
+        trainer.phases.first_steps.lift()
+    fault = explain(error, config, plan, device, f"rank {rank}, {when}")
+    is_ours = os.environ.get(RANK_FLAG) == "1"
+    if trainer is not None and trainer.phases.first_steps.are_tried and not is_ours:
+        fault.exit_code = UsageError.exit_code
+    return fault
 
 
 def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Resolved:
@@ -155,7 +173,10 @@ def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Re
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
         steps = num_steps(config, sequences, plan.total)
-        whole = replace(resolved, plan=plan, steps=steps, notes=tuple(notes))
+        whole = replace(resolved, plan=plan, device=device, steps=steps, notes=tuple(notes))
+        bound = whole.bound
+        if bound is not None and bound.tried_with == tried_with(whole):
+            whole = replace(whole, plan=with_micro(config, plan, bound))
         write(whole)
         return whole
 
@@ -227,7 +248,7 @@ def start(
         schedule=Schedule(config, resolved.steps, plan.total, len(order)),
         state=state,
         clock=clock,
-        phases=Phases(observer, heartbeat, memory, ranks, config.compile),
+        phases=Phases(observer, heartbeat, memory, ranks, config.compile, FirstSteps(heartbeat)),
         companions=companions,
         origin=origin,
     )

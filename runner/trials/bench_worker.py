@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from runner.data.store import Stores
+from runner.job.host_memory import data_limit
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
 from runner.training.evaluation import evaluate
@@ -95,7 +96,6 @@ def _limit_memory(memory_gib: float | None) -> None:
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, memory_gib * 2**30 / total), device)
         return
-    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
-    share = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks
-    limit = int(memory_gib * 2**30 if memory_gib is not None else 0.8 * share)
+    share = data_limit(int(os.environ["LOCAL_WORLD_SIZE"]), os.environ)
+    limit = int(memory_gib * 2**30) if memory_gib is not None else share
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

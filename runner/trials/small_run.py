@@ -16,7 +16,7 @@ from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe, recipes
 from runner.inputs import Inputs, ModelInput
-from runner.job.host_memory import host_memory
+from runner.job.host_memory import free_on_machine, host_memory
 from runner.job.job import Job
 from runner.job.memory import state_needed
 from runner.job.plan import decide, sequence_length
@@ -158,10 +158,4 @@ def memory_needed(config: RunConfig, model: ModelInput) -> int:
 
 def memory_here(environ: Mapping[str, str]) -> int:
     """Bytes of this machine's memory that are free for this user's processes."""
-    free = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):
-        pass
-    return min([host_memory(environ), *free])
+    return min([host_memory(environ), *free_on_machine()])

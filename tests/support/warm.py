@@ -18,6 +18,7 @@ import gc
 import io
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -198,6 +199,8 @@ def _be(wish: dict[str, Any]) -> int:
     import traceback
 
     os.chdir(wish["folder"])
+    for kind, limits in wish["limits"]:
+        resource.setrlimit(kind, limits)
     os.environ.clear()
     os.environ.update(wish["environ"])
     if torch := sys.modules.get("torch"):

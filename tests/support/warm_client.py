@@ -71,6 +71,7 @@ def client(python: str, sockets: str, here: list[object]) -> NoReturn:
         "environ": dict(os.environ),
         "folder": os.getcwd(),  # noqa: PTH109
         "python": sys.argv[0],
+        "limits": [(kind, resource.getrlimit(kind)) for kind in LIMITS],
     }
     text = json.dumps(wish).encode()
     connection.sendmsg(

@@ -35,3 +35,24 @@ def test_a_lack_of_memory_is_known_and_nothing_else_is_taken_for_one(
     ended: Ended, kind: str
 ) -> None:
     assert outcome_of(ended).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        (
+            Ended(in_job=False, code=5, failure=failure(text="error: rank 1: 2.5 GiB. Set x.")),
+            "rank 1: 2.5 GiB",
+        ),
+        (
+            Ended(in_job=False, code=1, failure=failure(text="Traceback:\n  f\nMemoryError\n")),
+            "MemoryError",
+        ),
+        (
+            Ended(in_job=False, code=-9, words="rank 1 was ended; x", failure=failure()),
+            "rank 1 was ended",
+        ),
+    ],
+)
+def test_what_ended_the_first_rank_is_one_sentence(ended: Ended, cause: str) -> None:
+    assert outcome_of(ended).cause == cause

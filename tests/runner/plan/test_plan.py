@@ -14,7 +14,15 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job import installed
 from runner.job.memory import activation_bytes, state_needed
-from runner.job.plan import TrainingPlan, check_batch, decide, num_steps, sequence_length
+from runner.job.plan import (
+    MicroBound,
+    TrainingPlan,
+    check_batch,
+    decide,
+    num_steps,
+    sequence_length,
+    with_micro,
+)
 from runner.job.shapes import Device, ModelShape
 
 GIB = 2**30
@@ -334,3 +342,29 @@ def test_their_accumulation_is_kept_where_nothing_else_decides_the_batch(run_fil
     theirs.write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3}')
     plan = planned(run_file, A100, 4, "engine.config=ds_config.json")
     assert (plan.total, plan.micro, plan.accumulation) == (24, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "most", "micro", "accumulation"),
+    [
+        (["batch.global=32"], 4, 4, 4),
+        (["batch.global=32"], 8, 8, 2),  # what it begins with
+        (["batch.global=32"], 100, 8, 2),
+        (["batch.global=12"], 4, 3, 2),  # 4 does not divide a share of 6
+        (["batch.global=32"], 1, 1, 16),
+        (["batch.global=32", "batch.micro=16"], 4, 16, 1),  # the user's
+    ],
+)
+def test_what_did_not_fit_bounds_an_automatic_micro_batch_and_no_other(
+    run_file: Path, overrides: list[str], most: int, micro: int, accumulation: int
+) -> None:
+    config = RunConfig.load(run_file, overrides)
+    plan = decide(config, of_size(0.001), CPU, 2)
+    bounded = with_micro(config, plan, MicroBound({}, most, "8 did not fit"))
+    assert (bounded.micro, bounded.accumulation) == (micro, accumulation)
+    kept = ("total", "precision", "zero")
+    assert [getattr(bounded, key) for key in kept] == [getattr(plan, key) for key in kept]
+    assert len(bounded.choices) == len(plan.choices)
+    if micro < plan.micro:
+        assert reason(bounded, "batch.micro").endswith(f"up to {most}: 8 did not fit")
+        assert reason(bounded, "accumulation").endswith(f"2 ranks x {micro} x {accumulation}")
