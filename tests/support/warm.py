@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -61,20 +61,35 @@ client({python!r}, {sockets!r}, {here!r})
 
 HOOK = "TESTS_HOOK"
 """The variable with code that each fork runs first."""
-_FACTORY: list[pytest.TempPathFactory] = []
-_SUITE: list[int] = []
-"""The process with which the servers end. A test may fork before it needs them first."""
+
+
+class _Suite(NamedTuple):
+    """The test run, before a test has changed anything. A test may be the first to need a server.
+
+    Attributes:
+        process: the one with which the servers end.
+    """
+
+    factory: pytest.TempPathFactory
+    process: int
+    python: str
+    environ: dict[str, str]
+    surroundings: list[object]
+
+
+_SUITES: list[_Suite] = []
 
 
 def provide(factory: pytest.TempPathFactory) -> None:
     """Called once by each worker of a test run."""
-    _FACTORY.append(factory)
-    _SUITE.append(os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid())
+    process = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    environ = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    _SUITES.append(_Suite(factory, process, sys.executable, environ, surroundings()))
 
 
 def warm_python() -> str:
     """A Python that starts ranks warm. The server starts when the first one is needed."""
-    return str(once(_FACTORY[-1], "warm", _start_server) / "bin/python")
+    return str(once(_SUITES[-1].factory, "warm", _start_server) / "bin/python")
 
 
 def start_children_warm(patch: pytest.MonkeyPatch) -> None:
@@ -93,6 +108,7 @@ def start_children_warm(patch: pytest.MonkeyPatch) -> None:
 
 def _start_server(folder: Path) -> None:
     """Makes a virtual environment around the client, and starts the server."""
+    suite = _SUITES[-1]
     (folder / "bin").mkdir()
     venv = Path(sys.prefix)
     (folder / "pyvenv.cfg").write_text((venv / "pyvenv.cfg").read_text())
@@ -101,9 +117,9 @@ def _start_server(folder: Path) -> None:
     client_file.write_text(
         CLIENT.format(
             folder=str(Path(__file__).parent),
-            python=os.path.realpath(sys.executable),
+            python=os.path.realpath(suite.python),
             sockets=str(folder),
-            here=surroundings(),
+            here=suite.surroundings,
         )
     )
     client_file.chmod(0o755)
@@ -112,13 +128,18 @@ def _start_server(folder: Path) -> None:
     (folder / "bin/runner").write_text(f"#!{client_file}\n{runner}")
     (folder / "bin/runner").chmod(0o755)
     for kind in IMPORTS:
-        command = [sys.executable, "-m", "tests.support.warm", str(folder), kind, str(_SUITE[-1])]
+        module = [suite.python, "-m", "tests.support.warm"]
         with open(folder / f"{kind}.log", "wb") as log:
-            subprocess.Popen(
-                command, cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=log, env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
+            server = subprocess.Popen(
+                [*module, str(folder), kind, str(suite.process)],
+                cwd=Path(__file__).parents[2],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=suite.environ,
                 start_new_session=True,
-            )  # fmt: skip
+            )
+        (folder / f"{kind}.pid").write_text(str(server.pid))
 
 
 def serve(folder: str, kind: str, suite: int) -> None:

@@ -125,6 +125,14 @@ def _connect(meeting: str) -> socket.socket:
             connection.connect(meeting)
             return connection
         except (FileNotFoundError, ConnectionRefusedError):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or not _is_there(meeting):
                 raise
             time.sleep(0.05)
+
+
+def _is_there(meeting: str) -> bool:
+    """Whether the server of a socket runs. Its log is beside it."""
+    with contextlib.suppress(OSError):
+        number = open(f"{meeting}.pid").read()  # noqa: SIM115
+        return open(f"/proc/{number}/stat").read().rpartition(")")[2].split()[0] != "Z"
+    return False
