@@ -141,7 +141,7 @@ class Hub:
             raise UsageError(
                 "the token of the Hub has a space, a quote or a letter that no token has.",
                 "Copy it again: export HF_TOKEN=hf_...; or look at the file that `hf auth login` "
-                "wrote, ~/.cache/huggingface/token",
+                f"wrote, {constants.HF_TOKEN_PATH}",
             )
         # With telemetry, the client asks huggingface.co (whatever our endpoint is) for parts of its
         # User-Agent, and behind a firewall it waits for the answer.

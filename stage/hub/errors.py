@@ -21,7 +21,6 @@ from huggingface_hub.errors import (
 
 from stage.download.retry import AttemptFailed
 from stage.errors import IncompleteError, StageError, UsageError, suggest
-from stage.paths import names_a_local_path
 
 # What huggingface_hub raises on a malformed answer.
 MALFORMED = (
@@ -71,9 +70,7 @@ class HubErrors:
         if isinstance(error, HFValidationError):
             return UsageError(
                 f"{what}: `{id}` is not the name of a repository: {error}",
-                f"For a folder on this machine, write `path: {id}`."
-                if names_a_local_path(id)
-                else "",
+                "Check the spelling (org/name).",
             )
         status, headers = error.response.status_code, error.response.headers
         if status == 401 and self._has_token:
@@ -112,7 +109,7 @@ class HubErrors:
             return UsageError(
                 f"{what}: {path} of {id} is not there any more (HTTP {status}).",
                 "Its commit may have been deleted: "
-                "run again with --update to take the repository's current commit.",
+                "run again with --update ASSET to take the repository's current commit.",
             )
         return IncompleteError(
             f"{what}: HTTP {status} from {self._name}.", "Try again, or another --endpoint."

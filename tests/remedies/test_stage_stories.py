@@ -14,6 +14,9 @@ import yaml
 from click.testing import CliRunner
 
 from runner.cli import main as runner
+from runner.config.run_config import RunConfig
+from runner.inputs import resolve
+from stage import verify
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
 from stage.environment.spec.environment_yml import EnvironmentSpec
@@ -22,6 +25,7 @@ from stage.lock.manifest import Manifest
 from tests.remedies.obeyed import in_it, obeys
 from tests.remedies.test_stories import bundle, here, remedy_of, run, works
 from tests.support.servers.web import serve
+from tests.support.staging import model_files
 
 __all__ = ["here"]
 VERIFIER = "stage/bundle/verifier.py"
@@ -219,3 +223,62 @@ def test_help_that_is_named_is_there() -> None:
     said = CliRunner().invoke(runner, ["train", "--bundle", "bundle"])
     words = in_it(said.output, "runner train --help").split()
     assert CliRunner().invoke(runner, words[1:]).exit_code == 0
+
+
+@obeys("stage/lock/manifest.py", "Give it one of: {}.", "Name at least one, for instance: assets:")
+@obeys("stage/lock/yaml_lines.py", "Write `key: value`.", "Give the file itself, and this folder")
+@obeys("stage/__init__.py", "Use one of: {}.")
+def test_what_there_is_to_choose_from_can_be_chosen() -> None:
+    Path("m.yaml").write_text("format: 1\nname: m\nassets: {}\n")
+    line = in_it(remedy_of(FETCH, 2), r"assets: \{.*\}\}")
+    Path("m.yaml").write_text(f"format: 1\nname: m\n{line}\n")
+    assert Manifest.load(Path("m.yaml")).requests.keys() == {"bert"}
+    values = {"url": "https://example.org/x.csv", "environment": "e.yml", "path": "a.txt"}
+    for wrong in ("bert", {"licence": "mit"}):
+        document = {"format": 1, "name": "m", "assets": {"a": wrong}}
+        Path("m.yaml").write_text(yaml.safe_dump(document))
+        kinds = in_it(remedy_of(FETCH, 2), r"(?<=one of: )[^.]*").split(", ")
+        assert {*values} < {*kinds}
+        for kind in kinds:
+            manifest({}, **{kind: values.get(kind, "acme/some")})
+            assert Manifest.load(Path("m.yaml")).requests.keys() == {"a"}
+
+    manifest({"a.txt": "x"}, path="a.txt")
+    good = Path("m.yaml").read_text()
+    Path("m.yaml").write_text(f"? [name]\n: m\n{good}")
+    assert in_it(remedy_of(FETCH, 2), "Write `key: value`")
+    Path("m.yaml").write_text(good)
+    works(FETCH)
+    assert "Give the path of the file" in remedy_of("fetch . -o b", 2)
+
+    with pytest.raises(UsageError) as caught:
+        verify("new", "thorough")
+    for level in in_it(caught.value.remedy, r"(?<=one of: )[^.]*").split(", "):
+        assert verify("new", level, quiet=True).ok
+
+
+@obeys("runner/inputs/__init__.py", "Its bytes are those that were fetched: correct the file at")
+def test_a_config_that_is_none_is_corrected_at_its_source() -> None:
+    Path("mine").mkdir()
+    for name, data in model_files(100).items():
+        Path("mine", name).parent.mkdir(exist_ok=True)
+        Path("mine", name).write_bytes(data)
+    good = Path("mine/config.json").read_text()
+    rows = {"path": "rows.csv", "convert": "csv"}
+    Path("rows.csv").write_text("text\na film\n")
+    assets = {"bert": {"path": "mine", "exclude": ["*.bin", "onnx/*"]}, "rows": rows}
+    Path("m.yaml").write_text(yaml.safe_dump({"format": 1, "name": "m", "assets": assets}))
+    run_file = {"format": 1, "task": "masked-lm", "model": {"asset": "bert"}}
+    run_file["dataset"] = {"asset": "rows"}
+    Path("run.yaml").write_text(yaml.safe_dump(run_file))
+    Path("mine/config.json").write_text(good.replace("}", ""))
+    works(FETCH)
+    with pytest.raises(UsageError, match="not JSON") as caught:
+        resolve(RunConfig.load(Path("run.yaml")), Path("new"))
+    Path("mine/config.json").write_text(good)
+    line = in_it(caught.value.remedy, r"stage fetch MANIFEST --update ASSET -o BUNDLE")
+    for word, value in {"MANIFEST": "m.yaml", "ASSET": "bert", "BUNDLE": "new"}.items():
+        line = line.replace(word, value)
+    works(f"{line} --no-offline-check")
+    model = resolve(RunConfig.load(Path("run.yaml")), Path("new")).model
+    assert (model.path / "config.json").read_text() == good

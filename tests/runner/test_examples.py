@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from runner.config.run_config import RunConfig
 from runner.inputs import SplitInput, resolve
 from runner.job.example_columns import choose
 from runner.job.examples import EXAMPLES
-from tests.support.staging import run_as
+from tests.remedies.obeyed import in_it, obeys
+from tests.support.staging import run_as, run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = [f"the film number {n} is longer than its title" for n in range(40)]
@@ -193,6 +195,23 @@ def test_a_file_that_is_there_is_never_overwritten() -> None:
     done = init("masked-lm")
     assert done.exit_code == 2 and "is there already" in done.output
     assert Path("masked-lm.yaml").read_text() == "mine\n"
+
+
+@obeys("runner/job/examples.py", "Its models: {}. Tasks that they fit", "Its datasets: {}; `stage")
+def test_what_a_bundle_fits_and_what_has_columns_is_named_and_can_be_taken(
+    bundle: Path, own_bundle: Path
+) -> None:
+    here = own_bundle / "bert-bundle"
+    said = " ".join(init("causal-lm", "--bundle", here, "-o", "x.yaml").output.split())
+    tasks = in_it(said, r"(?<=Tasks that they fit: )[^.]*").split(", ")
+    for task in tasks:
+        done = init(task, "--bundle", here, "-o", f"{task}.yaml")
+        wanting = done.exit_code == 2 and "no dataset in this bundle has columns" in done.output
+        assert done.exit_code == 0 or wanting, done.output
+    done = init("token-classification", "--bundle", here, "-o", "y.yaml")
+    assert done.exit_code == 2 and "reviews" in in_it(done.output, r"Its datasets: [^;]*")
+    show = shlex.split(in_it(" ".join(done.output.split()), r"stage show [^`]*"))
+    assert "kind" in run_here(*show[1:]).output
 
 
 def test_a_bundle_without_images_has_no_data_for_that_task(bundle: Path) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from runner.errors import UsageError
+from runner.errors import DamageError, UsageError
 from runner.job.job import Job
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
 
@@ -193,6 +194,47 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
         choose(run, "best")
     with pytest.raises(UsageError, match=f"There are: step-{step}|step-{step}"):
         choose(run, "step-77")
+
+
+@obeys(
+    "runner/trials/evaluate.py", "Name a split of the dataset: --set", "Name another split: --set"
+)
+@obeys("runner/trials/evaluate_worker.py", "Evaluate another one: --checkpoint step-N, or best.")
+def test_another_split_or_checkpoint_is_evaluated_as_the_remedies_say(
+    ended: object, shared_cluster: Cluster
+) -> None:
+    from runner.trials.evaluate import choose
+    from runner.trials.evaluate_worker import measure
+
+    root = Path(shutil.copytree(shared_cluster.output(), shared_cluster.output("copied")))
+    path = shared_cluster.write(steps=4, **SMALL)
+
+    def job(*sets: str) -> Job:
+        return Job.load(path, shared_cluster.bundle, root, list(sets))
+
+    for wrong in ("dataset.validation=null", "dataset.validation=5%"):
+        with pytest.raises(UsageError) as caught:
+            choose(job(wrong), None)
+        line = in_it(caught.value.remedy, r"(?<=--set )dataset.validation=NAME")
+        chosen = choose(job(line.replace("NAME", "validation")), None)
+        assert chosen.checkpoint is not None
+
+    step = chosen.checkpoint
+    newer = Path(shutil.copytree(step, step.with_name("step-7")))
+    max(newer.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
+    damaged = choose(job(), None)
+    assert damaged.checkpoint == newer
+    trainer = begun(damaged.run)
+    with pytest.raises(DamageError) as broken:
+        measure(trainer, checkpoint=str(newer))
+    trainer.observer.close()
+    option = in_it(broken.value.remedy, r"--checkpoint step-(?=N)").split()[1]
+    sound = choose(job(), f"{option}{step.name.partition('-')[2]}")
+    trainer = begun(sound.run)
+    measure(trainer, checkpoint=str(sound.checkpoint))
+    trainer.observer.close()
+    for folder in (root, sound.run.folder.root):
+        shutil.rmtree(folder)
 
 
 def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(

@@ -19,6 +19,7 @@ from stage.bundle.bundle import Bundle
 from stage.digests import sha256_of_bytes
 from stage.hub.remote_code import made_local, references, relative_imports
 from stage.sandbox import child
+from tests.remedies.obeyed import obeys
 from tests.support.servers.hubs import TestHub
 
 CONFIGURATION = b"""
@@ -101,8 +102,14 @@ from stage.sandbox import close_network
 assert close_network() is None
 from transformers import AutoModel
 import torch
+try:
+    AutoModel.from_pretrained(sys.argv[1])
+except ValueError as error:
+    from runner.exec.last_words import advice
+    print(advice(error), file=sys.stderr)
 model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
 assert type(model).__name__ == "TinyModel", model
+print()
 print(model(torch.ones(3)).tolist())
 """
 
@@ -112,12 +119,20 @@ def loaded(folder: Path, modules: Path) -> str:
     command, environment = child("stage.sandbox")
     environment |= {"HF_HOME": str(modules), "HF_MODULES_CACHE": str(modules / "modules")}
     done = subprocess.run(
-        [command[0], "-c", LOADS, str(folder)], env=environment, capture_output=True, text=True
+        [command[0], "-c", LOADS, str(folder)],
+        env=environment,
+        stdin=subprocess.DEVNULL,  # transformers asks there whether it may run the code
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert "`allow_code: true`" in done.stderr and "pass trust_remote_code=True" in done.stderr
+    return done.stdout.strip().splitlines()[-1]  # above it is the question of transformers
 
 
+@obeys(
+    "runner/exec/last_words.py", "the model has code of its own: `allow_code: true` in the manifest"
+)
 def test_own_code_is_refused_by_name_then_travels_pinned_and_loads(
     hub: TestHub, stage: Callable[..., Result], tmp_path: Path
 ) -> None:
