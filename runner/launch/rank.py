@@ -60,16 +60,21 @@ def find_role(environ: Mapping[str, str], processes: int | None) -> Role:
         raise over_job(environ) or error from None
 
 
+Find = Callable[[], RunFolder]
+
+
 @dataclass
 class Rank:
     """This process, a rank.
 
     Attributes:
         heartbeat: where it shows that it is alive; None until the run folder is known.
+        find: finds the run folder, where the rank was not told it: it reads the run file.
     """
 
     place: RankEnvironment
     heartbeat: Heartbeat | None = None
+    find: Find | None = None
 
     def enter(self, folder: RunFolder) -> Heartbeat:
         """Begins to report in a run folder."""
@@ -78,21 +83,25 @@ class Rank:
         return self.heartbeat
 
 
-def become_rank(folder: RunFolder | None, environ: Mapping[str, str]) -> Rank:
+def become_rank(
+    folder: RunFolder | None, environ: Mapping[str, str], find: Find | None = None
+) -> Rank:
     """Does what each rank does before torch is imported.
 
     It starts the heartbeat, sets the rank's variables in `os.environ` and installs the tripwire.
 
     Args:
         folder: of the run; None: not known yet.
+        find: finds it, for what the other ranks must know.
 
     Raises:
         UsageError: as for `rank_environment`.
     """
     try:
-        rank = Rank(rank_environment(environ))
+        rank = Rank(rank_environment(environ), find=find)
     except StageError as error:
-        if folder is not None and rank_number(environ) == 0:  # the other ranks wait for it
+        is_first = rank_number(environ) == 0  # the other ranks wait for it
+        if is_first and (folder := folder or (find and find())) is not None:
             Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
         raise
     place = rank.place
@@ -192,15 +201,19 @@ def end_rank(code: int) -> NoReturn:
 
 
 def run_rank(
-    folder: RunFolder | None, environ: Mapping[str, str], work: Callable[[Rank], int | None]
+    folder: RunFolder | None,
+    environ: Mapping[str, str],
+    work: Callable[[Rank], int | None],
+    find: Find | None = None,
 ) -> NoReturn:
     """Is a rank: does its work, and ends the process. Every rank of every command is started so.
 
     Args:
         folder: of the run; None: a rank of another launcher, which learns it from rank 0.
         work: returns the exit code; none: 0. It imports torch itself; this module does not.
+        find: finds the run folder of such a rank, where others must know how it failed.
     """
-    rank = become_rank(folder, environ)
+    rank = become_rank(folder, environ, find)
     try:
         check_interfaces(rank.place, environ)
         code = work(rank)
@@ -222,7 +235,11 @@ def give_up(rank: Rank, text: str, error: Exception) -> NoReturn:
     # A thread that cannot start has no memory for its stack.
     is_short = fault is not None and not isinstance(error, StageError | RecursionError)
     launched = os.environ.get(RANK_FLAG) == "1"
-    number, heartbeat = rank.place.rank, rank.heartbeat
+    number = rank.place.rank
+    if number == 0 and rank.heartbeat is None and rank.find is not None:
+        with suppress(StageError, OSError):
+            rank.enter(rank.find())
+    heartbeat = rank.heartbeat
     if heartbeat is not None:
         try:
             heartbeat.fail(

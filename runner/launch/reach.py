@@ -27,6 +27,8 @@ LISTENS_S = 60.0
 """If rank 0 reports that it listens and refuses for this long, it listens elsewhere."""
 NO_WAY_S = 60.0
 """How long other errors than a refusal may last."""
+NO_LOGS_S = 55.0
+"""After this a rank reads the run file, to see whether rank 0 has failed."""
 SILENT_S = 1800.0
 """Rank 0 may need this long to import torch from a busy disk."""
 CLOCKS_DIFFER_S = 30.0
@@ -68,6 +70,7 @@ def wait_for_rank_0(
     logs: Path | None,
     *,
     started: float,
+    find_logs: Callable[[], Path] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Returns as soon as a process listens at rank 0's address.
@@ -77,6 +80,7 @@ def wait_for_rank_0(
         address: the address of rank 0, with its TCP port `port`.
         logs: the folder of the heartbeat files; None: not known yet.
         started: when this rank was started, in seconds since 1970.
+        find_logs: finds that folder; asked where rank 0 does not listen for a minute.
         clock: returns monotonic seconds.
 
     Raises:
@@ -98,6 +102,8 @@ def wait_for_rank_0(
         if not met:
             return
         now = clock()
+        if logs is None and find_logs is not None and now - alive > NO_LOGS_S:
+            logs = find_logs()
         if met != trouble:
             trouble, since = met, now
         seen = read_pulse(logs, 0) if logs else None

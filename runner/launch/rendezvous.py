@@ -76,6 +76,12 @@ def locate(
     if given and not means_first:
         if is_first:
             _check_is_own(given, hosts)
+        elif hosts and any(map(network.is_own, network.addresses_of(given))):
+            raise UsageError(
+                f"MASTER_ADDR={given} is {platform.node()}, and rank 0 runs on {hosts[0]}; was it "
+                "set for another job?",
+                UNSET,
+            )
         return Master(given, "MASTER_ADDR, as you set it")
     found = _on_shared_network(hosts, address_in_scheduler) if is_first else None
     for name in (given, *hosts[:1]) if found is None else ():

@@ -76,7 +76,7 @@ def be_rank_of_others(
             print_line(line)
         return outcome.exit_code
 
-    run_rank(None, environ, begin)
+    run_rank(None, environ, begin, lambda: load().folder)
 
 
 def _work(work: Work, lead: Lead, rank: Rank) -> RunFolder | None:

@@ -119,7 +119,15 @@ def open_store(rank: Rank) -> Store:
         if file is None and place.rank != 0:
             logs = rank.heartbeat.logs if rank.heartbeat else None
             started = rank.heartbeat.started if rank.heartbeat else time.time()
-            wait_for_rank_0(place.rank, place.master_addr, place.master_port, logs, started=started)
+            find = rank.find
+            wait_for_rank_0(
+                place.rank,
+                place.master_addr,
+                place.master_port,
+                logs,
+                started=started,
+                find_logs=find and (lambda: find().logs),
+            )
         where = f"file://{file}" if file else "env://"
         opened = rendezvous(where, place.rank, place.world_size, timeout=STEP_TIMEOUT)
         store: Store = next(opened)[0]

@@ -121,6 +121,19 @@ def test_a_rank_0_that_gave_up_ends_the_others_with_its_code(tmp_path: Path, por
     assert told.value.exit_code == 2
 
 
+def test_a_rank_that_was_told_no_folder_finds_out_after_a_while_that_rank_0_failed(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a launcher of others, where the folder is in the run file."""
+    monkeypatch.setattr(reach, "NO_LOGS_S", 0.5)
+    Heartbeat(tmp_path, 0).fail("error: no such column", 2, consequence=False)
+    with pytest.raises(StageError, match=r"rank 0 on .* failed") as told:
+        reach.wait_for_rank_0(
+            1, "127.0.0.1", port, None, started=time.time(), find_logs=lambda: tmp_path
+        )
+    assert told.value.exit_code == 2
+
+
 def test_what_rank_0_left_of_an_earlier_run_is_gone_when_it_starts(tmp_path: Path) -> None:
     Heartbeat(tmp_path, 0).fail("error: yesterday", 2, consequence=False)
     Heartbeat(tmp_path, 0)
@@ -187,6 +200,8 @@ def test_the_first_nodes_address_under_another_name_is_taken_and_anybody_elses_r
         UsageError, match=r"192\.0\.2\.77 is not an address on n1, where rank 0 runs"
     ):
         locate("192.0.2.77", ["n1", "n2"], 2, is_first=True)
+    with pytest.raises(UsageError, match=r"and rank 0 runs on n1; was it set for another job"):
+        locate(address, ["n1", "n2"], 2, is_first=False)
 
 
 def test_where_names_say_nothing_the_schedulers_addresses_are_asked() -> None:

@@ -28,6 +28,8 @@ def commands(
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         assert command is not None
+        if command.hidden:
+            continue
         yield (*names, name), command, group
         if isinstance(command, click.Group):
             yield from commands(command, *names, name)
