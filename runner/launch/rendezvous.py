@@ -78,8 +78,8 @@ def locate(
             _check_is_own(given, hosts)
         elif hosts and any(map(network.is_own, network.addresses_of(given))):
             raise UsageError(
-                f"MASTER_ADDR={given} is {platform.node()}, and rank 0 runs on {hosts[0]}; was it "
-                "set for another job?",
+                f"MASTER_ADDR={given} is an address of {platform.node()}, and rank 0 runs on "
+                f"{hosts[0]}; was it set for another job?",
                 UNSET,
             )
         return Master(given, "MASTER_ADDR, as you set it")
