@@ -32,6 +32,18 @@ def hook(name, arguments):
 sys.addaudithook(hook)
 """
 
+# Runs in every rank: the third step ends when the stop signal is here, however fast the steps are.
+WAIT_FOR_STOP = """
+import time
+from runner.training.loop import Trainer
+add_up = Trainer.add_up
+def add_up_then(trainer, summed, next_step):
+    while next_step == 4 and trainer.stop.received is None:
+        time.sleep(0.01)
+    return add_up(trainer, summed, next_step)
+Trainer.add_up = add_up_then
+"""
+
 
 @pytest.fixture(scope="module")
 def undisturbed(trained_at: Callable[[int], Path]) -> dict[int, Path]:
@@ -95,7 +107,7 @@ def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
 def stopped_by_ctrl_c(cluster: Cluster) -> None:
     """The launcher makes a run save and stop."""
     words = ("train", "tiny.yaml", "--processes", "2", "--set", "checkpoint.every=100")
-    process = cluster.start(*words, python=warm_python())
+    process = cluster.start(*words, python=warm_python(), **{HOOK: WAIT_FOR_STOP})
     wait_for(lambda: steps_done(cluster.output()) >= 1, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
