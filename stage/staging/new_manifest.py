@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage.convert.convert import chosen
-from stage.convert.csv_files import other_separator
 from stage.convert.formats import conversion_of, is_model
 from stage.errors import UsageError, as_shown, suggest_path
 from stage.files import human_count
@@ -100,6 +99,8 @@ def look_at(path: Path) -> LocalEntry:
     separator = None
     if convert == "csv":
         with suppress(OSError, ValueError):  # `fetch` says what is wrong with it
+            from stage.convert.csv_files import other_separator  # pyarrow takes a while
+
             separator = other_separator(path if path.is_file() else path / read[0])
     return LocalEntry(path, what, convert, separator)
 

@@ -104,6 +104,22 @@ def test_help_show_and_verify_import_nothing_heavy_and_no_network(
     assert "stage.cli" in imported and imported & (HEAVY | NETWORK) == set()
 
 
+def test_fetch_imports_nothing_heavy_where_nothing_is_converted(tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words/one.txt").write_text("one")
+    (tmp_path / "m.yaml").write_text("format: 1\nname: m\nassets:\n  words: {path: words}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, "fetch", "m.yaml", "-o", "bundle"],
+        env={**environment_of(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    slow = {"pyarrow", "pandas", "numpy", "torch"}
+    assert set(json.loads(done.stderr.splitlines()[-1])) & slow == set()
+
+
 def test_the_module_and_the_script_are_the_same_command(bundle: Path) -> None:
     script = Path(sys.executable).with_name("stage")
     for arguments in (["--help"], ["verify", str(bundle)], ["nothing"]):
