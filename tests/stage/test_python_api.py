@@ -165,20 +165,17 @@ def test_the_documentation_names_all_that_is_public() -> None:
         assert not missing
 
 
-def test_each_signature_of_the_documentation_is_there_with_the_defaults_of_the_command() -> None:
+def test_functions_of_the_documentation_have_the_defaults_of_the_command() -> None:
     """It named `runner.resolve`, which does not exist, and another default of `jobs`."""
     text = (ROOT / "docs/reference/python-api.md").read_text()
-    packages = {"stage": stage, "runner": runner}
-    titles = re.findall(r"^### (\w+)\.(\w+)$", text, re.MULTILINE)
-    assert len(titles) == 6
-    for package, name in titles:
-        function = getattr(packages[package], name)
-        assert f"    {package}.{name}(" in text
+    named = re.findall(r"^::: (stage|runner)\.(\w+)$", text, re.MULTILINE)
+    assert len(named) == 6
+    for package, name in named:
+        ours = inspect.signature(getattr({"stage": stage, "runner": runner}[package], name))
         command = commands.commands.get(name) if package == "stage" else None
-        ours = inspect.signature(function).parameters
         for option in command.params if command else ():
-            if option.name in ours and isinstance(option.default, bool | int | str):
-                assert option.default == ours[option.name].default, (name, option.name)
+            if option.name in ours.parameters and isinstance(option.default, bool | int | str):
+                assert option.default == ours.parameters[option.name].default, (name, option.name)
 
 
 def test_resolve_gives_the_lock_that_fetch_follows_and_writes_nothing(

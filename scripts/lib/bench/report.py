@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.bench.arithmetic import Target, cost_table, table, target_table
+from scripts.lib.bench.arithmetic import Target, cost_table, target_table
 from scripts.lib.bench.measure import Sample
 
 _STAGE = ("fetch-large", "fetch-many", "verify-four", "verify-small")
@@ -37,11 +37,11 @@ INTRODUCTION = """\
 How it measures. Candidates take turns, and each round begins with another one. Each number is a
 median over the rounds; the last column is the median of the *ratios within each round*, because the
 speed of a machine varies. Before a candidate that writes, its folder is emptied and the disk is
-synced, outside the time. CPU seconds are the kernel's account of the process and its descendants.
-Memory is the proportional set size (PSS) added up over the process tree, sampled every 20 ms; less
-often for large processes, which a sample stops. The Hub is on loopback, on the same cores as its
-clients, and sends with sendfile. All samples are in
-[benchmarks/results.json](benchmarks/results.json).
+synced, outside the time. CPU seconds are those of the process and its descendants. Memory is the
+proportional set size (PSS) of the process tree. The Hub is on loopback, on the same cores as its
+clients. All samples, and the version and command of each candidate, are in
+[benchmarks/results.json](benchmarks/results.json). A load above the number of cores means that
+other processes ran too.
 """
 
 
@@ -96,10 +96,8 @@ def page(results: Mapping[str, Result]) -> str:
 
 
 def section(result: Result) -> str:
-    """One workload: targets, costs, machine and versions."""
+    """One workload: targets, costs, date and machine."""
     rounds, (before, after) = len(result.rounds), result.load
-    versions = ", ".join(f"{tool} {version}" for tool, version in result.versions.items())
-    commands = [[name, f"`{command}`"] for name, command in result.commands.items()]
     parts = [
         f"## {result.title}\n",
         f"{result.note}\n",
@@ -107,13 +105,8 @@ def section(result: Result) -> str:
         cost_table(result.rounds, result.base, result.size, result.unit, result.per),
         f"![{result.title}](benchmarks/{result.name}.svg)\n",
         *(f"Left out: {reason}.\n" for reason in result.skipped),
-        f"{rounds} round{'' if rounds == 1 else 's'}. {_sentence(result.machine)} Load before and "
-        f"after: {before:.1f}, {after:.1f} (a load above the number of cores means that other "
-        "processes ran too).\n",
-        f"Versions: {versions}.\n",
-        "<details><summary>Commands</summary>\n",
-        table(["candidate", "command"], commands, numbers=False),
-        "</details>\n",
+        f"{rounds} round{'' if rounds == 1 else 's'}. {_sentence(result.machine)} "
+        f"Load before and after: {before:.1f}, {after:.1f}.\n",
     ]
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""What `--json` prints: one document, with the keys that docs/reference/json.md names."""
+"""What `--json` prints: one document, with the keys that docs/reference/exit-codes.md names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import stage.cli
 from tests.runner.conftest import RUN
 from tests.runner.folders import run_folder
 
-PAGE = Path(__file__).parents[3] / "docs/reference/json.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/exit-codes.md"
 
 
 def documented(command: str) -> tuple[set[str], set[str]]:

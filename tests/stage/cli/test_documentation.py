@@ -1,4 +1,7 @@
-"""docs/reference/stage/ knows every command, option, exit code and key, and no other."""
+"""docs/ knows every exit code, every key, and no option that is not there.
+
+`reference/commands.md` is made of the commands themselves: tests/test_docs.py.
+"""
 
 from __future__ import annotations
 
@@ -8,68 +11,51 @@ from pathlib import Path
 import click
 import pytest
 
-from stage.cli import main
+import runner.cli
+import stage.cli
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def commands() -> dict[str, click.Command]:
-    """Every command by what is typed after `stage`; those of a group as `env lock`."""
-    found: dict[str, click.Command] = {}
-    context = click.Context(main)
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        assert command is not None
-        found[name] = command
-        if isinstance(command, click.Group):
-            found |= {
-                f"{name} {inner}": inner_command
-                for inner, inner_command in command.commands.items()
-            }
-    return found
+PAGES = [
+    ROOT / "README.md",
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if "adr" not in p.parts),
+]
 
 
 def test_what_completion_needs_is_documented() -> None:
-    assert 'eval "$(_STAGE_COMPLETE=bash_source stage)"' in documentation()
-    assert 'eval "$(_RUNNER_COMPLETE=bash_source runner)"' in documentation()
+    text = (ROOT / "docs/reference/commands.md").read_text("utf-8")
+    assert 'eval "$(_STAGE_COMPLETE=bash_source stage)"' in text
+    assert 'eval "$(_RUNNER_COMPLETE=bash_source runner)"' in text
 
 
-def documentation() -> str:
-    texts = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return "\n".join(path.read_text(encoding="utf-8") for path in texts)
+def options(program: str, words: list[str]) -> tuple[str, set[str]] | None:
+    """The command that a line begins with, and its options; None for words that are no command."""
+    command: click.Command = {"stage": stage.cli.main, "runner": runner.cli.main}[program]
+    name = program
+    while isinstance(command, click.Group) and words:
+        inner = command.get_command(click.Context(command), words.pop(0))
+        if inner is None:
+            return None
+        command, name = inner, f"{name} {inner.name}"
+    return name, {
+        option for one in command.params for option in [*one.opts, *one.secondary_opts]
+    } | {"--help", "-h"}
 
 
-def command_pages() -> str:
-    pages = sorted((ROOT / "docs/reference/stage").glob("*.md"))
-    return "\n".join(path.read_text(encoding="utf-8") for path in pages)
-
-
-@pytest.mark.parametrize("name", sorted(commands()))
-def test_every_command_and_option_is_documented(name: str) -> None:
-    text = command_pages()
-    section = re.search(rf"^## `stage {name}.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert section, f"docs/reference/stage/ has no section on `stage {name}`"
-    options = {
-        option
-        for parameter in commands()[name].params
-        for option in parameter.opts
-        if option.startswith("-")
-    }
-    assert [
-        option
-        for option in sorted(options)
-        if not re.search(rf"(?<![\w-]){option}(?![\w-])", section[0])
-    ] == []
-
-
-def test_no_option_is_documented_that_is_not_there() -> None:
-    text = command_pages()
-    for name, section in re.findall(
-        r"^## `stage (env \w+|\w+)(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_page_calls_a_command_with_an_option_that_it_does_not_have(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    wrong = []
+    for line in re.findall(
+        r"`((?:stage|runner) [^`\n]+)`|^ {4}(.+)$", page.read_text("utf-8"), re.M
     ):
-        rows = set(re.findall(r"^\| `(-{1,2}[\w-]+)", section, re.MULTILINE))
-        real = {option for parameter in commands()[name].params for option in parameter.opts}
-        assert rows <= real, f"`stage {name}`"
+        for call in re.findall(r"(?:^|\s)(stage|runner) ([a-z][^|&;#]*)", " ".join(line)):
+            words = call[1].partition(" -- ")[0].split()
+            known = options(call[0], list(words))
+            used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+            if known and not used <= known[1]:
+                wrong.append(f"{known[0]}: {sorted(used - known[1])}")
+    assert wrong == []
 
 
 def test_every_exit_code_and_manifest_key_is_documented() -> None:
@@ -77,7 +63,7 @@ def test_every_exit_code_and_manifest_key_is_documented() -> None:
     from stage.lock.reader import keys_of
     from stage.lock.requests import KINDS
 
-    text = documentation()
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
     codes = {
         value.exit_code
         for value in vars(errors).values()
@@ -93,3 +79,24 @@ def test_every_exit_code_and_manifest_key_is_documented() -> None:
         "licences",
     }
     assert [key for key in sorted(keys) if f"`{key}" not in text] == []
+
+
+def test_every_key_of_a_run_file_is_documented() -> None:
+    from runner.config.run_config import RunConfig
+    from stage.lock.reader import keys_of
+
+    def named(component: type, where: str) -> list[str]:
+        found = []
+        for key in keys_of(component).values():
+            inner = key.component
+            found += named(inner, f"{key.name}.") if inner else [where + key.name]
+        return found
+
+    page = (ROOT / "docs/reference/run-file.md").read_text("utf-8")
+    slurm = (ROOT / "docs/slurm.md").read_text("utf-8")
+    missing = [
+        name
+        for name in named(RunConfig, "")
+        if not re.search(rf"[`.]{name.rpartition('.')[2]}`", slurm if "slurm." in name else page)
+    ]
+    assert missing == []

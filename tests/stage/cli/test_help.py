@@ -120,18 +120,6 @@ def test_commands_are_in_sections_with_summaries_on_one_line(
     assert [name for name, summary in rows if not summary.endswith(".")] == []
 
 
-def test_docs_stage_md_has_the_same_sections() -> None:
-    table = (ROOT / "docs/reference/stage/README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (laptop|between|cluster|both|) ?\| (\[.*?) \|", table, re.MULTILINE)
-    documented: dict[str, set[str]] = {}
-    where = ""
-    for place, cell in rows:
-        where = place or where
-        documented.setdefault(where, set()).update(re.findall(r"\[`(\w+)`\]", cell))
-    sections = {heading.lower(): set(names) for heading, names in stage._sections.items()}
-    assert sections == documented
-
-
 COMPLETE = """
 eval "$(_{upper}_COMPLETE=bash_source {program})"
 COMP_WORDS=({words})
@@ -151,7 +139,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ids=" ".join,
 )
 def test_bash_completes_commands_and_options(words: list[str], completed: list[str]) -> None:
-    """As docs/reference/stage/README.md says to set it up."""
+    """As docs/reference/commands.md says to set it up."""
     bash = shutil.which("bash")
     assert bash
     script = COMPLETE.format(upper=words[0].upper(), program=words[0], words=" ".join(words))
