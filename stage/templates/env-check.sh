@@ -92,12 +92,19 @@ check_machine() {
 
 check_gpu() {
     needs=$(field cuda)
-    if [ -z "$needs" ]; then
+    if grep -q '^ "provides": {' "$environment/env.json"; then
+        ok "its torch is the site's: bootstrap.sh compares what python3 has"
+        return 0
+    elif [ -z "$needs" ]; then
         ok "no CUDA in the environment, so no GPU is needed"
         return 0
     fi
     look_for_gpu
-    if [ -z "$cuda" ]; then
+    if [ -n "$other" ]; then
+        note "CUDA $needs in the environment; the GPU of this node is $other" \
+            "For such nodes, make one on the site's own torch: docs/howto/site-torch.md"
+        return 0
+    elif [ -z "$cuda" ]; then
         partition=$(gpu_partitions | sed -n '1s/ .*//p')
         note "CUDA $needs in the environment, and no GPU that answers on this node: not checked" \
             "On a node with one: srun -p ${partition:-PARTITION} --gres=gpu:1 -t 5 sh $0 --environment $environment"

@@ -2,6 +2,7 @@
 # Prints the profile of this node: what an environment for it must fit. Copy it back to where environments are locked:
 #     sh env-probe.sh > mycluster.yml
 #     srun -p gpu --gres=gpu:1 -t 5 sh env-probe.sh > mycluster.yml      (where the login node has no GPU)
+# Where python3 has torch (after `module load`, or inside the container), it also prints what that Python provides.
 # Needs sh and the usual small tools; no Python, no root, no network. Nothing is installed or changed, and no command
 # asked here can hold it up for longer than half a minute.
 set -u
@@ -136,9 +137,20 @@ capability_of_name() {
     esac
 }
 
-# Sets gpu, driver, cuda, capability, and others: further kinds of GPU on this node.
+# A GPU that is not NVIDIA's, by its maker's own tool.
+other_gpu() {
+    if have rocm-smi; then
+        limited rocm 20 rocm-smi --showproductname | sed -n 's/^.*Card [Ss]eries:[[:space:]]*//p' | sed -n 1p
+    elif have npu-smi; then
+        limited npu 20 npu-smi info | sed -n 's/^| *[0-9][0-9]* *\([0-9][0-9A-Za-z]*\) *| *OK.*$/Ascend \1/p' | sed -n 1p
+    elif have xpu-smi; then
+        limited xpu 20 xpu-smi discovery | sed -n 's/^.*Device Name: *\([^|]*[^ |]\) *|.*$/\1/p' | sed -n 1p
+    fi
+}
+
+# Sets gpu, driver, cuda, capability, others (further kinds of GPU on this node), and other (one that is not NVIDIA's).
 look_for_gpu() {
-    gpu='' driver='' cuda='' capability='' others=''
+    gpu='' driver='' cuda='' capability='' others='' other=''
     # What hangs or fails once is not asked again.
     if have nvidia-smi && said=$(limited smi 20 nvidia-smi); then
         cuda=$(printf '%s\n' "$said" | sed -n 's/^.*CUDA [A-Z ]*Version: *\([0-9][0-9]*\.[0-9][0-9]*\).*$/\1/p' | sed -n 1p)
@@ -158,6 +170,37 @@ look_for_gpu() {
     if [ -z "$cuda" ] && [ -n "$driver" ]; then
         cuda=$(cuda_of_driver "$driver")
     fi
+    [ -n "$gpu" ] || other=$(other_gpu)
+}
+
+# What the Python on PATH provides, if it has torch: torch, numpy, NVIDIA's and triton's parts, and what is compiled
+# against torch. Nothing else: an old version of the rest would hold everything back. Nothing is imported.
+provides() {
+    have python3 || return 0
+    # shellcheck disable=SC2016
+    limited python 30 python3 -s -c '
+import os, re, sys
+from importlib.metadata import distributions
+
+def compiled_for_torch(found):
+    needed = any(re.match(r"torch(?![\w.-])", text, re.I) and "extra ==" not in text for text in found.requires or ())
+    return needed and any(str(path).endswith(".so") for path in found.files or ())
+
+here = {}
+for found in distributions():  # the first of a name is the one that is imported
+    here.setdefault(re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower(), found)
+if "torch" not in here:
+    sys.exit()
+if os.path.isdir(os.path.join(sys.prefix, ".airlift")):
+    print("# %s is of an environment of airlift: without it, this prints what the site provides." % sys.executable)
+    sys.exit()
+known = re.compile("torch|numpy|nvidia-.*|triton|pytorch-triton.*")
+names = [name for name in sorted(here) if known.fullmatch(name) or compiled_for_torch(here[name])]
+print("# The torch of %s, for environments that are to use it:" % sys.executable)
+print("provides:\n  python: \"%d.%d.%d\"" % sys.version_info[:3])
+for name in sorted(names, key=lambda name: name not in ("torch", "numpy")):
+    print("  %s: \"%s\"" % (name, here[name].version))
+'
 }
 
 # "openmpi 4.1.5", from what the mpirun on PATH calls itself.
@@ -205,7 +248,8 @@ say_where_gpus_are() {
 
 # A name for the profile: the GPU's model in small letters (NVIDIA A800-SXM4-80GB: a800), or cpu.
 model() {
-    printf '%s' "${1:-cpu}" | sed 's/^NVIDIA //;s/^Tesla //;s/^GeForce //' | tr 'A-Z' 'a-z' | sed 's/[^a-z0-9].*$//'
+    printf '%s' "${1:-cpu}" | sed 's/^NVIDIA //;s/^Tesla //;s/^GeForce //;s/^AMD //;s/^Instinct //;s/^Ascend //' |
+        tr 'A-Z' 'a-z' | sed 's/[^a-z0-9].*$//'
 }
 
 # env-check.sh asks the same questions: it reads this file for its functions.
@@ -225,7 +269,7 @@ look_for_gpu
 
 echo "# Profile of $(uname -n), by env-probe.sh. What stands in quotes may be corrected by hand."
 echo "format: 1"
-echo "name: $(quoted "$(model "$gpu")")"
+echo "name: $(quoted "$(model "$gpu$other")")"
 echo "platform: $platform"
 echo "glibc: \"$glibc\""
 echo "linux: \"$(uname -r | first_version)\""
@@ -239,9 +283,12 @@ elif [ -n "$gpu" ]; then
     echo "# GPU $gpu, driver $driver: fill in what is not known here (developer.nvidia.com/cuda-gpus)."
     echo "# cuda: \"${cuda:-12.2}\""
     echo "# compute_capability: \"${capability:-8.0}\""
+elif [ -n "$other" ]; then
+    echo "gpu: $(quoted "$other")"
 else
     say_where_gpus_are
 fi
+provides
 mpi=$(mpi)
 [ -z "$mpi" ] || echo "mpi: $(quoted "$mpi")"
 if [ -n "${LOADEDMODULES:-}" ]; then

@@ -33,6 +33,7 @@ _HOW_TO_SEE = {
     "compute_capability": "nvidia-smi --query-gpu=compute_cap --format=csv",
 }
 _PROBE = "`stage env probe`, run on the cluster, prints a profile."
+_PRINTS_IT = "`sh env-probe.sh`, run after `module load` or in the container, prints them."
 
 
 def _version(key: str, default: Any) -> Any:
@@ -45,6 +46,26 @@ def _version(key: str, default: Any) -> Any:
         return text
 
     return setting(default, _PROBE if default is REQUIRED else "", convert=check)
+
+
+PROVIDED = re.compile(r"[a-z0-9][a-z0-9-]*==[0-9][A-Za-z0-9.+!_-]*")
+"""`NAME==VERSION` of what a site provides, as the shell scripts of its environment have it."""
+
+
+def _provided(found: dict[str, str]) -> dict[str, str]:
+    """What the site provides: normalised name (PEP 503) -> version."""
+    from packaging.utils import canonicalize_name  # clusters read this file without it
+    from packaging.version import InvalidVersion, Version
+
+    for name, version in found.items():
+        try:
+            Version(version)
+        except InvalidVersion:
+            raise WrongValueError(f": `{name}`: {version} is no version", _PRINTS_IT) from None
+    named = {str(canonicalize_name(name)): version for name, version in found.items()}
+    if named and not {"python", "torch"} <= named.keys():
+        raise WrongValueError("needs `python` and `torch`", _PRINTS_IT)
+    return named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +81,9 @@ class Profile:
         compute_capability: of the GPU ("8.0"); None: no GPU.
         gpu, mpi: their names, for messages.
         modules: names for `module load` in the site's jobs.
+        provides: name -> version of what the site's own Python has: `python` itself, `torch`,
+            `numpy` and what is compiled against them. Empty: environments bring their own.
+        lines: of its file.
     """
 
     path: Path = field(default=Path(), metadata=HIDDEN)
@@ -77,6 +101,12 @@ class Profile:
     gpu: str | None = None
     mpi: str | None = None
     modules: tuple[str, ...] = setting((), is_one=True)
+    provides: dict[str, str] = setting(
+        dict, like='provides: {python: "3.11.9", torch: "2.7.1+rocm6.3"}', convert=_provided
+    )
+    lines: Lines = field(
+        default_factory=lambda: Lines(Path()), metadata=HIDDEN, compare=False, repr=False
+    )
 
     @property
     def machine(self) -> str:
@@ -114,7 +144,7 @@ class Profile:
             with lines.mistakes:
                 _check_gpu(given, lines)
             profile = Reader(lines).read(Profile, {"name": path.stem, **given})
-            return replace(profile, path=path)
+            return replace(profile, path=path, lines=lines)
 
 
 def _check_gpu(data: Mapping[str, Any], lines: Lines) -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,75 @@ def test_where_the_login_node_has_no_gpu_the_command_that_has_one_is_said(node: 
     assert command in done.stdout
     assert "#   partition a800 gpu:a800:8" in done.stdout
     assert profile_of(node).compute_capability is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "printed", "gpu", "called"),
+    [
+        (
+            "rocm-smi",
+            "GPU[0]\t\t: Card Series: \t\tAMD Instinct MI250X\n"
+            "GPU[1]\t\t: Card Series: \t\tAMD Instinct MI250X",
+            "AMD Instinct MI250X",
+            "mi250x",
+        ),
+        (
+            "npu-smi",
+            "| NPU   Name                | Health        | Power(W)    Temp(C) |\n"
+            "| 0     910B3               | OK            | 93.4        45      |\n"
+            "| 0                         | 0000:C1:00.0  | 0           0 / 0   |",
+            "Ascend 910B3",
+            "910b3",
+        ),
+        (
+            "xpu-smi",
+            "| 0         | Device Name: Intel(R) Data Center GPU Max 1550    |",
+            "Intel(R) Data Center GPU Max 1550",
+            "intel",
+        ),
+    ],
+)
+def test_a_gpu_of_another_maker_is_named(
+    node: Node, tool: str, printed: str, gpu: str, called: str
+) -> None:
+    node.add(tool, f"cat <<'END'\n{printed}\nEND")
+    profile = profile_of(node)
+    assert (profile.gpu, profile.name, profile.cuda) == (gpu, called, None)
+    assert "no GPU that answers" not in node.run("env-probe.sh").stderr
+
+
+def test_a_python_with_torch_says_what_it_provides_and_no_more(node: Node, tmp_path: Path) -> None:
+    """Real distributions of this Python, and a site's folder before them."""
+    site = tmp_path / "module"
+    for name, more in (
+        ("torchvision-0.22.0a0+nv25", "Requires-Dist: torch==2.7.0a0\n"),
+        ("safe-1.0", "Requires-Dist: torch>=1; extra == 'torch'\n"),
+        ("torchmetrics-1.0", "Requires-Dist: torch>=1\n"),
+        ("Nvidia.NCCL_cu12-2.26", ""),
+        ("numpy-1.26.4", ""),
+    ):
+        info = site / f"{name}.dist-info"
+        info.mkdir(parents=True)
+        name, version = name.split("-")
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}"
+        (info / "METADATA").write_text(text)
+        library = f"{name}/_C.so,,\n" if name in ("torchvision", "safe") else f"{name}/a.py,,\n"
+        (info / "RECORD").write_text(library)
+    node.add("python3", f'exec {sys.executable} "$@"')
+    provided = profile_of(node, PYTHONPATH=str(site)).provides
+    assert provided.pop("python") == ".".join(map(str, sys.version_info[:3]))
+    assert provided.pop("torch") == version_of("torch")
+    ours = {"torchvision": "0.22.0a0+nv25", "nvidia-nccl-cu12": "2.26", "numpy": "1.26.4"}
+    assert {name: provided.get(name) for name in ours} == ours
+    assert not {"safe", "torchmetrics", "transformers", "sympy", "click"} & provided.keys()
+
+
+def test_an_environment_of_airlift_is_not_the_site(node: Node, tmp_path: Path) -> None:
+    (tmp_path / ".airlift").mkdir()
+    boot = f"import sys; sys.prefix = {str(tmp_path)!r}; exec(sys.argv.pop())"
+    node.add("python3", f'exec {sys.executable} -c "{boot}" "$3"')
+    assert "is of an environment of airlift" in node.run("env-probe.sh").stdout
+    assert profile_of(node).provides == {}
 
 
 def test_a_broken_driver_is_no_gpu(node: Node) -> None:

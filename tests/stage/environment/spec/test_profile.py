@@ -127,3 +127,24 @@ def test_the_nearest_file_is_offered_for_one_that_is_not_there(tmp_path: Path) -
     with pytest.raises(UsageError) as told:
         Profile.load(tmp_path / "nowhere" / "frontier")
     assert "stage env probe" in str(told.value.remedy)
+
+
+def test_what_a_site_provides_has_names_as_pip_compares_them(tmp_path: Path) -> None:
+    provided = '{python: "3.11.2", torch: "2.7.1+rocm6.3", Nvidia_NCCL.cu12: "2.26"}'
+    found = load(tmp_path, A800 + f"provides: {provided}\n")
+    expected = {"python": "3.11.2", "torch": "2.7.1+rocm6.3", "nvidia-nccl-cu12": "2.26"}
+    assert found.provides == expected
+
+
+@pytest.mark.parametrize(
+    ("provided", "words"),
+    [
+        ('{torch: "2.7.1"}', "`provides` needs `python` and `torch`, found"),
+        ('{python: "3.11", torch: two}', "`provides`: `torch`: two is no version"),
+        ('{python: 3.11, torch: "2.7.1"}', "`provides` must be `key: value` lines"),
+    ],
+)
+def test_what_a_site_cannot_provide(tmp_path: Path, provided: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, A800 + f"provides: {provided}\n")
+    assert words in caught.value.message and "p.yml:" in caught.value.message
