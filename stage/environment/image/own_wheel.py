@@ -86,6 +86,7 @@ def check_holds_airlift(lock: EnvironmentLock, where: str) -> None:
         UsageError: with the requirements to add.
     """
     packages = {str(canonicalize_name(p.name)): p.version for p in lock.packages}
+    packages |= lock.provides
     if unmet := unmet_requirements(packages, lock.python):
         raise UsageError(
             f"{where}: `stage` and `runner` will be in the environment, and the lock does not meet "

@@ -75,9 +75,12 @@ def lock_conda(
         kept: packages of an earlier lock, kept where that is possible.
 
     Raises:
-        UsageError: no solution, with the solver's message.
+        UsageError: no channels; no solution, with the solver's message.
         IncompleteError: a channel cannot be reached.
     """
+    if not spec.channels:
+        problem = f"{spec.place('channels')}: no channels."
+        raise UsageError(problem, "For example channels: [conda-forge]")
     asked = {dependency.name: dependency.text for dependency in spec.conda}
     asked.setdefault("pip", "pip")  # `conda-lock install` needs it for the other half
     if kept := _answering(asked, list(kept)):

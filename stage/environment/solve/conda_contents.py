@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.urls import without_secrets
@@ -34,20 +35,31 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Provided:
-    """A Python distribution inside a conda package.
+    """A Python distribution inside a conda package, or of the site's own Python.
 
     Attributes:
         name: normalised (PEP 503).
-        conda: the package's name.
+        conda: the package's name; empty: it is the site's.
         url: the address to ask for the package, perhaps with a token: kept out of `repr`.
         metadata: path of its METADATA inside the package.
+        place: file:line of the profile that names it.
     """
 
     name: str
     version: str
-    conda: str
-    url: str = field(repr=False)
-    metadata: str
+    conda: str = ""
+    url: str = field(default="", repr=False)
+    metadata: str = ""
+    place: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in a sentence."""
+        if self.conda:
+            return f"{self.name} {self.version} (`{self.conda}`) comes from conda."
+        found = Version(self.version)
+        early = f" By PEP 440 it comes before {found.base_version}." if found.is_prerelease else ""
+        return f"{self.name} {self.version} is the site's ({self.place}).{early}"
 
 
 def provided(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[Provided]:
@@ -74,9 +86,13 @@ def provided(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[
 def metadata_of(distribution: Provided) -> str:
     """The METADATA of a distribution in a conda package; streams the package up to that file.
 
+    Empty for one of the site.
+
     Raises:
         IncompleteError: the package cannot be reached.
     """
+    if not distribution.conda:
+        return ""
     answer = _ask({"one": {"url": distribution.url, "read": [distribution.metadata]}})
     return str(answer["one"]["texts"].get(distribution.metadata) or "")
 

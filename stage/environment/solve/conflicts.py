@@ -55,11 +55,11 @@ def uv_conflict(
 
     Args:
         message: the message of uv.
-        provided: name -> "version (conda package)" of what conda provides.
+        provided: name -> a sentence on what conda or the site provides.
         own_requirements: those of airlift, which uv calls "your requirements" too.
     """
     named = re.split(r"[^A-Za-z0-9._-]+", message.lower().replace("_", "-"))
-    notes = [f"{n} {what} comes from conda." for n, what in sorted(provided.items()) if n in named]
+    notes = [origin for name, origin in sorted(provided.items()) if name in named]
     if ours := [text for text in own_requirements if _name(text) in named]:
         notes.append(f"airlift, which is in every environment, requires {', '.join(ours)}.")
     listed = [f"`{r.text}` ({r.place})" for r in spec.pip.requirements if r.name in named][:6]

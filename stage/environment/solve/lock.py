@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from stage.environment.check.check import torch_limit, torch_that_fits, verdicts
 from stage.environment.check.needs import Needs
@@ -23,6 +24,11 @@ from stage.environment.solve.conda import Solver, choose_solver, lock_conda
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import address_to_ask, choose_indexes
 from stage.environment.solve.pip import lock_pip
+from stage.environment.solve.site import (
+    OLDER_THAN_ITS_NUMPY,
+    check_compiled,
+    provided_by_site,
+)
 from stage.environment.solve.uv import PipRequest
 from stage.environment.spec.conda_lock import EnvironmentLock, Package, made_by_stage
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
@@ -147,34 +153,43 @@ def _resolve(
     earlier = before.packages if before and before.platform == profile.platform else ()
     kept = [p for p in earlier if p.name not in moving]
     own = own_requirements()
-    conda_packages = before.of("conda") if before and answers(before, spec, profile) else []
-    if not conda_packages or moving & {p.name for p in conda_packages}:
-        reporter.note(f"conda packages: solved by {solver[1]}")
-        kept_conda = [p for p in kept if p.manager == "conda"]
-        conda_packages = lock_conda(spec, profile, solver, kept_conda, reporter)
     indexes = choose_indexes(spec.pip, os.environ)
-    addresses = {p.url: address_to_ask(p.url, spec, indexes) for p in conda_packages}
-    in_conda = provided(conda_packages, addresses)
+    conda_packages: list[Package] = []
+    if profile.provides:
+        there = provided_by_site(spec, profile)
+    else:
+        if before and answers(before, spec, profile):
+            conda_packages = before.of("conda")
+        if not conda_packages or moving & {p.name for p in conda_packages}:
+            reporter.note(f"conda packages: solved by {solver[1]}")
+            kept_conda = [p for p in kept if p.manager == "conda"]
+            conda_packages = lock_conda(spec, profile, solver, kept_conda, reporter)
+        addresses = {p.url: address_to_ask(p.url, spec, indexes) for p in conda_packages}
+        there = provided(conda_packages, addresses)
     if indexes.origin:
         reporter.note(f"pip packages: {indexes.origin}")
     request = PipRequest(
         spec=spec,
         profile=profile,
         own_requirements=own,
-        python=_python(conda_packages, spec, reporter),
-        provided=tuple(in_conda),
+        python=_python(conda_packages, spec, profile, reporter),
+        provided=tuple(there),
         indexes=indexes,
+        constraints=_old_numpy(profile),
         kept={p.name: p.version for p in kept if p.manager == "pip"},
         say=reporter.note,
     )
     pip_packages = _with_torch_that_runs(request, conda_packages)
-    _report_origins(in_conda, [*conda_packages, *pip_packages], reporter)
+    if profile.provides:
+        check_compiled(pip_packages, spec, profile)
+    _report_origins(there, [*conda_packages, *pip_packages], reporter)
     return EnvironmentLock(
         platform=profile.platform,
         content_hash=content_hash(spec, profile, own),
         channels=tuple(without_secrets(channel) for channel in spec.channels),
         sources=(Path(os.path.relpath(spec.path, path.parent)).as_posix(),),
         packages=(*conda_packages, *pip_packages),
+        provides=profile.provides,
     )
 
 
@@ -221,22 +236,32 @@ def _torch_indexes(request: PipRequest) -> set[str]:
     return {match[1] for text in addresses for match in re.finditer(r"/(cu\d{3})/?(?=\s|$)", text)}
 
 
-def _python(packages: Iterable[Package], spec: EnvironmentSpec, reporter: Reporter) -> str:
-    version = next(package.version for package in packages if package.name == "python")
+def _old_numpy(profile: Profile) -> tuple[str, ...]:
+    numpy = profile.provides.get("numpy")
+    return OLDER_THAN_ITS_NUMPY if numpy and Version(numpy) < Version("2") else ()
+
+
+def _python(
+    packages: Iterable[Package], spec: EnvironmentSpec, profile: Profile, reporter: Reporter
+) -> str:
+    place, version = spec.place("dependencies"), profile.provides.get("python", "")
+    if version:
+        place = profile.lines.place("provides", "python")
+    else:
+        version = next(package.version for package in packages if package.name == "python")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise UsageError(
-            f"{spec.place('dependencies')}: Python {version}: airlift, which is in every "
-            f"environment, needs {oldest}.",
+            f"{place}: Python {version}: airlift, which is in every environment, needs {oldest}.",
             f"Ask for python={oldest} or newer.",
         )
-    if not any(dependency.name == "python" for dependency in spec.conda):
+    if packages and not any(dependency.name == "python" for dependency in spec.conda):
         reporter.note(f"python {version}: the newest that fits the rest: {spec.path} names none")
     return version
 
 
 def _report_origins(
-    in_conda: Sequence[Provided], packages: Sequence[Package], reporter: Reporter
+    there: Sequence[Provided], packages: Sequence[Package], reporter: Reporter
 ) -> None:
     sdists = [f"{p.name} {p.version}" for p in packages if p.is_sdist]
     if sdists:
@@ -245,8 +270,8 @@ def _report_origins(
     if here:
         listed = join_limited(here, 5)
         reporter.note(f"from a folder of this machine, so this lock works only here: {listed}")
-    for found in in_conda:
-        reporter.detail(f"{found.name} {found.version}: from conda ({found.conda})")
+    for found in there:
+        reporter.detail(found.origin)
 
 
 def _check_fit(

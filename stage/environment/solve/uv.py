@@ -1,8 +1,8 @@
 """Runs uv for another machine: requirements -> a pylock document (PEP 751), or an error.
 
 It takes wheels only, except for packages that are published as source only (`Uv.permit_sources`).
-For each distribution that conda provides, uv gets an empty wheel of that version. So uv checks the
-requirements on it, and nothing is installed twice.
+For each distribution that conda or the site provides, uv gets an empty wheel of that version. So uv
+checks the requirements on it, and nothing is installed twice.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from stage.environment.check.check import torch_that_fits
 from stage.environment.check.torch_builds import index_of
@@ -52,7 +53,7 @@ class PipRequest:
     Attributes:
         own_requirements: the requirements of airlift itself.
         python: full version of the target's Python.
-        provided: the distributions that conda provides.
+        provided: the distributions that conda or the site provides.
         kept: name -> version of an earlier lock, kept where that is possible.
         constraints: constraints that airlift adds (`torch<2.11`).
         say: prints one line for the user.
@@ -96,17 +97,17 @@ class Uv:
         self.sources: set[str] = set(request.spec.pip.sdists)
 
     def write_stubs(self, extras: Mapping[str, set[str]]) -> None:
-        """Writes an empty wheel for each distribution that conda provides.
+        """Writes an empty wheel for each distribution that is provided.
 
-        conda solved its requirements already. Only the requirements of extras are written, because
-        conda has no extras.
+        conda or the site met its requirements already. Only the requirements of extras are
+        written, because conda has no extras.
 
         Args:
             extras: name -> the extras of it that pip requirements ask for.
         """
         lines = []
         for distribution in self.stubbed.values():
-            name, version = distribution.name, distribution.version
+            name, version = distribution.name, _as_in_a_file_name(distribution.version)
             headers = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             if extras.get(name):
                 headers += _extras(metadata_of(distribution))
@@ -246,7 +247,10 @@ class Uv:
             return self._without_wheel(name)
         if missing := missing_torch_index(request):
             return missing
-        provided = {d.name: f"{d.version} (`{d.conda}`)" for d in request.provided}
+        provided = {d.name: d.origin for d in request.provided}
+        if provided and request.profile.provides:
+            added = {Requirement(text).name: text for text in request.constraints}
+            provided |= {n: f"airlift adds {t} for the site's numpy." for n, t in added.items()}
         return uv_conflict(said, request.spec, provided, request.own_requirements)
 
     def _without_wheel(self, name: str) -> StageError:
@@ -283,7 +287,8 @@ def missing_torch_index(request: PipRequest) -> StageError | None:
     addresses = [line.rpartition(" ")[2].rstrip("/") for line in request.indexes.lines]
     for requirement in request.spec.pip.requirements:
         build = re.search(r"\+(cu\d+|cpu|rocm[\d.]+)$", requirement.text)
-        if build is None or not requirement.name.startswith("torch"):
+        is_torch = requirement.name.startswith("torch")
+        if build is None or not is_torch or requirement.name in request.profile.provides:
             continue
         if not any(address.endswith(f"/{build[1]}") for address in addresses):
             return UsageError(
@@ -292,6 +297,14 @@ def missing_torch_index(request: PipRequest) -> StageError | None:
                 f"Add a line to the pip section: `--extra-index-url {index_of(build[1])}`",
             )
     return None
+
+
+def _as_in_a_file_name(version: str) -> str:
+    """A version in a wheel's name, where `-` separates; the same one, if it is none of PEP 440."""
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        return version
 
 
 def requirements_without_wheel(said: str) -> dict[str, str]:

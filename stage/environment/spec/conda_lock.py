@@ -27,7 +27,7 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from stage.environment.spec.profile import MACHINES
+from stage.environment.spec.profile import MACHINES, PROVIDED
 from stage.errors import PolicyError, UsageError
 from stage.file_kinds import CONDA_LOCK, check_kind, suggest_file
 from stage.lock.fields import Fields
@@ -91,6 +91,8 @@ class EnvironmentLock:
             Another one now: the lock is stale.
         channels: of conda, in order of priority, without credentials.
         sources: names of its input files.
+        provides: name -> version of what is not in it, because the site's own Python has it:
+            `python` itself, `torch` and others. Empty: it is whole.
     """
 
     platform: str
@@ -98,6 +100,7 @@ class EnvironmentLock:
     channels: tuple[str, ...]
     sources: tuple[str, ...]
     packages: tuple[Package, ...]
+    provides: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, manager: str) -> list[Package]:
         """The packages of `conda` or `pip`, sorted by name."""
@@ -106,17 +109,21 @@ class EnvironmentLock:
     @property
     def python(self) -> str:
         """Version of the interpreter, `3.10.13`."""
-        return next(p.version for p in self.of("conda") if p.name == "python")
+        site = self.provides.get("python")
+        return site or next(p.version for p in self.of("conda") if p.name == "python")
 
     def to_yaml(self) -> bytes:
         """The text of the lock."""
-        metadata = {
+        metadata: dict[str, Any] = {
             "content_hash": {self.platform: self.content_hash},
             "channels": [{"url": url, "used_env_vars": []} for url in self.channels],
             "platforms": [self.platform],
             "sources": list(self.sources),
-            "custom_metadata": OURS,
+            "custom_metadata": dict(OURS),
         }
+        if self.provides:  # conda-lock's schema has texts there
+            listed = " ".join(f"{n}=={v}" for n, v in sorted(self.provides.items()))
+            metadata["custom_metadata"] |= {"provides": listed}
         packages = sorted(self.packages, key=lambda p: (p.manager, p.name))
         entries = [_to_document(package) for package in packages]
         document = {"version": VERSION, "metadata": metadata, "package": entries}
@@ -164,14 +171,24 @@ class EnvironmentLock:
             ),
             sources=tuple(str(source) for source in metadata.get("sources") or ()),
             packages=_each_once(packages, where),
+            provides=_provides(metadata, where),
         )
-        if not any(package.name == "python" for package in lock.of("conda")):
+        if not lock.provides and not any(p.name == "python" for p in lock.of("conda")):
             raise UsageError(
                 f"{where}: no conda package `python`.",
                 "Name it in the environment file, such as `python=3.10`, and lock again.",
             )
         check_collisions([package.file_name for package in lock.packages], where)
         return lock
+
+
+def _provides(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
+    """What the site provides. Checked: it gets into shell scripts."""
+    words = str(_mapping(metadata.get("custom_metadata")).get("provides") or "").split()
+    found = dict(word.split("==", 1) for word in words if PROVIDED.fullmatch(word))
+    if len(found) != len(words) or (words and not {"python", "torch"} <= found.keys()):
+        raise UsageError(f"{where}: `provides` is not NAME==VERSION with python and torch.", REMEDY)
+    return found
 
 
 def made_by_stage(path: Path) -> bool:

@@ -90,20 +90,13 @@ class EnvironmentSpec:
         path = Path(path)
         variables = os.environ if variables is None else variables
         with reading_yaml(path, ENVIRONMENT) as (data, lines):
-            reader = Reader(lines)
-            found = reader.read(_File, data)
+            found = Reader(lines).read(_File, data)
             conda, pip = _dependencies(data, lines)
             channels = tuple(
                 expand(channel, variables, lines.place("channels", index))
                 for index, channel in enumerate(found.channels)
                 if channel != "nodefaults"
             )
-            if not channels and "channels" not in reader.wrong:
-                with lines.mistakes:
-                    raise UsageError(
-                        f"{lines.place('channels')}: no channels.",
-                        "For example channels: [conda-forge]",
-                    )
             return EnvironmentSpec(
                 path=path,
                 name=str(data.get("name") or path.stem),
@@ -135,6 +128,7 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
         "platform": profile.platform,
         "virtual_packages": profile.virtual_packages(),
         "compute_capability": profile.compute_capability,
+        **({"provides": profile.provides} if profile.provides else {}),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -125,9 +125,7 @@ def test_what_cannot_be_locked_is_refused_with_its_line_and_the_fix(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("dependencies: [python]", "no channels"),
         ("channels: {c: d}\ndependencies: [python]", "`channels` must be a list of text"),
-        ("channels: [nodefaults]\ndependencies: [python]", ":1: no channels"),
         ("channels: [c]", "`dependencies` should be a list"),
         ("channels: [c]\ndependencies: [{python: 3.11}]", ":2: `python:` is no package"),
         ("channels: [c]\ndependencies: [3.11]", ":2: 3.11 is no package"),
