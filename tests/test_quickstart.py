@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.lib.pictures import road, terminal
 from tests.support.servers.hubs import TestHub
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +40,7 @@ ELSEWHERE = {
     "profile: ../envs/profiles/v100.yml": "tests/stage/environment/solve/test_examples.py",
     "stage push bundle me@cluster:bundle": "tests/stage/carry/test_push.py",
     "rsync -a runs me@cluster:": "tests/stage/carry/test_push.py",
-    "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train": "tests/test_environment_demo.py",
+    "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train": "tests/test_readme_on_slurm.py",
     ". ~/envs/train/activate": "tests/stage/environment/test_environment_fetch.py",
     f"runner rehearse {RUNS}": "tests/runner/rehearse",
     f"runner submit {RUNS}": "tests/site/test_submit_to_slurm.py",
@@ -119,13 +118,6 @@ def test_each_page_names_the_other_languages() -> None:
     for page in PAGES:
         others = {os.path.relpath(other, ROOT) for other in PAGES if other != page}
         assert set(links(page)[:2]) == others
-
-
-def test_the_pictures_are_drawn_by_the_script() -> None:
-    pictures = ROOT / "docs" / "pictures"
-    cast = (pictures / "demo.cast").read_text(encoding="utf-8")
-    assert (pictures / "terminal.svg").read_text(encoding="utf-8") == terminal.drawn(cast)
-    assert (pictures / "road.svg").read_text(encoding="utf-8") == road.drawn()
 
 
 def test_every_command_of_the_readme_is_run_here_or_elsewhere() -> None:

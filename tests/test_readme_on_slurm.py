@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,13 +22,10 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.lib.demo.environment_demo import CACHE
-from scripts.lib.demo.environment_materials import (
-    Wheels,
-    environment_yml,
-    make_channel,
-    pip_requirements,
-)
+from scripts.lib.conda.channel import index, package_from_wheel, write_package
+from scripts.lib.conda.python import bundled_wheels, python_package
+from stage.environment.image.own_wheel import own_requirements
+from stage.environment.spec.pip_section import SDISTS
 from tests.site.conftest import USER, Site, running_site
 from tests.support.servers.hubs import TestHub
 from tests.test_quickstart import README, code, small_bert, wikitext
@@ -105,16 +103,32 @@ def shell(lines: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
+def environment_yml(channel: Path) -> str:
+    """Python from a channel that is made, and the pip half of envs/demo-cpu.yml from the index."""
+    dependencies = yaml.safe_load((ROOT / "envs/demo-cpu.yml").read_text())["dependencies"]
+    section = next(entry["pip"] for entry in dependencies if isinstance(entry, dict))
+    wanted = [*(line for line in section if not line.startswith("-")), *own_requirements()]
+    wheels = ROOT / "output" / "readme-wheels"
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--dest", str(wheels)]
+    command += ["--only-binary", ":all:", "--no-binary", ",".join(SDISTS)]
+    command += ["--constraint", str(ROOT / "envs/constraints.txt")]
+    subprocess.run([*command, *wanted], check=True)
+    for package in (python_package(), *map(package_from_wheel, bundled_wheels())):
+        write_package(channel, package)
+    index(channel)
+    pip = ["--no-index", f"--find-links {wheels}", *wanted]
+    dependencies = [f"python={sysconfig.get_python_version()}", "pip", {"pip": pip}]
+    document = {"name": "demo", "channels": [channel.as_uri()], "dependencies": dependencies}
+    return yaml.safe_dump(document, sort_keys=False, width=1000)
+
+
 def choose_environment(checkout: Path, materials: Path, cluster: Site) -> None:
     """What the README says of an environment asset, with a channel of this machine."""
     probe = [sys.executable, "-m", "stage", "env", "probe", "--script"]
     script = subprocess.run(probe, capture_output=True, text=True, check=True).stdout
     profile = cluster.run("srun", "sh", "-c", script).stdout
     (checkout / "envs/profiles/v100.yml").write_text(profile)
-    wanted, wheels = pip_requirements(), Wheels(CACHE / "wheels")
-    python = [sys.executable, "-m"]
-    wheels.fill(wanted, lambda *c: subprocess.run([*python, *c[2:]], check=True), print)
-    text = environment_yml(make_channel(materials / "channel", print), wheels.folder, wanted)
+    text = environment_yml(materials / "channel")
     (checkout / "envs" / "bert-large.yml").write_text(text)
     added = lines_from("train-env:", "profile:")
     manifest = checkout / "manifests/bert-large-wikitext2.yaml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
@@ -12,37 +11,8 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.demo.demo import MARKER, DemoError, prepare_folder
-from scripts.lib.demo.repositories import dataset_files, model_folder, paragraphs
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_dataset_is_english_and_no_paragraph_is_in_both_splits() -> None:
-    splits = {name: [text for _, text in rows] for name, rows in paragraphs().items()}
-    assert not set(splits["train"]) & set(splits["validation"])
-    assert len(splits["train"]) > 500 and len(splits["validation"]) > 50
-    assert any("Elizabeth" in text for text in splits["validation"])
-
-
-def test_the_dataset_repository_is_parquet_with_a_card() -> None:
-    import pyarrow.parquet as pq
-
-    files = dataset_files()
-    card = files.pop("README.md")
-    assert isinstance(card, bytes) and b"config_name: chapters" in card
-    rows = {
-        path: pq.read_table(io.BytesIO(data)).num_rows
-        for path, data in files.items()
-        if isinstance(data, bytes)
-    }
-    assert sum(rows.values()) == sum(map(len, paragraphs().values()))
-    assert list(rows) == sorted(rows) and len(rows) == 3
-
-
-def test_the_model_repository_is_complete() -> None:
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in model_folder().iterdir()
-    }
 
 
 def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:

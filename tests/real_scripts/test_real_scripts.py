@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.lib.real_scripts import table
 from scripts.lib.real_scripts.__main__ import CACHE
 from scripts.lib.real_scripts.environment import make
-from scripts.lib.real_scripts.road import Result, Road
+from scripts.lib.real_scripts.road import Road
 from scripts.lib.real_scripts.scripts import Script, read
-from scripts.lib.real_scripts.sources import MIRRORS, NoSource, Sources
-from scripts.lib.real_scripts.tiny_models import MODELS
-from scripts.lib.real_scripts.twins import DATA, DATASETS
+from scripts.lib.real_scripts.sources import NoSource, Sources
 
 LIST = read()
-SEEN_IN_PART = {
-    "cv_example": "two of its three epochs seen on two ranks, then a time limit of this trial"
-}
 OWN = Script(
     name="own",
     repository="nobody/own",
@@ -85,43 +78,3 @@ def test_a_real_script_runs_unchanged(script: Script, tmp_path: Path) -> None:
     except NoSource as error:
         pytest.skip(f"{script.repository} cannot be had here: {error}")
     assert result.is_as_listed, f"{result.step}: {result.status}\n{result.last_words}"
-
-
-def test_the_list_names_only_twins_and_packages_that_there_are() -> None:
-    names = [script.name for script in LIST.scripts]
-    assert len(names) == len(set(names))
-    packages = {requirement.partition("==")[0] for requirement in LIST.packages}
-    for script in LIST.scripts:
-        models = {name for name in script.models if not name.startswith("timm/")}
-        assert models <= set(MODELS) and set(script.datasets) <= set(DATASETS), script.name
-        assert set(script.packages) <= packages and len(script.commit) == 40, script.name
-        assert not script.data or script.data in DATA
-
-
-def test_the_page_has_a_row_for_each_script_of_the_list() -> None:
-    lines = table.PAGE.read_text(encoding="utf-8").splitlines()
-    for script in LIST.scripts:
-        (row,) = (line for line in lines if f"/blob/{script.commit}/{script.path})" in line)
-        seen = f"no: {script.in_the_way}" if script.in_the_way else "yes, on two ranks"
-        assert row.endswith(f"| {SEEN_IN_PART.get(script.name, seen)} |"), script.name
-
-
-def test_a_recorded_row_replaces_the_old_one_alone(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{table.BEGIN}\n{table.END}\nafter\n")
-    first, second = LIST.scripts[:2]
-    table.record([Result(first, "exec", 1, ""), Result(second, "done", 0, "")], page)
-    table.record([Result(first, "done", 0, "")], page)
-    text = page.read_text()
-    assert text.count("| yes, on two ranks |") == 2 and "ends in" not in text
-    assert text.startswith("before\n") and text.endswith("\nafter\n")
-
-
-def test_a_commit_that_a_mirror_lacks_is_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = tmp_path / "some" / "one"
-    subprocess.run(["git", "init", "-q", "--bare", mirror], check=True)
-    monkeypatch.setenv(MIRRORS, str(tmp_path))
-    with pytest.raises(NoSource, match="has no commit"):
-        Sources(tmp_path).export("some/one", "1" * 40, "", tmp_path / "out")

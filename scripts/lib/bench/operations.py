@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.lib.bench.measure import BenchError
-from scripts.lib.bench.workload import plain_environment
+from scripts.lib.bench.workload import BenchError, plain_environment
 from scripts.lib.bench.workloads.training import make_bundle, write_settings
 
 IMPORTS = "import torch, deepspeed; from transformers import BertForMaskedLM"

@@ -1,6 +1,6 @@
 """A workload: candidates that do the same work on the same bytes, in turns, round after round.
 
-Its files have incompressible bytes, made quickly and equal in each run.
+GNU time measures each run. Files have incompressible bytes, made quickly and equal in each run.
 """
 
 from __future__ import annotations
@@ -8,46 +8,39 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
+import statistics
 import struct
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from scripts.lib.bench.arithmetic import Rounds, Target
-from scripts.lib.bench.measure import Sample, run
-
+ROOT = Path(__file__).resolve().parents[3]
 MIB = 2**20
+TIMEOUT_S = 900.0
 _HEADER = 4096  # bytes of a safetensors file before its tensor: whole blocks of a disk
 
 
-@dataclass(frozen=True)
-class Step:
-    """One command of a candidate.
-
-    Attributes:
-        command: its argv.
-        ends: the name of the candidate that ends here; None: more steps follow.
-        answer: the file in which the command writes {"seconds": ...} of the work that counts, where
-            that is not its wall time.
-    """
-
-    command: tuple[str, ...]
-    ends: str | None
-    answer: Path | None = None
+class BenchError(Exception):
+    """The benchmark cannot continue; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Commands in sequence; a candidate that ends after each named step is reported."""
+    """One command.
 
-    steps: tuple[Step, ...]
+    Attributes:
+        answer: the file in which the command writes {"seconds": ...} of the work that counts, where
+            that is not its wall time.
+    """
+
+    name: str
+    command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def single(name: str, *command: str, **environment: str) -> Candidate:
-        """One command."""
-        return Candidate((Step(command, name),), environment)
+    answer: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -55,39 +48,35 @@ class Workload:
     """A measurement.
 
     Attributes:
-        name: its key in the results, and the name of its plot.
-        title: its heading.
-        note: the facts that a reader needs to judge the numbers.
-        size, files: bytes and number of files that each candidate handles.
-        base: the candidate that the others are compared with.
+        note: the facts that a reader needs to judge the numbers, the targets among them.
+        size: what each candidate handles, in bytes, tokens or steps.
+        candidates: the others are compared with the first.
         writes: the folder that candidates write to, emptied before each; None if they only read.
-        targets: rounds -> targets.
         seeds: file name -> text, written into that folder before each candidate.
-        skipped: candidates that could not take part, with the reason.
-        afterwards: Markdown for the note, made after the measurement.
         unit, per: the heading of the column of `size` per second, and what it is divided by.
     """
 
-    name: str
     title: str
     note: str
     size: int
-    files: int
-    base: str
     candidates: Sequence[Candidate]
-    targets: Callable[[Rounds], Sequence[Target]]
     writes: Path | None = None
     seeds: Mapping[str, str] = field(default_factory=dict)
-    skipped: Sequence[str] = ()
-    afterwards: Callable[[], str] = str
     unit: str = "MB/s"
     per: float = 1e6
 
 
-def measure(
-    workload: Workload, rounds: int, cwd: Path, say: Callable[[str], None]
-) -> list[dict[str, Sample]]:
-    """Runs all candidates of a workload `rounds` times, each round beginning with another one.
+@dataclass(frozen=True)
+class Sample:
+    """Wall seconds, CPU seconds of all processes, and KiB of the largest process."""
+
+    seconds: float
+    cpu_s: float
+    peak: int
+
+
+def measure(workload: Workload, rounds: int, cwd: Path) -> str:
+    """Runs all candidates `rounds` times, each round beginning with another one; the table.
 
     Raises:
         BenchError: a command failed.
@@ -95,44 +84,88 @@ def measure(
     results: list[dict[str, Sample]] = []
     for number in range(rounds):
         first = number % len(workload.candidates)
-        samples: dict[str, Sample] = {}
-        for candidate in [*workload.candidates[first:], *workload.candidates[:first]]:
-            samples |= _run(candidate, workload, cwd)
-        names = [step.ends for one in workload.candidates for step in one.steps if step.ends]
-        results.append({name: samples[name] for name in names})
-        line = ", ".join(f"{name} {samples[name].seconds:.2f}" for name in names)
-        say(f"  round {number + 1} of {rounds}, seconds: {line}")
-    return results
+        turns = [*workload.candidates[first:], *workload.candidates[:first]]
+        results.append({one.name: _sample(one, workload, cwd) for one in turns})
+        times = [f"{name} {sample.seconds:.2f}" for name, sample in results[-1].items()]
+        print(f"  round {number + 1} of {rounds}, seconds: {', '.join(times)}", flush=True)
+    base = workload.candidates[0].name
+    lines = [
+        f"|  | seconds | least to most | {workload.unit} | CPU seconds | peak MiB "
+        f"| time / {base} |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in workload.candidates:
+        runs = [samples[one.name] for samples in results]
+        seconds = [run.seconds for run in runs]
+        ratios = [samples[one.name].seconds / samples[base].seconds for samples in results]
+        middle = statistics.median(seconds)
+        lines.append(
+            f"| {one.name} | {middle:.3g} | {min(seconds):.3g} to {max(seconds):.3g} "
+            f"| {workload.size / middle / workload.per:,.0f} "
+            f"| {statistics.median(run.cpu_s for run in runs):.2f} "
+            f"| {max(run.peak for run in runs) / 1024:.0f} | {statistics.median(ratios):.2f} |"
+        )
+    return "\n".join(lines)
 
 
-def _run(candidate: Candidate, workload: Workload, cwd: Path) -> dict[str, Sample]:
-    _prepare(workload)
-    so_far = Sample(0.0, 0.0, 0)
-    ended: dict[str, Sample] = {}
-    for step in candidate.steps:
-        sample = run(step.command, {**plain_environment(), **candidate.environment}, cwd)
-        if step.answer is not None:
-            sample = replace(sample, seconds=json.loads(step.answer.read_text())["seconds"])
-        so_far += sample
-        if step.ends:
-            ended[step.ends] = so_far
-    return ended
+def _sample(candidate: Candidate, workload: Workload, cwd: Path) -> Sample:
+    """Runs a candidate in an empty folder, on a disk that has nothing left to write."""
+    if workload.writes is not None:
+        shutil.rmtree(workload.writes, ignore_errors=True)
+        workload.writes.mkdir(parents=True)
+        for name, text in workload.seeds.items():
+            (workload.writes / name).write_text(text)
+        os.sync()
+    figures = cwd / "time.txt"
+    timed = ("time", "-o", str(figures), "-f", "%e %U %S %M", *candidate.command)
+    run(timed, candidate.environment, cwd)
+    wall, user, system, peak = figures.read_text().split()
+    sample = Sample(float(wall), float(user) + float(system), int(peak))
+    if candidate.answer is not None:
+        sample = replace(sample, **json.loads(candidate.answer.read_text()))
+    return sample
 
 
-def _prepare(workload: Workload) -> None:
-    """Empties the folder that is written to, and syncs, so that no candidate pays for another."""
-    if workload.writes is None:
-        return
-    shutil.rmtree(workload.writes, ignore_errors=True)
-    workload.writes.mkdir(parents=True)
-    for name, text in workload.seeds.items():
-        (workload.writes / name).write_text(text)
-    os.sync()
+def run(command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
+    """Runs a command with these variables and few others.
+
+    Raises:
+        BenchError: it did not exit with 0; has the last lines it wrote.
+    """
+    command = ("timeout", "-k", "5", str(TIMEOUT_S), *command)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**plain_environment(), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if done.returncode != 0:
+        said = "\n  ".join(done.stdout.decode(errors="replace").strip().splitlines()[-8:])
+        raise BenchError(f"`{shlex.join(command)}` ended with {done.returncode}:\n  {said}")
 
 
 def plain_environment() -> dict[str, str]:
     """The variables of this process without those that change what the tools do."""
     return {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+
+
+def fetched(folder: Path, name: str, source: str) -> Path:
+    """A bundle of a folder of files.
+
+    Raises:
+        BenchError: it could not be staged.
+    """
+    bundle, manifest = folder / "bundles" / name, folder / f"{name}.yaml"
+    manifest.write_text(f"format: 1\nname: bench\nassets:\n  payload:\n    path: {source}\n")
+    fetch = [sys.executable, "-m", "stage", "fetch", "-q", "--no-offline-check"]
+    run(
+        [*fetch, str(manifest), "-o", str(bundle)],
+        {"PYTHONPATH": str(ROOT), "HOME": str(folder)},
+        folder,
+    )
+    return bundle
 
 
 def write_safetensors(path: Path, size: int) -> None:

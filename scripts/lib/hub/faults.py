@@ -22,7 +22,7 @@ class Fault:
         method: GET, HEAD, ...; None for all.
         path: regular expression, searched in the URL's path and in `<kind>/<id>/<file>` (on both
             sides).
-        skip, times: skip the first `skip` matching requests, then act `times` times (None: always).
+        times: how often it acts (None: always).
         status, headers, body: answer this instead of the file.
         close: hang up without an answer.
         delay_s: seconds to wait before answering.
@@ -37,7 +37,6 @@ class Fault:
     side: str = "any"
     method: str | None = None
     path: str = ""
-    skip: int = 0
     times: int | None = None
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -97,9 +96,7 @@ class Faults:
             for rule in self._rules:
                 if rule.applies(side, method, names):
                     rule.seen += 1
-                    if rule.seen > rule.skip and (
-                        rule.times is None or rule.seen <= rule.skip + rule.times
-                    ):
+                    if rule.times is None or rule.seen <= rule.times:
                         return rule
         return Fault()
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.lib.bench.arithmetic import Rounds, Target, median_of, median_ratio
-from scripts.lib.bench.measure import BenchError
-from scripts.lib.bench.options import ROOT
 from scripts.lib.bench.peers import Peers
 from scripts.lib.bench.workload import (
     MIB,
+    ROOT,
+    BenchError,
     Candidate,
-    Step,
     Workload,
     write_safetensors,
     write_small_files,
@@ -31,22 +30,15 @@ from stage.digests import hash_file
 
 LARGE, MANY = 2048 * MIB, 500
 SMALL = 8192
-STAGE, STAGE_LOADED = "stage fetch --no-offline-check", "stage fetch"
-HF, HF_VERIFIED = "hf download", "hf download + hf cache verify"
-ARIA2, ARIA2_VERIFIED = "aria2c", "aria2c --checksum"
-MIRROR, CURL = "model-mirror mirror", "curl"
 NOTE = (
     "`stage fetch` resolves, downloads, hashes, compares with the Hub's digests, writes tag "
     "files, and syncs everything to the disk; without `--no-offline-check` it also "
     "loads the model, which no other tool here does. `hf cache verify` and `model-mirror mirror` "
-    "compare with the Hub's digests too; "
+    "compare with the Hub's digests too; `aria2c` (8 connections) and `curl` compare nothing, "
+    "`aria2c --checksum` compares with a given sha256. `model-mirror` and `aria2c` wait for the "
+    "disk too (fsync); `hf` and `curl` do not. Wanted: `hf download` + `hf cache verify` at least "
+    "2, `aria2c` at least 1; at most 200 MiB."
 )
-LARGE_NOTE = NOTE + (
-    "`aria2c` (8 connections) and `curl` (one) compare nothing, `aria2c --checksum` compares "
-    "with a given sha256. `model-mirror` and `aria2c` wait for the disk too (fsync); `hf` and "
-    "`curl` do not."
-)
-MANY_NOTE = NOTE + "`aria2c -j8` and `curl --parallel-max 8` compare nothing."
 
 
 @contextmanager
@@ -89,30 +81,22 @@ def _large(folder: Path, peers: Peers, endpoint: str, sha256: str) -> Workload:
     out, url = folder / "out", f"{endpoint}/bench/large/resolve/main/model.safetensors"
     aria2 = ["aria2c", "-q", "-x8", "-s8", "-k1M", "--file-allocation=none"]
     aria2 += ["-d", str(out), "-o", "file", url]
-    manifest = "format: 1\nname: bench\nassets:\n  payload:\n    model: bench/large\n"
-    system = {
-        "aria2c": [
-            Candidate.single(ARIA2, *aria2),
-            Candidate.single(ARIA2_VERIFIED, *aria2, f"--checksum=sha-256={sha256}"),
-        ],
-        "curl": [Candidate.single(CURL, "curl", "-sSfL", "-o", str(out / "file"), url)],
-    }
     return Workload(
-        name="fetch-large",
         title="Fetching one file of 2 GiB",
-        note=LARGE_NOTE,
+        note=NOTE,
         size=LARGE,
-        files=1,
-        base=STAGE,
-        candidates=[*_of_the_hub(out, peers, endpoint, "bench/large"), *_present(peers, system)],
-        targets=_targets,
+        candidates=[
+            *_of_the_hub(out, peers, endpoint, "bench/large"),
+            Candidate("aria2c", aria2),
+            Candidate("aria2c --checksum", [*aria2, f"--checksum=sha-256={sha256}"]),
+            Candidate("curl", ["curl", "-sSfL", "-o", str(out / "file"), url]),
+        ],
         writes=out,
-        seeds={"large.yaml": manifest},
-        skipped=peers.missing("aria2c", "curl"),
+        seeds={"large.yaml": _manifest("    model: bench/large\n")},
     )
 
 
-def _many(folder: Path, peers: Peers, endpoint: str, paths: Sequence[str]) -> Workload:
+def _many(folder: Path, peers: Peers, endpoint: str, paths: list[str]) -> Workload:
     out = folder / "out"
     urls = [f"{endpoint}/bench/many/resolve/main/{path}" for path in paths]
     names = [path.replace("/", "-") for path in paths]
@@ -123,23 +107,26 @@ def _many(folder: Path, peers: Peers, endpoint: str, paths: Sequence[str]) -> Wo
     }
     aria2 = ["aria2c", "-q", "-j8", "--file-allocation=none", "-d", str(out)]
     aria2 += ["-i", str(out / "aria2.txt")]
-    curl = ("curl", "-sSfL", "--parallel", "--parallel-max", "8", "-K", str(out / "curl.txt"))
-    system = {"aria2c": [Candidate.single(ARIA2, *aria2)], "curl": [Candidate.single(CURL, *curl)]}
-    entry = '    model: bench/many\n    include: ["*.txt"]\n'
-    manifest = f"format: 1\nname: bench\nassets:\n  payload:\n{entry}"
+    curl = ["curl", "-sSfL", "--parallel", "--parallel-max", "8", "-K", str(out / "curl.txt")]
     return Workload(
-        name="fetch-many",
         title=f"Fetching {MANY} files of {SMALL // 1024} KiB",
-        note=MANY_NOTE,
+        note=NOTE,
         size=MANY * SMALL,
-        files=MANY,
-        base=STAGE,
-        candidates=[*_of_the_hub(out, peers, endpoint, "bench/many"), *_present(peers, system)],
-        targets=_targets,
+        candidates=[
+            *_of_the_hub(out, peers, endpoint, "bench/many"),
+            Candidate("aria2c", aria2),
+            Candidate("curl", curl),
+        ],
         writes=out,
-        seeds={"many.yaml": manifest, **lists},
-        skipped=peers.missing("aria2c", "curl"),
+        seeds={
+            "many.yaml": _manifest('    model: bench/many\n    include: ["*.txt"]\n'),
+            **lists,
+        },
     )
+
+
+def _manifest(entry: str) -> str:
+    return f"format: 1\nname: bench\nassets:\n  payload:\n{entry}"
 
 
 def _of_the_hub(out: Path, peers: Peers, endpoint: str, repository: str) -> list[Candidate]:
@@ -152,39 +139,20 @@ def _of_the_hub(out: Path, peers: Peers, endpoint: str, repository: str) -> list
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "MODEL_MIRROR_DIRECTORY": str(out / "mirror"),
     }
+    ours = {"PYTHONPATH": str(ROOT), **common}
     manifest = str(out / f"{repository.rpartition('/')[2]}.yaml")
     stage = (sys.executable, "-m", "stage", "fetch", "-q", manifest, "-o", str(out / "bundle"))
-    local = ("--local-dir", str(out / "hf"))
-    hf = Step((peers.command("hf"), "download", repository, *local), HF)
-    hf_verify = Step((peers.command("hf"), "cache", "verify", repository, *local), HF_VERIFIED)
+    local = (repository, "--local-dir", str(out / "hf"))
+    hf = (peers.command("hf"), "download", *local)
+    verified = (
+        shlex.join(hf) + " && " + shlex.join((peers.command("hf"), "cache", "verify", *local))
+    )
     # Its watchdog against stalls polls every 30 s, so that the end is seen late: switched off.
     mirror = (peers.command("model-mirror"), "mirror", "--stall-timeout", "0", repository)
     return [
-        Candidate.single(STAGE, *stage, "--no-offline-check", PYTHONPATH=str(ROOT), **common),
-        Candidate.single(STAGE_LOADED, *stage, PYTHONPATH=str(ROOT), **common),
-        Candidate((hf, hf_verify), peer),
-        Candidate.single(MIRROR, *mirror, **peer),
+        Candidate("stage fetch --no-offline-check", (*stage, "--no-offline-check"), ours),
+        Candidate("stage fetch", stage, ours),
+        Candidate("hf download", hf, peer),
+        Candidate("hf download + hf cache verify", ("sh", "-c", verified), peer),
+        Candidate("model-mirror mirror", mirror, peer),
     ]
-
-
-def _present(peers: Peers, system: Mapping[str, Sequence[Candidate]]) -> list[Candidate]:
-    return [
-        one for tool, candidates in system.items() if not peers.missing(tool) for one in candidates
-    ]
-
-
-def _memory(rounds: Rounds) -> list[Target]:
-    targets = []
-    for name in (STAGE, STAGE_LOADED):
-        peak = median_of(rounds, name, lambda sample: sample.peak) / MIB
-        targets.append(Target(f"peak memory of `{name}`, MiB", peak, 200, at_most=True))
-    return targets
-
-
-def _targets(rounds: Rounds) -> list[Target]:
-    hf = median_ratio(rounds, HF_VERIFIED, STAGE)
-    targets = [Target("times as fast as `hf download` + `hf cache verify`", hf, 2)]
-    if ARIA2 in rounds[0]:
-        aria2 = median_ratio(rounds, ARIA2, STAGE)
-        targets.append(Target("times as fast as `aria2c`", aria2, 1))
-    return [*targets, *_memory(rounds)]

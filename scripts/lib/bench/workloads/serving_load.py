@@ -3,7 +3,7 @@
     python -m scripts.lib.bench.workloads.serving_load ANSWER CLIENTS SIZE PATH -- SERVER...
 
 The server prints its address (`at http://...`), or listens on port 8090. ANSWER gets the seconds,
-and the sum of the peak memory of the server's processes in MiB.
+and the sum of the peak memory of the server's processes in KiB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> int:
             with multiprocessing.Pool(count) as pool:
                 failed = sum(pool.starmap(read_all, work))
             seconds = time.perf_counter() - before
-            found = {"seconds": seconds, "peak_mib": peak_mib(server.pid), "failed": failed}
+            found = {"seconds": seconds, "peak": peak_kib(server.pid)}
             Path(answer).write_text(json.dumps(found))
         finally:
             server.terminate()
@@ -98,12 +98,12 @@ def _read(host: str, port: int, path: str, size: int, failed: list[int]) -> None
         failed.append(got)
 
 
-def peak_mib(pid: int) -> float:
-    """The peak resident memory of a process and its children, in MiB."""
+def peak_kib(pid: int) -> int:
+    """The peak resident memory of a process and its children, in KiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     match = re.search(r"VmHWM:\s+(\d+) kB", status)
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return (int(match[1]) / 1024 if match else 0.0) + sum(peak_mib(int(c)) for c in children)
+    return (int(match[1]) if match else 0) + sum(peak_kib(int(c)) for c in children)
 
 
 if __name__ == "__main__":
