@@ -195,12 +195,12 @@ def train(
         if run is not None:
             load = partial(Job.load, run, bundle, output, overrides)
             options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
-            role = begin(processes, os.environ)
-            if role == "rank":
+            start = begin(processes, os.environ)
+            if start is None:
                 from runner.training.rank import be_rank_of_others
 
                 be_rank_of_others(load, rank.WORKS["train"], os.environ, **options)
-            sys.exit(train_run(load(), role, processes, environ=os.environ, **options))
+            sys.exit(train_run(load(), start, environ=os.environ, **options))
         from runner.launch.reproduce import reproduce
 
         if overrides or dry_run:

@@ -50,8 +50,7 @@ from runner.inputs import (
     running_tree,
 )
 from runner.isolation import isolate, note_for_script
-from runner.launch.environment import variables_between_nodes
-from runner.launch.mpi import mpi_task
+from runner.launch.place import is_mpi_task, variables_between_nodes
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(
@@ -331,7 +330,7 @@ def _check_one_node(command: Sequence[str], environ: Mapping[str, str]) -> None:
             f"The other way round, so that each node serves itself: {name} ... runner exec "
             "--bundle B -- python ...",
         )
-    if job.step is None and mpi_task(environ) is None:
+    if job.step is None and not is_mpi_task(environ):
         raise UsageError(
             f"this job has {job.num_nodes} nodes, and outside srun `{name}` would run on this one "
             "alone.",

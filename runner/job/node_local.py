@@ -27,7 +27,7 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import EnvironmentInput, running_tree, unreadable
-from runner.slurm.environment import SlurmJobEnvironment, cpus_per_task, tasks_per_node
+from runner.slurm.environment import SlurmJobEnvironment, srun_command
 
 ROOT_VARIABLE = "AIRLIFT_NODE_ROOT"
 SCRIPT = "node-local.sh"
@@ -134,25 +134,6 @@ def preview(
     return f"environment {environment.asset}: {where}; {files}, {human_size(environment.size)}"
 
 
-def command(
-    job: SlurmJobEnvironment, environ: Mapping[str, str], script: Path, root: Path
-) -> list[str]:
-    """Returns the srun command for node-local.sh: once per node, with all the job's CPUs. Pure."""
-    return [
-        "srun",
-        f"--nodes={job.num_nodes}",
-        f"--ntasks={job.num_nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={cpus_per_task(job, environ) * tasks_per_node(job)}",
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        "sh",
-        str(script),
-        str(root),
-    ]
-
-
 def unpack_on_nodes(
     environment: EnvironmentInput,
     root: Path,
@@ -173,7 +154,7 @@ def unpack_on_nodes(
         raise UsageError(
             "environment.node_local: true, and this is not inside a Slurm job.", "Submit it."
         )
-    argv = command(job, environ, environment.path / SCRIPT, root)
+    argv = srun_command(job, environ, 1, ("sh", str(environment.path / SCRIPT), str(root)))
     say(" ".join(argv))
     variables = {name: value for name, value in environ.items() if name != "SLURM_EXPORT_ENV"}
     try:

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import IO
 
 from runner.errors import say
-from runner.launch.environment import MEETING_FILE, RANK_FLAG
 from runner.launch.hang_detector import HangDetector
 from runner.launch.network import GLOO, LOOPBACK
 from runner.launch.outcome import STOP_SIGNALS, Ended
-from runner.launch.rendezvous import locate
+from runner.launch.place import MEETING_FILE, RANK_FLAG, Start
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 from runner.run_folder.heartbeat import ASK_FOR_STACKS
 
@@ -36,12 +35,12 @@ TAIL_BYTES = 2**16
 
 def run_local(
     argv: Sequence[str],
-    processes: int,
+    start: Start,
     logs: Path,
     watch: HangDetector,
     environ: Mapping[str, str],
 ) -> Ended:
-    """Runs `argv` as `processes` ranks on this machine and waits for them.
+    """Runs `argv` as the ranks of this machine and waits for them.
 
     Rank 0 writes to our stdout and stderr, the others to `logs/rank-N.log`. If a rank fails, or if
     ranks hang, the others are ended: by SIGTERM, five seconds later by SIGKILL. SIGTERM, SIGINT and
@@ -52,7 +51,8 @@ def run_local(
         argv: the command of a rank.
         watch: finds ranks that hang.
     """
-    if ignored := locate(environ.get("MASTER_ADDR", ""), [], 1, is_first=True).ignored:
+    processes = start.world_size
+    if ignored := start.find_rank_0(environ).ignored:
         say(ignored)
     meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
     common = _common_environment(dict(environ), processes, meeting)

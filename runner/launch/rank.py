@@ -25,39 +25,16 @@ from runner.errors import (
     NeverMetError,
     NoMemoryError,
     StageError,
-    UsageError,
     shortage,
 )
 from runner.launch import network
-from runner.launch.environment import (
-    RANK_FLAG,
-    TORCH_VARIABLES,
-    RankEnvironment,
-    Role,
-    network_variables,
-    rank_environment,
-    rank_number,
-    role,
-)
+from runner.launch.place import BY_HAND, TORCH_VARIABLES, Place, rank_number
 from runner.processes import raise_limits, threads_variable, too_few_files
 from runner.run_folder.heartbeat import Heartbeat, flight_prefix
 from runner.run_folder.layout import RunFolder
-from runner.slurm.jobs import over_job
 
 RECORDED = 2000
 """How many collectives the flight recorder keeps; torch's own advice and newer default."""
-
-
-def find_role(environ: Mapping[str, str], processes: int | None) -> Role:
-    """What this process is, as `runner.launch.environment.role` finds it.
-
-    Raises:
-        UsageError: as for that; or the variables are of a job that is over.
-    """
-    try:
-        return role(environ, processes)
-    except UsageError as error:
-        raise over_job(environ) or error from None
 
 
 Find = Callable[[], RunFolder]
@@ -72,7 +49,7 @@ class Rank:
         find: finds the run folder, where the rank was not told it: it reads the run file.
     """
 
-    place: RankEnvironment
+    place: Place
     heartbeat: Heartbeat | None = None
     find: Find | None = None
 
@@ -95,19 +72,18 @@ def become_rank(
         find: finds it, for what the other ranks must know.
 
     Raises:
-        UsageError: as for `rank_environment`.
+        UsageError: as for `Place.of`.
     """
     try:
-        rank = Rank(rank_environment(environ), find=find)
+        rank = Rank(Place.of(environ), find=find)
     except StageError as error:
         is_first = rank_number(environ) == 0  # the other ranks wait for it
         if is_first and (folder := folder or (find and find())) is not None:
             Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
         raise
     place = rank.place
-    made = by_hand(place, environ)  # before this process gets the variables of every rank
     raise_limits()
-    variables, notes = network_variables(place, environ)
+    variables, notes = place.network_variables(environ)
     os.environ.update(place.variables())
     os.environ.update(variables)
     if folder is not None:
@@ -120,20 +96,20 @@ def become_rank(
     caches = use_local_caches(os.environ)
     if place.rank == 0:
         files = too_few_files(place.world_size)
-        said = (made, line, *place.notes, *notes, *caches, files)
+        said = (note_on_inherited_rank_variables(place), line, *place.notes, *notes, *caches, files)
         for note in filter(None, said):
             print(note, flush=True)
-    offline.tripwire([place.master_addr])
+    offline.tripwire([place.master])
     return rank
 
 
-def check_interfaces(place: RankEnvironment, environ: Mapping[str, str]) -> None:
+def check_interfaces(place: Place, environ: Mapping[str, str]) -> None:
     """Checks that this node has the interfaces that the user named for ranks on several nodes.
 
     Raises:
         NeverMetError: it has not; found before torch is imported.
     """
-    if place.local_world_size == place.world_size:
+    if place.on_one_node:
         return
     names = [name for _, name in socket.if_nameindex()]
     for setting, lacking in network.wrong_interfaces(environ, names):
@@ -146,16 +122,14 @@ def check_interfaces(place: RankEnvironment, environ: Mapping[str, str]) -> None
         )
 
 
-def by_hand(place: RankEnvironment, environ: Mapping[str, str]) -> str:
+def note_on_inherited_rank_variables(place: Place) -> str:
     """One line where neither our launcher nor torchrun nor srun says that this is a rank.
 
     Variables that a trial left in the shell let it wait for others that nobody starts.
     """
-    if environ.get(RANK_FLAG) == "1" or not all(name in environ for name in TORCH_VARIABLES):
+    if place.started_by != BY_HAND:
         return ""
-    if "TORCHELASTIC_RUN_ID" in environ or "SLURM_STEP_ID" in environ:
-        return ""
-    waits = f"; it waits for the others at {place.master_addr}, port {place.master_port}"
+    waits = f"; it waits for the others at {place.master}, port {place.port}"
     return (
         f"rank {place.rank} of {place.world_size}, as RANK and WORLD_SIZE of this shell say"
         f"{waits if place.world_size > 1 else ''} (not meant? unset {' '.join(TORCH_VARIABLES)})"
@@ -234,7 +208,7 @@ def give_up(rank: Rank, text: str, error: Exception) -> NoReturn:
     code = fault.exit_code if fault else 1
     # A thread that cannot start has no memory for its stack.
     is_short = fault is not None and not isinstance(error, StageError | RecursionError)
-    launched = os.environ.get(RANK_FLAG) == "1"
+    launched = rank.place.is_ours
     number = rank.place.rank
     if number == 0 and rank.heartbeat is None and rank.find is not None:
         with suppress(StageError, OSError):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError, format_age, human_count
 from runner.job.job import Job
-from runner.launch.rank import find_role
-from runner.launch.train import begin, train, world_size
+from runner.launch.place import as_launcher
+from runner.launch.train import begin, train
 from runner.run_folder.history import History
 
 _EXPLAINS = (
@@ -96,23 +96,17 @@ def reproduce(
             f"{then.folder.environment}: it does not record how many ranks there were.",
             "Give another run folder: this one is damaged, or an old version wrote it.",
         )
-    role = find_role(environ, processes)
-    if role == "rank":
+    start = as_launcher(begin(processes, environ), "train --reproduce")
+    if processes is None and start.job is None:
+        start = replace(start, on_node=ranks)
+    if start.world_size != ranks:
         raise UsageError(
-            "runner train --reproduce starts its ranks itself.",
-            "Call it once, without srun or torchrun.",
-        )
-    planned = world_size(role, processes or ranks, environ)
-    inside_slurm = "SLURM_JOB_ID" in environ
-    if planned != ranks:
-        raise UsageError(
-            f"the run had {human_count(ranks, 'rank')}, here are {planned}: "
+            f"the run had {human_count(ranks, 'rank')}, here are {start.world_size}: "
             "sums in another order are other numbers.",
             f"Use {human_count(ranks, 'rank')}.",
         )
     say(f"reproducing {recorded} in {target}: {human_count(ranks, 'rank')}, {_how_long(then)}")
-    number = processes or (None if inside_slurm else ranks)
-    code = train(run, begin(processes, environ), number, dry_run=False, environ=environ)
+    code = train(run, start, dry_run=False, environ=environ)
     if code != 0:
         return code
     now = History.read(target, whole=True)

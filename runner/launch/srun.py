@@ -25,28 +25,21 @@ from runner.errors import (
     human_count,
     say,
 )
-from runner.launch import network
-from runner.launch.environment import RANK_FLAG, TORCH_VARIABLES
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import STOPPING, print_hang, recorded_signals
+from runner.launch.network import Master, free_port, read_ephemeral_ports, with_port
 from runner.launch.outcome import Ended
-from runner.launch.rendezvous import (
-    Master,
-    address_in_slurm,
-    free_port,
-    locate,
-    read_ephemeral_ports,
-)
+from runner.launch.place import RANK_FLAG, TORCH_VARIABLES, Start
 from runner.processes import die_with_parent, threads_variable
 from runner.run_folder.heartbeat import ASK_FOR_STACKS
 from runner.slurm.commands import ask
 from runner.slurm.environment import (
     BINDS_GPUS,
-    VARIABLES,
     SlurmJobEnvironment,
     cpus_per_task,
     host_names,
     master_port,
+    srun_command,
     tasks_per_node,
 )
 from runner.slurm.jobs import over_job, running_step, step_name
@@ -56,29 +49,6 @@ TRIES = 5
 """How often a busy Slurm controller is asked."""
 
 _TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.*)")
-
-
-def srun_command(
-    job: SlurmJobEnvironment, environ: Mapping[str, str], argv: Sequence[str], name: str
-) -> list[str]:
-    """Returns the srun command that starts `argv` once per rank, as a step named `name`. Pure."""
-    ranks = tasks_per_node(job)
-    return [
-        "srun",
-        f"--job-name={name}",  # a launcher that finds the run folder locked asks Slurm by this name
-        # Without these options srun may place 3 + 1 tasks, and since 22.05 it ignores the job's
-        # --cpus-per-task.
-        f"--nodes={job.num_nodes}",
-        f"--ntasks={job.num_nodes * ranks}",
-        f"--ntasks-per-node={ranks}",
-        f"--cpus-per-task={cpus_per_task(job, environ)}",
-        "--kill-on-bad-exit=1",  # else the other ranks wait in a collective until it times out
-        "--mpi=none",  # ranks meet through MASTER_ADDR; a site's default MPI plugin can only fail
-        "--export=ALL",  # else sbatch --export=NONE removes PATH from the tasks
-        "--input=none",
-        "--label",  # each line shows the rank that wrote it
-        *argv,
-    ]
 
 
 def srun_environment(
@@ -106,21 +76,13 @@ def srun_environment(
     }
 
 
-def find_rank_0(job: SlurmJobEnvironment, environ: Mapping[str, str]) -> Master:
-    """Finds where rank 0 listens. The address is empty if only the nodes can find it.
-
-    Raises:
-        UsageError: MASTER_ADDR points to another node, or there is no address.
-    """
-    hosts = host_names(job.nodes)
-    on_login_node = job.num_nodes > 1 and environ.get(VARIABLES["node_rank"]) != "0"
-    if on_login_node:  # an salloc shell
-        return Master("", "the ranks find its address")
-    given = environ.get("MASTER_ADDR", "")
-    return locate(given, hosts, job.num_nodes, is_first=True, address_in_scheduler=address_in_slurm)
-
-
-def run_batch(argv: Sequence[str], watch: HangDetector, environ: Mapping[str, str]) -> Ended:
+def run_srun(
+    argv: Sequence[str],
+    start: Start,
+    job: SlurmJobEnvironment,
+    watch: HangDetector,
+    environ: Mapping[str, str],
+) -> Ended:
     """Runs `argv` as the ranks of this job and waits for them.
 
     Slurm itself signals the ranks (`--signal=TERM@300`). A stop signal to this process is passed
@@ -132,17 +94,18 @@ def run_batch(argv: Sequence[str], watch: HangDetector, environ: Mapping[str, st
         watch: finds ranks that hang.
 
     Raises:
-        UsageError: this is not a job, the tasks do not divide among the nodes, rank 0 has no
-            address, or srun cannot be started.
+        UsageError: rank 0 has no address, or srun cannot be started.
     """
-    job = job_of(environ)
     port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
     name = step_name(platform.node(), os.getpid())
-    master = find_rank_0(job, environ)
-    command, variables = (
-        srun_command(job, environ, argv, name),
-        srun_environment(job, environ, port, master.address),
+    master = start.find_rank_0(environ)
+    options = (
+        f"--job-name={name}",  # a launcher that finds the run folder locked asks Slurm by this name
+        "--kill-on-bad-exit=1",  # else the other ranks wait in a collective until it times out
+        "--label",  # each line shows the rank that wrote it
     )
+    command = srun_command(job, environ, start.on_node, (*options, *argv))
+    variables = srun_environment(job, environ, port, master.address)
     _describe(job, command, master, port)
     code, how, hung, last_words = _srun(command, variables, watch)
     if code < 0:
@@ -160,21 +123,9 @@ def run_batch(argv: Sequence[str], watch: HangDetector, environ: Mapping[str, st
     )
 
 
-def job_of(environ: Mapping[str, str]) -> SlurmJobEnvironment:
-    """The job of this process.
-
-    Raises:
-        UsageError: there is none.
-    """
-    job = SlurmJobEnvironment.from_environ(environ)
-    if job is None:
-        raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
-    return job
-
-
 def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, port: int) -> None:
     ranks = tasks_per_node(job)
-    address = network.with_port(master.address or host_names(job.nodes)[0], port)
+    address = with_port(master.address or host_names(job.nodes)[0], port)
     say(
         f"job {job.job_id}: {job.num_nodes} x {human_count(ranks, 'rank')} on {job.nodes}; "
         f"rank 0 listens on {address} ({master.reason})"

@@ -11,22 +11,19 @@ from runner.child import runner_command
 from runner.errors import print_line, say
 from runner.job import node_local
 from runner.job.job import Job
-from runner.launch.environment import STOPPED
 from runner.launch.first_steps import halve_micro
 from runner.launch.hang_detector import HangDetector
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
+from runner.launch.place import STOPPED, Start
 from runner.launch.requeue import requeue
 from runner.launch.resolved import Resolved, write
-from runner.launch.srun import job_of, run_batch
+from runner.launch.srun import run_srun
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.layout import RunFolder
-from runner.slurm.environment import tasks_per_node
 
 
-def start_work(
-    resolved: Resolved, work: str, role: str, num_local: int, environ: Mapping[str, str]
-) -> Outcome:
+def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str, str]) -> Outcome:
     """Starts the ranks of a run for one kind of work, and waits for them.
 
     To train, they are started again where the first steps did not fit (`halve_micro`).
@@ -34,36 +31,34 @@ def start_work(
     Args:
         resolved: what is decided of it; is written into the run folder for rank 0.
         work: what the ranks do: a WORK of `runner rank`.
-        role: "batch" (srun starts the ranks) or "local".
-        num_local: the number of ranks on this machine.
+        start: which ranks.
 
     Raises:
         StageError: as for `start_ranks` and `environment_for_ranks`; before a rank was started.
     """
     run = resolved.job
     write(resolved)
-    argv = rank_command(run, role, environ, "rank", str(run.folder.root), work)
+    argv = rank_command(run, start, environ, "rank", str(run.folder.root), work)
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
-    processes = None if role == "batch" else num_local
 
     def again(outcome: Outcome) -> bool:
         return work == "train" and halve_micro(run.folder, outcome, environ)
 
-    return start_ranks(argv, processes, run.folder, environ, again, hang_after_s=hang_after_s)
+    return start_ranks(argv, start, run.folder, environ, again, hang_after_s=hang_after_s)
 
 
-def rank_command(run: Job, role: str, environ: Mapping[str, str], *arguments: str) -> list[str]:
+def rank_command(run: Job, start: Start, environ: Mapping[str, str], *arguments: str) -> list[str]:
     """The command that starts a rank: in a job by the Python of the container or environment.
 
     Raises:
         StageError: the ranks would run another environment than the run file names.
     """
-    prefix = environment_for_ranks(run, role, environ)
+    prefix = environment_for_ranks(run, start, environ)
     argv = runner_command(*arguments, prefix=prefix)
-    return [*run.config.slurm.container, *argv] if role == "batch" else argv
+    return [*run.config.slurm.container, *argv] if start.job else argv
 
 
-def environment_for_ranks(run: Job, role: str, environ: Mapping[str, str]) -> Path | None:
+def environment_for_ranks(run: Job, start: Start | None, environ: Mapping[str, str]) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:
@@ -72,7 +67,7 @@ def environment_for_ranks(run: Job, role: str, environ: Mapping[str, str]) -> Pa
     wanted, environment = run.config.environment, run.inputs.environment
     if wanted is None or environment is None:
         return None
-    if role == "batch":
+    if start is not None and start.job is not None:
         return node_local.arrange(wanted.node_local, environment, environ, print_line)
     node_local.check_running(environment)
     return None
@@ -80,7 +75,7 @@ def environment_for_ranks(run: Job, role: str, environ: Mapping[str, str]) -> Pa
 
 def start_ranks(
     argv: Sequence[str],
-    processes: int | None,
+    start: Start,
     folder: RunFolder,
     environ: Mapping[str, str],
     again: Callable[[Outcome], bool] = lambda _outcome: False,
@@ -91,28 +86,27 @@ def start_ranks(
 
     Args:
         argv: the command of a rank.
-        processes: the number of ranks on this machine; None: those of this Slurm job, by srun. A
-            job that was stopped by a signal is requeued.
+        start: which ranks. A Slurm job that was stopped by a signal is requeued.
         again: whether to start them once more after such an outcome, of which nothing is printed.
         hang_after_s: seconds without a heartbeat that count as a hang. None: chosen automatically.
 
     Raises:
-        StageError: as for `run_batch`; before a rank was started.
+        StageError: as for `run_srun`; before a rank was started.
     """
-    while again(outcome := _run(argv, processes, folder, environ, hang_after_s)):
+    while again(outcome := _run(argv, start, folder, environ, hang_after_s)):
         pass
     for line in outcome.report:
         print(line, file=sys.stderr)
     for line in outcome.messages:
         say(line)
-    if outcome.kind == "stopped" and processes is None:
-        requeue(job_of(environ))
+    if outcome.kind == "stopped" and start.job is not None:
+        requeue(start.job)
     return outcome
 
 
 def _run(
     argv: Sequence[str],
-    processes: int | None,
+    start: Start,
     folder: RunFolder,
     environ: Mapping[str, str],
     hang_after_s: float | None,
@@ -120,13 +114,11 @@ def _run(
     """Runs the ranks once; returns how they ended."""
     stopped = folder.root / STOPPED
     stopped.unlink(missing_ok=True)
-    job = None if processes is not None else job_of(environ)
-    ranks = processes if job is None else job.num_nodes * tasks_per_node(job)
-    watch = HangDetector(folder.logs, ranks or 1, hang_after_s)
-    if job is None:
-        ended = run_local(argv, ranks or 1, folder.logs, watch, environ)
+    watch = HangDetector(folder.logs, start.world_size, hang_after_s)
+    if start.job is None:
+        ended = run_local(argv, start, folder.logs, watch, environ)
     else:
-        ended = run_batch(argv, watch, environ)
+        ended = run_srun(argv, start, start.job, watch, environ)
     failures = watch.failures()
     outcome = outcome_of(
         replace(

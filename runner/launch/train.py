@@ -18,7 +18,7 @@ from runner.config.explain import choice_lines, left_out
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import recipes
 from runner.disks import use_local_caches
-from runner.errors import FULL_DISK, IncompleteError, StageError, UsageError, print_line, say
+from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, say
 from runner.job import devices
 from runner.job.check import check_everything
 from runner.job.installed import check_installed, leave_torch_alone, to_prepare, to_train
@@ -26,41 +26,38 @@ from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import Device, ModelShape
 from runner.job.tools import check_tools
-from runner.launch import environment as ranks_environment
-from runner.launch.environment import Role
-from runner.launch.rank import Rank, find_role
+from runner.launch.place import STOPPED, Place, Start
+from runner.launch.rank import Rank
 from runner.launch.resolved import Resolved, write
 from runner.launch.start import environment_for_ranks, start_work
 from runner.processes import raise_limits
 from runner.run_folder.run_lock import hold_run_folder
-from runner.slurm.environment import SlurmJobEnvironment, tasks_per_node
 
 _PREPARING = ("preparing the data", "Run it on a machine with more memory, then train.")
 _CHECKING = ("checking the run", "Run it on a machine with more memory.")
 
 
-def begin(processes: int | None, environ: Mapping[str, str]) -> Role:
-    """Sets this process up, and returns what it is: a launcher, or a rank of another one.
+def begin(processes: int | None, environ: Mapping[str, str]) -> Start | None:
+    """Sets this process up; returns which ranks it starts. None: it is a rank of another launcher.
 
     Args:
-        processes: as for `train`.
+        processes: the number of ranks on this machine. None: one, or those of the Slurm job.
 
     Raises:
-        UsageError: as for `find_role`.
+        UsageError: as for `Start.of`.
     """
     offline.set_variables(os.environ)
     raise_limits()
-    role = find_role(environ, processes)
+    start = Start.of(environ, processes)
     rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
-    prints = role != "rank" or rank == "0"
+    prints = start is not None or rank == "0"
     isolation.isolate(os.environ, print_line if prints else lambda _line: None)
-    return role
+    return start
 
 
 def train(
     run: Job,
-    role: Role,
-    processes: int | None,
+    start: Start,
     *,
     dry_run: bool,
     environ: Mapping[str, str],
@@ -69,8 +66,7 @@ def train(
     """Trains, as a launcher.
 
     Args:
-        role: "batch" (srun starts the ranks) or "local", of `begin`.
-        processes: the number of ranks on this machine. None: one, or those of the Slurm job.
+        start: which ranks, of `begin`.
         dry_run: check and explain, but start nothing.
         verbose: whether details and all automatic choices are printed, too.
 
@@ -80,16 +76,13 @@ def train(
     Raises:
         StageError: the run cannot work; raised before anything is launched.
     """
-    check_all_installed(run, role)
-    num_local = processes or 1
+    check_all_installed(run, start)
     _print_headline(run)
     finished = run.finished()
     is_over = bool(finished) and not dry_run  # then only what is wrong is worth a line
     tell: Callable[[str], None] = (lambda _line: None) if is_over else print_line
-    device = _device(run, role, num_local, environ, tell)
-    check_everything(run, world_size(role, num_local, environ), device).report(
-        tell, verbose=verbose
-    )
+    device = _device(run, start, environ, tell)
+    check_everything(run, start.world_size, device).report(tell, verbose=verbose)
     if is_over:
         print_line("\n".join(finished))
         return 0
@@ -99,10 +92,10 @@ def train(
         return 0
     run.folder.make()
     with hold_run_folder(run.folder, environ):
-        return _launch(run, role, num_local, environ)
+        return _launch(run, start, environ)
 
 
-def check_all_installed(run: Job, role: str) -> None:
+def check_all_installed(run: Job, start: Start | None) -> None:
     """Refuses to train where packages are missing, before anything is written.
 
     The ranks of a batch job may run another environment than its launcher, which then only has to
@@ -112,7 +105,8 @@ def check_all_installed(run: Job, role: str) -> None:
         UsageError: packages are missing; names them, and what to install.
     """
     config = run.config
-    elsewhere = role == "batch" and (config.environment is not None or config.slurm.container)
+    in_job = start is not None and start.job is not None
+    elsewhere = in_job and (config.environment is not None or config.slurm.container)
     packages = to_prepare(config) if elsewhere else to_train(config)
     check_installed(config, run.inputs, packages, "training")
 
@@ -124,13 +118,13 @@ def _print_headline(run: Job) -> None:
     )
 
 
-def _launch(run: Job, role: str, num_local: int, environ: Mapping[str, str]) -> int:
+def _launch(run: Job, start: Start, environ: Mapping[str, str]) -> int:
     prepare_in_sandbox(run)
     run.write_config()
     for line in use_local_caches(os.environ):
         print_line(line)
     say("the ranks start with the import of torch: up to a minute where the disk is slow")
-    return start_work(Resolved.of(run), "train", role, num_local, environ).exit_code
+    return start_work(Resolved.of(run), "train", start, environ).exit_code
 
 
 def prepare_in_sandbox(run: Job) -> None:
@@ -226,7 +220,7 @@ def dry_run_of_rank_0(run: Job, environ: Mapping[str, str], *, verbose: bool) ->
     if finished := run.finished():
         print_line("\n".join(finished))
         return
-    place = ranks_environment.rank_environment(environ)
+    place = Place.of(environ)
     in_child(_check_as_launcher, (run, place, dict(environ), False, verbose), *_CHECKING)
     print_line("dry run: nothing was started")
 
@@ -256,7 +250,7 @@ def lead(
         return
     run.folder.make()
     with hold_run_folder(run.folder, environ):
-        (run.folder.root / ranks_environment.STOPPED).unlink(missing_ok=True)
+        (run.folder.root / STOPPED).unlink(missing_ok=True)
         rank.enter(run.folder)
         arguments = (run, rank.place, dict(environ), True, verbose)
         resolved = in_child(_check_as_launcher, arguments, *_CHECKING)
@@ -267,15 +261,15 @@ def lead(
 
 def _check_as_launcher(
     run: Job,
-    place: ranks_environment.RankEnvironment,
+    place: Place,
     environ: Mapping[str, str],
     prepares: bool,
     verbose: bool,
 ) -> Resolved:
     """Does what a launcher does before it starts ranks, in a child process of rank 0."""
     _print_headline(run)
-    check_all_installed(run, "rank")
-    environment_for_ranks(run, "local", environ)
+    check_all_installed(run, None)
+    environment_for_ranks(run, None, environ)
     own_torch = run.config.environment is None
     device = devices.here(place.local_world_size, environ, own_torch=own_torch)
     check_everything(run, place.world_size, device).report(print_line, verbose=verbose)
@@ -285,57 +279,37 @@ def _check_as_launcher(
     return Resolved.of(run)
 
 
-def world_size(role: str, num_local: int, environ: Mapping[str, str]) -> int:
-    """The number of ranks.
-
-    Args:
-        role: "batch" (srun starts the ranks) or "local".
-        num_local: the number of ranks on this machine.
-
-    Raises:
-        UsageError: the role is "batch", but this is not a Slurm job.
-    """
-    if role == "local":
-        return num_local
-    job = SlurmJobEnvironment.from_environ(environ)
-    if job is None:
-        raise UsageError("this is not inside a Slurm job.", "Submit it with `runner submit`.")
-    return job.num_nodes * tasks_per_node(job)
-
-
 def _device(
-    run: Job, role: str, num_local: int, environ: Mapping[str, str], tell: Callable[[str], None]
+    run: Job, start: Start, environ: Mapping[str, str], tell: Callable[[str], None]
 ) -> Device | None:
     """The device of a rank on this machine, in a job its first node; None: not known here.
 
     Raises:
         UsageError: accelerators are requested that the ranks cannot use, or a compiler is missing.
     """
-    ranks, own_torch = report_devices(run, role, num_local, environ, tell)
+    own_torch = report_devices(run, start, environ, tell)
     if own_torch:
         check_tools(run.config)
-    return devices.here(ranks, environ, own_torch=own_torch)
+    return devices.here(start.on_node, environ, own_torch=own_torch)
 
 
 def report_devices(
-    run: Job, role: str, num_local: int, environ: Mapping[str, str], say: Callable[[str], None]
-) -> tuple[int, bool]:
+    run: Job, start: Start, environ: Mapping[str, str], say: Callable[[str], None]
+) -> bool:
     """Reports on this machine's accelerators.
 
     Returns:
-        The number of ranks on this machine, and whether they use the torch that is installed here.
+        Whether the ranks use the torch that is installed here.
 
     Raises:
         UsageError: accelerators are requested that the ranks cannot use.
     """
-    job = SlurmJobEnvironment.from_environ(environ) if role == "batch" else None
     elsewhere = run.config.environment is not None or (
-        job is not None and run.config.slurm.container
+        start.job is not None and run.config.slurm.container
     )
-    ranks = tasks_per_node(job) if job else num_local
-    for line in devices.notes(run.config.slurm, ranks, environ, own_torch=not elsewhere):
+    for line in devices.notes(run.config.slurm, start.on_node, environ, own_torch=not elsewhere):
         say(line)
-    return ranks, not elsewhere
+    return not elsewhere
 
 
 def _explain(run: Job, *, verbose: bool) -> None:

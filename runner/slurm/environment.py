@@ -1,8 +1,8 @@
 """Reads Slurm's variables from the environment. Pure: no command is run here.
 
 `VARIABLES` is the one table of Slurm variables. `SlurmJobEnvironment.from_environ` turns them into
-values, and small functions derive what the ranks need (hosts, master port). `runner.slurm.script`
-does the opposite: it turns a request into an sbatch script.
+values, and small functions derive what the ranks need (hosts, master port, the srun command).
+`runner.slurm.script` does the opposite: it turns a request into an sbatch script.
 
 Observed on Slurm 22.05: the batch script has SLURM_PROCID=0 but no SLURM_STEP_ID (newer versions
 put a reserved number there); a shell from salloc has neither; a task of srun has both. A job that
@@ -12,7 +12,7 @@ was submitted from inside another job's step inherits that step's SLURM_STEP_* a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.errors import UsageError
@@ -248,3 +248,27 @@ def cpus_per_task(job: SlurmJobEnvironment, environ: Mapping[str, str]) -> int:
         return job.cpus_per_task
     cpus = environ.get("SLURM_JOB_CPUS_PER_NODE")
     return max(1, min(task_counts(cpus)) // tasks_per_node(job)) if cpus else 1
+
+
+def srun_command(
+    job: SlurmJobEnvironment, environ: Mapping[str, str], on_node: int, words: Sequence[str]
+) -> list[str]:
+    """The srun command that starts a program on all nodes, with all CPUs of the job. Pure.
+
+    Args:
+        on_node: how often on each node.
+        words: further options of srun, then the program and its arguments.
+    """
+    return [
+        "srun",
+        # Without these options srun may place 3 + 1 tasks, and since 22.05 it ignores the job's
+        # --cpus-per-task.
+        f"--nodes={job.num_nodes}",
+        f"--ntasks={job.num_nodes * on_node}",
+        f"--ntasks-per-node={on_node}",
+        f"--cpus-per-task={cpus_per_task(job, environ) * tasks_per_node(job) // on_node}",
+        "--mpi=none",  # ranks meet through MASTER_ADDR; a site's default MPI plugin can only fail
+        "--export=ALL",  # else sbatch --export=NONE removes PATH from the tasks
+        "--input=none",
+        *words,
+    ]

@@ -20,7 +20,7 @@ from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.job.plan import TrainingPlan
-from runner.launch.environment import STOPPED
+from runner.launch.place import STOPPED
 from runner.run_folder.checkpoints import (
     TrainingState,
     check_not_past_the_end,

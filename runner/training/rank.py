@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 from runner.errors import StageError, print_line
 from runner.job.installed import is_light
 from runner.job.job import Job
-from runner.launch.environment import STOPPED, rank_number
 from runner.launch.outcome import Ended, outcome_of
+from runner.launch.place import STOPPED, rank_number
 from runner.launch.rank import Rank, run_rank
 from runner.launch.resolved import Resolved, read
 from runner.launch.train import check_all_installed, dry_run_of_rank_0, lead
@@ -62,7 +62,7 @@ def be_rank_of_others(
         UsageError: packages are missing, or the rank does not know its place.
     """
     if is_light():
-        check_all_installed(load(), "rank")
+        check_all_installed(load(), None)
     if dry_run:
         if rank_number(environ) == 0:
             dry_run_of_rank_0(load(), environ, verbose=verbose)

@@ -25,7 +25,7 @@ from runner.errors import IncompleteError, LostPeerError, NoMemoryError, StageEr
 from runner.inputs import running_tree, unreadable
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
 from runner.job.shapes import Device
-from runner.launch.environment import RANK_FLAG
+from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.launch.resolved import Resolved, tried_with, write
 from runner.processes import threads_variable
@@ -120,7 +120,7 @@ def train(
             raise disk_error(fault, brief.bundle, folder, step) from None
         except (RuntimeError, MemoryError) as error:
             if whole is not None and is_out_of_memory(error):
-                raise _no_memory(error, whole, trainer, facts, place.rank) from None
+                raise _no_memory(error, whole, trainer, facts, place) from None
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
@@ -132,7 +132,7 @@ def train(
 
 
 def _no_memory(
-    error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, rank: int
+    error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, place: Place
 ) -> NoMemoryError:
     """Explains a lack of memory. Nobody starts the ranks of another launcher again with a smaller
     micro batch: they end with 2, because the run file has to say it.
@@ -141,9 +141,8 @@ def _no_memory(
     config, plan = whole.job.config, whole.decided()
     if trainer is not None:
         trainer.phases.first_steps.lift()
-    fault = explain(error, config, plan, device, f"rank {rank}, {when}")
-    is_ours = os.environ.get(RANK_FLAG) == "1"
-    if trainer is not None and trainer.phases.first_steps.are_tried and not is_ours:
+    fault = explain(error, config, plan, device, f"rank {place.rank}, {when}")
+    if trainer is not None and trainer.phases.first_steps.are_tried and not place.is_ours:
         fault.exit_code = UsageError.exit_code
     return fault
 

@@ -1,9 +1,10 @@
 """A launcher in a process of its own: it can be ended, or be behind a wall, and its output is kept.
 
-    python -m runner.trials.apart FOLDER WORK ROLE RANKS [WALL]
+    python -m runner.trials.apart FOLDER WORK BY RANKS [WALL]
 
-FOLDER is the run folder, with what is decided of the run. WORK, ROLE and RANKS are as for
-`start_work`. WALL is a file that gets the reason why there is no wall; empty: there is one.
+FOLDER is the run folder, with what is decided of the run. WORK is as for `start_work`. BY is `srun`
+for the ranks of this Slurm job, or `local` for RANKS on this machine. WALL is a file that gets the
+reason why there is no wall; empty: there is one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runner.errors import isolated
+from runner.launch.place import Start
 from runner.launch.resolved import Resolved, read, write
 from runner.launch.srun import end_ranks
 from runner.launch.start import start_work
@@ -29,8 +31,7 @@ RESULT, OUT_OF_MEMORY = "trial.json", "out of memory"
 def start_apart(
     resolved: Resolved,
     work: str,
-    role: str,
-    ranks: int,
+    start: Start,
     log: Path,
     environ: Mapping[str, str],
     *,
@@ -41,7 +42,7 @@ def start_apart(
 
     Args:
         resolved: what is decided of the run.
-        work, role, ranks: as for `start_work`.
+        work, start: as for `start_work`.
         log: gets the output of the launcher and of rank 0.
         environ: the variables of the launcher.
         limit_s: the most seconds it may take; None: any.
@@ -51,7 +52,8 @@ def start_apart(
         The exit code; None: it was ended after `limit_s`.
     """
     write(resolved)
-    words = (str(resolved.job.folder.root), work, role, str(ranks), *([str(wall)] if wall else []))
+    by = ("srun" if start.job else "local", str(start.on_node))
+    words = (str(resolved.job.folder.root), work, *by, *([str(wall)] if wall else []))
     python, *options = isolated("runner.trials.apart", *words)
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -85,9 +87,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
             end_ranks(job.job_id, process.pid)
 
 
-def launch(resolved: Resolved, work: str, role: str, ranks: int) -> int:
+def launch(resolved: Resolved, work: str, start: Start) -> int:
     """Starts the ranks, and notes in the run folder if memory ran out; returns the exit code."""
-    outcome = start_work(resolved, work, role, ranks, os.environ)
+    outcome = start_work(resolved, work, start, os.environ)
     if outcome.kind == "no_memory":
         write_json(resolved.job.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
     return outcome.exit_code
@@ -95,10 +97,11 @@ def launch(resolved: Resolved, work: str, role: str, ranks: int) -> int:
 
 def main() -> None:
     """The launcher."""
-    folder, work, role, ranks, *wall = sys.argv[1:]
+    folder, work, by, ranks, *wall = sys.argv[1:]
+    start = Start.in_job(os.environ) if by == "srun" else Start(int(ranks))
     for path in map(Path, wall):
         path.write_text(leave_network() or "", encoding="utf-8")
-    sys.exit(launch(read(RunFolder(Path(folder))), work, role, int(ranks)))
+    sys.exit(launch(read(RunFolder(Path(folder))), work, start))
 
 
 if __name__ == "__main__":

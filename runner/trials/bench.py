@@ -16,12 +16,11 @@ from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
-from runner.launch import environment as ranks_environment
+from runner.launch.place import Start, as_launcher
 from runner.launch.train import (
     check_all_installed,
     prepare_in_sandbox,
     report_devices,
-    world_size,
 )
 from runner.run_folder.layout import RunFolder, write_json
 from runner.trials import bench_table as table
@@ -76,19 +75,18 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     folder = (wanted.output or Path("output") / f"{run.config.name}-bench").absolute()
     check_not_inside(folder, run.inputs.bundle)
     run = Job(run.config, run.inputs, RunFolder(folder), run.bundle, run.overrides)
-    role = ranks_environment.role(environ, wanted.processes)
-    ranks = world_size(role, wanted.processes or 1, environ)
-    check_all_installed(run, role)
+    start = as_launcher(Start.of(environ, wanted.processes), "bench")
+    ranks = start.world_size
+    check_all_installed(run, start)
     check_everything(run, None, None).report(say)
-    report_devices(run, role, wanted.processes or 1, environ, say)
+    report_devices(run, start, environ, say)
     num_sequences = prepare_trials(run)
     bench = Bench(
         run_file=wanted.run_file,
         bundle=wanted.bundle,
         theirs=wanted.overrides,
         folder=folder,
-        world_size=ranks,
-        processes=wanted.processes,
+        start=start,
         steps=wanted.steps,
         memory_gib=wanted.memory_gib,
         limit_s=wanted.limit_s,

@@ -21,6 +21,7 @@ from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
+from runner.launch.place import Start, as_launcher
 from runner.launch.resolved import Resolved
 from runner.launch.start import start_work
 from runner.launch.train import (
@@ -28,7 +29,6 @@ from runner.launch.train import (
     check_all_installed,
     prepare_in_sandbox,
     report_devices,
-    world_size,
 )
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.history import earlier_facts, earlier_settings, settings_of
@@ -185,23 +185,19 @@ def evaluate(
     Raises:
         StageError: it cannot work, or a rank failed.
     """
-    role = begin(processes, environ)
-    if role == "rank":
-        raise UsageError(
-            "runner evaluate starts its ranks itself.", "Call it once, without srun or torchrun."
-        )
+    start = as_launcher(begin(processes, environ), "evaluate")
     chosen = choose(run, wanted)
-    check_all_installed(run, role)
+    check_all_installed(run, start)
     say(f"{run.config.path}: evaluates {chosen.source} on the validation split")
     if warning := doubt(run, chosen.checkpoint):
         say(warning)
-    ranks, own_torch = report_devices(run, role, processes or 1, environ, say)
-    device = devices.here(ranks, environ, own_torch=own_torch)
-    check_everything(chosen.run, world_size(role, processes or 1, environ), device).raise_errors()
-    _launch(chosen, role, processes or 1, environ)
+    own_torch = report_devices(run, start, environ, say)
+    device = devices.here(start.on_node, environ, own_torch=own_torch)
+    check_everything(chosen.run, start.world_size, device).raise_errors()
+    _launch(chosen, start, environ)
 
 
-def _launch(chosen: Evaluation, role: str, processes: int, environ: Mapping[str, str]) -> None:
+def _launch(chosen: Evaluation, start: Start, environ: Mapping[str, str]) -> None:
     run, folder = chosen.run, chosen.run.folder
     folder.root.mkdir(parents=True, exist_ok=True)
     with hold_run_folder(folder, environ):
@@ -210,7 +206,7 @@ def _launch(chosen: Evaluation, role: str, processes: int, environ: Mapping[str,
         prepare_in_sandbox(run)
         checkpoint = None if chosen.checkpoint is None else str(chosen.checkpoint)
         resolved = Resolved.of(run, checkpoint=checkpoint)
-        code = start_work(resolved, "evaluate", role, processes, environ).exit_code
+        code = start_work(resolved, "evaluate", start, environ).exit_code
         written = read_metrics(folder.metrics) if code == 0 and folder.metrics.exists() else ()
         if not any("validation_loss" in line for line in written):
             raise StageError(

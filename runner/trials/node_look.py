@@ -27,7 +27,6 @@ from runner.job.gpus import ask_driver
 from runner.job.installed import check_installed, to_train
 from runner.job.job import Job
 from runner.job.submit import ranks_on_node
-from runner.launch.environment import RankEnvironment
 from runner.launch.network import (
     addresses_of,
     is_loopback,
@@ -35,6 +34,7 @@ from runner.launch.network import (
     source_towards,
     wrong_interfaces,
 )
+from runner.launch.place import Place
 
 LEAST_SHARED_MEMORY = 2**28
 """NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
@@ -48,9 +48,7 @@ COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
 ENV_CHECK_S = 60
 
 
-def look(
-    run: Job, place: RankEnvironment, hosts: Sequence[str], environ: Mapping[str, str]
-) -> Findings:
+def look(run: Job, place: Place, hosts: Sequence[str], environ: Mapping[str, str]) -> Findings:
     """Looks at this node, before torch is imported; tries its GPUs in a child process.
 
     Args:
@@ -65,7 +63,7 @@ def look(
     found.attempt(check_installed, run.config, run.inputs, to_train(run.config), "training")
     if run.inputs.environment is not None:
         found.others += env_check(run.inputs.environment)
-    if place.local_world_size != place.world_size:
+    if not place.on_one_node:
         found.others += check_names(platform.node(), other_hosts(hosts, environ))
         interfaces = [name for _, name in socket.if_nameindex()]
         found.others += check_interfaces(environ, interfaces)

@@ -12,11 +12,10 @@ from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
 from runner.job.findings import Finding, Findings, finding_of
 from runner.job.job import Job
-from runner.launch.environment import RANK_FLAG, RankEnvironment, rank_environment
-from runner.launch.network import PEERS_ASKED, here, other_hosts, own_address_towards
+from runner.launch.network import here, other_hosts, own_address_on_shared_network
+from runner.launch.place import RANK_FLAG, Place, Start
 from runner.launch.rank import Rank, end_rank, run_rank
 from runner.launch.reach import HOW_TO_CHOOSE
-from runner.launch.rendezvous import address_in_slurm
 from runner.launch.start import rank_command, start_ranks
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
@@ -71,12 +70,13 @@ def launch(run: Job, folder: Path, arguments: Sequence[str], environ: Mapping[st
     """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
     rehearsal = RunFolder(folder)
     rehearsal.make()
-    argv = rank_command(run, "batch", environ, *arguments)
-    return start_ranks(argv, None, rehearsal, environ).exit_code
+    start = Start.in_job(environ)
+    argv = rank_command(run, start, environ, *arguments)
+    return start_ranks(argv, start, rehearsal, environ).exit_code
 
 
 def _be_a_rank(run: Job, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
-    place = rank_environment(environ)
+    place = Place.of(environ)
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
     if place.local_rank == 0:
@@ -100,7 +100,7 @@ def _look_at_node(
     folder: Path,
     host: str,
     hosts: Sequence[str],
-    place: RankEnvironment,
+    place: Place,
     environ: Mapping[str, str],
 ) -> None:
     """Looks at this node and the ways to the others, and writes what is found."""
@@ -124,10 +124,7 @@ def _try_ways(
 ) -> None:
     """Connects this node and the others, both ways, and adds what is found."""
     others = other_hosts(hosts, environ)
-    own = own_address_towards(others)
-    if own is None:
-        known = (address_in_slurm(other) for other in others[:PEERS_ASKED])
-        own = own_address_towards([address for address in known if address])
+    own = own_address_on_shared_network(others)
     if own is not None:
         ways, line = try_ports(folder, host, own[0], hosts)
         found.others += ways

@@ -32,6 +32,7 @@ from runner.job.job import Job
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, shape_of
 from runner.job.submit import device_of_job, ranks_on_node
+from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import raise_limits
@@ -297,7 +298,7 @@ def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
     resolved = Resolved.of(replace(small, config=replace(small.config, steps=steps)))
     variables = {**clean(environ), **offline.VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
     log, wall = hidden / LOG, hidden / WALL
-    code = start_apart(resolved, "train", "local", RANKS, log, variables, wall=wall)
+    code = start_apart(resolved, "train", Start(RANKS), log, variables, wall=wall)
     if code:
         raise _failure(run, small, code)
     lines = list(read_metrics(folder.metrics))

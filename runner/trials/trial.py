@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.errors import StageError, UsageError
 from runner.job.job import Job
-from runner.launch import environment as ranks_environment
+from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.trials.apart import OUT_OF_MEMORY, RESULT, start_apart
 from runner.trials.search import Outcome, Trial
@@ -30,8 +30,7 @@ class Bench:
         bundle: the folder of the bundle.
         theirs: the user's `--set` texts.
         folder: holds one run folder per trial.
-        world_size: the number of ranks.
-        processes: ranks on this machine; None in a Slurm job.
+        start: which ranks a trial has.
         steps: of each trial; the first is not counted.
         memory_gib: per rank; None: what is there.
         limit_s: a trial that takes longer is ended.
@@ -41,8 +40,7 @@ class Bench:
     bundle: Path
     theirs: tuple[str, ...]
     folder: Path
-    world_size: int
-    processes: int | None
+    start: Start
     steps: int
     memory_gib: float | None
     limit_s: float
@@ -56,15 +54,14 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
     """Makes one trial and waits for its end."""
     folder = bench.trial_folder(strategy, micro)
     shutil.rmtree(folder, ignore_errors=True)
-    sets = overrides(strategy, micro, bench.world_size, bench.theirs)
-    role = ranks_environment.role(os.environ, bench.processes)
-    log, number = folder / "trial.log", bench.processes or 1
+    sets = overrides(strategy, micro, bench.start.world_size, bench.theirs)
+    log = folder / "trial.log"
     try:
         run = Job.load(bench.run_file, bench.bundle, folder, sets)
         run.folder.make()
         run.write_config()
         resolved = Resolved.of(run, steps=bench.steps, memory_gib=bench.memory_gib)
-        code = start_apart(resolved, "trial", role, number, log, os.environ, limit_s=bench.limit_s)
+        code = start_apart(resolved, "trial", bench.start, log, os.environ, limit_s=bench.limit_s)
     except StageError as error:
         return Trial(strategy, micro, "failed", error.message)
     return judge(strategy, micro, code, _result(folder), log, bench.limit_s)
@@ -111,7 +108,7 @@ def refusal(bench: Bench, strategy: str) -> str | None:
             bench.run_file,
             bench.bundle,
             None,
-            overrides(strategy, 1, bench.world_size, bench.theirs),
+            overrides(strategy, 1, bench.start.world_size, bench.theirs),
         )
     except UsageError as error:
         return error.message

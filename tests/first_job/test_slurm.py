@@ -12,8 +12,8 @@ import pytest
 
 from runner.errors import UsageError
 from runner.job.submit import try_script
+from runner.launch.network import locate
 from runner.launch.reach import explain_joining
-from runner.launch.rendezvous import locate
 from runner.slurm.commands import clean
 from runner.slurm.environment import (
     EPHEMERAL_PORTS,

@@ -44,6 +44,7 @@ from unittest import mock
 from runner import errors
 from runner.errors import StageError
 from runner.launch import hang_detector, local, start
+from runner.launch.place import Start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
 from runner.training import rank as ranks
@@ -144,20 +145,20 @@ def _programs(folder: Path, given: Mapping[str, Any]) -> None:
 # ---- today's judges
 
 
-def _started(argv: list[str], processes: int | None, folder: Path) -> int:
+def _started(argv: list[str], ranks: Start, folder: Path) -> int:
     run = RunFolder(folder / "run")
-    return start_ranks(argv, processes, run, os.environ, hang_after_s=0.1).exit_code
+    return start_ranks(argv, ranks, run, os.environ, hang_after_s=0.1).exit_code
 
 
 def _here(folder: Path, given: Mapping[str, Any]) -> int:
     argv = ["sh", "-c", _rank_script(folder, given)]
-    return _started(argv, len(given["codes"]), folder)
+    return _started(argv, Start(len(given["codes"])), folder)
 
 
 def _srun(folder: Path, given: Mapping[str, Any]) -> int:
     restarts = str(given.get("slurm", {}).get("restarts", 0))
     os.environ.update(JOB, SLURM_RESTART_COUNT=restarts)
-    return _started(["rank"], None, folder)
+    return _started(["rank"], Start.in_job(os.environ), folder)
 
 
 def _torchrun(folder: Path, given: Mapping[str, Any]) -> int:
@@ -222,7 +223,7 @@ def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
         mock.patch.object(evaluating, "prepare_in_sandbox", lambda _run: None),
         _commanded(run, argv),
     ):
-        evaluating._launch(chosen, "local", len(given["codes"]), os.environ)
+        evaluating._launch(chosen, Start(len(given["codes"])), os.environ)
     return 0
 
 
@@ -237,7 +238,7 @@ def _trial(folder: Path, given: Mapping[str, Any]) -> str:
         )  # fmt: skip
         with _commanded(of_run, argv):
             resolved: Any = types.SimpleNamespace(job=of_run)
-            code = apart.launch(resolved, "trial", "local", len(given["codes"]))
+            code = apart.launch(resolved, "trial", Start(len(given["codes"])))
     trial = trials.judge("ddp", 4, code, trials._result(run), folder / "said", 600.0)
     print(trial.words)
     return trial.outcome

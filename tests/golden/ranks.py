@@ -26,8 +26,8 @@ from click.testing import CliRunner
 
 from runner.cli import main as runner
 from runner.job.job import Job
-from runner.launch import environment as ranks_environment
 from runner.launch import network
+from runner.launch.place import Start
 from runner.launch.rank import become_rank
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
@@ -171,7 +171,7 @@ def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
         run = Job.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
         recorder = Recorder(user)
         with mock.patch.object(subprocess, "Popen", recorder.popen()), _node("n1"):
-            apart.launch(Resolved.of(run), "trial", "local", 2)
+            apart.launch(Resolved.of(run), "trial", Start(2))
         found.append(
             {"place": "the ranks of a launcher apart", "given": {}, "starts": recorder.found}
         )
@@ -252,13 +252,13 @@ def places(folder: Path) -> list[dict[str, Any]]:
             environ = _of_user(folder) | given
             host = "n1" if first or "two nodes" not in launcher else "n2"
             with mock.patch.dict(os.environ, environ, clear=True), _node(host):
-                role = ranks_environment.role(os.environ)
+                role = "launcher" if Start.of(os.environ) else "rank"
                 place = become_rank(RunFolder(folder / "run"), dict(os.environ)).place
                 sets = {n: v for n, v in sorted(os.environ.items()) if environ.get(n) != v}
             facts = {
                 "rank": place.rank, "world_size": place.world_size, "local_rank": place.local_rank,
-                "local_world_size": place.local_world_size, "master": place.master_addr,
-                "port": place.master_port, "peers": list(place.peers),
+                "local_world_size": place.local_world_size, "master": place.master,
+                "port": place.port, "peers": list(place.peers),
             }  # fmt: skip
             found.append({"launcher": launcher, "role": role, **facts, "sets": sets})
     return found

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runner.job.job import Job
-from runner.launch.environment import rank_environment
+from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join, open_store
@@ -63,7 +63,7 @@ def joined(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        rank = Rank(rank_environment(os.environ))
+        rank = Rank(Place.of(os.environ))
         join("deepspeed", device.type, rank.place, open_store(rank))
         yield variables
         torch.distributed.destroy_process_group()
@@ -81,7 +81,7 @@ def trainer(joined: dict[str, str], tmp_path: Path, cluster: Cluster) -> Iterato
             run = Job.load(path, bundle, own.output(name), ())
             run.folder.make()
             console = stack.enter_context(open_console(run.folder.logs / "rank-0.log"))
-            made = begin(run, rank_environment(os.environ), console)
+            made = begin(run, Place.of(os.environ), console)
             made.resume()
             stack.callback(made.observer.close)
             return made

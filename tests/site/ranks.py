@@ -23,8 +23,8 @@ from runner.errors import StageError
 from runner.job import submit as submission
 from runner.job.partition import ask_partition
 from runner.job.submit import submit
-from runner.launch import environment as ranks_environment
 from runner.launch import hang_detector, requeue
+from runner.launch.place import STOPPED, Place, Start
 from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
@@ -49,7 +49,7 @@ def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
     return SbatchRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def meet(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def meet(folder: Path, place: Place) -> None:
     """All ranks add up their numbers over gloo."""
     import torch
     import torch.distributed as dist
@@ -62,13 +62,13 @@ def meet(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     dist.destroy_process_group()
 
 
-def report(folder: Path, place: ranks_environment.RankEnvironment, **more: float) -> None:
+def report(folder: Path, place: Place, **more: float) -> None:
     """A rank says what it is, and has no need of torch for it."""
     facts = {"host": socket.gethostname(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), **more}
     (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **facts}))
 
 
-def fail(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def fail(folder: Path, place: Place) -> None:
     """One rank fails with the code of a damaged bundle; the others would wait for it forever."""
     vitals = Heartbeat(folder / "logs", place.rank)
     if place.rank == 3:
@@ -77,7 +77,7 @@ def fail(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     time.sleep(600)
 
 
-def lose_a_peer(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def lose_a_peer(folder: Path, place: Place) -> None:
     """One rank ends as NCCL's watchdog ends it, the others wait."""
     if place.rank == 3:
         text = "watchdog thread terminated with exception: NCCL error: ncclRemoteError"
@@ -87,7 +87,7 @@ def lose_a_peer(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     time.sleep(600)
 
 
-def hang(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def hang(folder: Path, place: Place) -> None:
     """One rank stops, the others wait for it."""
     Heartbeat(folder / "logs", place.rank).beat("train")
     if place.rank == 3:
@@ -95,7 +95,7 @@ def hang(folder: Path, place: ranks_environment.RankEnvironment) -> None:
     time.sleep(600)
 
 
-def save_when_asked(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def save_when_asked(folder: Path, place: Place) -> None:
     """Works until a signal comes, saves and leaves; done when started again."""
     if os.environ.get("SLURM_RESTART_COUNT"):
         (folder / f"resumed-{place.rank}").touch()
@@ -106,7 +106,7 @@ def save_when_asked(folder: Path, place: ranks_environment.RankEnvironment) -> N
         if place.rank == 0:
             while len(list(folder.glob("saved-*"))) < place.world_size:
                 time.sleep(0.01)
-            (folder / ranks_environment.STOPPED).write_text("signal")
+            (folder / STOPPED).write_text("signal")
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)
@@ -115,13 +115,13 @@ def save_when_asked(folder: Path, place: ranks_environment.RankEnvironment) -> N
     time.sleep(600)
 
 
-def start_slowly(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def start_slowly(folder: Path, place: Place) -> None:
     """Has no handler yet when the signal comes, in each of its lives."""
     (folder / f"works-{os.environ.get('SLURM_RESTART_COUNT', 0)}-{place.rank}").touch()
     time.sleep(600)
 
 
-def train_on(folder: Path, place: ranks_environment.RankEnvironment, for_s: float = 600) -> None:
+def train_on(folder: Path, place: Place, for_s: float = 600) -> None:
     """Shows continuously that it works, and records other ranks that do."""
     step = os.environ["SLURM_STEP_ID"]
     mine = folder / f"alive-{step}-{place.rank}"
@@ -136,16 +136,16 @@ def train_on(folder: Path, place: ranks_environment.RankEnvironment, for_s: floa
         time.sleep(0.05)
 
 
-def train_briefly(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def train_briefly(folder: Path, place: Place) -> None:
     """The same, for a second."""
     train_on(folder, place, for_s=1)
 
 
-def get_nowhere(folder: Path, place: ranks_environment.RankEnvironment) -> None:
+def get_nowhere(folder: Path, place: Place) -> None:
     """Gets a stop request as soon as it runs, whenever it runs."""
     with open(folder / "lives", "a") as lives:
         lives.write(".")
-    (folder / ranks_environment.STOPPED).write_text("signal")
+    (folder / STOPPED).write_text("signal")
 
 
 PROGRAMS = {
@@ -189,7 +189,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         try:
             with hold_run_folder(held, os.environ):
                 argv = [sys.executable, __file__, "rank", path, program]
-                return start_ranks(argv, None, held, os.environ).exit_code
+                return start_ranks(argv, Start.in_job(os.environ), held, os.environ).exit_code
         except StageError as error:
             print(error, file=sys.stderr)
             return error.exit_code
@@ -201,7 +201,8 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         apart.end(process)
         return 0
     if step == "launch":
-        assert ranks_environment.role(os.environ) == "batch"
+        start = Start.of(os.environ)
+        assert start is not None and start.job is not None
         hang_after_s = None
         if program == "hang":
             hang_after_s = 5.0
@@ -209,9 +210,9 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         requeue.MAX_REQUEUES = BOUNDS.get(program, requeue.MAX_REQUEUES)
         argv = [sys.executable, __file__, "rank", path, program]
         run = RunFolder(folder)
-        return start_ranks(argv, None, run, os.environ, hang_after_s=hang_after_s).exit_code
-    assert ranks_environment.role(os.environ) == "rank"
-    place = ranks_environment.rank_environment(os.environ)
+        return start_ranks(argv, start, run, os.environ, hang_after_s=hang_after_s).exit_code
+    assert Start.of(os.environ) is None
+    place = Place.of(os.environ)
     os.environ.update(place.variables())
     PROGRAMS[program](folder, place)
     return 0

@@ -31,7 +31,7 @@ from runner.config.run_config import SlurmConfig
 from runner.errors import LostPeerError, StageError, UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch.environment import MEETING_FILE, RankEnvironment
+from runner.launch.place import MEETING_FILE, Place
 from runner.launch.rank import Rank
 from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
 from runner.launch.resolved import Resolved
@@ -97,7 +97,7 @@ def _joining(rank: Rank) -> Iterator[None]:
         with rank.heartbeat.beating(JOIN) if rank.heartbeat else nullcontext():
             yield
     except RuntimeError as error:
-        explained = explain_joining(error, place.rank, place.master_addr, place.master_port)
+        explained = explain_joining(error, place.rank, place.master, place.port)
         if explained is None:
             raise
         traceback.print_exc()
@@ -122,8 +122,8 @@ def open_store(rank: Rank) -> Store:
             find = rank.find
             wait_for_rank_0(
                 place.rank,
-                place.master_addr,
-                place.master_port,
+                place.master,
+                place.port,
                 logs,
                 started=started,
                 find_logs=find and (lambda: find().logs),
@@ -204,7 +204,7 @@ def write_collectives(path: Path) -> None:
             return
 
 
-def join(engine: str, device: str, place: RankEnvironment, store: Store) -> None:
+def join(engine: str, device: str, place: Place, store: Store) -> None:
     """Joins the other ranks, once per process.
 
     DeepSpeed must be imported after this: at its import it looks for its accelerator.
@@ -305,7 +305,7 @@ class RankFacts:
     bundle: str = ""
 
     @staticmethod
-    def of(place: RankEnvironment, device: Device, gpu: str, bundle: Path) -> RankFacts:
+    def of(place: Place, device: Device, gpu: str, bundle: Path) -> RankFacts:
         """What this rank sees.
 
         Raises:

@@ -20,6 +20,7 @@ from runner.job.job import Job
 from runner.job.memory import activation_bytes, model_state
 from runner.job.plan import decide
 from runner.job.shapes import shape_of
+from runner.launch.place import Start
 from runner.run_folder.layout import RunFolder
 from runner.trials.bench import prepare_trials
 from runner.trials.strategies import STRATEGIES
@@ -92,8 +93,7 @@ class Training:
             bundle=self.bundle,
             theirs=(f"compile={str(compiled).lower()}",),
             folder=self._results,
-            world_size=self.world_size,
-            processes=self.world_size,
+            start=Start(self.world_size),
             steps=STEPS,
             memory_gib=None,
             limit_s=limit_s,

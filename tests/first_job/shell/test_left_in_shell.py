@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.environment import rank_environment
 from runner.launch.network import GLOO, NCCL, loopback_variables
-from runner.launch.rank import by_hand
+from runner.launch.place import Place
+from runner.launch.rank import note_on_inherited_rank_variables
 from tests.first_job.harness import Found, assert_found, programs, run_runner, write_run
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
@@ -28,12 +28,12 @@ def test_ranks_are_not_started_by_what_is_a_rank_itself(staged: Path, tmp_path: 
 
 
 def test_a_rank_that_nobody_started_says_for_whom_it_waits() -> None:
-    place = rank_environment(OF_RANK | MASTER)
-    line = by_hand(place, OF_RANK | MASTER)
+    line = note_on_inherited_rank_variables(Place.of(OF_RANK | MASTER))
     assert "rank 0 of 8" in line and "waits for the others at n1, port 29500" in line
     assert "unset RANK WORLD_SIZE" in line
     for launcher in ({"TORCHELASTIC_RUN_ID": "x"}, {"AIRLIFT_RANK": "1"}, {"SLURM_STEP_ID": "0"}):
-        assert by_hand(place, OF_RANK | MASTER | launcher) == ""
+        place = Place.of(OF_RANK | MASTER | launcher)
+        assert note_on_inherited_rank_variables(place) == ""
 
 
 def test_the_run_file_wins_over_sbatchs_variables(staged: Path, tmp_path: Path) -> None:

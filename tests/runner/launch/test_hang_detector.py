@@ -19,6 +19,7 @@ from runner.errors import UsageError
 from runner.job.shapes import Device
 from runner.launch import hang_detector
 from runner.launch.hang_detector import HangDetector, innermost_frames
+from runner.launch.place import Start
 from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_pulse
 from runner.run_folder.layout import RunFolder
@@ -48,7 +49,7 @@ os._exit(1)
 
 def run(script: str, processes: int, folder: Path, **arguments: float) -> int:
     argv = [sys.executable, "-c", RANK + script, str(folder)]
-    return start_ranks(argv, processes, RunFolder(folder), os.environ, **arguments).exit_code
+    return start_ranks(argv, Start(processes), RunFolder(folder), os.environ, **arguments).exit_code
 
 
 def test_a_stopped_rank_is_a_hang_told_with_each_ranks_stack_and_ended(
@@ -140,10 +141,10 @@ def test_torchs_last_collectives_of_a_hang_are_in_logs(
     """torch itself writes them only when a collective times out, which takes half an hour."""
     joined = """
 import torch.distributed as dist
-from runner.launch.environment import rank_environment
+from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.training.components.process_group import meet, open_store
-me = Rank(rank_environment(os.environ), vitals)
+me = Rank(Place.of(os.environ), vitals)
 ranks = meet(me, open_store(me), 'ddp', 'cpu')
 ranks.total(1.0)
 vitals.beat('train')

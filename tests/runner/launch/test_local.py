@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.launch import environment as ranks_environment
 from runner.launch import local as ranks_module
+from runner.launch.place import STOPPED, Place, Start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
 
@@ -51,14 +51,22 @@ TORCHRUN = {
 }
 
 
+def found(environ: Mapping[str, str], processes: int | None = None) -> str:
+    """Whether a process is a rank, or starts ranks itself or by srun ("batch")."""
+    start = Start.of(environ, processes)
+    if start is None:
+        return "rank"
+    return "local" if start.job is None else "batch"
+
+
 def test_outside_slurm_the_process_launches_locally() -> None:
-    assert ranks_environment.role({}) == "local"
+    assert found({}) == "local"
 
 
 def test_a_rank_is_known_by_our_flag_by_torchruns_variables_and_by_a_slurm_step() -> None:
-    assert ranks_environment.role({"AIRLIFT_RANK": "1"}, processes=2) == "rank"
-    assert ranks_environment.role(TORCHRUN) == "rank"
-    assert ranks_environment.role(STEP) == "rank"
+    assert found({"AIRLIFT_RANK": "1"}, processes=2) == "rank"
+    assert found(TORCHRUN) == "rank"
+    assert found(STEP) == "rank"
 
 
 def test_the_batch_script_and_an_salloc_shell_launch_with_srun() -> None:
@@ -67,58 +75,56 @@ def test_the_batch_script_and_an_salloc_shell_launch_with_srun() -> None:
         for name, value in BATCH.items()
         if name not in ("SLURM_PROCID", "SLURM_LOCALID")
     }
-    assert ranks_environment.role(BATCH) == "batch"
-    assert ranks_environment.role(salloc) == "batch"
+    assert found(BATCH) == "batch"
+    assert found(salloc) == "batch"
 
 
 @pytest.mark.parametrize("reserved", ["4294967291", "4294967290"])
 def test_a_reserved_step_number_of_newer_slurms_is_not_a_rank(reserved: str) -> None:
-    assert ranks_environment.role(STEP | {"SLURM_STEP_ID": reserved}) == "batch"
+    assert found(STEP | {"SLURM_STEP_ID": reserved}) == "batch"
 
 
 def test_step_variables_left_over_from_the_submitting_shell_are_not_believed() -> None:
-    assert ranks_environment.role(STEP | {"SLURM_NTASKS": "8"}) == "batch"
+    assert found(STEP | {"SLURM_NTASKS": "8"}) == "batch"
 
 
 def test_a_step_of_one_task_is_a_machine_to_launch_on() -> None:
-    assert ranks_environment.role(ONE_TASK_STEP) == "local"
-    assert ranks_environment.role(ONE_TASK_STEP | {"SLURM_PTY_PORT": "4000"}) == "local"
+    assert found(ONE_TASK_STEP) == "local"
+    assert found(ONE_TASK_STEP | {"SLURM_PTY_PORT": "4000"}) == "local"
 
 
 def test_a_pty_shell_that_holds_one_of_two_nodes_is_refused() -> None:
     with pytest.raises(UsageError, match="only this node") as refused:
-        ranks_environment.role(STEP | {"SLURM_PTY_PORT": "4000"})
+        found(STEP | {"SLURM_PTY_PORT": "4000"})
     assert "salloc" in refused.value.remedy
 
 
 def test_processes_are_refused_where_they_would_waste_nodes_or_multiply_ranks() -> None:
     with pytest.raises(UsageError, match="2 nodes"):
-        ranks_environment.role(BATCH, processes=2)
+        found(BATCH, processes=2)
     with pytest.raises(UsageError, match="already started 4 tasks"):
-        ranks_environment.role(STEP, processes=2)
-    assert ranks_environment.role(BATCH | {"SLURM_JOB_NUM_NODES": "1"}, processes=2) == "local"
+        found(STEP, processes=2)
+    assert found(BATCH | {"SLURM_JOB_NUM_NODES": "1"}, processes=2) == "local"
 
 
 def test_a_rank_learns_its_place_from_torchrun() -> None:
-    place = ranks_environment.rank_environment(TORCHRUN)
+    place = Place.of(TORCHRUN)
     assert place.variables() == TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}
 
 
 def test_a_rank_learns_its_place_from_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ranks_environment.rank_environment(STEP | {"MASTER_ADDR": "n1-ib"})
+    place = Place.of(STEP | {"MASTER_ADDR": "n1-ib"})
     assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (3, 4, 1, 2)
-    assert place.master_addr == "n1-ib"
-    assert 10000 <= place.master_port < 32768
+    assert place.master == "n1-ib"
+    assert 10000 <= place.port < 32768
 
 
 def test_every_rank_computes_the_same_port_and_another_job_another() -> None:
     given = {"MASTER_ADDR": "10.77.0.1"}
-    first = ranks_environment.rank_environment(
-        STEP | given | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}
-    )
-    last = ranks_environment.rank_environment(STEP | given)
-    other = ranks_environment.rank_environment(STEP | given | {"SLURM_JOB_ID": "18"})
-    assert first.master_port == last.master_port != other.master_port
+    first = Place.of(STEP | given | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"})
+    last = Place.of(STEP | given)
+    other = Place.of(STEP | given | {"SLURM_JOB_ID": "18"})
+    assert first.port == last.port != other.port
 
 
 def test_one_node_meets_on_loopback_whatever_its_name_resolves_to() -> None:
@@ -127,25 +133,23 @@ def test_one_node_meets_on_loopback_whatever_its_name_resolves_to() -> None:
         "SLURM_NODEID": "0",
         "SLURM_STEP_NODELIST": "no-such-host",
     }
-    assert ranks_environment.rank_environment(one_node).master_addr == "127.0.0.1"
+    assert Place.of(one_node).master == "127.0.0.1"
 
 
 @pytest.mark.parametrize("loopback", ["localhost", "127.0.0.1", "::1"])
 def test_a_loopback_master_on_two_nodes_is_refused(loopback: str) -> None:
     with pytest.raises(UsageError, match="world of its own"):
-        ranks_environment.rank_environment(STEP | {"MASTER_ADDR": loopback})
+        Place.of(STEP | {"MASTER_ADDR": loopback})
 
 
 def test_a_first_node_without_an_address_is_refused_and_never_becomes_localhost() -> None:
     with pytest.raises(UsageError, match=r"'no-such-host\.invalid' has no address"):
-        ranks_environment.rank_environment(
-            STEP | {"SLURM_STEP_NODELIST": "no-such-host.invalid,n2"}
-        )
+        Place.of(STEP | {"SLURM_STEP_NODELIST": "no-such-host.invalid,n2"})
 
 
 def test_uneven_placement_is_refused_naming_the_option_that_mends_it() -> None:
     with pytest.raises(UsageError, match="unevenly") as refused:
-        ranks_environment.rank_environment(STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"})
+        Place.of(STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"})
     assert "--ntasks-per-node" in refused.value.remedy
 
 
@@ -154,19 +158,19 @@ def test_uneven_placement_is_refused_naming_the_option_that_mends_it() -> None:
 )
 def test_rank_variables_that_contradict_each_other_are_refused(wrong: Mapping[str, str]) -> None:
     with pytest.raises(UsageError):
-        ranks_environment.rank_environment(TORCHRUN | dict(wrong))
+        Place.of(TORCHRUN | dict(wrong))
 
 
 def test_a_process_without_rank_variables_is_told_which_are_missing() -> None:
     with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE.* not set"):
-        ranks_environment.rank_environment({"AIRLIFT_RANK": "1"})
+        Place.of({"AIRLIFT_RANK": "1"})
 
 
 def run_local(
     argv: list[str], processes: int, folder: Path, environ: Mapping[str, str] = os.environ
 ) -> int:
     """Runs ranks on this machine; returns the exit code."""
-    return start_ranks(argv, processes, RunFolder(folder), environ).exit_code
+    return start_ranks(argv, Start(processes), RunFolder(folder), environ).exit_code
 
 
 def python(script: str) -> list[str]:
@@ -184,13 +188,13 @@ def test_ranks_get_their_places_and_share_the_cores(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     assert run_local(python(script), 2, tmp_path, environ) == 0
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    places = [ranks_environment.rank_environment(variables) for variables in seen]
+    places = [Place.of(variables) for variables in seen]
     assert [(p.rank, p.local_rank, p.world_size, p.local_world_size) for p in places] == [
         (0, 0, 2, 2),
         (1, 1, 2, 2),
     ]
-    assert places[0].master_port == places[1].master_port
-    assert all(ranks_environment.role(variables) == "rank" for variables in seen)
+    assert places[0].port == places[1].port
+    assert all(found(variables) == "rank" for variables in seen)
     assert seen[0]["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
@@ -308,7 +312,7 @@ TEXT = {GONE!r}{ABORTED}"""
 def test_a_sentinel_of_an_earlier_run_does_not_turn_success_into_interruption(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / ranks_environment.STOPPED).write_text("stale")
+    (tmp_path / STOPPED).write_text("stale")
     assert run_local(python("pass"), 1, tmp_path) == 0
 
 
@@ -370,7 +374,7 @@ def test_a_stop_signal_reaches_every_rank_once_and_the_run_can_be_resumed(
     assert process.returncode == 5
     assert [(tmp_path / f"got-{rank}").read_text() for rank in range(2)] == [f"{arrives}\n"] * 2
     assert "run the same command again to resume" in said
-    assert not (tmp_path / ranks_environment.STOPPED).exists()
+    assert not (tmp_path / STOPPED).exists()
 
 
 def test_a_hangup_that_nohup_ignores_stops_nothing(tmp_path: Path, launcher: Launcher) -> None:
@@ -467,7 +471,7 @@ def _runs(pid: int) -> bool:
 
 def test_launching_imports_no_torch() -> None:
     code = (
-        "import sys, runner.launch.environment; "
+        "import sys, runner.launch.place; "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,7 +17,7 @@ from runner.disks import disk_type
 from runner.errors import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
 from runner.job import node_local
-from runner.slurm.environment import SlurmJobEnvironment
+from runner.slurm.environment import SlurmJobEnvironment, srun_command
 from stage.bundle.bundle import Bundle
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
@@ -129,8 +129,8 @@ def test_the_nearest_mount_tells_the_disk_and_the_later_of_two(path: str, kind: 
 def test_one_process_a_node_gets_all_its_cpus() -> None:
     job = SlurmJobEnvironment.from_environ(JOB)
     assert job is not None
-    argv = node_local.command(job, JOB, Path("/b/data/envs/e/node-local.sh"), Path("/scratch"))
-    assert argv == [
+    words = ("sh", "/b/data/envs/e/node-local.sh", "/scratch")
+    assert srun_command(job, JOB, 1, words) == [
         "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12",
         "--mpi=none", "--export=ALL",
         "--input=none", "sh", "/b/data/envs/e/node-local.sh", "/scratch",

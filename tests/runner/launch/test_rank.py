@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import NeverMetError
-from runner.launch.environment import RankEnvironment
+from runner.launch.place import Place
 from runner.launch.rank import check_interfaces, flight_recorder
 
 
@@ -70,9 +70,7 @@ INTERFACES = {
 @pytest.mark.parametrize("entry", INTERFACES)
 def test_an_interface_that_a_node_lacks_is_named_with_what_it_has(entry: str) -> None:
     variables = {**INTERFACES[entry], "SLURMD_NODENAME": "n1"}
-    place = RankEnvironment(
-        rank=0, world_size=2, local_rank=0, local_world_size=1, master_addr="n1", master_port=1
-    )
+    place = Place(rank=0, world_size=2, local_rank=0, local_world_size=1, master="n1", port=1)
     with pytest.raises(NeverMetError) as refused:
         check_interfaces(place, variables)
     said, value = str(refused.value), variables["NCCL_SOCKET_IFNAME"]

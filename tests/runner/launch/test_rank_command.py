@@ -12,6 +12,7 @@ import pytest
 from runner.errors import UsageError
 from runner.launch import start
 from runner.launch.outcome import Outcome
+from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
@@ -59,7 +60,7 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
     run = run_in(tmp_path / "run")
     if command == "bench":
         monkeypatch.setattr(os, "environ", BATCH)
-        apart.launch(SimpleNamespace(job=run), "trial", "batch", 1)  # type: ignore[arg-type]
+        apart.launch(SimpleNamespace(job=run), "trial", Start.in_job(BATCH))  # type: ignore[arg-type]
     else:
         part.launch(run, tmp_path / "run", ["rehearse", "a.yaml"], BATCH)
     (argv,) = started
@@ -76,7 +77,7 @@ def test_a_second_evaluation_of_a_run_leaves_the_first_one_alone(tmp_path: Path)
         hold_run_folder(run.folder, {}),
         pytest.raises(UsageError, match="works in this run folder"),
     ):
-        evaluation._launch(chosen, "local", 1, {})
+        evaluation._launch(chosen, Start(), {})
     assert (run.folder.logs / "rank-0.log").exists()
 
 

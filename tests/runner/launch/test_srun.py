@@ -12,9 +12,14 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import srun
-from runner.launch.environment import rank_environment
 from runner.launch.outcome import Ended, outcome_of
-from runner.slurm.environment import SlurmJobEnvironment, cpus_per_task, tasks_per_node
+from runner.launch.place import Place
+from runner.slurm.environment import (
+    SlurmJobEnvironment,
+    cpus_per_task,
+    srun_command,
+    tasks_per_node,
+)
 from tests.runner.launch.test_local import BATCH, STEP
 
 
@@ -27,14 +32,13 @@ def job(**changes: str) -> tuple[SlurmJobEnvironment, dict[str, str]]:
 
 
 def test_srun_is_told_everything_it_would_guess_otherwise() -> None:
-    assert srun.srun_command(*job(SLURM_CPUS_PER_TASK="16"), ["python", "x.py"], "runner-n1-7") == [
+    asked, environ = job(SLURM_CPUS_PER_TASK="16")
+    assert srun_command(asked, environ, 2, ["--label", "python", "x.py"]) == [
         "srun",
-        "--job-name=runner-n1-7",
         "--nodes=2",
         "--ntasks=4",
         "--ntasks-per-node=2",
         "--cpus-per-task=16",
-        "--kill-on-bad-exit=1",
         "--mpi=none",
         "--export=ALL",
         "--input=none",
@@ -97,9 +101,9 @@ def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(b
 
 def test_a_users_own_srun_that_binds_is_told_what_it_costs() -> None:
     step = STEP | {"MASTER_ADDR": "192.0.2.1", "SLURM_GPUS_PER_TASK": "1"}
-    notes = "\n".join(rank_environment(step).notes)
+    notes = "\n".join(Place.of(step).notes)
     assert "srun --gpus-per-task shows each rank its own GPU alone" in notes
-    chosen = rank_environment(step | {"SLURM_GPU_BIND": "closest"})
+    chosen = Place.of(step | {"SLURM_GPU_BIND": "closest"})
     assert "own GPU alone" not in "\n".join(chosen.notes)
 
 

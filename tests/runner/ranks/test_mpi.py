@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.launch import environment as ranks_environment
+from runner.launch.place import Place, variables_between_nodes
 from runner.run_folder.layout import read_metrics
 from tests.runner.conftest import Cluster
-from tests.runner.launch.test_local import STEP
+from tests.runner.launch.test_local import STEP, found
 from tests.support.warm import warm_python
 
 SHORT = ("--set", "steps=2", "--set", "checkpoint.every=2", "--set", "engine.name=ddp")
@@ -63,44 +63,40 @@ LAUNCHERS = (open_mpi, mpich, mvapich, pals)
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_process_of_mpirun_is_a_rank_and_knows_its_place(launcher) -> None:  # type: ignore[no-untyped-def]
-    places = [ranks_environment.rank_environment(launcher(rank, 4, 4)) for rank in range(4)]
-    assert ranks_environment.role(launcher(3, 4, 4)) == "rank"
+    places = [Place.of(launcher(rank, 4, 4)) for rank in range(4)]
+    assert found(launcher(3, 4, 4)) == "rank"
     assert [(place.rank, place.local_rank) for place in places] == [(n, n) for n in range(4)]
-    assert {(place.world_size, place.local_world_size, place.master_addr) for place in places} == {
+    assert {(place.world_size, place.local_world_size, place.master) for place in places} == {
         (4, 4, "127.0.0.1")
     }
-    assert len({place.master_port for place in places}) == 1
+    assert len({place.port for place in places}) == 1
 
 
 def test_a_single_process_of_mpirun_is_a_machine_to_launch_on() -> None:
-    assert ranks_environment.role(open_mpi(0, 1, 1), processes=2) == "local"
+    assert found(open_mpi(0, 1, 1), processes=2) == "local"
 
 
 def test_processes_are_refused_under_mpirun() -> None:
     with pytest.raises(UsageError, match="mpirun has already started 4 processes"):
-        ranks_environment.role(mpich(1, 4, 4), processes=2)
+        found(mpich(1, 4, 4), processes=2)
 
 
 def test_mpirun_in_a_slurm_job_starts_helpers_with_srun_that_are_no_ranks() -> None:
     helper = STEP | {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-    place = ranks_environment.rank_environment(
-        helper | open_mpi(5, 8, 4) | {"MASTER_ADDR": "10.77.0.1"}
-    )
+    place = Place.of(helper | open_mpi(5, 8, 4) | {"MASTER_ADDR": "10.77.0.1"})
     assert (place.rank, place.world_size, place.local_rank) == (5, 8, 1)
 
 
 def test_ranks_that_srun_starts_from_a_process_of_mpirun_are_slurms() -> None:
-    place = ranks_environment.rank_environment(
-        STEP | open_mpi(0, 1, 1) | {"AIRLIFT_RANK": "1", "MASTER_ADDR": "10.77.0.1"}
-    )
+    place = Place.of(STEP | open_mpi(0, 1, 1) | {"AIRLIFT_RANK": "1", "MASTER_ADDR": "10.77.0.1"})
     assert (place.rank, place.world_size) == (3, 4)
 
 
 def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write() -> None:
     with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
-        ranks_environment.rank_environment(open_mpi(2, 4, 2))
+        Place.of(open_mpi(2, 4, 2))
     assert "export MASTER_ADDR=FIRST_HOST and give mpirun -x MASTER_ADDR" in refused.value.remedy
-    assert ranks_environment.variables_between_nodes(mpich(2, 4, 2)) == (
+    assert variables_between_nodes(mpich(2, 4, 2)) == (
         {},
         [
             "rank 2 of MPICH or Intel MPI does not know where rank 0 is: MASTER_ADDR is not set",
@@ -125,17 +121,17 @@ def test_a_lone_process_in_a_job_of_two_hosts_is_refused_with_the_line_to_write(
     hosts.write_text(text)
     environ = {variable: text if variable == "LSB_MCPU_HOSTS" else str(hosts)}
     with pytest.raises(UsageError, match=r"this job has 2 nodes \(n1, n2\)") as refused:
-        ranks_environment.role(environ)
+        found(environ)
     assert "mpirun -np RANKS runner train" in refused.value.remedy
     assert refused.value.exit_code == 2
-    assert ranks_environment.role({**environ, **mpich(0, 2, 1)}) == "rank"
+    assert found({**environ, **mpich(0, 2, 1)}) == "rank"
 
 
 def test_a_job_of_one_host_and_a_list_of_another_node_refuse_nothing(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("n1\nn1\n")
     for path in (hosts, tmp_path / "missing"):
-        assert ranks_environment.role({"PBS_NODEFILE": str(path)}) == "local"
+        assert found({"PBS_NODEFILE": str(path)}) == "local"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +153,7 @@ def test_variables_that_do_not_say_all_are_refused_and_no_launcher_starts(
     environ: Mapping[str, str], says: str
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        ranks_environment.role(environ)
+        found(environ)
 
 
 def start_ranks(
@@ -211,8 +207,8 @@ def test_a_dry_run_of_ranks_checks_once_and_starts_nothing(cluster: Cluster) -> 
 def test_a_real_mpirun_starts_the_ranks(cluster: Cluster) -> None:
     cluster.write()
     # Of the system, or of PyPI's mpich (the extra `dev`). PATH may have a relative folder.
-    found = shutil.which("mpirun") or Path(sys.executable).parent / "mpirun"
-    mpirun = str(Path(found).absolute())
+    program = shutil.which("mpirun") or Path(sys.executable).parent / "mpirun"
+    mpirun = str(Path(program).absolute())
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     more = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
     rank = [warm_python(), *cluster.command("train", "tiny.yaml", *SHORT)[1:]]

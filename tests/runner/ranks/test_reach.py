@@ -12,7 +12,7 @@ import pytest
 
 from runner.errors import IncompleteError, NeverMetError, StageError, UsageError
 from runner.launch import network, reach
-from runner.launch.rendezvous import locate
+from runner.launch.network import locate
 from runner.run_folder.heartbeat import JOIN, START, Heartbeat
 
 # As torch 2.13 raises them: two nodes of Debian's kind, a port without a listener, a port in use.

@@ -23,7 +23,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     import torch.distributed as dist
 
     from runner.job.job import Job
-    from runner.launch.environment import rank_environment
+    from runner.launch.place import Place
     from runner.training.components.metrics import open_console
     from tests.support.training.one_start import begin
 
@@ -31,7 +31,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
         run = Job.load(path, Path(bundle), path.parent / "output" / path.stem.partition(".")[0], ())
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
-            trainer = begin(run, rank_environment(os.environ), console)
+            trainer = begin(run, Place.of(os.environ), console)
             trainer.resume()
             trainer.run()
             trainer.export()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from runner.job.job import Job
-from runner.launch.environment import RankEnvironment, rank_environment
+from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.launch.resolved import Resolved
 from runner.run_folder.heartbeat import Heartbeat
@@ -16,15 +16,15 @@ from runner.training.loop import Trainer
 from runner.training.start import decide_once, start
 
 
-def place_alone() -> RankEnvironment:
+def place_alone() -> Place:
     """The place of the only rank."""
-    return rank_environment(
+    return Place.of(
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
          "MASTER_PORT": "1"}
     )  # fmt: skip
 
 
-def begin(run: Job, place: RankEnvironment, console: Console) -> Trainer:
+def begin(run: Job, place: Place, console: Console) -> Trainer:
     """What a rank has loaded. Ranks that have not met meet at AIRLIFT_MEETING_FILE."""
     device, facts = find_device(place.local_rank, place.local_world_size, run.config.slurm)
     if dist.is_initialized():

@@ -92,7 +92,7 @@ from pathlib import Path
 from typing import Any
 from torch import nn
 from runner.config.run_config import RunConfig
-from runner.launch.environment import RankEnvironment
+from runner.launch.place import Place
 from runner.job.plan import TrainingPlan as Plan
 from runner.training.engines import make_engine
 from runner.launch.rank import Rank
@@ -106,8 +106,8 @@ class Root(nn.Module):
         return (self.weight * inputs).abs().sum().sqrt()
 
 run_file, meeting = sys.argv[1:]
-place = RankEnvironment(
-    rank=0, world_size=1, local_rank=0, local_world_size=1, master_addr="127.0.0.1", master_port=1
+place = Place(
+    rank=0, world_size=1, local_rank=0, local_world_size=1, master="127.0.0.1", port=1
 )
 os.environ.update(place.variables(), AIRLIFT_MEETING_FILE=meeting)
 join("deepspeed", "cpu", place, open_store(Rank(place)))
