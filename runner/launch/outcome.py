@@ -6,7 +6,6 @@ The exit code, the message and the requeue are read from it (`runner.launch.star
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,6 +16,7 @@ from runner.run_folder.heartbeat import Failure
 Kind = Literal["done", "stopped", "failed", "hung", "no_memory"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+TAIL_LINES = 20
 _ALLOCATORS = ("bad_alloc", "MemoryError", "can't allocate memory", "Cannot allocate memory")
 """What C++, Python and torch print when memory runs out on a CPU."""
 
@@ -28,6 +28,7 @@ class Ended:
     Attributes:
         in_job: srun started them, in a Slurm job.
         code: of the rank that failed first; negative: the signal that ended it; 0: all ended well.
+        rank: the number of that rank; None: not known.
         words: how that rank ended, for people.
         hung: ranks gave no heartbeat, or took too long, and were ended.
         saved: rank 0 wrote, after all ranks had saved because of a signal, that they have. Errors
@@ -36,12 +37,12 @@ class Ended:
         newest: the name of the newest checkpoint; empty: none.
         failure: the first failure that a rank recorded.
         num_failures: how many ranks recorded one.
-        last_words: the end of what the failed rank wrote to stderr.
-        tail: the last lines of its log, for people.
+        last_words: the end of what it wrote to its log.
     """
 
     in_job: bool
     code: int = 0
+    rank: int | None = None
     words: str = ""
     hung: bool = False
     saved: bool = False
@@ -50,7 +51,6 @@ class Ended:
     failure: Failure | None = None
     num_failures: int = 0
     last_words: str = ""
-    tail: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def outcome_of(ended: Ended) -> Outcome:
         return Outcome("stopped", 5, _stopped(ended))
     if ended.code == 0:
         return Outcome("done", 0)
-    report = tuple(_recorded(ended) or ended.tail)
+    report = tuple(_recorded(ended) or _tail(ended))
     if ended.code == -signal.SIGABRT and (line := lost_by_watchdog(ended.last_words)):
         return _lost_peer(ended, line, report)
     kind: Kind = "no_memory" if _ran_out_of_memory(ended) else "failed"
@@ -141,6 +141,11 @@ def _recorded(ended: Ended) -> list[str]:
         f"rank {first.rank} on {first.host}{more if others else ''}:",
         *first.text.rstrip().splitlines(),
     ]
+
+
+def _tail(ended: Ended) -> list[str]:
+    """The last lines of the log of the rank that failed, for people."""
+    return [f"[rank {ended.rank}] {line}" for line in ended.last_words.splitlines()[-TAIL_LINES:]]
 
 
 def _lost_peer(ended: Ended, line: str, report: tuple[str, ...]) -> Outcome:

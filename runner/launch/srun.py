@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
@@ -25,13 +24,11 @@ from runner.errors import (
     human_count,
     say,
 )
-from runner.launch.hang_detector import HangDetector
-from runner.launch.local import STOPPING, print_hang, recorded_signals
 from runner.launch.network import Master, free_port, read_ephemeral_ports, with_port
 from runner.launch.outcome import Ended
 from runner.launch.place import RANK_FLAG, TORCH_VARIABLES, Start
+from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable
-from runner.run_folder.heartbeat import ASK_FOR_STACKS
 from runner.slurm.commands import ask
 from runner.slurm.environment import (
     BINDS_GPUS,
@@ -44,11 +41,10 @@ from runner.slurm.environment import (
 )
 from runner.slurm.jobs import over_job, running_step, step_name
 
-LINES_KEPT = 2000
 TRIES = 5
 """How often a busy Slurm controller is asked."""
 
-_TASK_ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.*)")
+_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
 
 
 def srun_environment(
@@ -107,7 +103,8 @@ def run_srun(
     command = srun_command(job, environ, start.on_node, (*options, *argv))
     variables = srun_environment(job, environ, port, master.address)
     _describe(job, command, master, port)
-    code, how, hung, last_words = _srun(command, variables, watch)
+    code, first, hung = _srun(command, variables, watch)
+    how = first["how"] if first else ""
     if code < 0:
         say(f"srun was ended by {signal.Signals(-code).name}")
         end_ranks(job.job_id, os.getpid())
@@ -116,10 +113,10 @@ def run_srun(
     return Ended(
         in_job=True,
         code=_code_of_first_task(code, how),
+        rank=int(first["rank"]) if first else None,
         words=how or f"srun exit code {code}",
         hung=hung,
         signals=frozenset((signal.SIGTERM, signal.SIGUSR1) if how else ()),
-        last_words=last_words,
     )
 
 
@@ -147,26 +144,20 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, 
 
 def _srun(
     command: Sequence[str], variables: Mapping[str, str], watch: HangDetector
-) -> tuple[int, str, bool, str]:
+) -> tuple[int, re.Match[str] | None, bool]:
     """Runs srun and watches the ranks.
 
     Returns:
-        srun's exit code, its text about the first task that failed, whether ranks hung, and the
-        end of what the ranks wrote to stderr.
+        srun's exit code, what it printed of the first task that failed, and whether ranks hung.
     """
-    first_end: list[str] = []
-    last_lines: deque[str] = deque(maxlen=LINES_KEPT)
-    hang = False
+    ends: list[re.Match[str]] = []
 
     def copy(stderr: IO[bytes]) -> None:
         for line in stderr:
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-            text = line.decode("utf-8", "replace").rstrip()
-            last_lines.append(text)
-            match = _TASK_ENDED.match(text)
-            if match and not first_end:
-                first_end.append(match["how"])
+            with suppress(OSError):  # our terminal is gone: the ranks must not end because of it
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+            ends.extend(filter(None, [_TASK_ENDED.match(line.decode("utf-8", "replace"))]))
 
     with recorded_signals() as received:
         try:
@@ -186,19 +177,12 @@ def _srun(
         assert process.stderr is not None
         reader = threading.Thread(target=copy, args=(process.stderr,), daemon=True)
         reader.start()
-        while process.poll() is None:
-            while received:
-                name = signal.Signals(received.popleft()).name
-                say(f"{name} received: {STOPPING}")
-                process.send_signal(signal.SIGUSR1)
-            if not hang and (silent := watch.hung_ranks()):
-                hang = True
-                process.send_signal(ASK_FOR_STACKS)
-                print_hang(watch, silent)
-                process.terminate()  # srun ends the tasks, and kills the rest after KillWait
-            time.sleep(0.1)
+        seen = wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
+        if process.poll() is None:
+            process.terminate()  # srun ends the tasks, and kills the rest after KillWait
+        code = process.wait()
         reader.join(timeout=5)
-    return process.returncode, first_end[0] if first_end else "", hang, "\n".join(last_lines)
+    return code, next(iter(ends), None), seen.hung
 
 
 def end_ranks(job_id: int, launcher: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,18 @@ from runner.errors import print_line, say
 from runner.job import node_local
 from runner.job.job import Job
 from runner.launch.first_steps import halve_micro
-from runner.launch.hang_detector import HangDetector
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
 from runner.launch.place import STOPPED, Start
 from runner.launch.requeue import requeue
 from runner.launch.resolved import Resolved, write
 from runner.launch.srun import run_srun
+from runner.launch.watch import HangDetector
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.layout import RunFolder
+
+TAIL_BYTES = 2**16
+"""How much of a rank's log is read to find out why it ended."""
 
 
 def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str, str]) -> Outcome:
@@ -115,11 +120,12 @@ def _run(
     stopped = folder.root / STOPPED
     stopped.unlink(missing_ok=True)
     watch = HangDetector(folder.logs, start.world_size, hang_after_s)
+    begun = {path.name: path.stat().st_size for path in folder.logs.glob("rank-*.log")}
     if start.job is None:
         ended = run_local(argv, start, folder.logs, watch, environ)
     else:
         ended = run_srun(argv, start, start.job, watch, environ)
-    failures = watch.failures()
+    failures, log = watch.failures(), folder.logs / f"rank-{ended.rank}.log"
     outcome = outcome_of(
         replace(
             ended,
@@ -127,7 +133,16 @@ def _run(
             newest=next((path.name for path in newest_first(folder.checkpoints)), ""),
             failure=next(iter(failures), None),
             num_failures=len(failures),
+            last_words=_written_since(log, begun.get(log.name, 0)),
         )
     )
     stopped.unlink(missing_ok=True)
     return outcome
+
+
+def _written_since(log: Path, size: int) -> str:
+    """What was written to a log after it had this size, or the end of that; empty: nothing."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(size, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read().decode("utf-8", "replace")
+    return ""

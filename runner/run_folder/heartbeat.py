@@ -1,6 +1,6 @@
 """The files with which a rank reports to its launcher: a heartbeat, its stacks, its failure.
 
-Each rank writes three small files in `logs/` (`Heartbeat`); `runner.launch.hang_detector` reads
+Each rank writes three small files in `logs/` (`Heartbeat`); `runner.launch.watch` reads
 them. `rank-N.pulse` changes whenever the rank makes progress. `rank-N.stacks` gets the stacks of
 all threads after SIGUSR2. `rank-N.failure` holds the reason why the rank failed. Nothing here
 imports torch, so a rank can report a failed import of torch too.

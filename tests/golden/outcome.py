@@ -43,7 +43,7 @@ from unittest import mock
 
 from runner import errors
 from runner.errors import StageError
-from runner.launch import hang_detector, local, start
+from runner.launch import local, start, watch
 from runner.launch.place import Start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
@@ -89,6 +89,13 @@ def _end(code: int) -> str:
     return f"exit {code}" if code >= 0 else f"kill -{-code} $$; sleep 9"
 
 
+def _says(folder: Path, given: Mapping[str, Any], rank: int) -> str:
+    """What a rank writes to its log before it ends."""
+    if str(rank) not in given.get("lines", {}):
+        return ":"
+    return f"cat {folder}/lines/{rank} >>{folder}/run/logs/rank-{rank}.log"
+
+
 def _rank_script(folder: Path, given: Mapping[str, Any]) -> str:
     """A shell script that is any of the ranks."""
     codes: list[int | None] = given.get("codes", [])
@@ -97,7 +104,7 @@ def _rank_script(folder: Path, given: Mapping[str, Any]) -> str:
     cases = []
     for rank, code in enumerate(codes):
         leaves = f"cp -r {folder}/left/. {folder}/run/" if rank == first else ":"
-        says = f"cat {folder}/lines/{rank} >&2" if str(rank) in given.get("lines", {}) else ":"
+        says = _says(folder, given, rank)
         waits = "while :; do sleep 0.02; done"
         if given.get("hang"):
             does = f"trap '' USR2; {leaves}; {waits}"
@@ -123,6 +130,7 @@ def _programs(folder: Path, given: Mapping[str, Any]) -> None:
     shown = " ".join(f"{name}={value}" for name, value in slurm.items())
     leaves = f"cp -r {folder}/left/. {folder}/run/"
     says = f"cat {folder}/lines/srun >&2" if "srun" in given.get("lines", {}) else ":"
+    says = "; ".join([*(_says(folder, given, rank) for rank in range(2)), says])
     ends = f"{leaves}; {says}; {_end(given.get('srun', 0))}"
     if given.get("stop"):
         ends = f"trap '{ends}' USR1; kill -{given['stop'][0]} $PPID; while :; do sleep 0.02; done"
@@ -260,7 +268,7 @@ def _wait_less() -> None:
     mock.patch.object(time, "sleep", lambda seconds: real(min(seconds, 0.02))).start()
     local.KILL_AFTER_S = 1.0
     for name in ("LOOK_EVERY_S", "STACKS_WAIT_S", "COLLECTIVES_WAIT_S"):
-        setattr(hang_detector, name, 0.05)
+        setattr(watch, name, 0.05)
 
 
 def _in_fork(row: Row, folder: Path) -> NoReturn:

@@ -23,7 +23,7 @@ from runner.errors import StageError
 from runner.job import submit as submission
 from runner.job.partition import ask_partition
 from runner.job.submit import submit
-from runner.launch import hang_detector, requeue
+from runner.launch import requeue, watch
 from runner.launch.place import STOPPED, Place, Start
 from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat
@@ -81,8 +81,9 @@ def lose_a_peer(folder: Path, place: Place) -> None:
     """One rank ends as NCCL's watchdog ends it, the others wait."""
     if place.rank == 3:
         text = "watchdog thread terminated with exception: NCCL error: ncclRemoteError"
-        print(f"[rank3]:[E ProcessGroupNCCL.cpp:1899] Process group {text}", file=sys.stderr)
-        sys.stderr.flush()
+        log = folder / "logs" / "rank-3.log"  # where a rank writes while it trains
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"[rank3]:[E ProcessGroupNCCL.cpp:1899] Process group {text}")
         os.abort()
     time.sleep(600)
 
@@ -206,7 +207,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         hang_after_s = None
         if program == "hang":
             hang_after_s = 5.0
-            hang_detector.STACKS_WAIT_S, hang_detector.COLLECTIVES_WAIT_S = 4.0, 0.5
+            watch.STACKS_WAIT_S, watch.COLLECTIVES_WAIT_S = 4.0, 0.5
         requeue.MAX_REQUEUES = BOUNDS.get(program, requeue.MAX_REQUEUES)
         argv = [sys.executable, __file__, "rank", path, program]
         run = RunFolder(folder)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from runner.errors import UsageError
 from runner.job.shapes import Device
-from runner.launch import hang_detector
-from runner.launch.hang_detector import HangDetector, innermost_frames
+from runner.launch import watch
 from runner.launch.place import Start
 from runner.launch.start import start_ranks
+from runner.launch.watch import HangDetector, innermost_frames
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_pulse
 from runner.run_folder.layout import RunFolder
 from runner.training.components.process_group import RankFacts, check_facts, weakest
@@ -55,8 +55,8 @@ def run(script: str, processes: int, folder: Path, **arguments: float) -> int:
 def test_a_stopped_rank_is_a_hang_told_with_each_ranks_stack_and_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang_detector, "STACKS_WAIT_S", 2.0)
-    monkeypatch.setattr(hang_detector, "COLLECTIVES_WAIT_S", 0.0)
+    monkeypatch.setattr(watch, "STACKS_WAIT_S", 2.0)
+    monkeypatch.setattr(watch, "COLLECTIVES_WAIT_S", 0.0)
     began = time.monotonic()
     assert run(STOPPED, 3, tmp_path, hang_after_s=1.0) == 5
     assert time.monotonic() - began < 300
@@ -86,7 +86,7 @@ def detector(logs: Path, ranks: int) -> tuple[HangDetector, list[float]]:
 def test_ranks_that_hang_before_their_first_pulse_are_found_in_the_end(tmp_path: Path) -> None:
     """A dead disk stops Python itself."""
     eye, now = detector(tmp_path, 2)
-    now[0] = hang_detector.SLOW_SILENT_S - 1
+    now[0] = watch.SLOW_SILENT_S - 1
     assert not eye.hung_ranks()
     now[0] += 10
     assert set(eye.hung_ranks()) == {0, 1}
@@ -131,7 +131,7 @@ def test_a_rank_that_waits_for_the_slow_start_of_another_does_not_hang(
     for count in range(6):
         (tmp_path / "rank-0.pulse").write_text(f'{{"count": {count}, "phase": "{other}"}}')
         found = eye.hung_ranks()
-        now[0] += hang_detector.SLOW_SILENT_S / 2
+        now[0] += watch.SLOW_SILENT_S / 2
     assert (1 in found) is hangs
 
 
@@ -167,7 +167,7 @@ def test_no_step_as_long_as_those_before_it_is_a_hang(
     vitals = Heartbeat(logs, 0)
     for number, step in enumerate(steps):
         vitals.beat(f"train {number}")  # a new phase each time, so that none waits for its second
-        now[0] += hang_detector.LOOK_EVERY_S
+        now[0] += watch.LOOK_EVERY_S
         assert not eye.hung_ranks()
         now[0] += step
         assert not eye.hung_ranks()
@@ -179,7 +179,7 @@ def test_a_checkpoint_may_take_longer_than_a_step(tmp_path: Path) -> None:
     vitals = Heartbeat(tmp_path, 0)
     for phase, hangs in (("save", False), ("train", True)):
         vitals.beat(phase)
-        now[0] += hang_detector.LOOK_EVERY_S
+        now[0] += watch.LOOK_EVERY_S
         assert not eye.hung_ranks()
         now[0] += 60
         assert bool(eye.hung_ranks()) is hangs

@@ -273,7 +273,7 @@ LATE = f"{WATCHDOG}[Rank 1] Watchdog caught collective operation timeout: WorkNC
 STUCK = "[F ProcessGroupNCCL.cpp:1557] [PG ID 0] ProcessGroupNCCL's watchdog got stuck for 480 s"
 OWN = f"{WATCHDOG}CUDA error: an illegal memory access was encountered; Timeout(ms)=1800000"
 ABORTED = """
-print(TEXT, file=sys.stderr); sys.stderr.flush(); os.abort()
+open(LOG, 'a').write(TEXT); os.abort()
 """
 
 
@@ -283,8 +283,10 @@ print(TEXT, file=sys.stderr); sys.stderr.flush(); os.abort()
 def test_a_rank_that_nccls_watchdog_aborts_because_of_another_is_an_interruption(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], aborts: int, text: str, code: int
 ) -> None:
-    """Its own faulty GPU is a failure. Rank 0's output comes through to the terminal."""
-    script = f"TEXT = {text!r}\nif rank == {aborts}:{ABORTED.replace(chr(10), ' ')}\ntime.sleep(60)"
+    """Its own faulty GPU is a failure. What a rank writes in training is in its log."""
+    log = f"LOG = {str(tmp_path / 'logs')!r} + f'/rank-{{rank}}.log'"
+    aborted = ABORTED.replace("\n", " ")
+    script = f"{log}; TEXT = {text!r}\nif rank == {aborts}:{aborted}\ntime.sleep(60)"
     assert run_local(python(script), 2, tmp_path) == code
     said = capfd.readouterr().err
     assert text in said
@@ -302,7 +304,7 @@ vitals = Heartbeat(logs, rank)
 if rank == 0:
     vitals.fail("error: the bundle is damaged", 1, consequence=False); time.sleep(60)
 while not (logs / "rank-0.failure").exists(): time.sleep(0.01)
-TEXT = {GONE!r}{ABORTED}"""
+TEXT, LOG = {GONE!r}, logs / f"rank-{{rank}}.log"{ABORTED}"""
     assert run_local(python(script), 2, tmp_path) == 1
     said = capfd.readouterr().err
     assert "the bundle is damaged" in said

@@ -1,4 +1,4 @@
-"""Detects ranks that hang, and finds the rank that failed first.
+"""Watches ranks until they end: passes on signals, detects a hang, finds who failed first.
 
 The launcher reads the files of the ranks (`runner.run_folder.heartbeat`) and never waits for a
 rank. A rank hangs if its heartbeat does not change for longer than a step can take. Clocks of other
@@ -8,11 +8,19 @@ nodes are not compared: only whether the file changed since the last look.
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.errors import say
+from runner.launch.outcome import STOP_SIGNALS
 from runner.run_folder.heartbeat import (
+    ASK_FOR_STACKS,
     JOIN,
     SLOW_PHASES,
     START,
@@ -24,6 +32,7 @@ from runner.run_folder.heartbeat import (
     stacks_path,
 )
 
+STOPPING = "the ranks stop, and save a checkpoint if they have made a step"
 LOOK_EVERY_S = 2.0
 SILENT_S = 300.0
 """A training rank hangs after ten times the longest pause so far, and never before this time."""
@@ -35,6 +44,101 @@ COLLECTIVES_WAIT_S = 10.0
 FRAMES_SHOWN = 8
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+
+
+@dataclass
+class Seen:
+    """What was seen of processes until one failed, all ended, or their ranks hang.
+
+    Attributes:
+        failed: the number of the process that failed first; None: none did.
+        signals: those that were sent to stop the ranks.
+        hung: whether the ranks hang.
+    """
+
+    failed: int | None = None
+    signals: set[int] = field(default_factory=set)
+    hung: bool = False
+
+
+def wait_for_end(
+    processes: Sequence[subprocess.Popen[bytes]],
+    received: deque[int],
+    detector: HangDetector,
+    passed_on: Callable[[int], int],
+) -> Seen:
+    """Waits for the end of ranks, or of what started them. It ends none of them.
+
+    A second Ctrl-C counts as a failure of one that still runs. Of ranks that hang the stacks are
+    printed.
+
+    Args:
+        received: the stop signals that this process got, of `recorded_signals`.
+        detector: finds ranks that hang.
+        passed_on: the signal that the processes get for one of these.
+    """
+    seen = Seen()
+    interrupts = 0
+    while True:
+        while received:
+            number = received.popleft()
+            interrupts += number == signal.SIGINT
+            if interrupts > 1:
+                running = (n for n, process in enumerate(processes) if process.poll() is None)
+                seen.failed = next(running, None)
+                seen.signals |= {signal.SIGTERM, signal.SIGKILL}  # the caller sends them
+                return seen
+            if not seen.signals:
+                say(f"{signal.Signals(number).name} received: {STOPPING}")
+            seen.signals.add(passed_on(number))
+            for process in processes:
+                process.send_signal(passed_on(number))
+        codes = [process.poll() for process in processes]
+        if failed := [number for number, code in enumerate(codes) if code]:
+            seen.failed = min(failed, key=lambda number: _order(codes[number] or 0))
+            return seen
+        if all(code == 0 for code in codes):
+            return seen
+        if silent := detector.hung_ranks():
+            for process in processes:
+                process.send_signal(ASK_FOR_STACKS)
+            detector.wait_for_stacks()
+            for line in detector.report_hang(silent):
+                say(line)
+            seen.hung = True
+            return seen
+        time.sleep(0.05)
+
+
+def _order(code: int) -> int:
+    """Which of several ended ranks is the cause: one that was killed, else one that failed.
+
+    NCCL's watchdog aborts the ranks that lost another one.
+    """
+    if code == -signal.SIGABRT:
+        return 2
+    return 1 if code > 0 else 0
+
+
+@contextmanager
+def recorded_signals() -> Iterator[deque[int]]:
+    """Records stop signals in a queue instead of acting on them.
+
+    The waiting loop passes them on, so no signal meets a list of ranks that is half filled.
+    """
+    received: deque[int] = deque()
+
+    def note(signum: int, _frame: object) -> None:
+        received.append(signum)
+
+    # A signal that was ignored when we started (nohup) stays ignored.
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in handled}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class HangDetector:
