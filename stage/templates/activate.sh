@@ -8,6 +8,10 @@ if [ ! -f '@PREFIX@/activate' ] || {
 }; then
   printf '%s\n' 'This environment was made for @PREFIX@, and cannot be moved. Create it again at the new place.' >&2
   false
+elif [ ! -x '@PREFIX@/bin/python3' ]; then
+  printf '%s\n' "The site's Python has gone: $(readlink '@PREFIX@/bin/python3'), which is that of @PREFIX@." >&2
+  printf '  -> %s\n' "Load the module that it was made on; or remove @PREFIX@ and run bootstrap.sh again." >&2
+  false
 elif [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
   if [ -n "${AIRLIFT_PREFIX:-}" ] && command -v airlift_deactivate >/dev/null 2>&1; then airlift_deactivate; fi
   AIRLIFT_OLD_PATH=${PATH-} AIRLIFT_OLD_CONDA_PREFIX=${CONDA_PREFIX-}

@@ -6,6 +6,7 @@
 #
 # Needs sh, tar, gzip and sha256sum; no Python, no conda, no network, no root. Exit codes: 0 done; 1 damaged, or not for
 # this machine; 2 wrong usage (PREFIX exists, is too long); 5 could not finish (disk): run it again.
+# One that was locked on a site's own torch (`provides` below) needs that: run this after `module load`, or in the container.
 # Written by `stage fetch`; the same words for sh, dash, bash and busybox.
 
 asset='@ASSET@'
@@ -16,6 +17,7 @@ needed_kib='@SIZE_KIB@'
 needed_files='@FILES@'
 needed_glibc='@GLIBC@'
 machine='@MACHINE@'
+provides='@PROVIDES@' # NAME==VERSION of what the site's Python brings; empty: the environment is whole
 
 newline='
 '
@@ -113,6 +115,78 @@ older() { # is version $1 (MAJOR.MINOR) older than $2?
 minor() {
   rest=${1#*.}
   say "${rest%%.*}"
+}
+
+in_site() { # a command in the caller's own surroundings, which a module's python may need
+  (
+    cd / || exit 5 # not a folder to import from
+    PATH=$called_with
+    [ -z "$library_path" ] || export LD_LIBRARY_PATH="$library_path"
+    [ -z "$preload" ] || export LD_PRELOAD="$preload"
+    exec "$@"
+  )
+}
+
+# What a python is, compared with what this environment was locked on: `no` and the difference, or `ok`, the python that
+# it starts (that of a virtual environment is a link), and the folders it imports from.
+# shellcheck disable=SC2016
+question='
+import os, sys, sysconfig
+
+wanted = dict(word.split("==") for word in sys.argv[1:])
+needed = ".".join(wanted.pop("python").split(".")[:2])
+
+def stop(text):
+    print("no " + text)
+    sys.exit()
+
+kind = sys.implementation.name + ", free-threaded" * bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+found = "%d.%d" % sys.version_info[:2]
+if kind != "cpython" or found != needed:
+    kind = "" if kind == "cpython" else " (%s)" % kind
+    stop("it is for the site\x27s Python %s; %s is %s%s." % (needed, sys.executable, found, kind))
+from importlib.metadata import PackageNotFoundError, version
+
+for name in wanted:
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        found = "no " + name
+    if found != wanted[name]:
+        stop("it was locked on %s %s; %s has %s." % (name, wanted[name], sys.executable, found))
+print("ok\n" + os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable))
+print("\n".join(path for path in sys.path if os.path.isabs(path) and path != "/" and os.path.exists(path)))
+'
+
+ask() { # sets `answer`: of the python that is given
+  # shellcheck disable=SC2086
+  answer=$(in_site "$1" -s -c "$question" $provides)
+}
+
+check_site() { # sets base and folders
+  another="Load the module that it was locked for, or lock again for the profile that env-probe.sh prints here."
+  python=$(PATH=$called_with && command -v python3)
+  case $python in /*) ;; *) stop 1 "it is for a site's own torch, and there is no python3 on PATH. Nothing was unpacked." \
+    "\`module load\` what brings torch, or run this inside the container." ;; esac
+  ask "$python"
+  case $answer in
+    ok*) ;;
+    no*) stop 1 "${answer#no } Nothing was unpacked." "$another" ;;
+    *) stop 1 "$python does not start (its words are above). Nothing was unpacked." "$another" ;;
+  esac
+  answer=${answer#ok?}
+  base=${answer%%"$newline"*}
+  folders=${answer#*"$newline"}
+  # A wrapper that starts a container may name a path inside of it, which is another python here, or none.
+  PYTHONPATH=$(printf '%s' "$folders" | tr '\n' ':')
+  export PYTHONPATH
+  answer=
+  [ ! -x "$base" ] || ask "$base"
+  case $answer in
+    ok*) ;;
+    *) stop 1 "$python brings the site's torch, but the Python that it names, $base, has none here: it starts a container. \
+Nothing was unpacked." "Run this inside that container, and start the ranks in it (slurm.container, slurm.srun)." ;;
+  esac
 }
 
 check_room() {
@@ -221,7 +295,14 @@ unpack() {
   tar -xzof "$here/image.tar.gz" -C "$part" || stop 5 "unpacking stopped (tar's words are above); nothing is left of it." \
     "Look for a full disk or a quota, then run it again."
   say "checking and compiling $needed_files files"
-  "$part/bin/python" -I -S -B "$part/.airlift/relocate.py" "$part" "$prefix" "$tree"
+  set -- -I -S -B "$part/.airlift/relocate.py" "$part" "$prefix" "$tree"
+  if [ -n "$provides" ]; then
+    say "then importing its packages on the site's torch"
+    printf '%s\n%s\n' "$base" "$folders" >"$part/.airlift/site" || stop 5 "$part cannot be written."
+    in_site "$base" "$@"
+  else
+    "$part/bin/python" "$@"
+  fi
   code=$?
   case $code in
     0) ;;
@@ -238,6 +319,7 @@ main() {
   LC_ALL=C # lengths are bytes
   export LC_ALL
   unset CDPATH TAR_OPTIONS TAPE GZIP POSIXLY_CORRECT # settings of `cd`, tar and gzip: they could unpack something else
+  called_with=${PATH-} library_path=${LD_LIBRARY_PATH-} preload=${LD_PRELOAD-}
   unset LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT # of loaded modules: the environment brings its own
   part='' ended=''
   trap finish EXIT
@@ -264,6 +346,7 @@ main() {
   resolve_prefix "$1"
   check_prefix
   check_machine
+  [ -z "$provides" ] || check_site
   if [ "$only" != --check ]; then clear_leftovers; fi # they take room
   check_room
   check_bundle

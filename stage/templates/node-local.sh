@@ -12,6 +12,7 @@ set -u
 umask 077
 LC_ALL=C
 export LC_ALL
+called_with=${PATH-} # on it, bootstrap.sh looks for a site's own python3
 PATH="/usr/bin:/bin:/usr/sbin:/sbin${PATH:+:$PATH}"
 export PATH
 unset CDPATH
@@ -194,7 +195,7 @@ unpack() {
     has_room || stop 5 "$((kib / 1024)) MiB and $files files are needed in $root, and are not free." \
         "Set AIRLIFT_NODE_ROOT to a larger disk of the nodes, or run with environment.node_local: false."
     started=$(now)
-    sh "$here/bootstrap.sh" "$prefix" >&2
+    PATH=$called_with /bin/sh "$here/bootstrap.sh" "$prefix" >&2
     code=$?
     # Another may have been quicker where the lock did not hold; what appeared is whole.
     [ "$code" -eq 0 ] || [ -x "$prefix/bin/python" ] || exit "$code"

@@ -60,7 +60,10 @@ def assemble(
         root = work / "root"
         if not any(canonicalize_name(package.name) == DISTRIBUTION for package in lock.of("pip")):
             wheels.append(airlift_wheel(work / "own"))
-        answer = image.lay_out(root, conda=conda, wheels=wheels, platform=lock.platform)
+        site_python = lock.provides.get("python", "")
+        answer = image.lay_out(
+            root, conda=conda, wheels=wheels, platform=lock.platform, python=site_python
+        )
         facts = image.describe_tree(
             root,
             {
@@ -68,6 +71,7 @@ def assemble(
                 "python": lock.python,
                 "virtual_packages": dict(virtual_packages),
                 "lock_sha256": lock_sha256,
+                **({"provides": dict(lock.provides)} if lock.provides else {}),
                 **Needs.of(lock.packages, MACHINES[lock.platform]).facts(),
             },
         )
@@ -93,6 +97,7 @@ def bootstrap(asset: str, facts: Mapping[str, Any], image_sha256: str) -> str:
         "FILES": str(facts["files"] + facts["modules"]),
         "GLIBC": facts["glibc"] or "",
         "MACHINE": MACHINES[facts["platform"]],
+        "PROVIDES": " ".join(f"{n}=={v}" for n, v in facts.get("provides", {}).items()),
     }.items():
         text = text.replace(f"@{key}@", value)
     return text

@@ -40,8 +40,12 @@ def lay_out(
     conda: Iterable[Path],
     wheels: list[Path],
     platform: str,
+    python: str = "",
 ) -> dict[str, Any]:
     """Links packages into `root`, a new folder, with the child process `link`.
+
+    Args:
+        python: version of the site's Python; empty: it is among the conda packages.
 
     Returns:
         The result of `Linking.run`.
@@ -56,6 +60,7 @@ def lay_out(
         "cache": str(cache),
         "placeholder": PLACEHOLDER,
         "platform": platform,
+        "python": python,
         "conda": sorted(map(str, conda)),
         "wheels": [str(path) for path in sorted(wheels, key=lambda wheel: wheel.name)],
     }

@@ -4,7 +4,7 @@ It is a child process (`python -m stage.environment.image.link`): a JSON request
 answer on stdout. No program of the target is run, so a macOS laptop links a linux-64 environment.
 
 py-rattler links conda packages, then `installer` the wheels; then everything that depends on this
-machine is removed (dates, paths, bytecode).
+machine is removed (dates, paths, bytecode). An environment on a site's Python has wheels only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from installer.sources import WheelFile
 from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
 
-from stage.environment.image import shebang
+from stage.environment.image import shebang, site_path
 from stage.sandbox import run_and_exit
+
+_NAMESPACE = '__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
 
 
 class Refused(Exception):
@@ -43,6 +46,7 @@ class Linking:
         platform: conda's name, `linux-64`.
         conda: file of each conda package.
         wheels: files, in the order of installation.
+        python: version of the site's Python, `3.11.9`; empty: it is among the conda packages.
         notes: messages for the user.
     """
 
@@ -52,6 +56,7 @@ class Linking:
     platform: str
     conda: list[str]
     wheels: list[str]
+    python: str = ""
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> dict[str, Any]:
@@ -61,23 +66,41 @@ class Linking:
             Refused: a package is another one than its name says, or a link leads out of the
                 environment.
         """
-        asyncio.run(self._link_conda())
-        records = sorted((self.root / "conda-meta").glob("*.json"))
-        metas = [self._take_record(path) for path in records]
-        python = next(meta for meta in metas if meta["name"] == "python")
+        python = {"version": self.python} if self.python else self._link_all_of_conda()
         minor = ".".join(python["version"].split(".")[:2])
         default = f"lib/python{minor}/site-packages"
         site_packages = self.root / (python.get("python_site_packages_path") or default)
-        (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
-        (self.root / "conda-meta/history").write_bytes(b"")  # `conda activate` looks for it
         for wheel in self.wheels:
             self._install(Path(wheel), site_packages, f"python{minor}")
+        if self.python:
+            self._add_for_site(site_packages)
         self._start_scripts()
         self._drop_bytecode()
         self._normalize_files()
         for record in site_packages.glob("*.dist-info/RECORD"):
             _normalize_record(self.root, record, self.placeholder.encode())
         return {"notes": self.notes}
+
+    def _link_all_of_conda(self) -> dict[str, Any]:
+        """Links the conda packages; returns the record of `python`."""
+        asyncio.run(self._link_conda())
+        records = sorted((self.root / "conda-meta").glob("*.json"))
+        metas = [self._take_record(path) for path in records]
+        (self.root / "CACHEDIR.TAG").unlink(missing_ok=True)
+        (self.root / "conda-meta/history").write_bytes(b"")  # `conda activate` looks for it
+        return next(meta for meta in metas if meta["name"] == "python")
+
+    def _add_for_site(self, site_packages: Path) -> None:
+        """Adds what keeps the site's old packages from being imported in place of these."""
+        (site_packages / "_airlift_site.py").write_bytes(Path(site_path.__file__).read_bytes())
+        # The site's own starts the site's Python.
+        torchrun = self.root / "bin/torchrun"
+        python = f"{self.placeholder}/bin/python3"
+        torchrun.write_text(f"#!/bin/sh\nexec '{python}' -s -m torch.distributed.run \"$@\"\n")
+        torchrun.chmod(0o755)
+        # A regular package anywhere on sys.path wins over a namespace package before it.
+        for folder in _namespaces(site_packages):
+            (folder / "__init__.py").write_text(_NAMESPACE)
 
     async def _link_conda(self) -> None:
         await link_packages(
@@ -130,7 +153,7 @@ class Linking:
                 "data": str(self.root),
                 "headers": str(self.root / "include" / python / wheel.name.split("-")[0]),
             },
-            interpreter=f"{self.placeholder}/bin/{python}",
+            interpreter=f"{self.placeholder}/bin/{'python3' if self.python else python}",
             script_kind="posix",
             bytecode_optimization_levels=[],
             overwrite_existing=True,
@@ -164,6 +187,15 @@ class Linking:
                 if path.stat().st_nlink > 1:  # with another file of the package, or the cache
                     _replace(path, path.read_bytes())
                 path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+
+
+def _namespaces(folder: Path) -> Iterator[Path]:
+    """The folders below with modules and without an `__init__.py`."""
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        named = inner.name.isidentifier() and not (inner / "__init__.py").exists()
+        if named and any(path.suffix in (".py", ".so") for path in inner.rglob("*")):
+            yield inner
+            yield from _namespaces(inner)
 
 
 def _normalize_record(root: Path, record: Path, placeholder: bytes) -> None:

@@ -14,6 +14,9 @@ are not the files that were made; 5: could not finish. The tree digest is the sh
 The digest is that of the content with the placeholder, so it is the same in each prefix. Hashing
 reverts the relocation, by the offsets in `.airlift/relocations.json`, never by searching: a prefix
 such as `/a` is everywhere.
+
+An environment on the site's Python is joined to it before the rename: `.airlift/site`, which
+`bootstrap.sh` writes, has that Python and the folders it imports from, one a line.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import compileall
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,6 +43,7 @@ from typing import Any
 BOOKKEEPING = ".airlift"
 ENV, TREE, RELOCATIONS, PREFIX = "env.json", "tree.txt", "relocations.json", "prefix"
 OWNER = "owner"  # `bootstrap.sh` writes its machine there while it works
+SITE, FOLDERS = "site", "zz-airlift-site.pth"
 MAX_WORKERS = 8  # login nodes are shared
 
 # A region with placeholders: (start, length, offsets of the placeholders in it). In text, it is one
@@ -48,6 +53,10 @@ Region = tuple[int, int, Sequence[int]]
 
 class NotAsMade(Exception):
     """A file is not the one that was made."""
+
+
+class NotOnThisSite(Exception):
+    """The environment cannot be used with the site's Python; the reason was printed."""
 
 
 def find_regions(content: bytes, placeholder: bytes, *, is_binary: bool) -> list[Region]:
@@ -135,12 +144,19 @@ def walk(root: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(folder, name), root)
 
 
-def tree_lines(root: str, relocations: Mapping[str, Any], old: bytes, new: bytes) -> list[bytes]:
+def tree_lines(
+    root: str,
+    relocations: Mapping[str, Any],
+    old: bytes,
+    new: bytes,
+    added: Sequence[str] = (),
+) -> list[bytes]:
     """The lines of `tree.txt`, sorted, for the files in `root`.
 
     Args:
         relocations: as in `relocations.json`.
         old, new: the placeholder, and the current text in its place.
+        added: files that are not of the image.
     """
 
     def line(relative: str) -> bytes:
@@ -159,7 +175,7 @@ def tree_lines(root: str, relocations: Mapping[str, Any], old: bytes, new: bytes
         return _line(kind, content, relative)
 
     with ThreadPoolExecutor(_workers()) as pool:
-        return sorted(pool.map(line, walk(root)))
+        return sorted(pool.map(line, (path for path in walk(root) if path not in added)))
 
 
 def _line(kind: str, content: bytes, relative: str) -> bytes:
@@ -181,8 +197,9 @@ def check_tree(root: str, tree: str, prefix: str) -> None:
         made = file.readlines()
     if digest_of(made) != tree:
         raise NotAsMade(f"{BOOKKEEPING}/{TREE}")
-    old = os.fsencode(_read_json(_kept(root, ENV))["placeholder"])
-    found = tree_lines(root, _read_json(_kept(root, RELOCATIONS)), old, os.fsencode(prefix))
+    facts, new = _read_json(_kept(root, ENV)), os.fsencode(prefix)
+    old, added = os.fsencode(facts["placeholder"]), _added(facts) if "provides" in facts else ()
+    found = tree_lines(root, _read_json(_kept(root, RELOCATIONS)), old, new, added)
     if different := sorted({os.fsdecode(line[67:-1]) for line in {*made} ^ {*found}}):
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise NotAsMade(", ".join(different[:3]) + more)
@@ -206,6 +223,36 @@ def relocate(root: str, prefix: str) -> None:
             raise NotAsMade(relative) from None
         _write(path, content, mode & 0o777)
     _write(_kept(root, PREFIX), new + b"\n", 0o644)
+
+
+def _added(facts: Mapping[str, Any]) -> Sequence[str]:
+    """What `join_site` adds; the last one names the site's folders."""
+    library = "python" + ".".join(facts["python"].split(".")[:2])
+    folders = f"lib/{library}/site-packages/{FOLDERS}"
+    return "pyvenv.cfg", "bin/python", "bin/python3", "lib64", folders
+
+
+def join_site(root: str) -> None:
+    """Makes the folder a virtual environment of the site's Python (PEP 405).
+
+    The folders from which that Python imports (of modules, or of a virtual environment that it is
+    of) are named as lines, so that no `.pth` in them is run.
+    """
+    config, python, python3, lib64, folders = (
+        os.path.join(root, path) for path in _added(_read_json(_kept(root, ENV)))
+    )
+    with open(_kept(root, SITE), encoding="utf-8") as file:
+        base, *site = file.read().splitlines()
+    os.symlink(base, python3)
+    os.symlink("python3", python)
+    os.symlink("lib", lib64)
+    home = f"home = {os.path.dirname(base)}\ninclude-system-site-packages = true\n"
+    version = ".".join(map(str, sys.version_info[:3]))
+    _write(config, f"{home}version = {version}\n".encode(), 0o644)
+    show = [python3, "-I", "-c", "import sys; print('\\n'.join(sys.path))"]
+    own = subprocess.run(show, stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
+    lines = [path for path in site if path not in own] + ["import _airlift_site"]
+    _write(folders, ("\n".join(lines) + "\n").encode(), 0o644)
 
 
 def compile_modules(root: str, prefix: str) -> None:
@@ -251,13 +298,21 @@ def put_in_place(root: str, prefix: str, tree: str) -> None:
 
     Raises:
         NotAsMade: a file is not the one that was made.
+        NotOnThisSite: it does not work on the site's Python.
         OSError: the disk or the folder cannot be written, PREFIX exists by now, or the parent
             process was killed: then another run may be removing the folder at this moment.
     """
     started_by = os.getppid()
     relocate(root, prefix)
     check_tree(root, tree, prefix)
+    on_site = os.path.exists(_kept(root, SITE))
+    if on_site:
+        join_site(root)
     compile_modules(root, prefix)
+    if on_site:
+        prove = [f"{root}/bin/python3", "-I", "-B", "-m", "stage.environment.check.on_site"]
+        if subprocess.run(prove).returncode != 0:
+            raise NotOnThisSite
     if os.getppid() != started_by:
         raise OSError("the process that started this is gone")
     if os.path.exists(_kept(root, OWNER)):
@@ -273,6 +328,8 @@ def main(arguments: Sequence[str]) -> int:
     except NotAsMade as error:
         problem = f"these are not the files that were packed: {error}"
         print(f"{prefix}: not made: {problem}", file=sys.stderr)
+        return 1
+    except NotOnThisSite:
         return 1
     except Exception as error:  # noqa: BLE001 - 1 would mean damage
         print(f"{prefix}: not made: {type(error).__name__}: {error}", file=sys.stderr)

@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from stage.environment.check.imports import PROBE, Answers, faults, importable, read_answers
 from stage.environment.spec.profile import MACHINES
@@ -52,7 +53,7 @@ def check_imports(
             f"and this machine is {sys.platform} {machine}"
         )
         return
-    answers, code, last_line = _try(root.absolute(), wanted)
+    answers, code, last_line = try_imports(root.absolute(), wanted)
     found = faults(answers, code)
     unknown = [fault.message for fault in found if not fault.known_here]
     if not answers.python:
@@ -72,14 +73,21 @@ def check_imports(
         reporter.note(f"{asset}: {shown} can be imported, without network")
 
 
-def _try(root: Path, wanted: Sequence[str]) -> tuple[Answers, int | None, str]:
-    """The answers, the exit code (None: out of time), and the last line that was printed."""
+def try_imports(
+    root: Path, wanted: Sequence[str], site: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Answers, int | None, str]:
+    """The answers, the exit code (None: out of time), and the last line that was printed.
+
+    Args:
+        site: variables that the site's own torch may need.
+    """
     with tempfile.TemporaryDirectory(prefix="airlift-imports-") as folder:
         path, printed = Path(folder, "answers"), Path(folder, "printed")
         path.touch()
         environ = {
+            **site,
             **OFFLINE,
-            "PATH": f"{root / 'bin'}:/usr/bin:/bin",
+            "PATH": f"{root / 'bin'}:{site.get('PATH', '/usr/bin:/bin')}",
             "HOME": folder,
             "LANG": "C.UTF-8",
         }

@@ -122,7 +122,8 @@ class EnvironmentLock:
             "custom_metadata": dict(OURS),
         }
         if self.provides:  # conda-lock's schema has texts there
-            listed = " ".join(f"{n}=={v}" for n, v in sorted(self.provides.items()))
+            first = sorted(self.provides, key=lambda name: (name not in ("python", "torch"), name))
+            listed = " ".join(f"{name}=={self.provides[name]}" for name in first)
             metadata["custom_metadata"] |= {"provides": listed}
         packages = sorted(self.packages, key=lambda p: (p.manager, p.name))
         entries = [_to_document(package) for package in packages]

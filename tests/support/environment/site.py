@@ -1,0 +1,153 @@
+"""A cluster whose Python and torch are the site's: modules, virtual environments, wrappers.
+
+The site's torch and numpy are those of this test run, by links to their folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.environment.laptop import alone, bootstrap
+
+BASE = Path(os.path.realpath(sys.executable))
+"""A Python of this machine without packages of its own."""
+
+
+def with_requirements(name: str) -> set[str]:
+    """A distribution of this run and all that it requires here, normalised."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name not in found:
+            found.add(name)
+            stated = map(Requirement, metadata.requires(name) or [])
+            waiting += [r.name for r in stated if r.marker is None or r.marker.evaluate()]
+    return found
+
+
+def link_into(folder: Path, names: set[str]) -> Path:
+    """Links distributions of this run into a folder, which can be on PYTHONPATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        for file in metadata.distribution(name).files or []:
+            top = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
+            link = folder / file.parts[0]
+            if file.parts[0] not in ("..", "__pycache__") and not link.exists():
+                link.symlink_to(top)
+    return folder
+
+
+def plant_old(folder: Path) -> Path:
+    """An old transformers and a regular package `google`, which would hide newer ones."""
+    for name in ("transformers", "google/ours"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("WHOSE = 'site'\n")
+    (folder / "google/__init__.py").touch()
+    only_metadata(folder, "transformers", "4.46.3")
+    return folder
+
+
+def only_metadata(folder: Path, name: str, version: str) -> Path:
+    """A distribution without its module."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return folder
+
+
+def modules(folder: Path) -> str:
+    """PYTHONPATH after `module load`: three folders, of torch, of numpy and of old packages."""
+    torch = link_into(folder / "torch", with_requirements("torch"))
+    numpy = link_into(folder / "numpy", {"numpy"})
+    return os.pathsep.join(map(str, (plant_old(folder / "old"), torch, numpy)))
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def path_with(folder: Path, python: Path) -> str:
+    """A PATH on which `python3` is a link to `python`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "python3").symlink_to(python)
+    return f"{folder}:/usr/bin:/bin"
+
+
+def venv_of_a_venv(folder: Path) -> Path:
+    """The Python of a virtual environment with torch in a parent virtual environment."""
+    parent, child = folder / "parent", folder / "child"
+    for prefix, python in ((parent, BASE), (child, parent / "bin/python3")):
+        command = [python, "-m", "venv", "--without-pip", "--system-site-packages", prefix]
+        subprocess.run(command, check=True)
+    purelib = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    link_into(parent / purelib, with_requirements("torch") | {"numpy"})
+    (child / purelib / "parent.pth").write_text(f"{parent / purelib}\n")
+    return child / "bin/python3"
+
+
+def python_with_a_library(folder: Path) -> tuple[Path, str]:
+    """A python whose own library is found by LD_LIBRARY_PATH alone, and that variable."""
+    library = folder / "library"
+    library.mkdir(parents=True)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    found = next(Path("/usr/lib").rglob(f"libpython{version}.so.1.0"))
+    (library / "libsitepython.so").symlink_to(found)
+    source = folder / "main.c"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <stdio.h>\n"
+        "int main(int n, char **v) {\n"
+        '  void *library = dlopen("libsitepython.so", RTLD_NOW | RTLD_GLOBAL);\n'
+        '  if (!library) { fprintf(stderr, "%s\\n", dlerror()); return 127; }\n'
+        '  return ((int (*)(int, char **))dlsym(library, "Py_BytesMain"))(n, v);\n}\n'
+    )
+    python = folder / "bin/python3"
+    python.parent.mkdir()
+    subprocess.run(["cc", source, "-o", python, "-ldl"], check=True)
+    return python, str(library)
+
+
+def wrapper(folder: Path, *, keeps_name: bool, shows: Path, at: Path, python: Path) -> Path:
+    """A `python3` that starts a container: a mount namespace in which `shows` is seen `at`.
+
+    Args:
+        keeps_name: the Python inside gets the wrapper's name (CSC's wrappers), not its own.
+        python: its path inside.
+    """
+    at.mkdir(parents=True, exist_ok=True)
+    name = 'exec -a "$0" ' if keeps_name else "exec "
+    inside = f"mount --bind '{shows}' '{at}' && {name}'{python}' \"$@\""
+    started = " ".join(alone("m"))
+    text = f'#!/bin/bash\nexec {started} bash -c "$(cat <<\'END\'\n{inside}\nEND\n)" "$0" "$@"\n'
+    return program(folder / "python3", text)
+
+
+def left_nothing(asset: Path, folder: Path, **settings: str) -> str:
+    """Runs `bootstrap.sh`, which must end with 1 and leave not even the parent; its words."""
+    folder.mkdir(exist_ok=True)
+    done = bootstrap(asset, folder / "parent/env", **settings)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert list(folder.iterdir()) == [] and "Traceback" not in done.stderr, done.stderr
+    return " ".join(done.stderr.split())
+
+
+def copy_for(asset: Path, folder: Path, **site: str) -> Path:
+    """A copy of an environment's files, whose `bootstrap.sh` says another site."""
+    shutil.copytree(asset, folder, copy_function=os.link)
+    text = (asset / "bootstrap.sh").read_text()
+    for name, version in site.items():
+        text = re.sub(rf"\b{name}==[^ ']+", f"{name}=={version}", text)
+    (folder / "bootstrap.sh").unlink()
+    (folder / "bootstrap.sh").write_text(text)
+    return folder
