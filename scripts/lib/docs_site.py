@@ -5,8 +5,10 @@ Each warning ends `scripts/docs`, which is strict. mkdocs itself checks links in
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,27 @@ def slugify(heading: str, separator: str = "-", **_more: Any) -> str:
 
 
 def on_config(config: Any) -> None:
-    """Imports all commands, for mkdocs-click, and checks the links of the README at the root."""
+    """Prepares the commands for mkdocs-click, and checks the links of the README at the root."""
     for main in (stage.cli.main, runner.cli.main):
-        context = click.Context(main)
-        for name in main.list_commands(context):
-            main.get_command(context, name)
+        _load(main)
     _led_to.clear()
     for found in _LINK.finditer((ROOT / "README.md").read_text("utf-8")):
         _target(ROOT / "README.md", found[3])
+
+
+def _load(command: click.Command) -> None:
+    """Imports what is below a command. Paragraphs that click does not wrap become code."""
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(
+        textwrap.indent(text[2:], "    ") if text.startswith("\b\n") else text
+        for text in paragraphs
+    )
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            _load(inner)
 
 
 def _target(page: Path, link: str) -> Path:
