@@ -68,7 +68,7 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> Non
     pages = {page: page.read_text("utf-8") for page in tmp_path.rglob("*.html")}
     assert [str(page) for page, text in pages.items() if asset.search(text)] == []
     page = pages[tmp_path / "reference/commands.html"]
-    assert "<code>stage apply bundle patch" in page  # an example is code
+    assert "<code>Example:\n  stage apply bundle patch" in page  # an example is code
     listed = re.findall(r'<h[2-4] id="([\w-]+)"', page)
     assert {name.replace(" ", "-") for name in commands()} <= set(listed)
 
