@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -94,8 +94,11 @@ def _regular(descriptor: int, path: Path) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Writes a small file. A reader sees the old one or the new one, also after a crash.
+
+    Args:
+        data: the bytes, or pieces of them.
 
     Raises:
         OSError: the folder cannot be written.
@@ -104,7 +107,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     check_writable(path.parent)
     try:
         with open(temporary, "wb") as target:
-            target.write(data)
+            target.writelines((data,) if isinstance(data, bytes) else data)
             target.flush()
             os.fsync(target.fileno())
         temporary.replace(path)

@@ -259,13 +259,13 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         BAGIT: BAGIT_TEXT,
         BAG_INFO: bag_info_text(lock, facts),
         MANIFEST: payload_manifest(lock),
-        LOCK: lock.to_json(),
         REQUEST: request,
         VERIFIER: verifier_text(),
     }
     for name, text in texts.items():
         write_atomically(root / name, text)
-    digests = {name: sha256_of_bytes(text) for name, text in texts.items()}
+    write_atomically(root / LOCK, lock.pieces())
+    digests = {LOCK: lock.id, **{name: sha256_of_bytes(text) for name, text in texts.items()}}
     write_atomically(root / TAG_MANIFEST, manifest_text(digests))
     (root / FETCH_PARTIAL).unlink(missing_ok=True)
     sync_folder(root)

@@ -53,7 +53,7 @@ class Lockfile:
     def id(self) -> str:
         """sha256 of the JSON text: the bundle id, once complete."""
         digest = sha256()
-        for piece in self._pieces():
+        for piece in self.pieces():
             digest.update(piece)
         return digest.hexdigest()
 
@@ -63,13 +63,15 @@ class Lockfile:
 
     def to_json(self) -> bytes:
         """The canonical text (UTF-8, keys sorted, newline at the end)."""
-        return b"".join(self._pieces())
+        return b"".join(self.pieces())
 
-    def _pieces(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[bytes]:
         """The text, a few thousand tokens at a time: all of them take five times its memory."""
         assets = {name: _asset_to_json(asset) for name, asset in self.assets.items()}
         document = {"format": FORMAT, "name": self.name, "assets": assets}
-        encoder = json.JSONEncoder(indent=1, sort_keys=True, ensure_ascii=False)
+        encoder = json.JSONEncoder(
+            indent=1, sort_keys=True, ensure_ascii=False, default=_file_to_json
+        )
         tokens = encoder.iterencode(document)
         while piece := "".join(islice(tokens, 4096)):
             yield piece.encode()
@@ -101,7 +103,7 @@ def _asset_to_json(asset: LockedAsset) -> dict[str, Any]:
             **{key: value for key in pins if (value := getattr(source, key)) is not None},
         },
         "licence": asset.licence,
-        "files": [_file_to_json(file) for file in sorted(asset.files, key=_PATH)],
+        "files": sorted(asset.files, key=_PATH),  # each becomes a row when it is written
         "left_out": [asdict(left) for left in sorted(asset.left_out, key=_PATH)],
         **{key: value for key, value in optional.items() if value},
     }

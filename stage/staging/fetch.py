@@ -127,9 +127,9 @@ def write_lock(lock: Lockfile, path: Path) -> bool:
     Returns:
         Whether it wrote.
     """
-    if path.is_file() and path.read_bytes() == lock.to_json():
+    if path.is_file() and hash_file(path).sha256 == lock.id:
         return False
-    write_atomically(path, lock.to_json())
+    write_atomically(path, lock.pieces())
     return True
 
 
