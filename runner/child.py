@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 
 from runner.closed_pipe import outlive_readers
 from runner.errors import StageError, isolated, shortage
-from runner.processes import die_with, why_ended
+from runner.processes import die_with, die_with_parent, why_ended
 
 T = TypeVar("T")
 FOREIGN_S = 120.0
@@ -30,9 +30,18 @@ _MARK = b"\nthe answer of airlift's child:\n"
 _START = "import runpy; runpy.run_module('runner.child', None, '__main__', True)"
 
 
-def in_child(work: Callable[..., T], arguments: tuple[object, ...], purpose: str, remedy: str) -> T:
-    """Calls `work(*arguments)` in a child process and waits for its answer; see `Child`."""
-    return cast("T", Child(work, arguments).answer(purpose, remedy))
+def in_child(
+    work: Callable[..., T],
+    arguments: tuple[object, ...],
+    purpose: str,
+    remedy: str,
+    python: tuple[str, ...] = (),
+) -> T:
+    """Calls `work(*arguments)` in a child process and waits for its answer; see `Child`.
+
+    What it prints is shown; by the Python of a container on stderr.
+    """
+    return cast("T", Child(work, arguments, python, is_quick=False).answer(purpose, remedy))
 
 
 class Child:
@@ -42,7 +51,8 @@ class Child:
         work: a function of one of our modules; its result can be pickled.
         arguments: can be pickled.
         python: the words that start the Python of a container, in which the same airlift is; empty:
-            this Python. What it prints is not shown, and after `FOREIGN_S` it is ended.
+            this Python.
+        is_quick: whether that of a container is ended after `FOREIGN_S`, and prints nothing.
     """
 
     def __init__(
@@ -50,6 +60,8 @@ class Child:
         work: Callable[..., Any],
         arguments: tuple[object, ...],
         python: tuple[str, ...] = (),
+        *,
+        is_quick: bool = True,
     ) -> None:
         receiver, sender = os.pipe()
         self._answer = os.fdopen(receiver, "rb")
@@ -61,16 +73,17 @@ class Child:
                 [*python, "-I", "-c", _START, "1", "0"] if python else own,
                 stdin=subprocess.PIPE,
                 stdout=sender if python else None,  # containers close other pipes
-                stderr=subprocess.DEVNULL if python else None,
+                stderr=subprocess.DEVNULL if python and is_quick else None,
                 pass_fds=[sender],
                 start_new_session=bool(python),
+                preexec_fn=die_with_parent() if python else None,  # ours does it itself
             )
         finally:
             os.close(sender)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._end = threading.Timer(FOREIGN_S, os.killpg, (self._process.pid, signal.SIGKILL))
         self._end.daemon = True
-        if python:
+        if python and is_quick:
             self._end.start()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as question:

@@ -29,11 +29,13 @@ def _trial() -> Callable[..., None]:
 
 WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
 """The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
+NODES = "nodes"
+"""Another kind, of a rehearsal: the ranks look at their nodes before they meet."""
 
 
 @click.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("work", type=click.Choice(sorted(WORKS)))
+@click.argument("work", type=click.Choice(sorted((*WORKS, NODES))))
 def rank(folder: Path, work: str) -> None:
     """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
     from runner import isolation, offline
@@ -44,4 +46,8 @@ def rank(folder: Path, work: str) -> None:
     outlive_readers()
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
+    if work == NODES:
+        from runner.trials.node_part import be_a_rank
+
+        be_a_rank(RunFolder(folder), os.environ)
     be_rank(RunFolder(folder), WORKS[work], os.environ)

@@ -49,17 +49,13 @@ def rehearse(
 
     load = partial(Job.load, run, bundle, output, overrides)
     if job and part.is_part(os.environ):
-        sys.exit(part.be_a_part(load, sys.argv[1:], os.environ))
+        sys.exit(part.be_its_launcher(load, os.environ))
     stages = Stages((lambda _line: None) if quiet else _print)
     try:
         if job:
             from runner.trials.rehearse_job import rehearse_in_job
 
-            command = ["rehearse", str(run.absolute()), "--bundle", str(bundle.absolute()), "--job"]
-            command += [word for text in overrides for word in ("--set", text)]
-            loaded = load()
-            command += ["--output", str(loaded.folder.root)]
-            rehearse_in_job(loaded, command, os.environ, stages)
+            rehearse_in_job(load(), os.environ, stages)
         else:
             from runner.trials.rehearse import rehearse as rehearse_here
 

@@ -194,8 +194,9 @@ def check_everything(
 
 
 def _unchecked(config: RunConfig, inputs: Inputs) -> str:
+    if python_of_ranks(config, inputs):
+        return ""  # it checks all of it
     left = ["whether transformers builds the model and its weights fit"]
-    left *= not python_of_ranks(config, inputs)
     left += ["whether its tokenizer loads"] if data_of(config.task) != "images" else []
     left += ["how samples are written"] if config.task == "instruction" else []
     return ", ".join(left)
@@ -245,6 +246,7 @@ def _as_it_is(path: Path) -> str:
 class _Look:
     """What a child looks at; its answer is kept where it has no errors."""
 
+    kind: str
     path: Path
     child: Child | None
     counts_all: bool
@@ -261,12 +263,11 @@ class _Look:
         sums = sorted(model.digests.items())
         if config.model.folder is not None:
             sums = [(p.name, _as_it_is(p)) for p in sorted(folder.iterdir())]
-        versions = [_as_it_is(Path(word)) for word in python if Path(word).is_file()]
-        versions += [*python, *kept.versions("torch", "transformers")]
         engine = [config.engine.name, config.engine.wrap]
+        versions = kept.versions("torch", "transformers")
         basis = (versions, sums, config.task, config.model.init, engine)
         arguments = (config, model.asset, folder)
-        return _Look.of("models", basis, with_torch.look, *arguments, python=python)
+        return _Look.of("model", basis, with_torch.look, *arguments, python=python)
 
     @staticmethod
     def at_texts(
@@ -278,7 +279,8 @@ class _Look:
     ) -> _Look | None:
         """What transformers says without torch; None: it is not installed here."""
         config, inputs = job.config, job.inputs
-        if not is_installed("transformers"):
+        python = python_of_ranks(config, inputs) or ()
+        if not python and not is_installed("transformers"):
             return None
         total = config.batch.total if isinstance(config.batch.total, int) else DEFAULT_GLOBAL
         counted, counts_all = to_count(wanted, job.folder.stores, total) if ahead else ([], False)
@@ -290,7 +292,9 @@ class _Look:
             [recipe.key for recipe in (*train, *counted)],
         )
         arguments = (config, inputs, rows, train, counted)
-        return _Look.of("texts", basis, without_torch.look, *arguments, counts_all=counts_all)
+        return _Look.of(
+            "tokenizer", basis, without_torch.look, *arguments, counts_all=counts_all, python=python
+        )
 
     @staticmethod
     def of(
@@ -302,12 +306,13 @@ class _Look:
         python: tuple[str, ...] = (),
     ) -> _Look:
         """Starts a child, if there is no kept answer."""
-        path = kept.path_of(kind, *basis)
+        images = [_as_it_is(Path(word)) for word in python if Path(word).is_file()]
+        path = kept.path_of(kind, *basis, [*images, *python])
         child = None if kept.read(path) else Child(work, arguments, python)
         remedy = "Run it where there is more memory."
         if python:
             remedy = f"To see why: {shlex.join([*python, '-c', 'import runner, torch'])}"
-        return _Look(path, child, counts_all, remedy)
+        return _Look(kind, path, child, counts_all, remedy)
 
     def add_to(self, found: Findings) -> list[Any]:
         """Waits for the answer, and adds it; returns the numbers of sequences."""
@@ -317,7 +322,7 @@ class _Look:
             found.others += [Finding(**finding) for finding in answer["findings"]]
             return list(answer["numbers"])
         try:
-            looked = self.child.answer("the check of the model", self.remedy)
+            looked = self.child.answer(f"the check of the {self.kind}", self.remedy)
         except UsageError as error:
             found.error(error)
             return []

@@ -34,6 +34,7 @@ from runner.job.installed import (
     for_tokenizer,
     how_to_install,
     is_light,
+    python_of_ranks,
     to_prepare,
     to_train,
 )
@@ -114,8 +115,8 @@ class Attempt:
         self._answers, self._said = where / "answers", where / "said"
         self._answers.touch()
         self._lines, self._left_out = list[tuple[str, str]](), list[str]()
-        python, activate, self._names, self._leaves = _python(job)
-        text = "\n".join([*self._shell(), *self._probe(python, activate), ""])
+        self._words, activate, self._names, self._leaves = _python(job)
+        text = "\n".join([*self._shell(), *self._probe(activate), ""])
         (where / "shell").write_text(
             text.replace("ANSWERS", shlex.quote(str(self._answers))), encoding="utf-8"
         )
@@ -144,16 +145,17 @@ class Attempt:
                 self._lines.append((key, line))
         return [*head, "trap - EXIT", "set +e", "echo '{\"shell\": 0}' >>ANSWERS"]
 
-    def _probe(self, python: Path | None, activate: Path | None) -> list[str]:
-        """The lines that start the Python of the ranks; None: that of `runner` on PATH."""
+    def _probe(self, activate: Path | None) -> list[str]:
+        """The lines that start the Python of the ranks."""
         if self._names and self._job.config.task != "image-classification":
             self._names += for_tokenizer(self._job.inputs.model.digests)
         lines = [f". {shlex.quote(str(activate))}"] if activate else []
-        lines += [f"airlift_python={shlex.quote(str(python))}"] if python else [_OF_RUNNER]
+        lines += [] if self._words else [_OF_RUNNER]
+        python = shlex.join(self._words) if self._words else '"$airlift_python"'
         words = [shlex.quote(word) for word in (_BOOT, str(imports.PROBE))]
         # Failures are never kept: they are tried again each time.
         kept = shlex.quote(str(state_folder(os.environ) / "imports"))
-        command = f'exec "$airlift_python" -c {" ".join(words)} --keep {kept} ANSWERS'
+        command = f"exec {python} -c {' '.join(words)} --keep {kept} ANSWERS"
         return [*lines, " ".join([command, *self._names])]
 
     def add_to(self, found: Findings) -> None:
@@ -263,6 +265,12 @@ class Attempt:
             )
         if not answers.python and code is None:
             found.note(_too_slow("the start of the job's Python"))
+        elif not answers.python and len(self._words) > 1:  # the nodes may have what it needs
+            found.warn(
+                f"{where}: the Python of slurm.container does not start here: "
+                f"{_short(said) or f'exit code {code}'}",
+                f"To see why: {shlex.join([*self._words, '-c', 'import runner, torch'])}",
+            )
         elif not answers.python:
             raise UsageError(
                 f"{where}: the job's Python does not start in a login shell here: "
@@ -286,7 +294,9 @@ class Attempt:
                 found.note(f"not known here: {fault.message}")
                 continue
             remedy = fault.remedy
-            if remedy.startswith("pip install "):
+            if remedy.startswith("pip install ") and len(self._words) > 1:
+                remedy = f"Build the image of slurm.container with it: {remedy}"
+            elif remedy.startswith("pip install "):
                 remedy = how_to_install(environments(inputs.bundle))
             found.error(UsageError(f"{config.path}: in the job, {fault.message}", remedy))
         if code is None:
@@ -309,23 +319,27 @@ def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]
     return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-def _python(job: Job) -> tuple[Path | None, Path | None, list[str], str]:
-    """The Python to try (None: that of `runner` on PATH), the script that activates it, the
-    packages to import, and what is left to the ranks.
+def _python(job: Job) -> tuple[tuple[str, ...], Path | None, list[str], str]:
+    """The words that start the Python to try (none: that of `runner` on PATH), the script that
+    activates it, the packages to import, and what is left to the ranks.
     """
     config, environment = job.config, job.inputs.environment
-    own = Path(sys.executable)
+    own = (sys.executable,)
     if config.slurm.container:
+        words = python_of_ranks(config, job.inputs)
+        if words:
+            return words, None, to_train(config), ""
         return own, None, [], "left to the ranks: what the container's Python imports"
     if environment is not None:
         below = node_local.prefix_below(node_local.node_root(os.environ), environment.tree)
         for prefix in (Path(sys.prefix), below):
             if running_tree(prefix) == environment.tree and (prefix / "activate").is_file():
-                return prefix / "bin" / "python", prefix / "activate", to_train(config), ""
+                python = str(prefix / "bin" / "python")
+                return (python,), prefix / "activate", to_train(config), ""
         left = f"left to the ranks: what `{environment.asset}` imports (it is not unpacked here)"
         return own, None, [] if is_light() else to_prepare(config), left
     if is_light() and config.slurm.setup:
-        return None, None, to_train(config), ""
+        return (), None, to_train(config), ""
     if is_light() and not config.slurm.modules:
         return own, None, [], ""  # `python_of_job` says that this one cannot train
     return own, None, to_train(config), ""

@@ -21,7 +21,13 @@ from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, say
 from runner.job import devices
 from runner.job.check import check_everything
-from runner.job.installed import check_installed, leave_torch_alone, to_prepare, to_train
+from runner.job.installed import (
+    check_installed,
+    leave_torch_alone,
+    python_of_ranks,
+    to_prepare,
+    to_train,
+)
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import Device, ModelShape
@@ -99,13 +105,15 @@ def check_all_installed(run: Job, start: Start | None) -> None:
     """Refuses to train where packages are missing, before anything is written.
 
     The ranks of a batch job may run another environment than its launcher, which then only has to
-    prepare the data.
+    prepare the data; and the Python of a container prepares by itself.
 
     Raises:
         UsageError: packages are missing; names them, and what to install.
     """
     config = run.config
     in_job = start is not None and start.job is not None
+    if in_job and python_of_ranks(config, run.inputs):
+        return
     elsewhere = in_job and (config.environment is not None or config.slurm.container)
     packages = to_prepare(config) if elsewhere else to_train(config)
     check_installed(config, run.inputs, packages, "training")
@@ -119,7 +127,7 @@ def _print_headline(run: Job) -> None:
 
 
 def _launch(run: Job, start: Start, environ: Mapping[str, str]) -> int:
-    prepare_in_sandbox(run)
+    prepare_in_sandbox(run, in_job=start.job is not None)
     run.write_config()
     for line in use_local_caches(os.environ):
         print_line(line)
@@ -127,46 +135,38 @@ def _launch(run: Job, start: Start, environ: Mapping[str, str]) -> int:
     return start_work(Resolved.of(run), "train", start, environ).exit_code
 
 
-def prepare_in_sandbox(run: Job) -> None:
+def prepare_in_sandbox(run: Job, *, in_job: bool) -> None:
     """Prepares the data in a child process that cannot open an internet socket.
 
     Returns at once if all stores exist.
 
+    Args:
+        in_job: whether the ranks of a job train on it; then it is their Python that prepares.
+
     Raises:
         StageError: the child raised it, or was killed.
     """
-    length, is_done = _prepared(run)
-    if is_done:
-        prepare_all(run, length, lambda _line: None)
-    else:
-        in_child(_prepare_offline, (run, length), *_PREPARING)
-
-
-def _prepared(run: Job) -> tuple[int, bool]:
-    """The tokens of a sequence, and whether all stores of the run exist."""
     length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
     wanted = recipes(run.config, run.inputs, length)
     every = [recipe for several in wanted.values() for recipe in several]
-    return length, all(is_prepared(recipe, run.folder.stores) for recipe in every)
+    if all(is_prepared(recipe, run.folder.stores) for recipe in every):
+        prepare_all(run, length, lambda _line: None)
+        return
+    python = python_of_ranks(run.config, run.inputs) if in_job else None
+    in_child(_prepare_offline, (run, length), *_PREPARING, python or ())
 
 
 def check_and_prepare(run: Job) -> None:
-    """Checks the run and prepares its data, in one child process.
-
-    transformers is imported there only: that takes a second.
+    """Checks the run and prepares its data, by the Python of the ranks.
 
     Raises:
         StageError: as for `check_everything` and `prepare_in_sandbox`.
         UsageError: a package is missing.
     """
-    check_installed(run.config, run.inputs, to_prepare(run.config), "preparing data")
-    in_child(_check_and_prepare, (run,), *_PREPARING)
-
-
-def _check_and_prepare(run: Job) -> None:
+    if not python_of_ranks(run.config, run.inputs):
+        check_installed(run.config, run.inputs, to_prepare(run.config), "preparing data")
     check_everything(run, None, None).report(print_line)
-    length, is_done = _prepared(run)
-    (prepare_all if is_done else _prepare_offline)(run, length)
+    prepare_in_sandbox(run, in_job=True)
 
 
 def _prepare_offline(run: Job, length: int) -> None:
@@ -275,7 +275,7 @@ def _check_as_launcher(
     check_everything(run, place.world_size, device).report(print_line, verbose=verbose)
     _explain(run, verbose=verbose)
     if prepares:
-        prepare_in_sandbox(run)
+        prepare_in_sandbox(run, in_job=False)
     return Resolved.of(run)
 
 

@@ -80,7 +80,7 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     check_all_installed(run, start)
     check_everything(run, None, None).report(say)
     report_devices(run, start, environ, say)
-    num_sequences = prepare_trials(run)
+    num_sequences = prepare_trials(run, start)
     bench = Bench(
         run_file=wanted.run_file,
         bundle=wanted.bundle,
@@ -138,10 +138,10 @@ def _search(bench: Bench, strategy: str, most: int, say: Callable[[str], None]) 
     return search(strategy, most, try_one)
 
 
-def prepare_trials(run: Job) -> int:
+def prepare_trials(run: Job, start: Start) -> int:
     """Tokenises once for all trials. Returns the number of sequences per epoch."""
     run.folder.root.mkdir(parents=True, exist_ok=True)
-    prepare_in_sandbox(run)
+    prepare_in_sandbox(run, in_job=start.job is not None)
     link = run.folder.root / run.folder.stores.name
     # Each trial is a run folder, and expects prepared data beside it.
     if not link.is_symlink():

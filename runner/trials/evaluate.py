@@ -203,7 +203,7 @@ def _launch(chosen: Evaluation, start: Start, environ: Mapping[str, str]) -> Non
     with hold_run_folder(folder, environ):
         _empty(folder)
         folder.make()
-        prepare_in_sandbox(run)
+        prepare_in_sandbox(run, in_job=start.job is not None)
         checkpoint = None if chosen.checkpoint is None else str(chosen.checkpoint)
         resolved = Resolved.of(run, checkpoint=checkpoint)
         code = start_work(resolved, "evaluate", start, environ).exit_code

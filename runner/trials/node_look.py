@@ -18,7 +18,6 @@ from runner.inputs import EnvironmentInput
 from runner.job import devices
 from runner.job.access import (
     check_readable,
-    check_writable,
     files_to_read,
     nearest_folder,
 )
@@ -59,7 +58,6 @@ def look(run: Job, place: Place, hosts: Sequence[str], environ: Mapping[str, str
     """
     found = Findings()
     found.attempt(check_readable, files_to_read(run.inputs))
-    found.attempt(check_writable, run.folder.root)
     found.attempt(check_installed, run.config, run.inputs, to_train(run.config), "training")
     if run.inputs.environment is not None:
         found.others += env_check(run.inputs.environment)

@@ -13,10 +13,11 @@ from runner.errors import StageError, UsageError, write_atomically
 from runner.job.findings import Finding, Findings, finding_of
 from runner.job.job import Job
 from runner.launch.network import here, other_hosts, own_address_on_shared_network
-from runner.launch.place import RANK_FLAG, Place, Start
+from runner.launch.place import Place, Start
 from runner.launch.rank import Rank, end_rank, run_rank
 from runner.launch.reach import HOW_TO_CHOOSE
-from runner.launch.start import rank_command, start_ranks
+from runner.launch.resolved import Resolved, read
+from runner.launch.start import start_work
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
 from runner.trials.node_look import look
@@ -35,48 +36,48 @@ def is_part(environ: Mapping[str, str]) -> bool:
     return FOLDER in environ
 
 
-def be_a_part(load: Callable[[], Job], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Is the job's launcher, or one of its ranks.
+def be_its_launcher(load: Callable[[], Job], environ: Mapping[str, str]) -> int:
+    """Is the job's launcher, in the batch script.
 
     Args:
         load: reads the run file and the bundle.
-        arguments: those of this command; the ranks are started with the same.
         environ: the environment variables.
 
     Returns:
-        The launcher's exit code.
+        The exit code.
     """
-    folder = Path(environ[FOLDER])
+    folder, host = Path(environ[FOLDER]), here(environ)
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
-    host = here(environ)
     if not folder.is_dir():
-        raise UsageError(
-            f"{host} does not see {folder.parent}.",
-            "Choose an --output on a disk that all nodes share.",
-        )
+        raise _not_seen(host, folder)
     try:
-        run = load()
-    except StageError as error:
-        # What this node does not see: the other nodes may.
+        return launch(load(), environ)
+    except StageError as error:  # what this node does not see
         _write(folder, host, Findings(errors=[error]))
         raise
-    if environ.get(RANK_FLAG) == "1":
-        _be_a_rank(run, folder, host, environ)
-    return launch(run, folder, arguments, environ)
 
 
-def launch(run: Job, folder: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code."""
-    rehearsal = RunFolder(folder)
-    rehearsal.make()
-    start = Start.in_job(environ)
-    argv = rank_command(run, start, environ, *arguments)
-    return start_ranks(argv, start, rehearsal, environ).exit_code
+def launch(run: Job, environ: Mapping[str, str]) -> int:
+    """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code.
+
+    Args:
+        run: the run; its folder is the rehearsal's.
+    """
+    run.folder.make()
+    return start_work(Resolved.of(run), "nodes", Start.in_job(environ), environ).exit_code
 
 
-def _be_a_rank(run: Job, folder: Path, host: str, environ: Mapping[str, str]) -> NoReturn:
-    place = Place.of(environ)
+def be_a_rank(rehearsal: RunFolder, environ: Mapping[str, str]) -> NoReturn:
+    """Is one of its ranks: one of each node looks at it, then all of them add up once.
+
+    Raises:
+        UsageError: this node does not see the folder.
+    """
+    folder, host, place = rehearsal.root, here(environ), Place.of(environ)
+    if not rehearsal.resolved.is_file():
+        raise _not_seen(host, folder)
+    run = read(rehearsal).job
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
     if place.local_rank == 0:
@@ -92,7 +93,14 @@ def _be_a_rank(run: Job, folder: Path, host: str, environ: Mapping[str, str]) ->
         if place.rank == 0:
             write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
 
-    run_rank(RunFolder(folder), os.environ, work)
+    run_rank(rehearsal, os.environ, work)
+
+
+def _not_seen(host: str, folder: Path) -> UsageError:
+    return UsageError(
+        f"{host} does not see {folder.parent}.",
+        "Choose an --output on a disk that all nodes share.",
+    )
 
 
 def _look_at_node(

@@ -31,14 +31,11 @@ TIME = "00:05:00"
 LAST_LINES = 5
 
 
-def rehearse_in_job(
-    run: Job, arguments: Sequence[str], environ: Mapping[str, str], stages: Stages
-) -> None:
+def rehearse_in_job(run: Job, environ: Mapping[str, str], stages: Stages) -> None:
     """Tries the nodes that the run asks for, in a job, or in the allocation around this process.
 
     Args:
         run: the user's.
-        arguments: those of this command.
         environ: the environment variables.
         stages: where the job and each node are noted.
 
@@ -49,14 +46,13 @@ def rehearse_in_job(
     job = SlurmJobEnvironment.from_environ(environ)
     partition = run.partition.name
     with hidden_folder(run.folder.root) as folder:
+        hidden = replace(run, folder=RunFolder(folder))
         if job is not None:
             partition = environ.get("SLURM_JOB_PARTITION", partition)
             number, hosts = job.job_id, host_names(job.nodes)
-            os.environ[FOLDER] = str(folder)
-            code = launch(run, folder, arguments, environ)
-            why = ""
+            code, why = launch(hidden, environ), ""
         else:
-            number, code = _submit(run, folder, arguments, stages)
+            number, code = _submit(hidden, stages)
             hosts, why = _nodes_of(number)
         stages.end("job", f"{number} on {', '.join(hosts) or 'no node'}")
         found = _collect(folder, partition, number, hosts)
@@ -76,15 +72,16 @@ def _error(finding: Finding) -> StageError:
     return StageError(finding.message, finding.remedy, exit_code=finding.exit_code or 1)
 
 
-def _submit(run: Job, folder: Path, arguments: Sequence[str], stages: Stages) -> tuple[int, int]:
+def _submit(run: Job, stages: Stages) -> tuple[int, int]:
     """Submits the job and waits for its end; returns its number and exit code."""
-    wanted = request(replace(run, folder=RunFolder(folder)))
+    wanted = request(run)
+    train = wanted.command.index("train")
     wanted = replace(
         wanted,
         name=f"{run.config.name}-rehearsal",
-        command=(*wanted.command[: wanted.command.index("train")], *arguments),
+        command=(*wanted.command[:train], "rehearse", "--job", *wanted.command[train + 1 :]),
         time=TIME,
-        setup=(*wanted.setup, f"export {FOLDER}={shlex.quote(str(folder))}"),
+        setup=(*wanted.setup, f"export {FOLDER}={shlex.quote(str(run.folder.root))}"),
     )
     wanted.log.parent.mkdir(parents=True)
     wanted.script.write_text(sbatch_script(wanted), encoding="utf-8")

@@ -228,7 +228,7 @@ def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
     chosen: Any = types.SimpleNamespace(run=run, checkpoint=None)
     argv = ["sh", "-c", _rank_script(folder, given)]
     with (
-        mock.patch.object(evaluating, "prepare_in_sandbox", lambda _run: None),
+        mock.patch.object(evaluating, "prepare_in_sandbox", lambda *_, **__: None),
         _commanded(run, argv),
     ):
         evaluating._launch(chosen, Start(len(given["codes"])), os.environ)

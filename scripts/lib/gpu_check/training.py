@@ -54,7 +54,7 @@ class Training:
     def prepare(self) -> dict[str, Any]:
         """Tokenises the text, and saves the same tokens for Trainer."""
         run = self._run()
-        num_sequences = prepare_trials(run)
+        num_sequences = prepare_trials(run, Start(self.world_size))
         recipe = recipes(run.config, run.inputs, self.workload.length)["train"][0]
         store = Stores([Store(store_path(recipe, run.folder.stores))])
         count = min(len(store), LARGEST * STEPS)

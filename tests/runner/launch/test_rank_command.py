@@ -52,8 +52,7 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
         started.append(argv)
         return Outcome("done", 0)
 
-    for module in (start, part):
-        monkeypatch.setattr(module, "start_ranks", start_ranks)
+    monkeypatch.setattr(start, "start_ranks", start_ranks)
     monkeypatch.setattr(start, "write", lambda _resolved: None)
     monkeypatch.setattr(Resolved, "of", lambda run, **_: SimpleNamespace(job=run))
     monkeypatch.setattr("runner.offline.set_variables", lambda _environ: None)
@@ -62,10 +61,10 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
         monkeypatch.setattr(os, "environ", BATCH)
         apart.launch(SimpleNamespace(job=run), "trial", Start.in_job(BATCH))  # type: ignore[arg-type]
     else:
-        part.launch(run, tmp_path / "run", ["rehearse", "a.yaml"], BATCH)
+        part.launch(run, BATCH)
     (argv,) = started
-    does = {"bench": [str(tmp_path / "run"), "trial"], "rehearse": ["rehearse", "a.yaml"]}
-    assert tuple(argv[:4]) == CONTAINER and argv[-2:] == does[command]
+    does = {"bench": "trial", "rehearse": "nodes"}
+    assert tuple(argv[:4]) == CONTAINER and argv[-2:] == [str(tmp_path / "run"), does[command]]
 
 
 def test_a_second_evaluation_of_a_run_leaves_the_first_one_alone(tmp_path: Path) -> None:

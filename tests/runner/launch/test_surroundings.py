@@ -376,6 +376,20 @@ def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
         assert for_tokenizer(fast) == []
 
 
+def test_the_python_of_a_container_is_tried_and_one_that_does_not_start_here_is_no_error(
+    cluster: Cluster, login: Callable[[str], None], python: Path, tmp_path: Path
+) -> None:
+    image = tmp_path / "in-image"
+    image.write_text('#!/bin/sh\nexec "$@"\n')
+    image.chmod(0o755)
+    works = tried(cluster, slurm={"container": [str(image)]})
+    assert said(works) == "" and f"{python}/bin/python imports torch" in works.lines[-1]
+    image.write_text("#!/bin/sh\necho no image on this node >&2\nexit 255\n")
+    found = tried(cluster, slurm={"container": [str(image)]})
+    assert not found.errors
+    assert "slurm.container does not start here: no image on this node" in said(found)
+
+
 @pytest.mark.parametrize(
     ("container", "setup", "warned"),
     [

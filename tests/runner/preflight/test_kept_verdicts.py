@@ -50,7 +50,9 @@ def container(folder: Path, body: str) -> str:
     return str(program)
 
 
-def test_in_a_container_its_own_python_tries_the_weights(cluster: Cluster, tmp_path: Path) -> None:
+def test_in_a_container_its_own_python_tries_weights_and_tokenizer(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     program = container(
         tmp_path, f'echo "$@" >>{log}; for n in {{3..50}}; do eval "exec $n>&-"; done; exec "$@"'
@@ -61,14 +63,27 @@ def test_in_a_container_its_own_python_tries_the_weights(cluster: Cluster, tmp_p
     assert "runner.child" in log.read_text() and "INFO" not in done.stdout + done.stderr
     assert "warning" not in done.stdout and "not checked here" not in done.stdout
     again = cluster.run("check", "tiny.yaml")
-    assert (again.stdout, len(log.read_text().splitlines())) == (done.stdout, 1)
+    assert (again.stdout, len(log.read_text().splitlines())) == (done.stdout, 2)
+
+
+def test_in_a_container_its_own_python_prepares(cluster: Cluster, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = container(tmp_path, f'echo "$@" >>{log}; exec "$@"')
+    cluster.write(slurm={"container": [program]})
+    process = cluster.start("prepare", "tiny.yaml")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "runner.child" in log.read_text()
+    assert "train: prepared" in err and "train: prepared" not in out
+    assert list(cluster.folder.glob("output/.stores/*.arrow"))
 
 
 def test_a_container_that_does_not_start_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write(slurm={"container": [container(tmp_path, "exit 255")]})
     done = cluster.run("check", "tiny.yaml")
     assert done.returncode == 0, done.stderr
-    assert "warning: not checked: the check of the model ended with 255" in done.stdout
+    for what in ("model", "tokenizer"):
+        assert f"warning: not checked: the check of the {what} ended with 255" in done.stdout
     assert "-> To see why: " in done.stdout and "-c 'import runner, torch'" in done.stdout
     cluster.write(slurm={"container": ["nowhere-apptainer", "exec"]})
     said = cluster.run("check", "tiny.yaml").stdout
