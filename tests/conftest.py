@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.environ import kept_environment
 from tests.support.environment.channel import conda_channel
 from tests.support.environment.laptop import environment_laptop
 from tests.support.scheduling import in_order, make_scheduler
@@ -28,6 +29,13 @@ def _no_traces_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """Receipts and journals of verifications go to a folder of the tests, not to the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_variables() -> Iterator[None]:
+    """What a test, or a command that it runs in this process, sets ends with the test."""
+    with kept_environment():
         yield
 
 

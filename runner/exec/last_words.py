@@ -42,7 +42,8 @@ ADVICE = (
         "python -c 'import torch; print(torch.version.cuda)'. torch's own optimizer needs none",
     ),
     (
-        "train_batch_size is not equal|input_value='auto'|with a fractional part",
+        "train_batch_size is not equal|input_value='auto'|for //: 'str' and 'int'"
+        "|with a fractional part",
         'in ds_config.json write numbers, whole numbers also for *_bucket_size: "auto" is filled '
         "in by Trainer and accelerate alone, and batch = micro x accumulation x ranks",
     ),

@@ -43,6 +43,10 @@ from runner.slurm.jobs import queued, submitted_since
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
 from runner.slurm.shell_variables import overriding
 
+_CPUS = (
+    "See `sinfo -N -o '%n %c'` for the CPUs of the nodes and `scontrol show partition` for a lower "
+    "limit (MaxCPUsPerNode), and lower slurm.tasks_per_node or slurm.options cpus-per-task."
+)
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
@@ -59,9 +63,12 @@ REMEDIES = {
     "one is there, this shell sets another: env | grep -E 'SBATCH_MEM|SLURM_MEM'.",
     "generic resource": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set "
     'slurm.gpus_per_node or slurm.options: {gres: "gpu:TYPE:N"}.',
+    "memory": "See `sinfo -N -o '%n %m'` for the memory of the nodes and `scontrol show partition` "
+    "for a lower limit (MaxMemPerNode, MaxMemPerCPU), and lower mem in slurm.options.",
+    "cpu count": _CPUS,
+    "more processors": _CPUS,
     "node configuration is not available": "See `sinfo -N -o '%P %n %c %m %G'`: no node has what "
     "was requested. Lower slurm.gpus_per_node, or slurm.options cpus-per-task or mem.",
-    "more processors": "Lower slurm.tasks_per_node or slurm.options cpus-per-task.",
     "time limit": "See `sinfo -o '%P %l'` for the limits, and lower slurm.time.",
     "node count": "See `sinfo -s`, and lower slurm.nodes.",
     "no partition specified": "This cluster has no default partition: see `sinfo -s`, and set "
@@ -74,10 +81,6 @@ REMEDIES = {
     "feature specification": "See `sinfo -o '%P %f'` for the features of the nodes, and correct "
     "slurm.options.constraint.",
     "reservation": "See `scontrol show reservation`, and correct slurm.options.reservation.",
-    "memory specification": "See `sinfo -N -o '%n %m'` for the memory of the nodes, and lower mem "
-    "in slurm.options.",
-    "cpu count": "See `sinfo -N -o '%n %c'` for the CPUs of the nodes, and lower "
-    "slurm.tasks_per_node or slurm.options cpus-per-task.",
     "tres": "See `sinfo -o '%P %G'` for the GPUs of each partition, and set slurm.gpus_per_node.",
     "license": "See `scontrol show lic`, and correct slurm.options.licenses.",
     "wckey": "See `sacctmgr show wckey user=$USER`, and correct slurm.options.wckey.",

@@ -287,7 +287,7 @@ class Place:
             missing = ", ".join(name for name in TORCH_VARIABLES if name not in environ)
             raise UsageError(
                 f"this process should be a rank, but {missing} are not set",
-                "Start it with `runner train`.",
+                f"unset {RANK_FLAG}, then start it with `runner train`.",
             )
         if not (
             0 <= place.rank < place.world_size

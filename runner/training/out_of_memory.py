@@ -11,6 +11,7 @@ from runner.errors import NoMemoryError, human_size, says_no_memory
 from runner.job.plan import TrainingPlan, largest_divisor
 from runner.job.shapes import Device
 
+_BYTES = re.compile(r"\b(\d+) bytes\b")  # on a CPU
 # torch's own words: what it asked for, and what other processes have.
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
 _FREE = re.compile(r"of which ([\d.]+ \w+) is free")
@@ -51,7 +52,7 @@ def explain(
     Returns:
         The error to raise. Exit code 5, as for every lack of memory.
     """
-    said = str(error)
+    said = _BYTES.sub(lambda found: human_size(int(found[1])), str(error))
     asked, free = _ASKED.search(said), _FREE.search(said)
     wanted = f"{asked[1]} more than there is" if asked else "more than there is"
     if asked and free:

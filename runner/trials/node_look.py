@@ -65,8 +65,9 @@ def look(run: Job, place: Place, hosts: Sequence[str], environ: Mapping[str, str
         found.others += check_names(platform.node(), other_hosts(hosts, environ))
         interfaces = [name for _, name in socket.if_nameindex()]
         found.others += check_interfaces(environ, interfaces)
-    found.others += check_shared_memory(SHARED_MEMORY)
-    found.others += check_locked_memory(INFINIBAND, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
+    found.others += check_shared_memory(SHARED_MEMORY, environ)
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    found.others += check_locked_memory(INFINIBAND, limit, environ)
     found.others += check_caches(local_folder(environ, read_mounts())[0])
     found.others += check_compiler(run.config)
     with found.keeping():
@@ -192,10 +193,15 @@ def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[F
     ]
 
 
-def check_shared_memory(folder: Path) -> list[Finding]:
-    """Finds a /dev/shm that is missing, or too small for NCCL."""
+def check_shared_memory(folder: Path, environ: Mapping[str, str]) -> list[Finding]:
+    """Finds a /dev/shm that is missing, or too small for NCCL, unless NCCL is told not to use it.
+
+    Args:
+        folder: /dev/shm.
+        environ: the environment variables of a rank.
+    """
     size = shutil.disk_usage(folder).total if folder.is_dir() else 0
-    if size >= LEAST_SHARED_MEMORY:
+    if size >= LEAST_SHARED_MEMORY or environ.get("NCCL_SHM_DISABLE") == "1":
         return []
     return [
         Finding(
@@ -228,15 +234,17 @@ def check_caches(folder: Path) -> list[Finding]:
     ]
 
 
-def check_locked_memory(devices: Path, limit: int) -> list[Finding]:
-    """Finds a limit of locked memory that is too low for the node's InfiniBand.
+def check_locked_memory(devices: Path, limit: int, environ: Mapping[str, str]) -> list[Finding]:
+    """Finds a limit of locked memory that is too low for the InfiniBand that NCCL would use.
 
     Args:
         devices: the folder with the node's InfiniBand devices; it may be missing.
         limit: the hard limit, in bytes.
+        environ: the environment variables of a rank.
     """
     has_any = devices.is_dir() and any(devices.iterdir())
-    if not has_any or limit == resource.RLIM_INFINITY or limit >= LEAST_LOCKED_MEMORY:
+    is_used = has_any and environ.get("NCCL_IB_DISABLE") != "1"
+    if not is_used or limit == resource.RLIM_INFINITY or limit >= LEAST_LOCKED_MEMORY:
         return []
     return [
         Finding(

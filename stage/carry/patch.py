@@ -116,7 +116,11 @@ def patch_since(root: Path, old_lock: Path, output: Path, reporter: Reporter) ->
     except OSError as error:
         raise UsageError(
             f"{old_lock}: {error.strerror}.",
-            suggest_path(old_lock, "Give the lock of the bundle to be updated: its stage.lock."),
+            suggest_path(
+                old_lock,
+                "Give the lock of the bundle to be updated: its stage.lock.",
+                lambda path: _may_be_older(path, bundle.id),
+            ),
         ) from None
     old = read_lock(data, str(old_lock))
     if not old.is_complete:
@@ -132,6 +136,14 @@ def patch_since(root: Path, old_lock: Path, output: Path, reporter: Reporter) ->
     had = {file.sha256 for file in old.files}
     files = [file for file in bundle.lock.files if file.sha256 not in had]
     return _write(bundle, base, files, (), output, reporter)
+
+
+def _may_be_older(path: Path, id: str) -> bool:
+    """Whether a path is, or may lead to, the lock of another version than this one."""
+    try:
+        return path.is_dir() or (path.suffix == ".lock" and sha256_of_bytes(read_file(path)) != id)
+    except OSError:
+        return False
 
 
 def _write(

@@ -169,12 +169,13 @@ def _choose(
             f"{found[name].problem}.",
             "Check `config`; or download the files (hf download) and name them with `path:`.",
         )
-    if found:
+    if usable := [name for name, config in found.items() if config.problem is None]:
         problem = f"has no config `{name}`" if name else "has several configs"
-        shown = ", ".join(list(found)[:20]) + (", ..." if len(found) > 20 else "")
+        usable = [n for n in usable if all(map(is_split_name, found[n].splits))] or usable
+        shown = ", ".join(usable[:20]) + (", ..." if len(usable) > 20 else "")
         raise UsageError(
             f"{what}: the dataset {id} {problem}.",
-            suggest(name or "", found, f"Write `config:` and one of: {shown}."),
+            suggest(name or "", usable, f"Write `config:` and one of: {shown}."),
         )
     if _script(repository) in listing:
         raise PolicyError(

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from runner.cli import main as runner
 from scripts.lib.demo.repositories import paragraphs
 from tests.runner.conftest import RUN
+from tests.support.environ import kept_environment
 from tests.support.staging import run_as
 
 NOBODY = 65534
@@ -68,19 +69,18 @@ def assert_silent(said: Said) -> None:
 
 def run_runner(folder: Path, *arguments: str, **variables: str | None) -> Said:
     """`runner` in this process, with a user's variables: no Slurm, no offline variables."""
-    before, here = dict(os.environ), Path.cwd()
+    here = Path.cwd()
     dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "CUDA_",
                "PYTEST_")  # fmt: skip
-    try:
+    with kept_environment():
         for name in [name for name in os.environ if name.startswith(dropped)]:
             del os.environ[name]
         os.environ.update({name: value for name, value in variables.items() if value is not None})
         os.chdir(folder)
-        done = CliRunner().invoke(runner, list(arguments), catch_exceptions=False)
-    finally:
-        os.chdir(here)
-        os.environ.clear()
-        os.environ.update(before)
+        try:
+            done = CliRunner().invoke(runner, list(arguments), catch_exceptions=False)
+        finally:
+            os.chdir(here)
     return Said(done.exit_code, done.stdout, done.stderr)
 
 

@@ -206,6 +206,16 @@ def test_a_patch_for_another_bundle_is_made_for_this_one() -> None:
     works("apply copy patch2")
 
 
+def test_a_lock_that_may_be_meant_is_that_of_another_version() -> None:
+    update()
+    shutil.rmtree("patch")
+    since = "patch bundle --since none.lock -o patch"
+    assert "mean" not in remedy_of(since, 2), "of this bundle: m.lock"
+    shutil.copy("copy/stage.lock", "once.lock")
+    works(since.replace("none.lock", in_it(remedy_of(since, 2), r"(?<=mean )[\w.]+(?=\?)")))
+    works("apply copy patch")
+
+
 @obeys(PATCH, "If this one was fetched again since: stage push")
 def test_a_report_of_before_an_update_makes_a_patch_with_the_copys_lock() -> None:
     damaged_copy()
@@ -252,6 +262,23 @@ def test_a_push_into_somebodys_folder_takes_one_inside() -> None:
     Path("there").mkdir()
     Path("there/mine").write_text("x")
     works(f"push bundle {in_it(remedy_of('push bundle there', 2), r'there/bundle')}")
+
+
+@obeys("stage/carry/push.py", "Repair this copy, then push again: stage fetch MANIFEST -o {}")
+def test_damage_here_is_repaired_from_the_manifest_or_a_sound_copy_and_pushed() -> None:
+    file = bundle() / "data/files/a/a.txt"
+    shutil.copytree("bundle", "COPY")
+    works("verify bundle")  # a push looks for what changed since
+    file.write_text("oh!")
+    remedy = remedy_of("push bundle there", 1)
+    works(in_it(remedy, "stage fetch MANIFEST -o bundle").replace("MANIFEST", "m.yaml"))
+    works("push bundle there")
+
+    file.write_text("oh!")
+    assert run(in_it(remedy, "stage verify bundle --report FILE"))[0] == 1
+    said = works(in_it(remedy, "stage patch COPY --report FILE -o PATCH"))
+    works(in_it(said, "stage apply BUNDLE PATCH").replace("BUNDLE", "bundle"))
+    works("verify bundle")
 
 
 @obeys("stage/cli/__init__.py", "stage show {} --sbom")

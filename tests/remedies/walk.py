@@ -100,7 +100,7 @@ def _all() -> Iterator[tuple[str, str]]:
         for name, values in module.names.items():
             if _TABLES.fullmatch(name):
                 for value in values:
-                    yield from ((path, t) for t in _of_table(value))
+                    yield from ((path, t) for t in _of_table(value, module))
         yield from _in(tree, module)
 
 
@@ -149,14 +149,17 @@ def _texts(node: ast.expr, scope: _Scope, seen: tuple[str, ...]) -> Iterator[tup
             yield scope.path, " ".join(_text(node).split())
 
 
-def _of_table(node: ast.expr) -> Iterator[str]:
-    """The texts in a table; without those of regular expressions."""
+def _of_table(node: ast.expr, module: _Scope) -> Iterator[str]:
+    """The texts in a table, also by a name; without those of regular expressions."""
     if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
         yield " ".join(_text(node).split())
+    elif isinstance(node, ast.Name):
+        for value, _ in module.find(node.id):
+            yield from _of_table(value, module)
     else:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
-                yield from _of_table(child)
+                yield from _of_table(child, module)
 
 
 def _text(node: ast.expr) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +32,10 @@ def init(*words: str | Path) -> Result:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder. `runner check` sets variables for offline use, which end with the test."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder."""
     monkeypatch.chdir(tmp_path)
-    before = dict(os.environ)
-    yield tmp_path
-    os.environ.clear()
-    os.environ.update(before)
+    return tmp_path
 
 
 def test_a_run_file_names_what_fits_the_task(bundle: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -33,9 +32,12 @@ from runner.job.plan import sequence_length
 from runner.job.shapes import shape_of, weight_shapes
 from runner.job.submit import submit
 from runner.job.texts import check_data
+from runner.trials import rehearse
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.slurm.test_script import CPU
+from tests.support.environ import kept_environment
 from tests.support.staging import run_here
 
 OVERRIDES = "runner/config/overrides.py"
@@ -270,6 +272,7 @@ def test_samples_that_are_all_too_long_are_cut_or_get_room(cluster: Cluster) -> 
 
 
 @obeys("runner/job/installed.py", "Set engine: {name: deepspeed} or {name: ddp}.")
+@obeys("runner/trials/rehearse.py", "Rehearse with a newer torch; or try the nodes")
 @obeys("runner/config/engine.py", "Set engine.name: deepspeed, or engine.offload: none without")
 @obeys("runner/config/data.py", "Write columns in braces: {User}.")
 def test_what_an_engine_and_a_format_cannot_do_is_exchanged(
@@ -283,6 +286,16 @@ def test_what_an_engine_and_a_format_cannot_do_is_exchanged(
         installed.check_fsdp(load(cluster, engine={"name": "fsdp"}), "cpu")
     for engine in re.findall(r"\{.*?\}", caught.value.remedy):
         installed.check_fsdp(load(cluster, engine=yaml.safe_load(engine)), "cpu")
+    with pytest.raises(UsageError, match="Only the rehearsal needs that") as caught:
+        rehearse._check_engine(load(cluster, engine={"name": "fsdp"}))
+    line = in_it(caught.value.remedy, "runner rehearse ... --job").replace("...", "mine.yaml")
+    monkeypatch.chdir(cluster.folder)
+    monkeypatch.setenv("PATH", programs(cluster.folder / "bin", sbatch="exit 0", sinfo="exit 1"))
+    job = called(*line.split()[1:], "--bundle", str(cluster.bundle)).output
+    assert "Slurm refuses the job" in job, "it is asked"
+    assert "newer torch" in caught.value.remedy
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.7.0\n")
+    rehearse._check_engine(load(cluster, engine={"name": "fsdp"}))
 
     nvme = {"name": "fsdp", "offload": "nvme", "nvme_path": str(cluster.folder)}
     remedy = remedy_of(cluster, engine=nvme)
@@ -311,12 +324,8 @@ def test_where_there_is_no_slurm_the_script_can_be_shown(
 
 def called(*words: str) -> Result:
     """`runner` in this process."""
-    before = dict(os.environ)
-    try:
+    with kept_environment():
         return CliRunner().invoke(runner, words, prog_name="runner")
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @obeys("runner/cli/__init__.py", "`{}` is a key of the run file: write it there, or --set")

@@ -1,6 +1,7 @@
 """A job without training: the launcher and its ranks, as `runner train` uses them.
 
 ranks.py submit FOLDER PROGRAM [KEY=VALUE...]    the request's fields; prints the job's number
+ranks.py judge FOLDER PROGRAM JSON               what `runner check` says of each request
 ranks.py sweep FOLDER PROGRAM KEY=A,B...         the same as a job array
 ranks.py launch FOLDER PROGRAM                   in the batch script
 ranks.py hold FOLDER PROGRAM                     the same, and it holds the folder as `runner train`
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from runner.errors import StageError
 from runner.job import submit as submission
+from runner.job.findings import Findings
 from runner.job.partition import ask_partition
 from runner.job.submit import submit
 from runner.launch import requeue, watch
@@ -169,6 +171,13 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
     if step == "sweep":
         wanted = request(folder, program, members=members(changes), tasks_per_node=1)
         print(submit(wanted, ask_partition(wanted.partition)))
+        return 0
+    if step == "judge":
+        for fields in json.loads(changes[0]):
+            wanted, found = request(folder, program, **fields), Findings()
+            submission.check(found, wanted, ask_partition(wanted.partition))
+            errors = [[error.message, error.remedy] for error in found.errors]
+            print(json.dumps({"errors": errors, "lines": found.lines}))
         return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)

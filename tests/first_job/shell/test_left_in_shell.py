@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from runner.launch.network import GLOO, NCCL, loopback_variables
 from runner.launch.place import Place
 from runner.launch.rank import note_on_inherited_rank_variables
 from tests.first_job.harness import Found, assert_found, programs, run_runner, write_run
+from tests.remedies.obeyed import in_it, obeys
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 OF_RANK = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
@@ -67,14 +69,19 @@ def test_a_partition_that_only_the_shell_names_is_the_one_that_is_looked_at(
     assert_found(said, Found(("08:00:00 is more than partition debug allows",), "Lower it"))
 
 
+@obeys("runner/slurm/jobs.py", "Open a new shell; or, in bash: unset ${!SLURM_@}")
 def test_a_job_that_is_over_is_not_taken_for_one_that_runs(staged: Path, tmp_path: Path) -> None:
     path = programs(tmp_path / "bin", sbatch="exit 0", sinfo=SINFO, squeue=OVER)
     write_run(tmp_path, **GPT2, slurm={"partition": "gpu"})
     command = ("check", "tiny.yaml", "--bundle", str(staged))
     said = run_runner(tmp_path, *command, PATH=path, **IN_JOB)
     assert "SLURM_JOB_ID=17 of this shell is a job that is over" in said.out, said
-    assert "unset ${!SLURM_@}" in said.out
-
+    line = in_it(said.out, r"(?<=in bash: )unset \S+")
+    left = subprocess.run(
+        ["bash", "-c", f"{line}; compgen -e"], env=IN_JOB, stdout=subprocess.PIPE, check=True
+    ).stdout.split()
+    variables = {name: value for name, value in IN_JOB.items() if name.encode() in left}
+    assert "is a job that is over" not in run_runner(tmp_path, *command, PATH=path, **variables).out
     command = ("train", "tiny.yaml", "--bundle", str(staged), "--processes", "2")
     found = Found(("SLURM_JOB_ID=17 of this shell is a job that is over",), "unset ${!SLURM_@}")
     assert_found(run_runner(tmp_path, *command, PATH=path, **IN_JOB), found)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from runner.cli import main
 from tests.runner.conftest import RUN
 from tests.runner.folders import run_folder
+from tests.support.environ import kept_environment
 
 
 @pytest.fixture
@@ -26,12 +27,19 @@ def home(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: str, **environ: str | None) -> Result:
-    before = dict(os.environ)
-    try:  # the commands set variables of their own process
+    with kept_environment():
         return CliRunner().invoke(main, words, prog_name="runner", env=environ)
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+
+
+def test_what_a_command_sets_in_this_process_ends_with_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    before = dict(os.environ)
+    with kept_environment():
+        CliRunner().invoke(main, ["train", "none.yaml"])
+        assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert dict(os.environ) == before
 
 
 def test_the_only_bundle_here_is_found_and_the_choice_is_printed(home: Path) -> None:

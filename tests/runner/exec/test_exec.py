@@ -21,7 +21,9 @@ from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.run import environment
 from runner.inputs import HubRepository
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
+from tests.support.staging import run_here
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 BIN = Path(sys.executable).parent
@@ -286,6 +288,9 @@ def test_a_disk_without_locks_keeps_the_caches_and_ends_nothing(
         os.close(lock)
 
 
+@obeys(
+    "runner/exec/last_words.py", "the bundle has nothing under that name: see the line `asked for"
+)
 def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node: Cluster) -> None:
     code = (
         "from huggingface_hub import hf_hub_download; hf_hub_download('acme/other', 'config.json')"
@@ -295,7 +300,12 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert "model acme/other: not in this bundle; on the laptop, write" in done.stderr
     assert "  other:\n    model: acme/other\n" in done.stderr
     # The last line said "that name is not in the bundle: see `stage show BUNDLE`".
-    assert "see the line `asked for, not here`" in done.stderr.splitlines()[-1]
+    advice = done.stderr.splitlines()[-1]
+    assert "see the line `asked for, not here`" in advice
+    show = in_it(advice, r"(?<=`)stage show BUNDLE").replace("BUNDLE", str(node.bundle))
+    name = in_it(run_here(*show.split()[1:]).output, r"acme/tiny-bert")
+    done = run(node, "python", "-c", code.replace("acme/other", name))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words(

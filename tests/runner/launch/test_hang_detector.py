@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
+from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
 from runner.launch import watch
 from runner.launch.place import Start
@@ -24,7 +26,9 @@ from runner.launch.watch import HangDetector, innermost_frames
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_pulse
 from runner.run_folder.layout import RunFolder
 from runner.training.components.process_group import RankFacts, check_facts, weakest
-from tests.remedies.obeyed import obeys
+from tests.remedies.obeyed import in_it, obeys
+from tests.stage.bundles import make_bundle
+from tests.support.staging import run_here
 
 RANK = """\
 import os, signal, sys, time
@@ -226,10 +230,23 @@ def test_ranks_with_unlike_devices_are_refused_or_do_what_each_can() -> None:
     assert (plan_for.memory, plan_for.has_bf16, plan_for.has_fp16) == (32 * 2**30, False, True)
 
 
-def test_a_node_with_another_bundle_is_named() -> None:
-    same = RankFacts(device=A800, host="n1", gpu="", bundle="ab")
-    with pytest.raises(UsageError, match=r"tag manifest ab and cd \(rank 0 on n1, rank 1 on n2\)"):
-        check_facts([same, replace(same, host="n2", bundle="cd")])
+@obeys("runner/training/components/process_group.py", "Give all nodes the same bundle: on each")
+def test_a_node_with_another_bundle_is_named(bundle: Path, tmp_path: Path) -> None:
+    def shown(bundle: Path) -> str:
+        line = in_it(refused.value.remedy, "stage show BUNDLE").replace("BUNDLE", str(bundle))
+        said = run_here(*line.split()[1:], "--json").stdout
+        return str(json.loads(said)["bundle_id"])
+
+    def on(host: str, bundle: Path) -> RankFacts:
+        return RankFacts(device=A800, host=host, gpu="", bundle=tag_manifest_digest(bundle))
+
+    other = make_bundle(tmp_path / "other", big=False).root
+    with pytest.raises(
+        UsageError, match=r"tag manifest .*\(rank 0 on n1, rank 1 on n2\)"
+    ) as refused:
+        check_facts([on("n1", bundle), on("n2", other)])
+    assert shown(bundle) != shown(other)
+    check_facts([on("n1", bundle), on("n2", bundle)])
 
 
 @obeys("runner/training/components/process_group.py", "One rank per GPU: --processes {}")

@@ -18,7 +18,9 @@ from runner.launch import local as ranks_module
 from runner.launch.place import STOPPED, Place, Start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
+from tests.remedies.obeyed import in_it, obeys
 
+ENVIRONMENT = "runner/launch/place.py"
 STEP = {
     "SLURM_JOB_ID": "17",
     "SLURM_JOB_NUM_NODES": "2",
@@ -35,6 +37,7 @@ STEP = {
     "SLURM_NODEID": "1",
 }
 BATCH = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
+SALLOC = {n: value for n, value in BATCH.items() if n not in ("SLURM_PROCID", "SLURM_LOCALID")}
 ONE_TASK_STEP = STEP | {
     "SLURM_JOB_NUM_NODES": "1",
     "SLURM_NTASKS": "1",
@@ -70,13 +73,8 @@ def test_a_rank_is_known_by_our_flag_by_torchruns_variables_and_by_a_slurm_step(
 
 
 def test_the_batch_script_and_an_salloc_shell_launch_with_srun() -> None:
-    salloc = {
-        name: value
-        for name, value in BATCH.items()
-        if name not in ("SLURM_PROCID", "SLURM_LOCALID")
-    }
     assert found(BATCH) == "batch"
-    assert found(salloc) == "batch"
+    assert found(SALLOC) == "batch"
 
 
 @pytest.mark.parametrize("reserved", ["4294967291", "4294967290"])
@@ -93,15 +91,20 @@ def test_a_step_of_one_task_is_a_machine_to_launch_on() -> None:
     assert found(ONE_TASK_STEP | {"SLURM_PTY_PORT": "4000"}) == "local"
 
 
+@obeys(ENVIRONMENT, "Use `salloc` with the same options instead of `srun --pty`")
 def test_a_pty_shell_that_holds_one_of_two_nodes_is_refused() -> None:
     with pytest.raises(UsageError, match="only this node") as refused:
         found(STEP | {"SLURM_PTY_PORT": "4000"})
-    assert "salloc" in refused.value.remedy
+    assert "Use `salloc`" in refused.value.remedy
+    assert found(SALLOC) == "batch"
 
 
+@obeys(ENVIRONMENT, "Omit --processes: inside a job, srun starts the ranks on all nodes.")
 def test_processes_are_refused_where_they_would_waste_nodes_or_multiply_ranks() -> None:
-    with pytest.raises(UsageError, match="2 nodes"):
+    with pytest.raises(UsageError, match="2 nodes") as refused:
         found(BATCH, processes=2)
+    assert "Omit --processes" in refused.value.remedy
+    assert found(BATCH) == "batch"
     with pytest.raises(UsageError, match="already started 4 tasks"):
         found(STEP, processes=2)
     assert found(BATCH | {"SLURM_JOB_NUM_NODES": "1"}, processes=2) == "local"
@@ -153,17 +156,28 @@ def test_uneven_placement_is_refused_naming_the_option_that_mends_it() -> None:
     assert "--ntasks-per-node" in refused.value.remedy
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"RANK": "2"}, {"LOCAL_RANK": "5"}, {"WORLD_SIZE": "two"}, {"LOCAL_WORLD_SIZE": "4"}]
-)
+@obeys(ENVIRONMENT, "Start the ranks with srun, mpirun or torchrun, in a shell without these")
+@pytest.mark.parametrize("wrong", [{"RANK": "2"}, {"LOCAL_RANK": "5"}, {"LOCAL_WORLD_SIZE": "4"}])
 def test_rank_variables_that_contradict_each_other_are_refused(wrong: Mapping[str, str]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="contradict each other") as refused:
         Place.of(TORCHRUN | dict(wrong))
+    assert "torchrun, in a shell without these variables" in refused.value.remedy
+    assert Place.of(TORCHRUN).rank == 1
 
 
+def test_a_rank_variable_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="WORLD_SIZE='two' is not a number"):
+        Place.of(TORCHRUN | {"WORLD_SIZE": "two"})
+
+
+@obeys(ENVIRONMENT, "unset {}, then start it with `runner train`.")
 def test_a_process_without_rank_variables_is_told_which_are_missing() -> None:
-    with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE.* not set"):
-        Place.of({"AIRLIFT_RANK": "1"})
+    environ = {"AIRLIFT_RANK": "1"}
+    with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE.* not set") as refused:
+        Place.of(environ)
+    assert found(environ) == "rank"
+    del environ[in_it(refused.value.remedy, r"(?<=unset )\w+")]
+    assert found(environ) == "local"
 
 
 def run_local(

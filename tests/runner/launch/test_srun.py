@@ -13,13 +13,14 @@ import pytest
 from runner.errors import UsageError
 from runner.launch import srun
 from runner.launch.outcome import Ended, outcome_of
-from runner.launch.place import Place
+from runner.launch.place import Place, Start
 from runner.slurm.environment import (
     SlurmJobEnvironment,
     cpus_per_task,
     srun_command,
     tasks_per_node,
 )
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.launch.test_local import BATCH, STEP
 
 
@@ -54,11 +55,20 @@ def test_without_cpus_per_task_a_rank_gets_its_share_of_the_smallest_node() -> N
     assert cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="1(x2)")) == 1
 
 
+@obeys("runner/launch/place.py", "Submit it with `runner submit`.")
+@obeys("runner/slurm/environment.py", "Give sbatch --ntasks-per-node instead of --ntasks.")
 def test_tasks_are_spread_evenly_or_refused() -> None:
     assert tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="6")[0]) == 3
     assert tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="")[0]) == 1
-    with pytest.raises(UsageError, match="5 tasks do not divide among 2 nodes"):
+    with pytest.raises(UsageError, match="5 tasks do not divide among 2 nodes") as refused:
         tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="5")[0])
+    option = in_it(refused.value.remedy, "--[a-z-]+(?= instead)")
+    variable = f"SLURM_{option.strip('-').replace('-', '_').upper()}"  # as sbatch sets it
+    assert tasks_per_node(job(SLURM_NTASKS="", **{variable: "3"})[0]) == 3
+    with pytest.raises(UsageError, match="not inside a Slurm job") as refused:
+        Start.in_job({})
+    assert "runner submit" in refused.value.remedy
+    assert Start.in_job(BATCH).world_size == 4, "the job that it makes"
 
 
 def test_ranks_inherit_no_rank_variables_from_elsewhere() -> None:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from runner.cli import main as runner
 from runner.errors import StageError, UsageError
 from runner.job import submit
 from runner.job.findings import Findings
@@ -246,13 +248,18 @@ def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_los
     assert submit.submit(changed, ANY) == 18
 
 
+@obeys("runner/run_folder/run_lock.py", "Wait for its end; then see the job: runner status {}")
 def test_one_process_at_a_time_submits_a_run(tmp_path: Path, slurm: Says) -> None:
     wanted = slurm(sbatch="echo 17")
     folder = RunFolder(wanted.run_folder)
     folder.make()
     with hold_run_folder(folder, {}, to_submit=True):
-        with pytest.raises(UsageError, match=f"process {os.getpid()} on .* submits this run"):
+        named = f"process {os.getpid()} on .* submits this run"
+        with pytest.raises(UsageError, match=named) as refused:
             submit.submit(wanted, ANY)
         with hold_run_folder(folder, {}):
             pass  # another lock than that of those who train
     assert (submit.submit(wanted, ANY), sent(tmp_path)) == (17, 1)
+    slurm(squeue=f"echo '17|PENDING|None||0:00|1:00|N/A|{wanted.script}'")
+    status = in_it(refused.value.remedy, r"(?<=then see the job: )runner status \S+").split()
+    assert "job 17: pending" in CliRunner().invoke(runner, status[1:]).output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 import venv
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from runner.config.run_config import RunConfig
 from runner.inputs import resolve
@@ -22,6 +24,7 @@ from runner.job.installed import for_tokenizer
 from runner.job.job import Job
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
+from runner.trials import rehearse_job
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
@@ -35,6 +38,7 @@ module() {
     case "$2" in
     gcc-old) export LD_LIBRARY_PATH=/opt/gcc-old/lib64 ;;
     cuda/12.4) export CUDA_HOME=/opt/cuda ;;
+    home) export PYTHONHOME=/nowhere ;;
     lmod) echo "environment: /usr/share/lmod/lmod/libexec/lmod: No such file or directory" >&2
        return 1 ;;
     *) echo "Lmod has detected the following error: The following module(s) are unknown: $2" >&2
@@ -162,7 +166,10 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@obeys("runner/job/surroundings.py", "A file that this line reads has the line ends of Windows")
+HERE = "runner/job/surroundings.py"
+
+
+@obeys(HERE, "A file that this line reads has the line ends of Windows")
 @pytest.mark.parametrize("fault", SHELLS)
 def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
     cluster: Cluster, login: Callable[[str], None], python: Path, fault: str
@@ -304,6 +311,7 @@ def test_a_package_that_is_missing_says_what_installs_it(
     assert "in the job, deepspeed is not installed" in text and "train]" in text
 
 
+@obeys(HERE, "Install a torch with CUDA (stage env lock with this cluster's profile chooses one).")
 def test_a_torch_without_cuda_is_refused_where_gpus_are_asked_for(
     cluster: Cluster, login: Callable[[str], None], python: Path
 ) -> None:
@@ -311,8 +319,8 @@ def test_a_torch_without_cuda_is_refused_where_gpus_are_asked_for(
     (site / "version.py").write_text("__version__ = '2.6.0'\ncuda = None\nhip = None\n")
     text = said(tried(cluster, slurm={"gpus_per_node": 2}, batch={"global": 8}))
     assert "torch 2.6.0" in text and "build without CUDA" in text and "stage env lock" in text
-    on_cpu = {"gpus_per_node": 2, "setup": ["export CUDA_VISIBLE_DEVICES="]}
-    assert said(tried(cluster, slurm=on_cpu)) == ""
+    setup = yaml.safe_load(in_it(text, r"(?<=slurm\.setup: )\[[^]]*\]"))
+    assert said(tried(cluster, slurm={"gpus_per_node": 2, "setup": setup})) == ""
     assert said(tried(cluster)) == ""
 
 
@@ -328,6 +336,35 @@ def test_a_torch_without_code_for_the_partitions_gpus_is_refused(
     assert bool(found.errors) == (level == "error"), said(found)
     if level:
         assert "has no code for v100 (7.0), only for 5.0, 8.0, 9.0" in said(found)
+
+
+@obeys(HERE, "Look at LD_LIBRARY_PATH and PYTHONHOME after your modules: bash -lc 'module load")
+def test_a_python_that_does_not_start_is_looked_into_by_the_line_that_is_told(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    slurm = {"modules": ["home"]}
+    text = said(tried(cluster, slurm=slurm))
+    assert "the job's Python does not start" in text, text
+    line = in_it(text, r"bash -lc '.*?'").replace("...", "home")
+    shown = subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
+    names = [n for n in ("LD_LIBRARY_PATH", "PYTHONHOME") if n in text and f"{n}=" in shown]
+    assert names == ["PYTHONHOME"] and "PYTHONHOME=/nowhere" in shown
+    assert said(tried(cluster, slurm=slurm | {"setup": [f"unset {names[0]}"]})) == ""
+
+
+@obeys("runner/trials/rehearse_job.py", "Correct slurm.modules and slurm.setup in the run file;")
+def test_what_ended_a_rehearsals_job_is_tried_here_by_check(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    (cluster.folder / "logs").mkdir()
+    line = "source /nowhere/activate"
+    (cluster.folder / "logs/slurm-17.out").write_text(f"slurm_script: {line}: No such file\n")
+    job = Job.load(cluster.write(), cluster.bundle, None, ())
+    error = rehearse_job._no_record(job, cluster.folder, 17, 1, "FAILED")
+    assert "before a node looked around" in error.message
+    assert "`runner check` tries them here" in error.remedy
+    assert f"`{line}` fails" in said(tried(cluster, slurm={"setup": [line]}))
+    assert said(tried(cluster, slurm={"setup": [f"test -d / || {line}"]})) == ""
 
 
 def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(
@@ -400,6 +437,7 @@ def test_the_python_of_a_container_is_tried_and_one_that_does_not_start_here_is_
         (["srun-wrapper", "train.sif"], [], False),
     ],
 )
+@obeys(HERE, "slurm.container: [{}]")
 def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
     cluster: Cluster,
     login: Callable[[str], None],
@@ -412,5 +450,9 @@ def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
     found = tried(cluster, slurm=slurm)
     assert bool(found.others) == warned, said(found)
     if warned:
-        assert "has no --nv" in said(found) and "exec, --nv," in said(found)
+        (finding,) = found.others
+        assert "has no --nv" in finding.message
+        words = yaml.safe_load(in_it(finding.remedy, r"(?<=slurm\.container: )\[.*\]"))
+        assert words == [*container[:2], "--nv", *container[2:]]
+        assert said(tried(cluster, slurm=slurm | {"container": words})) == ""
     assert said(tried(cluster, slurm=slurm | {"gpus_per_node": 0})) == ""

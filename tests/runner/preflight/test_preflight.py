@@ -34,6 +34,7 @@ from stage.bundle.verify import verify
 from stage.digests import hash_file
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
+from tests.support.environ import kept_environment
 
 
 def check(config: RunConfig, inputs: Inputs, folder: RunFolder, ranks: int) -> list[str]:
@@ -52,13 +53,9 @@ class Terminal:
 
     def run(self, *arguments: str, bundle: Path | None = None) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
-        before = dict(os.environ)
-        try:
-            with_bundle = [*arguments, "--bundle", str(bundle or self.cluster.bundle)]
+        with_bundle = [*arguments, "--bundle", str(bundle or self.cluster.bundle)]
+        with kept_environment():
             done = CliRunner().invoke(main, with_bundle, catch_exceptions=False)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
         return done.exit_code, done.stdout, done.stderr
 
     def refused(self, *arguments: str, code: int = 2, bundle: Path | None = None) -> str:

@@ -14,10 +14,12 @@ import pytest
 from runner.errors import UsageError
 from runner.launch.place import Place, variables_between_nodes
 from runner.run_folder.layout import read_metrics
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.launch.test_local import STEP, found
 from tests.support.warm import warm_python
 
+MPI = "runner/launch/place.py"
 SHORT = ("--set", "steps=2", "--set", "checkpoint.every=2", "--set", "engine.name=ddp")
 
 
@@ -92,10 +94,19 @@ def test_ranks_that_srun_starts_from_a_process_of_mpirun_are_slurms() -> None:
     assert (place.rank, place.world_size) == (3, 4)
 
 
-def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write() -> None:
+@obeys(MPI, "Write before mpirun: export MASTER_ADDR=FIRST_HOST{}. The first host is the first")
+def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
         Place.of(open_mpi(2, 4, 2))
-    assert "export MASTER_ADDR=FIRST_HOST and give mpirun -x MASTER_ADDR" in refused.value.remedy
+    name, value = in_it(refused.value.remedy, r"(?<=export )\w+=\w+").split("=")
+    assert value == "FIRST_HOST" and f"give mpirun -x {name}" in refused.value.remedy
+    hosts = {in_it(refused.value.remedy, r"(?<=\$)PBS_\w+"): str(tmp_path / "hosts")}
+    (tmp_path / "hosts").write_text("192.0.2.1\n192.0.2.1\n192.0.2.2\n")
+    host = Path(hosts["PBS_NODEFILE"]).read_text().split()[0]
+    place = Place.of({**open_mpi(2, 4, 2), **hosts, name: host})
+    assert (place.rank, place.master) == (2, host)
     assert variables_between_nodes(mpich(2, 4, 2)) == (
         {},
         [
@@ -149,11 +160,20 @@ def test_a_job_of_one_host_and_a_list_of_another_node_refuse_nothing(tmp_path: P
         ({"PMIX_RANK": "1"}, r"PMIX_RANK=1"),
     ],
 )
+@obeys(MPI, "export {} for each rank, or start the ranks with torchrun; to train on this machine")
 def test_variables_that_do_not_say_all_are_refused_and_no_launcher_starts(
     environ: Mapping[str, str], says: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=says) as refused:
         found(environ)
+    if "RANK" in environ:
+        remedy = refused.value.remedy
+        exports = in_it(remedy, r"(?<=export ).*?(?= for each rank)").split()
+        complete = {**environ, **dict.fromkeys((e.partition("=")[0] for e in exports), "1")}
+        assert found(complete) == "rank"
+        unset = in_it(remedy, r"(?<=unset )[A-Z_ ]+").split()
+        left = {name: value for name, value in environ.items() if name not in unset}
+        assert found(left) == "local"
 
 
 def start_ranks(
@@ -204,15 +224,21 @@ def test_a_dry_run_of_ranks_checks_once_and_starts_nothing(cluster: Cluster) -> 
     assert not cluster.output().exists()
 
 
+@obeys(MPI, "Start one process for each rank: mpirun -np RANKS runner train RUN --bundle BUNDLE.")
 def test_a_real_mpirun_starts_the_ranks(cluster: Cluster) -> None:
+    """By the line that a lone process in a job of two hosts is told."""
     cluster.write()
+    with pytest.raises(UsageError, match="this job has 2 nodes") as refused:
+        found({"LSB_MCPU_HOSTS": "n1 4 n2 4"})
+    line = in_it(refused.value.remedy, "mpirun .* BUNDLE").replace("RANKS", "2").split()
+    words = cluster.command("train", "tiny.yaml", *SHORT)
+    assert line == ["mpirun", "-np", "2", "runner", "train", "RUN", "--bundle", "BUNDLE"]
     # Of the system, or of PyPI's mpich (the extra `dev`). PATH may have a relative folder.
     program = shutil.which("mpirun") or Path(sys.executable).parent / "mpirun"
     mpirun = str(Path(program).absolute())
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     more = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version else []
-    rank = [warm_python(), *cluster.command("train", "tiny.yaml", *SHORT)[1:]]
-    command = [mpirun, *more, "-np", "2", *rank]
+    command = [mpirun, *more, *line[1:3], warm_python(), *words[1:]]
     path = os.pathsep.join(map(os.path.abspath, os.get_exec_path()))
     done = subprocess.run(
         command, cwd=cluster.folder, env=cluster.environment(PATH=path),

@@ -14,6 +14,7 @@ from runner.errors import IncompleteError, NeverMetError, StageError, UsageError
 from runner.launch import network, reach
 from runner.launch.network import locate
 from runner.run_folder.heartbeat import JOIN, START, Heartbeat
+from tests.remedies.obeyed import obeys
 
 # As torch 2.13 raises them: two nodes of Debian's kind, a port without a listener, a port in use.
 GLOO = (
@@ -204,6 +205,7 @@ def test_the_first_nodes_address_under_another_name_is_taken_and_anybody_elses_r
         locate(address, ["n1", "n2"], 2, is_first=False)
 
 
+@obeys("runner/launch/network.py", "Ask the site for a name or address that other nodes reach")
 def test_where_names_say_nothing_the_schedulers_addresses_are_asked() -> None:
     address = own_address()
     told = {"first.invalid": address, "second.invalid": "192.0.2.1"}
@@ -215,5 +217,8 @@ def test_where_names_say_nothing_the_schedulers_addresses_are_asked() -> None:
         address,
         "the address that the scheduler uses for first.invalid",
     )
-    with pytest.raises(UsageError, match=r"'first\.invalid' has no address"):
+    with pytest.raises(UsageError, match=r"'first\.invalid' has no address") as refused:
         locate("", hosts, 2, is_first=False)
+    assert "export MASTER_ADDR=..." in refused.value.remedy
+    for is_first, given in ((True, address), (False, "192.0.2.1")):
+        assert locate(given, hosts, 2, is_first=is_first).address == given

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from runner.config.run_config import RunConfig
+from runner.disks import local_folder
 from runner.errors import StageError, UsageError
-from runner.job.findings import Finding
-from runner.trials import kernels
+from runner.job.findings import Finding, Findings
+from runner.job.job import Job
+from runner.trials import kernels, node_part, ports, rehearse_job
 from runner.trials import node_look as look
+from runner.trials.node_part import BANDWIDTH, FOLDER, be_a_part
 from runner.trials.ports import try_ports
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
+LOOK = "runner/trials/node_look.py"
 THERE = ["lo", "eth0", "eth10", "ib0"]
 
 
@@ -35,41 +42,66 @@ THERE = ["lo", "eth0", "eth10", "ib0"]
         ({}, 0),
     ],
 )
+@obeys(LOOK, "unset {} (slurm.setup, ~/.bashrc)")
 def test_an_interface_that_a_node_does_not_have_is_named(
     variables: dict[str, str], found: int
 ) -> None:
     findings = look.check_interfaces({**variables, "HOME": "/nowhere"}, THERE)
     assert len(findings) == found
     for finding in findings:
-        assert finding.remedy.startswith("unset ") and "eth10" in finding.message
+        assert "eth10" in finding.message
+        name = in_it(finding.remedy, r"(?<=^unset )\w+")
+        left = {key: value for key, value in variables.items() if key != name}
+        assert look.check_interfaces({**left, "HOME": "/nowhere"}, THERE) == []
 
 
+def exported(remedy: str) -> dict[str, str]:
+    """The variables of the lines `export NAME=VALUE` in a remedy."""
+    return dict(re.findall(r"export (\w+)=([^\s']+)", remedy))
+
+
+@obeys(LOOK, "In a container: apptainer shares the node's, docker needs --ipc=host or")
 def test_a_container_with_little_shared_memory_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(2**26, 0, 2**26))
-    (finding,) = look.check_shared_memory(tmp_path)
+    (finding,) = look.check_shared_memory(tmp_path, {})
     assert "67.1 MB" in finding.message and "--ipc=host" in finding.remedy
+    assert look.check_shared_memory(tmp_path, exported(finding.remedy)) == []
+    larger = int(in_it(finding.remedy, r"(?<=--shm-size=)\d+(?=g)")) * 2**30
+    monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(larger, 0, larger))
+    assert look.check_shared_memory(tmp_path, {}) == []
 
 
+@obeys(LOOK, "Name a larger disk of the node in slurm.setup: ['export TMPDIR=/FOLDER']")
 def test_a_node_whose_temporary_disk_is_full_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert look.check_caches(tmp_path / "of-a-job") == []
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(2**40, 2**40, 2**26))
+    full, larger = usage(2**40, 2**40, 2**26), usage(2**40, 0, 2**40)
+    monkeypatch.setattr(
+        look.shutil, "disk_usage", lambda path: larger if path.name == "FOLDER" else full
+    )
     (finding,) = look.check_caches(tmp_path / "of-a-job")
-    assert f"{tmp_path} has 67.1 MB free" in finding.message and "TMPDIR" in finding.remedy
+    assert f"{tmp_path} has 67.1 MB free" in finding.message
+    variables = exported(finding.remedy)
+    assert variables == {"TMPDIR": "/FOLDER"}
+    (tmp_path / "FOLDER").mkdir()
+    job = {"TMPDIR": f"{tmp_path}{variables['TMPDIR']}", "SLURM_JOB_ID": "17"}
+    assert look.check_caches(local_folder(job, "")[0]) == []
 
 
+@obeys(LOOK, "Ask the site for `memlock unlimited` in jobs (slurmd's LimitMEMLOCK). Until then")
 def test_too_little_locked_memory_for_infiniband_is_named(tmp_path: Path) -> None:
     devices = tmp_path / "infiniband"
-    assert look.check_locked_memory(devices, 2**23) == []  # there is none
+    assert look.check_locked_memory(devices, 2**23, {}) == []  # there is none
     (devices / "mlx5_0").mkdir(parents=True)
-    (finding,) = look.check_locked_memory(devices, 2**23)
+    (finding,) = look.check_locked_memory(devices, 2**23, {})
     assert "8.39 MB" in finding.message and "memlock unlimited" in finding.remedy
-    assert look.check_locked_memory(devices, -1) == []  # no limit
+    assert look.check_locked_memory(devices, -1, {}) == []  # no limit
+    assert look.check_locked_memory(devices, 2**23, exported(finding.remedy)) == []
 
 
 def test_gpus_that_are_asked_for_and_that_torch_does_not_see_are_named(
@@ -122,22 +154,67 @@ def test_what_env_check_prints_becomes_findings() -> None:
     assert '"exit_code": 1' in json.dumps(bad.to_json()), "not `true`"
 
 
-def test_each_node_tries_the_way_to_each_other(tmp_path: Path) -> None:
-    """Two nodes are two addresses of loopback; a third one dropped its listener."""
+def try_all(folders: dict[str, Path], hosts: list[str]) -> dict[str, tuple[list[Finding], str]]:
+    """What each node finds; each is an address of loopback, and sees a folder."""
     results: dict[str, tuple[list[Finding], str]] = {}
-    hosts = {"n1": "127.0.0.1", "n2": "127.0.0.2"}
-    (tmp_path / "n3.address.json").write_text('{"address": "127.0.0.3", "port": 9}')
-    (tmp_path / "n3.done").touch()
 
-    def one(host: str, address: str) -> None:
-        results[host] = try_ports(tmp_path, host, address, ["n1", "n2", "n3"])
+    def one(host: str, folder: Path) -> None:
+        results[host] = try_ports(folder, host, f"127.0.0.{host[1:]}", hosts)
 
-    threads = [threading.Thread(target=one, args=pair) for pair in hosts.items()]
+    threads = [threading.Thread(target=one, args=pair) for pair in folders.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    for host in hosts:
-        (finding,), line = results[host]
+    return results
+
+
+def test_each_node_tries_the_way_to_each_other(tmp_path: Path) -> None:
+    """A third one dropped its listener."""
+    (tmp_path / "n3.address.json").write_text('{"address": "127.0.0.3", "port": 9}')
+    (tmp_path / "n3.done").touch()
+    found = try_all({"n1": tmp_path, "n2": tmp_path}, ["n1", "n2", "n3"])
+    for host, ((finding,), line) in found.items():
         assert finding.message == f"{host} cannot connect to n3 at 127.0.0.3:9: it refuses."
         assert line == f"{host} reaches 1 of 2 nodes"
+
+
+@obeys("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.")
+def test_a_node_that_leaves_no_record_gets_a_folder_that_it_sees(tmp_path: Path) -> None:
+    measured = {"bytes": 2**20, "ranks": 2, "backend": "gloo", "GB/s": 1.0}
+    (tmp_path / BANDWIDTH).write_text(json.dumps(measured))
+    for host in ("n1", "n2"):
+        node_part._write(tmp_path, host, Findings())
+        found = rehearse_job._collect(tmp_path, "batch", 17, ["n1", "n2"]).findings
+        assert len(found) == (host == "n1")
+        assert all("a disk that all nodes share" in one.remedy for one in found)
+
+
+@obeys("runner/trials/ports.py", "Choose an --output on a disk that all nodes share; see the job's")
+@obeys("runner/trials/node_part.py", "Choose an --output on a disk that all nodes share.")
+def test_nodes_that_see_other_folders_get_one_that_all_of_them_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = ["n1", "n2"]
+    apart = {host: tmp_path / host for host in hosts}
+    for folder in apart.values():
+        folder.mkdir()
+    monkeypatch.setattr(ports, "wait_for_all", partial(ports.wait_for_all, wait_s=0.3))
+    for (finding,), _ in try_all(apart, hosts).values():
+        assert "wrote nothing into" in finding.message
+        assert "a disk that all nodes share" in finding.remedy
+    monkeypatch.undo()
+    (tmp_path / "shared").mkdir()
+    for found, _ in try_all(dict.fromkeys(hosts, tmp_path / "shared"), hosts).values():
+        assert found == []
+
+    def load() -> Job:
+        raise UsageError("it begins")
+
+    def begins(folder: Path) -> UsageError:
+        with pytest.raises(UsageError) as caught:
+            be_a_part(load, [], {FOLDER: str(folder)})
+        return caught.value
+
+    assert "a disk that all nodes share" in begins(tmp_path / "none").remedy
+    assert begins(tmp_path / "shared").message == "it begins"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from runner.cli import main as runner
 from runner.errors import IncompleteError, UsageError
 from runner.processes import birth_time
 from runner.run_folder import run_lock as holder_module
@@ -28,6 +31,7 @@ from runner.run_folder.run_lock import (
     hold_run_folder,
     holder_of,
 )
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster, rank_pids
 from tests.runner.training.test_resume import site_folder
 
@@ -74,16 +78,52 @@ def of_process(pid: int) -> RunLock:
     return replace(ME, pid=pid, born=birth_time(pid))
 
 
+@obeys("runner/run_folder/run_lock.py", "runner status {}; wait for its end, or give another")
 def test_a_second_training_is_refused_by_who_holds_the_folder_and_the_first_ends_clean(
     folder: RunFolder, other: subprocess.Popen[bytes]
 ) -> None:
     held_by(folder, of_process(other.pid))
     with pytest.raises(UsageError) as refused, hold_run_folder(folder, {}):
         pytest.fail("two train here")
-    said = str(refused.value)
-    assert f"process {other.pid} on {platform.node()}, since " in said and "runner status" in said
+    assert f"process {other.pid} on {platform.node()}, since " in refused.value.message
     assert refused.value.exit_code == 2
     assert holder_of(folder, ME) == of_process(other.pid)  # untouched
+    shown = obeyed(refused.value.remedy, r"runner status [^;]+")
+    assert f"process {other.pid} on " in shown
+    assert "another --output" in refused.value.remedy
+    another = RunFolder(folder.root.with_name("another"))
+    another.make()
+    with hold_run_folder(another, {}):
+        pass
+    other.kill()
+    other.wait()
+    with hold_run_folder(folder, {}):
+        pass
+
+
+def obeyed(remedy: str, pattern: str) -> str:
+    """What the command of `runner` in a remedy prints."""
+    words = shlex.split(in_it(remedy, pattern))
+    done = CliRunner().invoke(runner, words[1:])
+    assert (words[0], done.exit_code) == ("runner", 0), done.output
+    return done.output
+
+
+@obeys("runner/run_folder/run_lock.py", "runner status {}")
+def test_where_processes_come_and_go_the_state_is_shown_and_the_next_one_works(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(holder_module, "_create", lambda *_: False)
+        patch.setattr(holder_module, "_TRIES", 1)
+        with (
+            pytest.raises(UsageError, match="start and end in this run folder") as refused,
+            hold_run_folder(folder, {}),
+        ):
+            pytest.fail("there is no lock")
+    assert str(folder.root) in obeyed(refused.value.remedy, r"^runner status \S+$")
+    with hold_run_folder(folder, {}):
+        pass
 
 
 def test_a_place_is_left_after_the_end_and_after_a_fault(folder: RunFolder) -> None:

@@ -8,10 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from runner.cli import main as runner
 from runner.errors import UsageError
 from runner.slurm.job_array import MOST_MEMBERS, members
 from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
+from tests.remedies.obeyed import in_it, obeys
+from tests.runner.conftest import Cluster
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GPU = SbatchRequest(
@@ -220,6 +224,25 @@ def test_a_sweep_that_makes_no_sense_is_refused(axes: list[str]) -> None:
         members(axes)
 
 
-def test_an_array_by_options_would_share_one_run_folder_and_is_refused() -> None:
-    with pytest.raises(UsageError, match="same run folder"):
+@obeys("runner/slurm/job_array.py", "For instance: --array", "List all its values in one: --array")
+@obeys("runner/slurm/script.py", "runner submit RUN --array KEY=VALUE,VALUE gives each its own.")
+def test_an_array_is_written_as_its_remedies_say(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"expected KEY=VALUE,VALUE") as refused:
+        members(["optimizer.lr"])
+    lr = in_it(refused.value.remedy, r"(?<=--array )\S+")
+    assert [member.name for member in members([lr])] == ["lr=1e-4", "lr=3e-4"]
+    with pytest.raises(UsageError, match="given twice") as refused:
+        members(["seed=1", "seed=2,3"])
+    one = in_it(refused.value.remedy, r"(?<=--array )KEY=A,B,C")
+    assert len(members([one.replace("KEY", "seed").replace("A,B,C", "1,2,3")])) == 3
+
+    with pytest.raises(UsageError, match="same run folder") as refused:
         sbatch_script(dataclasses.replace(CPU, options={"array": "0-3"}))
+    line = in_it(refused.value.remedy, r"runner submit RUN --array \S+")
+    words = line.replace("KEY=VALUE,VALUE", lr).replace("RUN", str(cluster.write())).split()
+    monkeypatch.chdir(cluster.folder)
+    bundle = ("--bundle", str(cluster.bundle), "--print")
+    said = CliRunner().invoke(runner, [*words[1:], *bundle])
+    assert said.exit_code == 0 and "#SBATCH --array=0-1" in said.stdout, said.output

@@ -20,6 +20,10 @@ CUDA = (
     "memory, this process has 66.60 GiB memory in use. Of the allocated memory 60.10 GiB is "
     "allocated by PyTorch, and 5.75 GiB is reserved by PyTorch but unallocated. If reserved but"
 )
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried "
+    "to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
 A100 = Device("cuda", "NVIDIA A100-SXM4-80GB", 80 * 2**30, True, True)
 GPT2_LARGE = ModelShape(774_030_080, 1024, 1280, 36, 50257)
 
@@ -103,9 +107,15 @@ def test_memory_of_other_processes_is_reported(cluster: Cluster) -> None:
     assert "12.00 GiB by process 4711 (see nvidia-smi)" in fault.message
 
 
+def test_what_was_asked_for_on_a_cpu_has_a_unit_that_people_read(cluster: Cluster) -> None:
+    config = RunConfig.load(cluster.write("oom", engine={"name": "ddp"}))
+    plan = decide(config, GPT2_LARGE, A100, 2)
+    fault = explain(RuntimeError(CPU), config, plan, A100, "rank 1")
+    assert "it needed 8.59 GB more than there is" in fault.message
+
+
 def test_what_libraries_say_of_too_little_memory_is_known() -> None:
-    cpu = "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you"
-    for text in (cpu, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "std::bad_alloc"):
+    for text in (CPU, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "std::bad_alloc"):
         assert is_out_of_memory(RuntimeError(text))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
     assert not is_out_of_memory(RuntimeError("can't start new thread"))

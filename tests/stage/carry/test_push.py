@@ -27,10 +27,12 @@ from stage.carry.push import (
 )
 from stage.carry.ssh import PushTarget, RemoteShell
 from stage.errors import IncompleteError, UsageError
+from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import BIG, make_bundle
 from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
 from tests.support.servers.sshd import Sshd
 
+PUSH = "stage/carry/push.py"
 pytestmark = pytest.mark.usefixtures("tools")
 
 
@@ -229,6 +231,7 @@ def test_somebody_elses_folder_is_not_written_into(
     assert done.returncode == 2 and "is a file" in done.stderr
 
 
+@obeys(PUSH, "Check the bytes with coreutils; no output means that they are right: {}{}")
 @pytest.mark.parametrize("has_sha256sum", [True, False], ids=["coreutils", "nothing"])
 def test_a_copy_that_nothing_there_can_verify_is_called_not_verified_with_the_command_to_run(
     sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path, has_sha256sum: bool
@@ -252,6 +255,12 @@ def test_a_copy_that_nothing_there_can_verify_is_called_not_verified_with_the_co
     flip(there / WEIGHTS, 1000)
     checked = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 1 and f"{WEIGHTS}: FAILED" in checked.stdout
+    flip(there / WEIGHTS, 1000)
+    assert f"Or make python3 available to `{sshd.ssh} {sshd.host} python3`" in done.stderr
+    place = login_node(tools, there)
+    found = inspect_remote(place, bundle).verifiers
+    verifier, report = verify_remote(place, found, tmp_path / "state")
+    assert (verifier, report["ok"]) == ("stage-verify.py", True)
 
 
 def test_damage_that_stays_is_mended_by_the_commands_that_are_printed(
@@ -307,21 +316,23 @@ def test_what_is_extra_and_damaged_there_gets_both_remedies() -> None:
     ]
 
 
-def test_no_connection_is_exit_5_with_the_command_to_try(sshd: Sshd, bundle: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "stage",
-        "push",
-        bundle,
-        "127.0.0.1:b",
-        "--ssh",
-        "ssh -F none -p 1",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (
-        done.returncode == 5 and "no connection" in done.stderr and "127.0.0.1 true" in done.stderr
+@obeys("stage/carry/ssh.py", "Try it: {}true (port or key: --ssh 'ssh -p 2222 -i KEY')")
+def test_no_connection_is_exit_5_with_the_command_to_try(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "stage", "push", bundle, f"127.0.0.1:{tmp_path}/b", "--ssh"]
+    done = subprocess.run(
+        [*command, "ssh -F none -p 1"], capture_output=True, text=True, timeout=60
     )
+    assert done.returncode == 5 and "no connection" in done.stderr
+    line = in_it(done.stderr, r"(?<=Try it: )ssh .*? true")
+    tried = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+    assert tried.returncode == 255 and "port 1: Connection refused" in tried.stderr
+    ssh = shlex.split(in_it(done.stderr, r"--ssh '[^']*'"))[1].replace("2222", str(sshd.port))
+    more = sshd.ssh.partition(" -i ")[2].split(" ", 1)  # the key, and how it is known here
+    ssh = f"{ssh.replace('KEY', more[0])} -F none {more[1]}"
+    done = subprocess.run([*command, ssh], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @contextmanager
@@ -336,6 +347,7 @@ def forced(sshd: Sshd, command: str) -> Iterator[None]:
         keys.write_text(before)
 
 
+@obeys(PUSH, "Print it in terminals only: in ~/.bashrc there, put `[ -t 1 ] &&` before the command")
 @pytest.mark.parametrize("greeting", ["echo Welcome to Gauss", "printf Welcome"])
 def test_a_shell_that_greets_is_named_before_anything_is_sent(
     sshd: Sshd, bundle: Path, tmp_path: Path, greeting: str
@@ -344,8 +356,14 @@ def test_a_shell_that_greets_is_named_before_anything_is_sent(
     with forced(sshd, f"{greeting}; eval $SSH_ORIGINAL_COMMAND"):
         done = push(sshd, bundle, tmp_path / "there")
     assert done.returncode == 2 and "command: 'Welcome" in done.stderr, done.stderr
-    assert "~/.bashrc" in done.stderr and f"`{sshd.ssh} {sshd.host} true`" in done.stderr
     assert "resumes" not in done.stderr and not (tmp_path / "there").exists()
+    before = in_it(done.stderr, r"(?<=put `).*?&&")
+    silent = in_it(done.stderr, r"(?<=`)ssh .* true(?=` must print nothing)")
+    with forced(sshd, f"{before} {greeting}; eval $SSH_ORIGINAL_COMMAND"):
+        said = subprocess.run(silent, shell=True, capture_output=True, text=True, timeout=60)
+        assert (said.returncode, said.stdout) == (0, ""), said
+        done = push(sshd, bundle, tmp_path / "there")
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_a_host_says_in_place_of_a_shell_is_shown(

@@ -19,6 +19,7 @@ from stage.carry import push as pushing
 from stage.carry.ssh import PushTarget
 from stage.errors import DamageError
 from stage.progress import Reporter
+from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
 from tests.support.servers.sshd import Sshd
@@ -157,6 +158,7 @@ def test_a_file_with_other_names_there_is_replaced_and_what_has_the_other_names_
     assert [path for path in inodes if (there / path).stat().st_ino == inodes[path]] == [alone]
 
 
+@obeys("stage/carry/push.py", "Give it a folder of its own: {}")
 def test_another_bundle_there_is_refused_with_a_folder_to_take(
     bundle: Path, tmp_path: Path
 ) -> None:
@@ -173,3 +175,6 @@ def test_another_bundle_there_is_refused_with_a_folder_to_take(
     assert push_here(other, Path(beside)).returncode == 0 and verify(Path(beside)).ok
     (there / TAGS).unlink()
     assert push_here(other, there).returncode == 2
+    remove = in_it(done.stderr, r"(?<=remove it there: ).*(?=\))")
+    subprocess.run(remove, shell=True, check=True, timeout=60)
+    assert push_here(other, there).returncode == 0 and verify(there).ok
