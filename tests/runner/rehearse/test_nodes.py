@@ -20,7 +20,7 @@ from runner.job.findings import Finding, Findings
 from runner.job.job import Job
 from runner.trials import kernels, node_part, ports, rehearse_job
 from runner.trials import node_look as look
-from runner.trials.node_part import BANDWIDTH, FOLDER, be_a_part
+from runner.trials.node_part import BANDWIDTH, FOLDER, be_its_launcher
 from runner.trials.ports import try_ports
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
@@ -213,7 +213,7 @@ def test_nodes_that_see_other_folders_get_one_that_all_of_them_see(
 
     def begins(folder: Path) -> UsageError:
         with pytest.raises(UsageError) as caught:
-            be_a_part(load, [], {FOLDER: str(folder)})
+            be_its_launcher(load, {FOLDER: str(folder)})
         return caught.value
 
     assert "a disk that all nodes share" in begins(tmp_path / "none").remedy
