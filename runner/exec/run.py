@@ -46,6 +46,7 @@ from runner.inputs import (
     HUB_IN_CHILDREN,
     check_known_damage,
     check_names_and_sizes,
+    check_site,
     open_hub,
     running_tree,
 )
@@ -82,10 +83,12 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
 
     Raises:
         UsageError: the program does not exist, the command would start processes on other nodes, or
-            run on one of several; or another user owns the folder of the caches.
+            run on one of several; another user owns the folder of the caches; or the site's torch,
+            on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
     program = _program(command, environ)
+    check_site()
     _check_one_node(command, environ)
     _check_bundle(bundle.resolve(), environ)
     of_script = [*sys.path]

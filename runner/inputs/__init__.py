@@ -38,6 +38,7 @@ from stage.bundle.verifier import TAG_MANIFEST
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
 from stage.digests import hash_file as hash_file
 from stage.environment.check import imports as imports  # for runner.job.surroundings
+from stage.environment.check import on_site
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve import children
@@ -204,7 +205,10 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
             tree=str(facts["tree"]),
             size=int(facts["size"]),
             files=int(facts["files"]) + int(facts["modules"]),
-            packages=tuple(p.name for p in asset.environment.packages) if asset.environment else (),
+            packages=(
+                *(p.name for p in (asset.environment.packages if asset.environment else ())),
+                *facts.get("provides", {}),
+            ),
         )
     except OSError as error:
         raise unreadable(folder / "env.json", error.strerror or str(error)) from None
@@ -480,6 +484,26 @@ def environments(bundle: Path) -> list[Path]:
     opened = Bundle.open(bundle)
     assets = opened.lock.assets.values()
     return [opened.asset_path(a.name) for a in assets if a.kind == "environment"]
+
+
+def check_site(prefix: Path = Path(sys.prefix)) -> None:
+    """Refuses an environment on a site's own torch that finds another one by now.
+
+    Raises:
+        UsageError: with what it was made on and what is found.
+    """
+    if problem := on_site.change_of_site(prefix):
+        raise UsageError(problem, on_site.ANOTHER)
+
+
+def whose_torch() -> str:
+    """A line on the torch of this environment, if it is the site's; else empty."""
+    return on_site.whose_torch(Path(sys.prefix))
+
+
+def of_site() -> dict[str, str]:
+    """What this environment has of its site: name -> version. Empty: it is whole."""
+    return on_site.provided(Path(sys.prefix))
 
 
 def running_tree(prefix: Path = Path(sys.prefix)) -> str | None:

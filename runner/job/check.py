@@ -32,7 +32,7 @@ from runner.errors import (
     human_size,
     join_errors,
 )
-from runner.inputs import Inputs, verification
+from runner.inputs import Inputs, check_site, verification, whose_torch
 from runner.job import node_local, with_torch, without_torch
 from runner.job.access import (
     check_disk,
@@ -160,6 +160,7 @@ def check_everything(
     """
     config, inputs, found = job.config, job.inputs, Findings()
     found.attempt(check_libraries, f"{config.path}: the check of its data", "pyarrow")
+    found.attempt(check_site)
     found.attempt(check_readable, files_to_read(inputs))
     if found.errors:
         return found  # a bundle that is closed must not be called damaged
@@ -463,6 +464,7 @@ def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
         is_tried: whether `surroundings.Attempt` tries that Python: then it examines its torch.
     """
     config = job.config
+    found.lines += filter(None, [whose_torch()])
     is_own = config.environment is None and not config.slurm.container
     if is_own and not is_tried and (torch := torch_without_gpus(config.slurm)):
         found.warn(

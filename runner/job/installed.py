@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, install_command
-from runner.inputs import Inputs, environments, imports, running_tree
+from runner.inputs import Inputs, check_site, environments, imports, running_tree
 from runner.job.findings import Finding
 
 PIP_NAMES = {"PIL": "pillow"}
@@ -112,8 +112,10 @@ def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what
         what: the work, for the message: "training".
 
     Raises:
-        UsageError: some are missing; names them, and what to install.
+        UsageError: some are missing; names them, and what to install. Or the site's own torch, on
+            which this environment was made, is another one by now.
     """
+    check_site()
     if missing := _missing(packages):
         light = " (a light installation, without the extra `train`)" if is_light() else ""
         raise UsageError(

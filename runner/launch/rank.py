@@ -27,6 +27,7 @@ from runner.errors import (
     StageError,
     shortage,
 )
+from runner.inputs import check_site
 from runner.launch import network
 from runner.launch.place import BY_HAND, TORCH_VARIABLES, Place, rank_number
 from runner.processes import raise_limits, threads_variable, too_few_files
@@ -72,10 +73,11 @@ def become_rank(
         find: finds it, for what the other ranks must know.
 
     Raises:
-        UsageError: as for `Place.of`.
+        UsageError: as for `Place.of` and `check_site`.
     """
     try:
         rank = Rank(Place.of(environ), find=find)
+        check_site()
     except StageError as error:
         is_first = rank_number(environ) == 0  # the other ranks wait for it
         if is_first and (folder := folder or (find and find())) is not None:

@@ -22,7 +22,7 @@ from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
 from runner.errors import IncompleteError, LostPeerError, NoMemoryError, StageError, UsageError
-from runner.inputs import running_tree, unreadable
+from runner.inputs import of_site, running_tree, unreadable
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.launch.place import Place
@@ -323,6 +323,7 @@ def _facts(resolved: Resolved, device: Device, num_sequences: int) -> dict[str, 
         "bundle_id": inputs.bundle_id,
         "lock_digest": inputs.bundle_id,
         "environment_tree": running_tree(),
+        **({"site": site} if (site := of_site()) else {}),
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
         "num_steps": resolved.steps,

@@ -45,6 +45,14 @@ def change_of_site(prefix: Path) -> str:
     return ""
 
 
+def whose_torch(prefix: Path) -> str:
+    """A line on the torch that this environment imports, if it is the site's; else empty."""
+    if "torch" not in provided(prefix) or change_of_site(prefix):
+        return ""
+    found = distribution("torch")
+    return f"torch {found.version} is the site's, in {found.locate_file('')}; not of {prefix}"
+
+
 ANOTHER = "Load the module that it was made on; or remove it and run bootstrap.sh again."
 
 

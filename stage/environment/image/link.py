@@ -28,7 +28,7 @@ from rattler import install as link_packages
 from stage.environment.image import shebang, site_path
 from stage.sandbox import run_and_exit
 
-_NAMESPACE = '__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
+NAMESPACE = '__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
 
 
 class Refused(Exception):
@@ -100,7 +100,7 @@ class Linking:
         torchrun.chmod(0o755)
         # A regular package anywhere on sys.path wins over a namespace package before it.
         for folder in _namespaces(site_packages):
-            (folder / "__init__.py").write_text(_NAMESPACE)
+            (folder / "__init__.py").write_text(NAMESPACE)
 
     async def _link_conda(self) -> None:
         await link_packages(

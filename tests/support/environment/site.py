@@ -5,6 +5,7 @@ The site's torch and numpy are those of this test run, by links to their folders
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from stage.environment.image import relocate, site_path
+from stage.environment.image.link import NAMESPACE
 from tests.support.environment.laptop import alone, bootstrap
 
 BASE = Path(os.path.realpath(sys.executable))
@@ -151,3 +154,34 @@ def copy_for(asset: Path, folder: Path, **site: str) -> Path:
     (folder / "bootstrap.sh").unlink()
     (folder / "bootstrap.sh").write_text(text)
     return folder
+
+
+def environment_on(folders: str, prefix: Path, names: set[str]) -> Path:
+    """An environment that `bootstrap.sh` would make on a site, with links in place of an image.
+
+    Args:
+        folders: PYTHONPATH of the site.
+        names: the distributions of this run that are its own, with what they require.
+    """
+    site_packages = prefix / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    provided = {name: metadata.version(name) for name in ("torch", "numpy")}
+    own = {name for top in names for name in with_requirements(top)} - provided.keys()
+    link_into(site_packages, own - with_requirements("torch"))
+    google = (site_packages / "google").resolve()
+    (site_packages / "google").unlink()
+    (site_packages / "google").mkdir()
+    for inner in google.iterdir():
+        (site_packages / "google" / inner.name).symlink_to(inner)
+    (site_packages / "google/__init__.py").write_text(NAMESPACE)
+    for name in ("runner", "stage"):
+        (site_packages / name).symlink_to(Path(__file__).resolve().parents[3] / name)
+    shutil.copy(site_path.__file__, site_packages / "_airlift_site.py")
+    start = "import sys\nfrom runner.__main__ import main\nsys.exit(main())\n"
+    program(prefix / "bin/runner", start)
+    facts = {"python": ".".join(map(str, sys.version_info[:3])), "tree": "0" * 64}
+    facts |= {"provides": {"python": facts["python"], **provided}}
+    (prefix / ".airlift").mkdir()
+    (prefix / ".airlift/env.json").write_text(json.dumps(facts))
+    (prefix / ".airlift/site").write_text("\n".join([str(BASE), *folders.split(os.pathsep)]))
+    relocate.join_site(str(prefix))
+    return prefix
