@@ -28,11 +28,11 @@ from tests.support.staging import model_files
 
 NOT_OBEYED = Path(__file__).with_name("not_obeyed.txt")
 REASONS = {
+    "accounts": "needs Slurm's accounts (slurmdbd), which the tests' site has not",
     "choice": "the user has to choose, or to look first; no one line is right for all",
     "device": "needs a GPU, a driver, or memory that this machine has not",
     "hub": "needs a Hub, a server or a proxy that answers so",
     "index": "needs an index of packages",
-    "nodes": "needs Slurm, another launcher or several nodes (tests/site)",
     "shows": "shows where to look, and changes nothing",
     "system": "needs another disk, right, program or limit of the system",
 }

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import in_it, obeys
 from tests.site.conftest import REPOSITORY, RUNNER, Site
+from tests.site.test_launch_on_slurm import PROGRAM
 
 pytestmark = pytest.mark.site
 
@@ -159,6 +162,40 @@ def test_accelerate_launch_trains_on_two_nodes_with_a_config_file_for_one(
     assert len({rank["losses"][0] for rank in ranks}) == 4
     assert all(rank["weights"] == ranks[0]["weights"] for rank in ranks)
     assert all(rank["losses"][-1] < rank["losses"][0] - 0.3 for rank in ranks)
+
+
+@obeys("runner/exec/run.py", "Start it on each node: {}", "The other way round, so that each")
+@obeys("runner/launch/place.py", "Omit --distribution and SLURM_HOSTFILE.")
+def test_what_would_use_one_of_two_nodes_is_started_as_the_remedies_say(
+    site: Site, bundle: Path
+) -> None:
+    def in_salloc(*lines: str) -> subprocess.CompletedProcess[str]:
+        options = ("--nodes=2", "--ntasks-per-node=1")
+        return site.run("salloc", *options, "bash", "-c", "; echo --; ".join((*lines, "true")))
+
+    ours = f"{' '.join(HERE)} exec --bundle {bundle} --"
+    (site.home / "who.sh").write_text("echo on $SLURMD_NODENAME\n")
+    placed = f"srun --ntasks=2 {sys.executable} {PROGRAM} rank . report"
+    file = "printf 'n2\\nn1\\n' >hosts; SLURM_HOSTFILE=hosts"
+    arbitrary = placed.replace("--ntasks=2", "--ntasks=2 --distribution=arbitrary")
+    refused = in_salloc(f"{ours} bash who.sh", f"{ours} srun --ntasks=2 bash who.sh",
+                        f"{file} {arbitrary}")  # fmt: skip
+    said = " ".join(refused.stderr.split())
+    assert "rank 0 is not on the first node of n[1-2]" in said and refused.stdout == "--\n--\n--\n"
+    assert "Omit --distribution and SLURM_HOSTFILE" in said
+    each = in_it(said, r"(?<=Start it on each node: )srun .*? -- bash who\.sh")
+    alone = in_it(said, r"(?<=For one node only: )srun .*? -- bash who\.sh")
+    around = in_it(said, r"srun \.\.\. runner exec --bundle B -- python \.\.\.")
+    around = around.replace("...", "--ntasks=2", 1).replace("python ...", "bash who.sh")
+    lines = [line.replace("runner exec --bundle B --", ours) for line in (each, alone, around)]
+    parts = in_salloc(*lines, placed).stdout.split("--\n")
+    assert [sorted(part.split()[1::2]) for part in parts[:3]] == [
+        ["n1", "n2"],
+        ["n1"],
+        ["n1", "n2"],
+    ]
+    ranks = [json.loads((site.home / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["host"] for rank in ranks] == ["n1", "n2"]
 
 
 def test_a_waiting_and_a_cancelled_job_are_described(site: Site, bundle: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site
 
 pytestmark = pytest.mark.site
@@ -44,8 +45,7 @@ kill -9 $sruns $launcher
 sleep 1  # were they to end by themselves
 hold both train_briefly >both/refused 2>&1
 echo $? >both/code
-step=$(sed -n 's/.*(step \\([0-9.]*\\)).*/\\1/p' both/refused)
-[ -z "$step" ] || scancel "$step"
+eval "$(grep -o 'scancel [0-9]*[.][0-9]*' both/refused)"  # its remedy
 again both
 """
 SRUN = """
@@ -68,6 +68,7 @@ def in_salloc(site: Site, script: str) -> Callable[[str], str]:
     return lambda name: (site.home / name).read_text()
 
 
+@obeys("runner/run_folder/run_lock.py", "scancel {}; then run the same command again.")
 def test_ranks_that_outlive_a_killed_launcher_are_never_trained_over(site: Site) -> None:
     said = in_salloc(site, LAUNCHER_THEN_BOTH)
     for name in ("launcher", "both"):

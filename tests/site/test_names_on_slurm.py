@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import in_it, obeys
 from tests.site.conftest import RUNNER, Site, carry, running_site
+from tests.site.test_launch_on_slurm import PROGRAM
 
 pytestmark = [pytest.mark.site, pytest.mark.xdist_group("names")]
 
@@ -137,6 +139,7 @@ def test_srun_in_a_script_of_the_users_own_prepares_once_and_trains_on_two_nodes
 
 
 @ON_ONE_KIND
+@obeys("runner/launch/reach.py", "`ip -br address` on a compute node lists its networks; set GLOO")
 def test_loopback_chosen_by_the_user_is_reported_with_the_ranks_that_cannot_connect(
     named: NamedSite,
 ) -> None:
@@ -150,6 +153,19 @@ def test_loopback_chosen_by_the_user_is_reported_with_the_ranks_that_cannot_conn
         said,
     ), said
     assert "The ranks never met" in said and "lost another rank" not in said
+    remedy = in_it(said, r"`ip -br address` on a compute node lists .*\(slurm\.setup\)")
+    show = in_it(remedy, r"(?<=`)ip [^`]*").split()
+    shown = named.site.control("nexec", "n1", *show).stdout
+    (interface,) = re.findall(rf"^(\w+)\S* +UP +{SHARED}/", shown, re.MULTILINE)
+    names = re.findall(r"\b[A-Z_]+_(?:IFNAME|ADDR)\b", remedy)
+    assert names == ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR"]
+    values = [interface, interface, SHARED]
+    chosen = " ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+    rank = f"srun {sys.executable} {PROGRAM} rank . meet"
+    ended, said = named.job("chosen", f"export {chosen}", rank)
+    assert ended["JobState"] == "COMPLETED", said
+    ranks = [json.loads((named.site.home / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert {rank["total"] for rank in ranks} == {1.0}
 
 
 @pytest.mark.slow  # tests/runner/ranks/test_reach.py holds it without Slurm

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import in_it, obeys
 from tests.site.conftest import RUNNER, Site
 
 pytestmark = pytest.mark.site
@@ -16,15 +17,32 @@ RUN = ("tiny.yaml", "--bundle", "bundle", "--set", "slurm.tasks_per_node=1")
 SMALL = ("--set", "batch.micro=4")
 
 
+@obeys("runner/job/places.py", "Use a folder on the shared disk; `runner rehearse RUN --bundle B")
+@obeys(
+    "runner/trials/rehearse_job.py", "Choose an --output on a disk that the nodes share: `df -T`"
+)
 def test_a_partition_is_offered_a_rehearsal_passes_it_and_is_remembered(
     site: Site, bundle: Path
 ) -> None:
-    output = ("--output", str(site.home / "output" / "rehearsed"))
-    offered = site.run(*RUNNER, "submit", *RUN, *SMALL, *output)
+    """First with a run folder that the nodes do not see: in the login node's memory."""
+    unseen = ("--output", "/dev/shm/nowhere/run")
+    offered = site.run(*RUNNER, "submit", *RUN, *SMALL, *unseen)
     site.run("scancel", str(site.job_number(offered.stdout)))
     assert "note: no job was rehearsed on partition" in offered.stdout
     assert "-> runner rehearse tiny.yaml --bundle bundle" in offered.stdout
+    said = " ".join(offered.stdout.split())
+    assert "/dev/shm/nowhere/run is on this node's memory (tmpfs)" in said
+    line = in_it(said, r"(?<=Use a folder on the shared disk; `)runner rehearse [^`]*")
+    assert line == "runner rehearse RUN --bundle B --job"
+    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *unseen, "--job", check=False)
+    assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
+    assert "nodes do not see /dev/shm/nowhere" in done.stderr
+    assert "Choose an --output on a disk that the nodes share" in done.stderr
+    show = in_it(done.stderr, r"df -T(?=` shows which disk)").split()
+    assert "tmpfs" in site.run(*show, "/dev/shm").stdout
+    assert "tmpfs" not in site.run(*show, str(site.home)).stdout
 
+    output = ("--output", str(site.home / "output" / "rehearsed"))
     done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *output, "--job", check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "n1: n1 reaches 1 of 1 nodes" in done.stdout
@@ -54,14 +72,3 @@ def test_what_a_node_does_not_have_is_named_with_the_node_and_warned_of_from_the
     assert remedy.startswith("unset GLOO_SOCKET_IFNAME")
     checked = site.run(*RUNNER, "check", *RUN, *SMALL, *output)
     assert "warning: partition " in checked.stdout and "eth9" in checked.stdout
-
-
-def test_a_run_folder_that_the_nodes_do_not_see_is_said_to_be_that(
-    site: Site, bundle: Path
-) -> None:
-    """A folder in the login node's memory."""
-    output = "/dev/shm/nowhere/run"
-    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, "--output", output, "--job", check=False)
-    assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
-    assert "nodes do not see /dev/shm/nowhere" in done.stderr
-    assert "Choose an --output on a disk that the nodes share" in done.stderr
