@@ -244,7 +244,9 @@ class Attempt:
             )
         known = next((remedy for text, remedy in _REMEDIES if re.search(text, said)), "")
         conda = os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0] or "$(conda info --base)"
-        remedy = known.replace("{line}", line).replace("{conda}", conda)
+        # conda.sh defines `conda` alone: after it, `mamba activate` ends with the same words.
+        remedy = known.replace("{conda}", conda)
+        remedy = remedy.replace("{line}", re.sub(r"^mamba\b", "conda", line))
         return UsageError(
             f"{where} fails in a login shell here, and would end the job: "
             f"{_short(said) or f'exit code {code}'}",

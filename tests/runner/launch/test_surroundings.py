@@ -39,6 +39,7 @@ module() {
     gcc-old) export LD_LIBRARY_PATH=/opt/gcc-old/lib64 ;;
     cuda/12.4) export CUDA_HOME=/opt/cuda ;;
     home) export PYTHONHOME=/nowhere ;;
+    silent) echo "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for '$2'" >&2 ;;
     lmod) echo "environment: /usr/share/lmod/lmod/libexec/lmod: No such file or directory" >&2
        return 1 ;;
     *) echo "Lmod has detected the following error: The following module(s) are unknown: $2" >&2
@@ -46,6 +47,7 @@ module() {
     esac
 }
 conda() {
+    if [ "$1" = info ]; then echo "$HOME/conda"; return; fi
     echo "CommandNotFoundError: Your shell has not been properly configured to use 'conda $1'." >&2
     return 1
 }
@@ -182,6 +184,47 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
         line = in_it(said(found), r"sed -i '.*' FILE").replace("FILE", "~/x")
         again = tried(cluster, slurm={"setup": [slurm["setup"][0], line, "true"]})
         assert again.errors == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
+
+
+@obeys(
+    HERE, "A batch script never reads what `conda init` wrote.", "Give its whole path: slurm.setup:"
+)
+@obeys(HERE, "A login shell here has no `module`", "`module avail` and `module spider NAME` show")
+@obeys(HERE, "`module avail` shows what there is here", "Correct it; to try it: bash -lc {}")
+def test_lines_are_corrected_as_their_remedies_say(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    def remedy(**slurm: list[str]) -> str:
+        found = tried(cluster, slurm=slurm)
+        (one,) = [*found.errors, *found.others]
+        return one.remedy
+
+    def works(**slurm: list[str]) -> None:
+        assert said(tried(cluster, slurm=slurm)) == ""
+
+    home = Path(os.environ["HOME"])
+    (home / "conda/etc/profile.d").mkdir(parents=True)
+    (home / "conda/etc/profile.d/conda.sh").write_text("conda() { :; }\n")
+    lines = ["conda activate train", "mamba activate train"]
+    for line in lines:
+        works(setup=yaml.safe_load(in_it(remedy(setup=[line]), r"\[.*\]")))
+    for module in ("cuda/99", "silent"):
+        assert "correct slurm.modules" in remedy(modules=[module])
+        works(modules=["cuda/12.4"])
+    fails = "echo no licence; exit 7"
+    shown = subprocess.run(
+        in_it(remedy(setup=[fails]), "bash -lc .*"), shell=True, capture_output=True, text=True
+    )
+    assert (shown.returncode, shown.stdout) == (7, "no licence\n")
+    works(setup=["echo no licence"])
+
+    modules = (home / ".bash_profile").rename(home / "modules.sh")
+    for line in lines:
+        setup = yaml.safe_load(in_it(remedy(setup=[line]), r"(?<=slurm\.setup: )\[.*\]"))
+        works(setup=[one.replace("CONDA", f"{home}/conda") for one in setup])
+    look = in_it(remedy(modules=["cuda/12.4"]), r"(?<=look with `)bash [^`]*")
+    assert subprocess.run(look, shell=True, capture_output=True).returncode == 1
+    works(setup=[f"source {modules}", "module load cuda/12.4"])
 
 
 def test_a_cluster_whose_login_shell_has_no_module_is_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from runner.errors import (
     UsageError,
     join_errors,
 )
-from runner.inputs import resolve
+from runner.inputs import resolve, unreadable
 from runner.job.access import (
     check_quota,
     check_readable,
@@ -39,12 +40,14 @@ from runner.job.places import check_own_name, check_places
 from runner.job.settings import check_settings
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.environment.laptop import alone
 
 __all__ = ["terminal"]
 
+ACCESS = "runner/job/access.py"
 NOBODY = 65534
 
 
@@ -94,6 +97,8 @@ def test_a_program_that_may_be_started_and_not_read_is_started(open_folder: Path
     assert "does not say what reads it" in as_nobody(check, open_)
 
 
+@obeys(ACCESS, "Its owner can open it: chmod {} {} (`namei -l {}` shows every right on the way)")
+@obeys("runner/inputs/__init__.py", "`namei -l {}` shows which right is missing; its owner can add")
 def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_folder: Path) -> None:
     folder = open_folder / "data"
     folder.mkdir()
@@ -104,28 +109,47 @@ def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_fol
     assert as_nobody(check, *paths) == ""
     (folder / "one").chmod(0)
     said = as_nobody(check, *paths)
-    assert said.startswith("2 1 file of this run cannot be read")
-    assert f"chmod a+r {folder}/one" in said and "it is not damaged" in said
+    assert said.startswith("2 1 file of this run cannot be read") and "it is not damaged" in said
+    subprocess.run(in_it(said, r"chmod a\+r \S+"), shell=True, check=True)
+    assert as_nobody(check, *paths) == ""
     folder.chmod(0)
     said = as_nobody(check, *paths)
     assert "2 files" in said and f"{folder} cannot be entered" in said
-    assert f"chmod a+rx {folder}" in said
+    subprocess.run(in_it(said, r"chmod a\+rx \S+"), shell=True, check=True)
+    assert as_nobody(check, *paths) == ""
+
+    folder.chmod(0)
+    remedy = unreadable(paths[0], os.strerror(errno.EACCES)).remedy
+    look = in_it(remedy, "(?<=`)namei -l [^`]*")
+    assert b"d--------- " in subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout
+    subprocess.run([*in_it(remedy, r"chmod \S+").split(), str(folder)], check=True)
+    assert as_nobody(check, *paths) == ""
 
 
 def test_a_file_that_is_missing_is_left_to_the_check_of_names(tmp_path: Path) -> None:
     check_readable([tmp_path / "gone"])
 
 
+@obeys(ACCESS, "Choose an --output in a folder of yours (`ls -ld {}` and `id` show who may write)")
 def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> None:
     said = as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "output" / "run")
     assert said.startswith(f"2 {open_folder}/output/run: no file can be made in {open_folder}")
-    assert "Permission denied" in said and "ls -ld" in said
+    assert "Permission denied" in said
+    look = in_it(said, "(?<=`)ls -ld [^`]*")
+    assert b"drwxr-xr-x" in subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout
+    (open_folder / "mine").mkdir()
+    (open_folder / "mine").chmod(0o777)
+    assert as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "mine" / "run") == ""
 
 
+@obeys(ACCESS, "Give another --output, or look at it: ls -ld {}")
 def test_a_run_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "output").write_text("")
-    with pytest.raises(UsageError, match="a folder is needed there"):
+    with pytest.raises(UsageError, match="a folder is needed there") as refused:
         nearest_folder(tmp_path / "output" / "run")
+    look = in_it(refused.value.remedy, "ls -ld .*")
+    assert subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout.startswith(b"-rw")
+    assert nearest_folder(tmp_path / "another" / "run") == tmp_path
 
 
 def test_writing_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -133,6 +157,7 @@ def test_writing_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@obeys(ACCESS, "Remove many small files there (du --inodes -s * | sort -n shows where they are)")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -148,8 +173,9 @@ def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
         "import sys; from pathlib import Path\n"
         "from runner.errors import StageError\n"
         "from runner.job.access import check_writable\n"
-        "try: check_writable(Path('disk/run'))\n"
-        "except StageError as error: print(error.exit_code, error)"
+        "for run in 'disk/run', 'another/run':\n"
+        "    try: check_writable(Path(run))\n"
+        "    except StageError as error: print(error.exit_code, error)"
     )
     script = f'mount -t tmpfs -o {options} none disk || exit 99; exec "$@"'
     (tmp_path / "disk").mkdir()
@@ -162,6 +188,7 @@ def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 " if "ro" in options.split(",") else "5 ")
+    assert "another --output" in done.stdout and "another/run" not in done.stdout
     for word in words:
         assert word in done.stdout
 
@@ -198,16 +225,18 @@ def test_the_quota_of_other_disks_is_that_of_the_nearest_mount() -> None:
     )
 
 
+@obeys(ACCESS, "Free space ({}), keep fewer: --set checkpoint.keep=1, or choose another --output")
 def test_a_quota_that_leaves_too_little_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"/ 1000 3000 4000 0 12 0 0 0\n{tmp_path} 1000 3000 4000 0 12 0 9999 0"
+    text = f"/ 1000 0 0 0 12 0 0 0\n{tmp_path} 1000 3000 4000 0 12 0 9999 0"
     path = programs(tmp_path / "bin", quota=f'[ "$1 $2" = "-w -p" ] && echo "{text}"')
     monkeypatch.setenv("PATH", path)
     check_quota(tmp_path / "run", 2**20, "")
     with pytest.raises(IncompleteError, match=r"your quota leaves 3\.07 MB") as refused:
         check_quota(tmp_path / "run", 2**30, "")
-    assert "quota -s" in refused.value.remedy
+    assert "Free space (quota -s)" in refused.value.remedy
+    check_quota(tmp_path.parent / "another", 2**30, "")
 
 
 MOUNTS = """\
