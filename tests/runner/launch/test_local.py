@@ -225,17 +225,6 @@ def test_rank_0_is_heard_and_the_others_write_logs(
     assert (tmp_path / "logs" / "rank-1.log").read_text() == "I am 1\n"
 
 
-def test_a_failing_rank_ends_the_others_and_shows_its_last_lines(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = "print('about to fail'); sys.exit(3) if rank else time.sleep(600)"
-    assert run_local(python(script), 2, tmp_path) == 3
-    said = capfd.readouterr().err
-    assert "[rank 1] about to fail" in said
-    assert "rank 1 failed with exit code 3" in said
-    assert str(tmp_path / "logs" / "rank-1.log") in said
-
-
 def test_lines_of_an_earlier_run_are_kept_but_not_shown_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,80 +245,6 @@ if rank == 0:
 while not os.path.exists('{ready}'): time.sleep(0.01)
 sys.exit(2)"""
     assert run_local(python(script), 2, tmp_path) == 2
-
-
-def test_a_killed_rank_is_named_before_those_that_lost_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = """
-if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(600)"""
-    assert run_local(python(script), 2, tmp_path) == 5
-    assert "rank 1 was ended by SIGKILL (out of memory?" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("code", "expected"), [(1, 1), (5, 5), (120, 1)])
-def test_exit_codes_stay_within_the_contract(tmp_path: Path, code: int, expected: int) -> None:
-    assert run_local(python(f"sys.exit({code})"), 1, tmp_path) == expected
-
-
-def test_a_crash_is_a_failure_and_not_an_interruption(tmp_path: Path) -> None:
-    assert run_local(python("os.abort()"), 1, tmp_path) == 1
-
-
-# As torch 2.5 to 2.13 writes them.
-WATCHDOG = (
-    "[rank1]:[E1122 ProcessGroupNCCL.cpp:1899] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
-    "Process group watchdog thread terminated with exception: "
-)
-GONE = f"{WATCHDOG}NCCL error: remote process exited or there was a network error, NCCL 2.26.2"
-LATE = f"{WATCHDOG}[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, ...)"
-STUCK = "[F ProcessGroupNCCL.cpp:1557] [PG ID 0] ProcessGroupNCCL's watchdog got stuck for 480 s"
-OWN = f"{WATCHDOG}CUDA error: an illegal memory access was encountered; Timeout(ms)=1800000"
-ABORTED = """
-open(LOG, 'a').write(TEXT); os.abort()
-"""
-
-
-@pytest.mark.parametrize(
-    ("aborts", "text", "code"), [(1, GONE, 5), (0, LATE, 5), (1, STUCK, 5), (0, OWN, 1)]
-)
-def test_a_rank_that_nccls_watchdog_aborts_because_of_another_is_an_interruption(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], aborts: int, text: str, code: int
-) -> None:
-    """Its own faulty GPU is a failure. What a rank writes in training is in its log."""
-    log = f"LOG = {str(tmp_path / 'logs')!r} + f'/rank-{{rank}}.log'"
-    aborted = ABORTED.replace("\n", " ")
-    script = f"{log}; TEXT = {text!r}\nif rank == {aborts}:{aborted}\ntime.sleep(60)"
-    assert run_local(python(script), 2, tmp_path) == code
-    said = capfd.readouterr().err
-    assert text in said
-    assert ("because another rank is gone or hangs" in said) is (code == 5)
-
-
-def test_the_rank_that_failed_decides_although_the_watchdog_ended_another_first(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = f"""
-from pathlib import Path
-from runner.run_folder.heartbeat import Heartbeat
-logs = Path({str(tmp_path)!r}) / "logs"
-vitals = Heartbeat(logs, rank)
-if rank == 0:
-    vitals.fail("error: the bundle is damaged", 1, consequence=False); time.sleep(60)
-while not (logs / "rank-0.failure").exists(): time.sleep(0.01)
-TEXT, LOG = {GONE!r}, logs / f"rank-{{rank}}.log"{ABORTED}"""
-    assert run_local(python(script), 2, tmp_path) == 1
-    said = capfd.readouterr().err
-    assert "the bundle is damaged" in said
-    assert "the cause is rank 0, see above" in said
-
-
-def test_a_sentinel_of_an_earlier_run_does_not_turn_success_into_interruption(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / STOPPED).write_text("stale")
-    assert run_local(python("pass"), 1, tmp_path) == 0
 
 
 RANK_THAT_WAITS = """
@@ -403,16 +318,6 @@ def test_a_hangup_that_nohup_ignores_stops_nothing(tmp_path: Path, launcher: Lau
     assert "SIGTERM received" in said and "SIGHUP" not in said
 
 
-def test_ranks_stopped_before_they_could_save_are_an_interruption(
-    tmp_path: Path, launcher: Launcher
-) -> None:
-    process = launcher(f"open('{tmp_path}/pid-' + str(rank), 'w').write('x'); time.sleep(600)")
-    process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 5
-    assert "before a checkpoint was saved" in said
-
-
 COMMAND_THAT_IMPORTS = """
 folder = sys.argv[1]
 def command():
@@ -437,37 +342,6 @@ def test_a_stop_while_the_ranks_import_torch_is_no_failure(
     assert "a checkpoint if they have made a step" in said
     assert "before a checkpoint was saved: run the same command again" in said
     assert "error" not in said and "failed" not in said and "Ended" not in said
-
-
-def test_a_rank_that_crashes_while_it_stops_is_a_failure(
-    tmp_path: Path, launcher: Launcher
-) -> None:
-    crashes = RANK_THAT_WAITS.replace(
-        "def stop(number, frame):\n",
-        ("def stop(number, frame):\n    os.kill(os.getpid(), signal.SIGSEGV)\n"),
-    )
-    process = launcher(crashes)
-    process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "was ended by SIGSEGV" in said
-
-
-def test_a_second_ctrl_c_ends_ranks_that_take_their_time(
-    tmp_path: Path, launcher: Launcher
-) -> None:
-    stubborn = RANK_THAT_WAITS.replace("sys.exit(0)", "pass").replace(
-        "time.sleep(600)", "while True: time.sleep(1)"
-    )
-    for step in ("step-2", "step-10", "step-12.tmp"):  # the last one is half written
-        (tmp_path / "checkpoints" / step).mkdir(parents=True)
-    process = launcher(stubborn)
-    process.send_signal(signal.SIGINT)
-    wait_for(lambda: (tmp_path / "got-0").exists() and (tmp_path / "got-1").exists())
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 5
-    assert "step-10 is saved" in said and "before a checkpoint" not in said
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, launcher: Launcher) -> None:

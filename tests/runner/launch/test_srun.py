@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import srun
-from runner.launch.outcome import Ended, outcome_of
 from runner.launch.place import Place, Start
 from runner.slurm.environment import (
     SlurmJobEnvironment,
@@ -115,29 +113,6 @@ def test_a_users_own_srun_that_binds_is_told_what_it_costs() -> None:
     assert "srun --gpus-per-task shows each rank its own GPU alone" in notes
     chosen = Place.of(step | {"SLURM_GPU_BIND": "closest"})
     assert "own GPU alone" not in "\n".join(chosen.notes)
-
-
-@pytest.mark.parametrize(
-    ("code", "first_end", "expected"),
-    [
-        (0, "", 0),
-        (143, "Exited with exit code 2", 2),  # srun ended the others with SIGTERM and reports that
-        (143, "Exited with exit code 134", 1),
-        (137, "Killed", 5),
-        (143, "Terminated", 5),
-        (1, "Out Of Memory", 5),
-        (134, "Aborted (core dumped)", 1),
-        (1, "", 1),
-        (-9, "", 5),  # srun itself was killed
-    ],
-)
-def test_the_first_rank_that_ended_badly_decides_the_exit_code(
-    code: int, first_end: str, expected: int
-) -> None:
-    first = srun._code_of_first_task(code, first_end)
-    signals = frozenset((signal.SIGTERM, signal.SIGUSR1) if first_end else ())
-    ended = Ended(in_job=True, code=first, words=first_end, signals=signals)
-    assert outcome_of(ended).exit_code == expected
 
 
 def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_back(
