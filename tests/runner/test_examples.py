@@ -93,9 +93,7 @@ def own_bundle(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     ("models", "task"),
     [
         ("gpt2", "causal-lm"),
-        ("gpt2", "text-classification"),
         ("bare", "causal-lm"),
-        ("bert", "masked-lm"),
         ("bert", "text-classification"),
     ],
 )

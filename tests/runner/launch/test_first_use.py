@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +16,9 @@ from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
 from runner.errors import CommandGroup, IncompleteError, UsageError
 from runner.inputs import check_not_inside, resolve
-from runner.job import access
 from runner.job.access import disk_still_needed
-from runner.job.shapes import ModelShape
 from runner.launch.rank import Rank, give_up
-from runner.run_folder.checkpoints import TrainingState, check_before_launch, signature
+from runner.run_folder.checkpoints import TrainingState, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
@@ -87,19 +84,6 @@ def test_room_that_a_runs_own_checkpoints_take_is_not_asked_for_again(cluster: C
     )  # the next one is written before an old one goes
 
 
-@pytest.mark.parametrize(("keep", "advised"), [(1, False), (3, True)])
-def test_keep_1_is_advised_only_where_more_are_kept(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, keep: int, advised: bool
-) -> None:
-    monkeypatch.setattr(access.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
-    config = RunConfig.load(cluster.write(checkpoint={"keep": keep}))
-    with pytest.raises(IncompleteError) as refused:
-        shape = ModelShape(1000, 512, 64, 2, 100)
-        needed = access.disk_needed(config, shape)
-        access.check_disk(config, RunFolder(cluster.output()), shape, needed)
-    assert ("checkpoint.keep=1" in str(refused.value)) == advised
-
-
 @pytest.mark.parametrize("sweep", [(), ("--array", "seed=1,2")])
 def test_a_printed_script_has_a_batch_that_divides(
     terminal: Terminal, sweep: tuple[str, ...]
@@ -107,15 +91,6 @@ def test_a_printed_script_has_a_batch_that_divides(
     terminal.cluster.write(batch={"global": 9}, slurm={"nodes": 2})
     said = terminal.refused("submit", "tiny.yaml", "--print", *sweep)
     assert "batch.global 9 does not divide among 2 ranks" in said
-
-
-def test_a_change_of_precision_is_refused_before_the_launch(tmp_path: Path) -> None:
-    checkpoint(tmp_path)
-    now = {"data": "aa"}
-    with pytest.raises(UsageError, match="with precision bf16; the run now has fp32"):
-        check_before_launch(tmp_path / "checkpoints", now, 1, 100, "ddp", "fp32")
-    for same in ("bf16", "auto"):
-        assert check_before_launch(tmp_path / "checkpoints", now, 1, 100, "ddp", same)
 
 
 def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal: Terminal) -> None:
@@ -127,8 +102,6 @@ def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal:
     code, _, said = terminal.run(*arguments, "--set", "sequence_length=16")
     assert code == 2
     assert "made with sequence_length 32 (now 16)." in said and "aa" not in said.split("step-50")[1]
-    (output / "config.yaml").unlink()
-    assert "made with data aa; the run now has" in terminal.run(*arguments)[2]
 
 
 def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks(
@@ -165,29 +138,6 @@ def test_after_a_check_the_next_command_is_printed_with_what_was_given(
     assert terminal.run("check", "tiny.yaml", "-o", "there")[1].endswith(
         f"\nnext: runner submit tiny.yaml --bundle {bundle} --output {Path.cwd() / 'there'}\n"
     )
-
-
-def test_a_model_that_was_staged_by_path_is_a_model(terminal: Terminal, tmp_path: Path) -> None:
-    there = Bundle.open(terminal.cluster.bundle)
-    shutil.copytree(there.asset_path("tiny-bert"), tmp_path / "mine")
-    (tmp_path / "texts.jsonl").write_text(
-        "".join(f'{{"text": "sentence number {n}"}}\n' for n in range(40))
-    )
-    (tmp_path / "mine.yaml").write_text(
-        "format: 1\nname: mine\nassets:\n  mine: {path: mine}\n"
-        "  texts: {path: texts.jsonl, convert: jsonl}\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "stage", "fetch", "mine.yaml", "-o", "by-path"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    terminal.cluster.write(
-        model={"asset": "mine"}, dataset={"asset": "texts"}, engine={"name": "ddp"}
-    )
-    code, said, err = terminal.run("check", "tiny.yaml", bundle=tmp_path / "by-path")
-    assert code == 0, err
-    assert "model mine: bert, " in said
 
 
 def test_plain_files_for_a_model_are_refused_with_a_way_out(terminal: Terminal) -> None:

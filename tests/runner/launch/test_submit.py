@@ -69,44 +69,6 @@ def test_a_machine_without_slurm_is_told_where_to_go(
     assert not (tmp_path / "run").exists(), "a run that `runner status` would call stopped"
 
 
-@pytest.mark.parametrize(
-    ("said", "exit_code", "remedy"),
-    [
-        ("sbatch: error: invalid partition specified: nope", 2, "sinfo -s"),
-        ("allocation failure: Requested node configuration is not available", 2, "gpus_per_node"),
-        (
-            "sbatch: error: Batch job submission failed: Invalid account or account/partition",
-            2,
-            "options.account",
-        ),
-        ("sbatch: unrecognized option '--bogus=1'", 2, "slurm.options"),
-        (
-            "allocation failure: Unable to contact slurm controller (connect failure)",
-            5,
-            "Try again",
-        ),
-        ("sbatch: fatal: Could not establish a configuration source", 2, "login node"),
-        ("allocation failure: something new", 2, "submit --print"),
-    ],
-)
-def test_what_sbatch_says_becomes_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, exit_code: int, remedy: str
-) -> None:
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(f'#!/bin/sh\necho "{said}" >&2\nexit 1\n')
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for name in ("sinfo", "squeue"):
-        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
-    with pytest.raises(StageError) as refused:
-        submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"), ANY)
-    assert refused.value.exit_code == exit_code
-    assert said.partition("error: ")[2] in str(refused.value)
-    assert remedy in refused.value.remedy
-    assert not (tmp_path / "run").exists(), "a run that `runner status` would call stopped"
-
-
 def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -437,18 +437,6 @@ def test_check_and_submit_say_all_of_it_with_the_other_findings(
     assert code == 2 and any("module load cuda/99" in message for message in messages)
 
 
-def test_the_real_environment_imports_what_the_run_needs(
-    cluster: Cluster, login: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(surroundings, "LIMIT_S", 600.0)  # a loaded machine
-    found = tried(cluster, lora={"rank": 2, "targets": ["query"]}, model={"asset": "tiny-bert"})
-    assert said(found) == ""
-    assert (
-        "imports torch, transformers, safetensors, numpy, pyarrow, deepspeed, peft"
-        in found.lines[-1]
-    )
-
-
 def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
     assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
     assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]

@@ -77,31 +77,6 @@ def test_who_hides_all_gpus_means_the_cpu(hidden: str, monkeypatch: pytest.Monke
     assert device is not None and device.kind == "cpu"
 
 
-def test_a_job_with_gpus_that_torch_cannot_use_is_not_trained_on_the_cpu_in_silence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    done = run_warm("""
-import os, torch
-torch.cuda.is_available = lambda: False  # on whatever machine this runs
-os.environ["SLURM_GPUS_ON_NODE"] = "4"
-from runner.errors import UsageError
-from runner.config.run_config import SlurmConfig
-from runner.training.components.device import find_device
-try:
-    find_device(0, 1, SlurmConfig())
-except UsageError as error:
-    print(error)
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-print(find_device(0, 1, SlurmConfig())[1].kind)
-""")
-    refused, _, chosen = done.stdout.strip().rpartition("\n")
-    assert "Slurm has given this job 4 GPUs on " in refused and "cannot use it: " in refused, (
-        done.stderr
-    )
-    assert "stage env check" in refused and chosen == "cpu"
-
-
 def test_types_of_gpus_are_read_in_every_notation() -> None:
     assert types_of_gpus("gpu:a800:4(S:0-1),nvme:1") == ("a800",)
     assert types_of_gpus("gpu:v100:2(S:0,2),gpu:t4:1") == ("v100", "t4")

@@ -132,18 +132,6 @@ def test_weights_with_a_broken_header_are_refused_with_their_path(tmp_path: Path
     assert "its header would have 9 bytes, the file has 9" in raised.value.message
 
 
-def test_check_refuses_a_target_and_counts_what_is_trained_without_a_rank(cluster: Cluster) -> None:
-    cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora={"targets": ["q_proj"]})
-    said = cluster.refused("check", "tiny.yaml")
-    assert "the model `tiny-gpt2` has no module `q_proj`" in said and "c_attn, c_fc, c_proj" in said
-    cluster.write(
-        task="causal-lm", model={"asset": "tiny-gpt2"}, lora={"rank": 4, "targets": ["c_attn"]}
-    )
-    done = cluster.run("check", "tiny.yaml", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    assert "16 bytes x 2,048 parameters that are trained" in done.stdout
-
-
 def test_where_no_target_is_named_they_are_those_of_peft(cluster: Cluster) -> None:
     """GPT-2's c_attn: 64 in, 192 out, two layers."""
     from runner.inputs import resolve

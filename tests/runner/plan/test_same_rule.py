@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from runner.errors import UsageError
 from runner.job import devices
 from runner.job.devices import NodeShape
 from runner.job.gpus import GIB
-from runner.job.plan import decide
-from runner.job.shapes import Device, ModelShape
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import GPT2, Terminal, terminal
 
@@ -129,18 +126,6 @@ def test_what_a_refusal_of_check_says_to_set_is_accepted_next(
             assert code == 0, (settings, command, out, err)
 
 
-def test_fp16_on_a_cpu_is_refused_by_check_the_launcher_and_the_ranks(cluster: Cluster) -> None:
-    """`check` once said "it fits: CPU; fp16". A login node cannot know which CPU a job gets."""
-    config = RunConfig.load(cluster.write(precision="fp16"))
-    shape = ModelShape(1000, 512, 64, 2, 100)
-    job = devices.of_job(SlurmConfig(), [NodeShape(8, 0, 64 * GIB)], 1)
-    here = devices.here(1, {"CUDA_VISIBLE_DEVICES": ""})
-    assert job is not None and here is not None
-    for device in (job, here, Device.cpu(GIB)):
-        with pytest.raises(UsageError, match="precision fp16: the device CPU does not have it"):
-            decide(config, shape, device, 1)
-
-
 def test_fewer_checkpoints_are_advised_only_where_that_is_enough(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,37 +150,6 @@ def test_fewer_checkpoints_are_advised_only_where_that_is_enough(
     free(least - 1)
     said = terminal.refused("check", "tiny.yaml", code=5)
     assert "keep fewer" not in said and "(--set checkpoint.keep=1 needs " in said
-
-
-def test_check_counts_the_rows_that_the_limit_leaves(terminal: Terminal) -> None:
-    terminal.cluster.write()
-    out = terminal.run("check", "tiny.yaml")[1]
-    words = (
-        r"300 rows to train on \(limit\.train, of [\d,]+\), "
-        r"60 to validate \(limit\.validation, of [\d,]+\)"
-    )
-    assert re.search(words, out), out
-    terminal.cluster.write(dataset={"asset": "reference"})
-    assert "limit" not in terminal.run("check", "tiny.yaml")[1]
-
-
-@pytest.mark.parametrize(("ranks", "is_said"), [("2", True), ("4", False)])
-def test_an_accumulation_that_a_ds_config_says_otherwise_is_printed(
-    terminal: Terminal, ranks: str, is_said: bool
-) -> None:
-    theirs = {
-        "train_batch_size": 8,
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 1,
-    }
-    (terminal.cluster.folder / "ds.json").write_text(json.dumps(theirs))
-    terminal.cluster.write(batch=None, optimizer=None, engine={"config": "ds.json"})
-    code, out, err = terminal.run("check", "tiny.yaml", "--processes", ranks)
-    assert code == 0, err
-    words = (
-        "accumulation: 2  (8 = 2 ranks x 2 x 2; ds.json says gradient_accumulation_steps: 1, with"
-    )
-    assert (words in out) is is_said, out
 
 
 # ---- slices

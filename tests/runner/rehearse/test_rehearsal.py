@@ -22,7 +22,6 @@ from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.first_job.test_good_runs import RUNS, TWINS
 from tests.runner.conftest import Cluster
-from tests.support.light import make_light
 from tests.support.once import once
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_tokenizer
@@ -150,17 +149,6 @@ def test_a_tokenizer_that_cannot_encode_ends_it_before_a_rank_starts(cluster: Cl
     assert "Traceback" not in said
 
 
-def test_a_lora_target_that_does_not_exist_is_refused(cluster: Cluster) -> None:
-    said = refusal(cluster, "--set", "lora={targets: [q_projection]}", code=2)
-    assert "rehearsal, check: " in said and "no module `q_projection`" in said
-    assert "-> It has: c_attn" in said
-
-
-def test_a_run_folder_that_cannot_be_written_is_refused(cluster: Cluster) -> None:
-    said = refusal(cluster, "--output", "/proc/rehearsed/run", code=2)
-    assert "no file can be made in /proc" in said and "Choose an --output" in said
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     process = cluster.start("rehearse", "tiny.yaml")
@@ -191,21 +179,6 @@ def commands() -> list[str]:
             except OSError:
                 continue
     return found
-
-
-def test_the_light_installation_says_what_to_install(
-    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    runner = once(tmp_path_factory, "light", make_light) / "bin" / "runner"
-    command = [str(runner), "rehearse", "tiny.yaml", "--bundle", str(cluster.bundle)]
-    environment = {k: v for k, v in cluster.environment().items() if not k.startswith("PYTHON")}
-    done = subprocess.run(
-        command, cwd=cluster.folder, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2, done.stderr
-    assert "a rehearsal needs torch" in done.stderr and "Traceback" not in done.stderr
-    assert "pip install" in done.stderr
-    assert nothing_stays(cluster)
 
 
 def limited(cluster: Cluster, *arguments: str) -> str:
