@@ -14,16 +14,14 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import manifest_text, parse_manifest
 from stage.bundle.verifier import VerificationReport
 from stage.bundle.verify import verify
 from stage.digests import sha256_of_bytes
-from stage.errors import StageError
 from tests.stage.bundles import BIG, BIG_SIZE, contents, make_bundle
 from tests.stage.damages import DAMAGES, NEED_BIG, Damage, files
 
 SEED = int(os.environ.get("AIRLIFT_DAMAGE_SEED") or 20_260_203)
-BY_COMMAND = 20  # of the damages that tests/golden/verdicts.py makes by the hundred
+BY_COMMAND = 8  # of the damages that tests/golden/verdicts.py makes by the hundred
 Damaged = Callable[[Damage, random.Random], tuple[Path, set[str]]]
 
 
@@ -311,42 +309,6 @@ def test_an_unfinished_bundle_is_said_to_be_unfinished(copy: Path) -> None:
         layout.FETCH_PARTIAL,
         "data/models/bert/config.json",
     }
-
-
-def reseal_with(root: Path, lock: bytes) -> None:
-    (root / layout.LOCK).write_bytes(lock)
-    digests = parse_manifest((root / layout.TAG_MANIFEST).read_bytes())
-    (root / layout.TAG_MANIFEST).write_bytes(
-        manifest_text({**digests, layout.LOCK: sha256_of_bytes(lock)})
-    )
-
-
-CONFIG = b'"path": "data/models/bert/config.json"'
-REFUSED_LOCKS = {
-    "newer format": (b'"format": 1', b'"format": 3', 2, "format 3; this version of airlift reads"),
-    "outside": (CONFIG, CONFIG.replace(b"config.json", b"../../../x"), 3, "may not be in a bundle"),
-    "same but for case": (
-        CONFIG,
-        CONFIG.replace(b"config.json", b"MODEL.safetensors"),
-        3,
-        "ignores case",
-    ),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "code", "words"), REFUSED_LOCKS.values(), ids=REFUSED_LOCKS)
-def test_a_sealed_lock_that_may_not_be_used_is_refused_not_called_damaged(
-    copy: Path, old: bytes, new: bytes, code: int, words: str
-) -> None:
-    lock = (copy / layout.LOCK).read_bytes()
-    reseal_with(copy, lock.replace(old, new))
-    with pytest.raises(StageError, match=words):
-        verify(copy)
-    by_itself = [sys.executable, "-I", copy / layout.VERIFIER]
-    alone = subprocess.run(by_itself, capture_output=True, text=True)
-    for done in (stage("verify", copy), alone):
-        assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
-    assert stage("show", copy).returncode == code
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 16])

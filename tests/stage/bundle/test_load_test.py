@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stage.bundle.bundle import finish
 from stage.bundle.inspect import index_problems, parquet_footer, safetensors_header
@@ -28,7 +26,7 @@ from stage.lock.write import Lockfile
 from stage.progress import Reporter
 from stage.sandbox import child
 from tests.stage.locks import COMMIT
-from tests.support.staging import MODEL, Laptop, model_files, safetensors
+from tests.support.staging import MODEL, Laptop, model_files
 
 TOKENIZER = {
     "version": "1.0",
@@ -193,7 +191,7 @@ def test_a_config_of_plain_files_is_read_too(tmp_path: Path, data: bytes) -> Non
     assert done.exit_code == 1 and "data/files/bert/config.json`: unloadable" in done.stdout
 
 
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f not in ("config is a list", "no config")])
+@pytest.mark.parametrize("fault", ["config is no JSON", "a shard is cut", "tokenizer is torn"])
 def test_a_model_of_plain_files_is_loaded_as_one_of_the_hub(tmp_path: Path, fault: str) -> None:
     files, where, said = FAULTS[fault]
     lock = bundle(tmp_path / "b", files(), source=LOCAL)
@@ -310,49 +308,6 @@ def test_fetch_does_not_finish_what_will_not_load(laptop: Laptop) -> None:
     laptop.hub.commit("models", MODEL, files)
     done = laptop.fetch("bundle", "--offline-check", "--update")
     assert done.returncode == 0 and "loads without network" in done.stderr, done.stderr
-
-
-HEADERS: dict[str, bytes] = {
-    "empty": b"",
-    "seven bytes": b"\0" * 7,
-    "length beyond the file": struct.pack("<Q", 100) + b"{}",
-    "length of 2**64 - 1": b"\xff" * 8 + b"{}",
-    "no JSON": struct.pack("<Q", 2) + b"{{",
-    "a list": struct.pack("<Q", 2) + b"[]",
-    "deep": struct.pack("<Q", 10**6) + b"[" * 10**6,
-    "half a character": struct.pack("<Q", 4) + b'{"\xff"',
-    "trailing bytes": safetensors(10) + b"x",
-    "a gap": shard("a").replace(b"[0, 1]", b"[1, 2]"),
-    "an overlap": shard("a", "b").replace(b"[1, 2]", b"[0, 1]"),
-    "backwards": shard("a").replace(b"[0, 1]", b"[1, 0]"),
-    "negative": shard("a").replace(b"[0, 1]", b"[-1,1]"),
-    "shape that lies": shard("a").replace(b"[1]", b"[9]"),
-    "dtype that lies": shard("a").replace(b'"U8"', b'"F8_E4M3"'[:4]),
-    "entry of text": struct.pack("<Q", 10) + b'{"a": "b"}',
-}
-
-
-@pytest.mark.parametrize("name", HEADERS)
-def test_a_hostile_header_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "x.safetensors").write_bytes(HEADERS[name])
-    with pytest.raises(DamageError, match="not a sound safetensors file"):
-        safetensors_header(tmp_path / "x.safetensors")
-
-
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=4))
-def test_any_change_of_a_header_gives_tensors_or_words(
-    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
-) -> None:
-    data = bytearray(shard("a", "b"))
-    for at, value in changes:
-        data[at % len(data)] = value
-    path = tmp_path_factory.mktemp("fuzz") / "x.safetensors"
-    path.write_bytes(data)
-    try:
-        assert isinstance(safetensors_header(path), dict)
-    except DamageError as error:
-        assert error.exit_code == 1
 
 
 def test_an_index_that_is_none() -> None:

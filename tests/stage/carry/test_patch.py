@@ -14,11 +14,9 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle.receipt import Receipt, find
-from stage.bundle.report import read_report
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.carry.apply import apply
-from stage.carry.patch import patch_damage
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, IncompleteError, UsageError
 from stage.staging.working_folder import alone_in
@@ -94,52 +92,6 @@ def test_any_damage_to_the_bytes_is_repaired(
     assert state(copy) == state(sound)
 
 
-def test_a_report_or_a_patch_of_another_bundle_is_refused(
-    sound: Path, copy: Path, tmp_path: Path
-) -> None:
-    other = make_bundle(tmp_path / "other", big=False).root
-    (other / "data/models/bert/vocab.txt").unlink()
-    (tmp_path / "r.json").write_text(json.dumps(verify(other).to_json()))
-    with pytest.raises(UsageError, match="of another bundle, or of this one as it was before"):
-        patch_damage(sound, read_report(tmp_path / "r.json"), tmp_path / "patch", QUIET)
-    (copy / "data/models/bert/vocab.txt").unlink()
-    patch = patch_for(sound, copy, tmp_path)
-    before = state(other)
-    done = stage("apply", other, patch)
-    assert done.returncode == 2 and "the patch is for another bundle" in done.stderr
-    assert state(other) == before
-
-
-def test_a_damaged_patch_is_refused_before_the_bundle_is_touched(
-    sound: Path, copy: Path, tmp_path: Path
-) -> None:
-    (copy / "data/models/bert/vocab.txt").unlink()
-    patch = patch_for(sound, copy, tmp_path)
-    before = state(copy)
-    carried = [path for path in (patch / "data").rglob("*") if path.is_file()]
-    for path in [patch / "patch.json", patch / layout.MANIFEST, *carried]:
-        data = path.read_bytes()
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(DamageError):
-            apply(copy, patch, QUIET)
-        path.write_bytes(data)
-    assert state(copy) == before
-    apply(copy, patch, QUIET)
-
-
-def test_a_damaged_origin_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
-    origin = tmp_path / "origin"
-    subprocess.run(["cp", "-r", "--sparse=always", sound, origin], check=True)
-    for root in (origin, copy):
-        (root / "data/models/bert/vocab.txt").write_bytes(b'{"equal in size": 001}\n')
-    for damage in ("other bytes", "missing"):
-        with pytest.raises(DamageError, match="damaged here too"):
-            patch_for(origin, copy, tmp_path)
-        assert not (tmp_path / "patch").exists(), damage
-        assert not list(tmp_path.glob("*.partial"))
-        (origin / "data/models/bert/vocab.txt").unlink(missing_ok=True)
-
-
 def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
     (copy / "data/mine.txt").write_text("unsaved")
     (copy / "data/models/bert/vocab.txt").unlink()
@@ -185,19 +137,6 @@ def test_bundle_and_patch_in_each_others_place_get_the_right_command(
     assert swapped.value.remedy == f"stage apply {copy} {tmp_path / 'mend'}"
     with pytest.raises(UsageError, match="a bundle, not a patch"):
         apply(copy, copy, QUIET)
-
-
-def test_nothing_is_written_through_a_link(sound: Path, copy: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    shutil.move(copy / "data/models/bert", outside)
-    (copy / "data/models/bert").symlink_to(outside)
-    (outside / "vocab.txt").unlink()
-    patch = patch_for(sound, copy, tmp_path)
-    done = stage("apply", copy, patch)
-    assert (
-        done.returncode == 3 and "a link or file stands where a folder has to be" in done.stderr
-    ), done.stderr
-    assert not (outside / "vocab.txt").exists()
 
 
 @pytest.mark.parametrize("name", ["stage.yaml", "data/models/bert/vocab.txt", "data"])

@@ -65,13 +65,6 @@ def encrypted_zip() -> bytes:
     return bytes(data)
 
 
-def long_header() -> bytes:
-    """A tar whose long name is announced as 1 GB."""
-    info = special("././@LongLink", tarfile.GNUTYPE_LONGNAME)
-    info.size = 10**9
-    return info.tobuf(tarfile.GNU_FORMAT) + b"a" * 10_240
-
-
 def written(folder: Path) -> dict[str, bytes]:
     return {
         p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
@@ -124,11 +117,6 @@ def test_a_tar_whose_last_file_is_a_zip_is_a_tar(tmp_path: Path) -> None:
     assert written(tmp_path / "out" / "here") == files
 
 
-def test_what_only_ends_as_a_zip_is_no_archive(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not an archive"):
-        tried(tmp_path, b"7z\xbc\xaf\x27\x1c" + zipped([("a", b"1")]))
-
-
 ZIP = zipped([("a", b"one"), ("b", b"two")])
 WITH_COMMENT = ZIP[:-2] + struct.pack("<H", 7) + b"comment"
 
@@ -166,90 +154,11 @@ def test_a_zip_that_is_torn_or_has_something_around_it_is_damage(
     assert not written(tmp_path / "out")
 
 
-HOSTILE: dict[str, tuple[bytes, str]] = {
-    "tar dot dot": (tar([("good", b""), ("../evil", b"x")]), "`..`"),
-    "tar inner dot dot": (tar([("a/../../evil", b"x")]), "`..`"),
-    "tar absolute": (tar([("/tmp/evil", b"x")]), "absolute"),
-    "tar folder outside": (tar([("a", b""), (special("../evil", tarfile.DIRTYPE), b"")]), "`..`"),
-    "tar symlink": (
-        tar([(special("a", tarfile.SYMTYPE, "/etc"), b""), ("a/passwd", b"x")]),
-        "a link",
-    ),
-    "tar hard link": (tar([("b", b"1"), (special("a", tarfile.LNKTYPE, "b"), b"")]), "a link"),
-    "tar device": (tar([(special("a", tarfile.CHRTYPE), b"")]), "special"),
-    "tar pipe": (tar([(special("a", tarfile.FIFOTYPE), b"")]), "special"),
-    "tar twice": (tar([("a", b"1"), ("a", b"2")]), "same file"),
-    "tar case": (tar([("A/x", b"1"), ("a/y", b"2")]), "same file"),
-    "tar normal form": (tar([("\u00e9", b"1"), ("e\u0301", b"2")]), "same file"),
-    "tar file and folder": (tar([("a", b"1"), ("a/b", b"2")]), "same file"),
-    "tar newline": (tar([("a\nb", b"1")]), "control character"),
-    "tar backslash": (tar([("..\\evil", b"1")]), "backslash"),
-    "tar partial": (tar([("x.partial", b"1")]), "unfinished"),
-    "tar long header": (long_header(), "header"),
-    "zip dot dot": (zipped([("../evil", b"x")]), "`..`"),
-    "zip absolute": (zipped([("/evil", b"x")]), "absolute"),
-    "zip folder outside": (zipped([("a", b""), ("../evil/", b"")]), "`..`"),
-    "zip backslash": (zipped([("..\\evil", b"x")]), "backslash"),
-    "zip link": (zipped([(zip_link(), b"/etc")]), "a link"),
-    "zip encrypted": (encrypted_zip(), "encrypted"),
-    "zip case": (zipped([("a", b"1"), ("A", b"2")]), "same file"),
-    "zip zero byte": (zipped([("evilXtxt", b"1")]).replace(b"evilX", b"evil\0"), "zero byte"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_archive_is_refused_and_nothing_lands_outside(tmp_path: Path, name: str) -> None:
-    data, said = HOSTILE[name]
-    with pytest.raises(PolicyError, match=said) as caught:
-        tried(tmp_path, data)
-    assert caught.value.exit_code == 3 and caught.value.remedy
-    assert not written(tmp_path / "out")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["archive", "out"]
-
-
-def test_names_are_judged_before_the_first_byte_is_written(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError):
-        tried(tmp_path, gzip.compress(tar([("good", b"x" * 100_000), ("../evil", b"x")])))
-    assert not written(tmp_path / "out")
-
-
-@pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_a_bomb_is_refused_by_its_ratio(tmp_path: Path, kind: str) -> None:
-    zeros = bytes(70 * 2**20)
-    data = bz2.compress(tar([("zeros", zeros)])) if kind == "tar" else zipped([("zeros", zeros)])
-    with pytest.raises(PolicyError, match="times its size") as caught:
-        tried(tmp_path, data, Limits(ratio=100))
-    assert "MB" in caught.value.message and "100 times" in caught.value.message
-    assert sum(map(len, written(tmp_path / "out").values())) == 0
-
-
-def test_padding_without_end_is_a_bomb(tmp_path: Path) -> None:
-    data = bz2.compress(tar([("a", b"x")])[:1024] + bytes(80 * 2**20))
-    with pytest.raises(PolicyError, match="times its size"):
-        tried(tmp_path, data, Limits(ratio=100))
-
-
 def test_a_bomb_is_refused_by_its_size_and_by_its_files(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="more than 1 kB"):
         tried(tmp_path, tar([("a", bytes(600)), ("b", bytes(600))]), Limits(size=1000))
     with pytest.raises(PolicyError, match="more than 2 files"):
         tried(tmp_path, zipped([("a", b""), ("b", b""), ("c", b"")]), Limits(entries=2))
-
-
-def test_a_zip_that_lies_about_a_size(tmp_path: Path) -> None:
-    data = bytearray(zipped([("a", bytes(5000))]))
-    at = data.index(b"PK\x01\x02") + 24
-    data[at : at + 4] = struct.pack("<I", 10)
-    with pytest.raises((PolicyError, DamageError)):
-        tried(tmp_path, bytes(data))
-    assert sum(map(len, written(tmp_path / "out").values())) <= 10
-
-
-@pytest.mark.parametrize("packer", PACKERS)
-def test_a_torn_archive_is_damage(tmp_path: Path, packer: str) -> None:
-    data = PACKERS[packer](tar([("a", b"x" * 50_000), ("b", bytes(range(256)) * 400)]))
-    with pytest.raises(DamageError, match="cut off or damaged"):
-        tried(tmp_path, data[: len(data) * 2 // 3])
 
 
 def test_what_is_no_archive_is_said(tmp_path: Path) -> None:

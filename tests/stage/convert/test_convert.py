@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import pickle
 import random
 import resource
@@ -25,7 +24,7 @@ from hypothesis import strategies as st
 
 from stage.convert.convert import convert
 from stage.convert.plain_pickle import Array, read_pickle
-from stage.errors import DamageError, PolicyError, StageError, UsageError
+from stage.errors import StageError, UsageError
 from stage.hub.layout import splits_of_names
 
 
@@ -328,60 +327,6 @@ def test_what_cannot_be_converted_is_said(
     with pytest.raises(UsageError, match=said) as caught:
         converted(how, files)
     assert "m.yaml:3" in caught.value.message and caught.value.remedy
-
-
-class _Evil:
-    def __init__(self, reduced: tuple[Any, ...]) -> None:
-        self.reduced = reduced
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced
-
-
-EVIL: dict[str, bytes] = {
-    "system": pickle.dumps(_Evil((os.system, ("touch EVIL",)))),
-    "eval": pickle.dumps(_Evil((eval, ("open('EVIL', 'w')",)))),
-    "open": pickle.dumps(_Evil((open, ("EVIL", "w")))),
-    "getattr": b"c__builtin__\ngetattr\n.",
-    "numpy load": pickle.dumps(_Evil((np.load, ("EVIL",)))),
-    "numpy memmap": pickle.dumps(_Evil((np.memmap, ("EVIL", "u1", "w+", 0, (1,))))),
-    "inst": b"(S'touch EVIL'\nios\nsystem\n.",
-    "nested in data": pickle.dumps({b"data": [1, _Evil((os.system, ("touch EVIL",)))]}),
-    "persistent": b"Px\n.",
-    "extension": b"\x82\x01.",
-    "state of a function": b"\x80\x02c_codecs\nencode\n}U\x08__code__K\x01sb.",
-}
-
-
-@pytest.mark.parametrize("name", EVIL)
-def test_a_pickle_can_build_nothing_but_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("batch").write_bytes(EVIL[name])
-    with pytest.raises(PolicyError, match="wants to build"):
-        read_pickle(Path("batch"), "batch")
-    assert not Path("EVIL").exists()
-
-
-BROKEN = {
-    "nothing": b"",
-    "no pickle": b"hello",
-    "torn": pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)})[:-2000],
-    "array of text": pickle.dumps(np.array(["x"])),
-    "long bytes": b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",
-    "deep": b"(" * 1000,
-    "shape that lies": pickle.dumps(np.zeros((2, 2), np.uint8)).replace(
-        b"K\x02K\x02", b"K\x02K\xff"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_pickle_is_damage(tmp_path: Path, name: str) -> None:
-    (tmp_path / "batch").write_bytes(BROKEN[name])
-    with pytest.raises(DamageError, match="not a pickle of plain data"):
-        read_pickle(tmp_path / "batch", "batch")
 
 
 def test_a_memo_of_two_billion_entries_takes_no_memory(tmp_path: Path) -> None:

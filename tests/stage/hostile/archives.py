@@ -33,8 +33,8 @@ def unpacked(data: Make) -> Prepare:
 
 
 def sized(name: str, size: int, data: bytes = b"") -> bytes:
-    """A tar with one file whose header states another size."""
-    info = tarfile.TarInfo(name)
+    """A tar with one file, or long name, whose header states another size."""
+    info = special(name, tarfile.GNUTYPE_LONGNAME if "LongLink" in name else tarfile.REGTYPE)
     info.size = size
     return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(1024)
 
@@ -272,6 +272,13 @@ CASES = [
         ("does not say in which encoding",),
         unpacked(tar([("\udcff", b"1")], tarfile.GNU_FORMAT)),
     ),
+    Case("tar unfinished file", 3, ("unfinished",), unpacked(tar([("x.partial", b"1")]))),
+    Case(
+        "tar name announced as 1 GB",
+        3,
+        ("header",),
+        unpacked(gzip.compress(sized("././@LongLink", 10**9, b"a" * 10_240))),
+    ),
     Case("tar name of 2,000 bytes", 3, ("longer than",), unpacked(tar([("n" * 2000, b"1")]))),
     Case("tar cut in a file", 1, TORN, unpacked(tar([("a", NOISE)])[:50_000])),
     Case("tar cut between two files", 1, TORN, unpacked(tar([("a", b""), ("b", b"x")])[:512])),
@@ -295,6 +302,12 @@ CASES = [
     Case("zip drive", 3, ("backslash",), unpacked(zipped([("C:\\evil", b"x")]))),
     Case("zip link", 3, ("a link",), unpacked(zipped([(zip_link(), b"/etc")]))),
     Case("zip encrypted", 3, ("encrypted",), unpacked(encrypted_zip())),
+    Case(
+        "zip zero byte",
+        3,
+        ("zero byte",),
+        unpacked(zipped([("evilXtxt", b"1")]).replace(b"evilX", b"evil\0")),
+    ),
     Case("zip name twice", 3, ("same file",), unpacked(zipped([("a", b"1"), ("a", b"2")]))),
     Case(
         "zip names equal but for case",

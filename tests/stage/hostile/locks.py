@@ -63,6 +63,17 @@ def sealed(change: Callable[[bytes], bytes], command: str = "verify") -> Prepare
     return prepare
 
 
+def sealed_claim(**changes: Any) -> Prepare:
+    """A sealed lock that claims this of its first file."""
+
+    def change(text: bytes) -> bytes:
+        lock = json.loads(text)
+        lock["assets"]["bert"]["files"][0].update(changes)
+        return (json.dumps(lock, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+    return sealed(change)
+
+
 def _pipe_for_a_lock(place: Place) -> list[str]:
     arguments = follow(b"")(place)
     (place.folder / "m.lock").unlink()
@@ -81,6 +92,7 @@ PINNED = {"url": URL, "sha256": "a" * 64}
 NOTES = {"path": "notes"}
 OUTSIDE = {"url": "http://127.0.0.1:9/..%2F..%2F..%2Fevil", "sha256": "a" * 64}
 A, B = "data/models/bert/config.json", "data/models/bert/model.safetensors"
+ALIKE = "data/models/bert/MODEL.safetensors"
 
 CASES = [
     Case("empty", 2, ("m.lock", "not JSON"), follow(b"")),
@@ -298,6 +310,20 @@ CASES = [
             asset(**NOTES),
         ),
     ),
+    Case(
+        "sealed: newer format",
+        2,
+        ("format 3; this version of airlift reads",),
+        sealed(lambda text: text.replace(b'"format": 1', b'"format": 3')),
+    ),
+    Case("sealed: path equal but for case", 3, ("ignores case",), sealed_claim(path=ALIKE)),
+    Case("sealed: path of a tag file", 3, ("outside its asset",), sealed_claim(path="stage.lock")),
+    Case("sealed: path a list", 2, ("not a lock",), sealed_claim(path=["data"])),
+    Case("sealed: size negative", 2, ("not a lock",), sealed_claim(size=-1)),
+    Case("sealed: size true", 2, ("not a lock",), sealed_claim(size=True)),
+    Case("sealed: half a byte", 2, ("not a lock",), sealed_claim(size=0.5)),
+    Case("sealed: no digest", 1, ("External-Identifier",), sealed_claim(sha256=None)),
+    Case("sealed: digest that is a path", 2, ("not a lock",), sealed_claim(sha256="../../x")),
     Case("sealed: no JSON", 2, ("stage.lock", "not JSON"), sealed(lambda text: text[:-5])),
     Case(
         "sealed: path escape",

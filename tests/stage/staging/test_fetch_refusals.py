@@ -93,15 +93,6 @@ def test_a_file_that_the_storage_has_not_got_is_not_asked_for_again(laptop: Lapt
     )
 
 
-@pytest.mark.parametrize("token", [None, STRANGER_TOKEN])
-@pytest.mark.parametrize(("kind", "repository"), [("models", MODEL), ("datasets", DATASET)])
-def test_a_gated_repository(laptop: Laptop, kind: str, repository: str, token: str | None) -> None:
-    laptop.hub.configure(kind, repository, gated="manual", members=("tester",))
-    message = laptop.refused(2, **({"HF_TOKEN": token} if token else {}))
-    page = f"https://huggingface.co/{'datasets/' if kind == 'datasets' else ''}{repository}"
-    assert "gated" in message and page in message and ("HF_TOKEN" in message) == (token is None)
-
-
 def test_a_token_that_the_hub_refuses_is_named_and_the_remedy_goes_on_without_it(
     laptop: Laptop,
 ) -> None:
@@ -181,13 +172,6 @@ def test_a_model_of_pickles_only(laptop: Laptop) -> None:
     laptop.hub.commit("models", MODEL, files)
     message = laptop.refused(3)
     assert "pytorch_model.bin" in message and "safetensors" in message
-    assert nothing_was_downloaded(laptop)
-
-
-def test_a_path_that_may_not_be_in_a_bundle(laptop: Laptop) -> None:
-    laptop.hub.commit("models", MODEL, {**model_files(), "100%.json": b"{}"})
-    message = laptop.refused(3)
-    assert "`tiny-bert`" in message and "100%.json" in message
     assert nothing_was_downloaded(laptop)
 
 

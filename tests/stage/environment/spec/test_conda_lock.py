@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
-from stage.errors import PolicyError, UsageError
 
 DIGEST = "0e" + "1" * 62  # a number to YAML 1.2, text to us
 
@@ -75,40 +74,3 @@ def test_no_reader_takes_a_version_or_a_digest_for_a_number() -> None:
     assert "version: '1.10'" in text and f"sha256: '{DIGEST}'" in text
     entry = yaml.safe_load(text)["package"][0]
     assert (entry["version"], entry["hash"]["sha256"]) == ("1.10", DIGEST)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            ("version: 1\n", "version: 2\n"),
-            "schema version 2; this version of airlift reads version 1",
-        ),
-        ((f"sha256: '{DIGEST}'", "sha256: null"), "`a`: `package[0]` has no sha256"),
-        ((f"    sha256: '{DIGEST}'\n", ""), "`a`: `package[0]` has no sha256"),
-        (
-            ("  platforms:\n  - linux-64\n", "  platforms:\n  - linux-64\n  - osx-64\n"),
-            "locked for `linux-64`, `osx-64`: which of",
-        ),
-        (("manager: conda", "manager: npm"), "manager` should be one of conda, pip, found 'npm'"),
-        (("https://h.example/noarch/a-1.10-0.conda", "nothing"), "is no https, http, file address"),
-        (("noarch/a-1.10-0.conda", "noarch/"), "names no file"),
-        (("package:", "packages:"), "lists no packages"),
-        (("version: 1\n", "version: [\n"), "it is not YAML"),
-    ],
-)
-def test_a_lock_that_cannot_be_used_says_why(
-    tmp_path: Path, change: tuple[str, str], words: str
-) -> None:
-    text = lock(package()).to_yaml().decode()
-    assert change[0] in text
-    with pytest.raises((UsageError, PolicyError)) as refused:
-        load(tmp_path, text.replace(*change, 1))
-    assert words in str(refused.value) and "stage env lock" in refused.value.remedy
-
-
-def test_one_package_in_two_categories_is_one_package(tmp_path: Path) -> None:
-    """conda-lock writes an entry for each category."""
-    document = yaml.safe_load(lock(package()).to_yaml())
-    document["package"].append({**document["package"][0], "category": "dev", "optional": True})
-    assert len(load(tmp_path, yaml.safe_dump(document)).packages) == 2
