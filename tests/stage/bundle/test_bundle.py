@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, bag_info_text, manifest_text, parse_manifest
 from stage.digests import sha256_of_bytes
-from stage.errors import DamageError, UsageError
+from stage.errors import UsageError
 from stage.paths import problem_with_path
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
@@ -103,45 +103,6 @@ def test_an_unknown_asset_names_the_nearest_and_all(bundle: Bundle) -> None:
     with pytest.raises(UsageError) as refusal:
         bundle.asset_path("zzz")
     assert refusal.value.remedy == "It has: bert, big, lines, notes."
-
-
-def test_what_is_not_a_bundle_is_said_to_be_none(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "near").symlink_to(bundle.root)
-    for path, said in (
-        (tmp_path / "gone", "no such folder"),
-        (tmp_path / "file", "it is a file"),
-        (tmp_path / "empty", "neither bagit.txt nor stage.lock"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            Bundle.open(path)
-    with pytest.raises(UsageError, match="not a bundle") as refusal:
-        Bundle.open(tmp_path)
-    assert refusal.value.remedy == f"Did you mean {tmp_path / 'near'}?"
-
-
-def test_an_unfinished_bundle_is_not_opened(tmp_path: Path) -> None:
-    root = make_bundle(tmp_path / "bundle").root
-    (root / layout.TAG_MANIFEST).unlink()
-    with pytest.raises(UsageError, match="unfinished") as refusal:
-        Bundle.open(root)
-    assert "stage fetch" in refusal.value.remedy
-
-
-@pytest.mark.parametrize(
-    "edit", [lambda b: b[:-1], lambda b: b + b" ", lambda b: b.replace(b"bert", b"bent", 1)]
-)
-def test_a_damaged_lock_is_not_believed(tmp_path: Path, edit: object) -> None:
-    root = make_bundle(tmp_path / "bundle").root
-    lock = root / layout.LOCK
-    lock.write_bytes(edit(lock.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(DamageError, match=r"stage\.lock: damaged") as refusal:
-        Bundle.open(root)
-    assert f"stage verify {root}" in refusal.value.remedy
-    lock.unlink()
-    with pytest.raises(DamageError, match="missing"):
-        Bundle.open(root)
 
 
 def test_an_interrupted_write_leaves_the_old_text(bundle: Bundle, tmp_path: Path) -> None:

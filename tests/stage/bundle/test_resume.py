@@ -296,14 +296,13 @@ def test_killed_ten_times_it_reads_no_file_twice_but_those_in_hand(
     assert (again.returncode, again.stderr, again.stdout) == (0, "", done.stdout)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-@pytest.mark.parametrize("entrance", ["stage verify", "stage-verify.py"])
+@pytest.mark.parametrize(("entrance", "jobs"), [("stage verify", "2"), ("stage-verify.py", "1")])
 def test_ended_by_the_limit_of_cpu_time_it_says_so_and_goes_on(
     many: Path, tmp_path: Path, entrance: str, jobs: str
 ) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     words = [*command(entrance, many, busy=0.002)[:-1], jobs]
-    script = f"ulimit -t 3; exec {shlex.join(words)}"
+    script = f"ulimit -t 2; exec {shlex.join(words)}"
     done = subprocess.run(
         ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120
     )

@@ -148,35 +148,6 @@ def test_its_lines_are_those_of_stage_verify(copy: Path) -> None:
     assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode == 1
 
 
-def printed_by_both(bundle: Path) -> tuple[list[str], str]:
-    """The findings, which both print; and the remedies of `stage verify`."""
-    ours = subprocess.run(
-        [sys.executable, "-m", "stage", "verify", bundle], capture_output=True, text=True
-    )
-    theirs = standalone(pythons()[0], bundle)
-    assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode, (
-        theirs.stdout + theirs.stderr
-    )
-    for part in ("stage patch BUNDLE --report", "rsync -c", "move"):
-        assert (part in theirs.stderr) == (part in ours.stderr), theirs.stderr
-    return ours.stdout.splitlines(), ours.stderr
-
-
-def test_a_renamed_file_is_missing_and_extra_and_a_patch_carries_it(
-    small: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "a copy"
-    shutil.copytree(small, copy)
-    (copy / "data/models/bert/vocab.txt").rename(copy / "data/models/bert/words.txt")
-    lines, advice = printed_by_both(copy)
-    assert [line.partition(": expected")[0] for line in lines] == [
-        "`data/models/bert/vocab.txt`: missing",
-        "`data/models/bert/words.txt`: extra",
-    ]
-    assert "stage patch" in advice and "move them out" in advice
-    assert json.loads(standalone(pythons()[0], copy, "--json").stdout) == verify(copy).to_json()
-
-
 def test_the_report_that_was_written_is_the_one_the_remedy_names(
     small: Path, tmp_path: Path
 ) -> None:
@@ -204,18 +175,6 @@ def test_on_a_python_too_old_it_prints_so_and_that_is_no_damage() -> None:
         assert done.returncode == 2 and "needs Python 3.6 or newer, this is 2.7" in done.stderr, (
             done.stderr
         )
-
-
-def test_each_extra_file_is_a_line_and_none_is_for_a_patch(small: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(small, copy)
-    for name in ("data/models/old/deep/a", "data/models/old/b", "data/models/bert/c"):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_text(name)
-    done = standalone(pythons()[0], copy)
-    assert done.returncode == 1 and done.stdout.count(": extra: ") == 3
-    assert "move them out" in done.stderr and "stage patch" not in done.stderr
-    assert json.loads(standalone(pythons()[0], copy, "--json").stdout) == verify(copy).to_json()
 
 
 def test_a_file_without_the_right_to_read_is_no_damage_to_carry(
@@ -297,12 +256,3 @@ def test_its_report_is_what_stage_patch_reads(copy: Path, tmp_path: Path) -> Non
     (copy / "data/models/bert/vocab.txt").unlink()
     assert standalone(pythons()[0], copy, "--report", tmp_path / "report.json").returncode == 1
     assert read_report(tmp_path / "report.json") == verify(copy)._replace(seal=None)
-
-
-def test_a_bundle_of_before_has_none_and_is_sound(copy: Path) -> None:
-    digests = layout.parse_manifest((copy / layout.TAG_MANIFEST).read_bytes())
-    del digests[layout.VERIFIER]
-    (copy / layout.VERIFIER).unlink()
-    (copy / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(digests))
-    assert verify(copy).ok
-    assert standalone(pythons()[0], copy).returncode == 0

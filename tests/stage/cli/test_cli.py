@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from stage import __version__
-from stage.bundle.bundle import TAG_MANIFEST
 from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.support.staging import run_as
@@ -221,34 +218,6 @@ def test_no_command_at_all_shows_the_help() -> None:
     assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr
 
 
-def test_a_mistake_in_a_manifest_is_told_with_file_and_line(laptop: Path) -> None:
-    (laptop / "m.yaml").write_text(MANIFEST.replace("path:", "paht:"))
-    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    assert done.returncode == 2
-    assert (
-        done.stderr.startswith("error: m.yaml:4: unknown key `paht`")
-        and "Did you mean `path`?" in done.stderr
-    )
-
-
-def test_a_path_that_may_not_travel_ends_with_3(laptop: Path) -> None:
-    (laptop / "notes.txt").unlink()
-    (laptop / "notes.txt").mkdir()
-    (laptop / "notes.txt" / "a%b").touch()
-    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    assert done.returncode == 3 and "`%`" in done.stderr and "exclude" in done.stderr
-
-
-def test_what_cannot_be_finished_ends_with_5(laptop: Path) -> None:
-    (laptop / "b").mkdir()
-    descriptor = os.open(laptop / "b", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another fetch would
-    done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    os.close(descriptor)
-    assert done.returncode == 5 and done.stderr.startswith("error: ") and "\n  -> " in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_target_that_no_folder_can_be_made_at_is_wrong_usage_that_names_it(laptop: Path) -> None:
     """As a read-only target: a second run would fail too (tests/stage/bundle/test_read_only.py)."""
     (laptop / "nowhere").symlink_to("gone/too")
@@ -389,52 +358,6 @@ def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
     done = stage("show", made.root)
     assert done.returncode == 0 and "owned" in done.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
-
-
-def test_an_unfinished_bundle_is_not_shown(tmp_path: Path) -> None:
-    root = make_bundle(tmp_path / "bundle", big=False).root
-    (root / TAG_MANIFEST).unlink()
-    done = stage("show", root)
-    assert done.returncode == 2 and "unfinished" in done.stderr and "stage fetch" in done.stderr
-
-
-def test_a_reader_that_goes_away_is_no_traceback(bundle: Path) -> None:
-    script = f"'{sys.executable}' -m stage show '{bundle}' | true"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
-    assert done.stderr == ""
-
-
-def test_ctrl_c_says_that_nothing_is_lost(laptop: Path) -> None:
-    """A Hub that never answers: the fetch waits until it is interrupted."""
-    (laptop / "m.yaml").write_text("format: 1\nassets:\n  a:\n    model: acme/a\n")
-    listener = subprocess.Popen(
-        [sys.executable, "-c", "import socket; s = socket.create_server(('127.0.0.1', 0)); "
-         "print(s.getsockname()[1], flush=True); c = s.accept(); print('asked', flush=True); "
-         "input()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert listener.stdout is not None
-    try:
-        endpoint = f"http://127.0.0.1:{listener.stdout.readline().strip()}"
-        fetch = subprocess.Popen(
-            [sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b", "--endpoint", endpoint],
-            cwd=laptop,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DOWNLOAD_TIMEOUT": "60"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert listener.stdout.readline() == "asked\n"
-        fetch.send_signal(signal.SIGINT)
-        _, said = fetch.communicate(timeout=120)
-    finally:
-        listener.kill()
-        listener.wait()
-    assert fetch.returncode == 5
-    assert (
-        "error: Interrupted. What is already here is kept.\n  -> Run the same command again."
-        in said
-    )
-    assert "Traceback" not in said
 
 
 def test_a_bundle_is_fetched_by_one_at_a_time(laptop: Path) -> None:

@@ -133,18 +133,6 @@ def test_datasets_and_transformers_of_their_days_load_by_name(
         assert answer_of(run_client(python, short, served.address, tmp_path / "short")) == found
 
 
-def test_pandas_reads_over_hf_addresses(served: Served, tmp_path: Path) -> None:
-    script = f"""
-import json
-import pandas
-table = pandas.read_parquet("hf://datasets/{LINES}/plain/train-00000-of-00002.parquet")
-config = pandas.read_json("hf://{MODEL}/config.json", typ="series")
-print(json.dumps([len(table), config["model_type"]]))
-"""
-    done = run_client(sys.executable, script, served.address, tmp_path)
-    assert answer_of(done) == [2000, "bert"]
-
-
 def test_a_client_reaches_it_over_ipv6(served: Served, tmp_path: Path) -> None:
     if not Path("/proc/net/if_inet6").exists() or not Path("/proc/net/if_inet6").read_text():
         pytest.skip("this machine has no IPv6")

@@ -154,18 +154,6 @@ def test_a_commit_that_an_answer_only_names_belongs_to_its_branch(
         assert answer_of(again) == ["new"]
 
 
-@pytest.mark.slow  # a minute; permission itself is in tests/stage/hub/test_remote_code.py
-def test_code_that_the_script_ran_waits_for_permission(source: TestHub, tmp_path: Path) -> None:
-    code = 'import evaluate; evaluate.load("share_equal")'
-    done = trace(tmp_path, source, sys.executable, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "# allow_code: true   # the script ran share_equal.py" in (tmp_path / "my.yaml").read_text()
-    )
-    refused = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle")
-    assert refused.returncode == 3 and "allow_code: true" in refused.stderr
-
-
 def test_plain_addresses_are_seen_and_of_https_the_host(source: TestHub, tmp_path: Path) -> None:
     code = """
 import urllib.request, sys

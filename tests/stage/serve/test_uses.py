@@ -160,14 +160,3 @@ def test_a_script_of_all_uses_reads_the_same_without_the_hub(
     of_net = [a["revision"] for a in assets if a.get("model") == "acme/net"]
     assert sorted(of_net) == ["fix/one", "main", "v1"], text
     assert "notes.txt" not in text.split("revision: main")[0] and "pytorch_model" not in text
-
-
-@pytest.mark.slow  # each alone: a minute and a half; the fast test has them all in one script
-@pytest.mark.parametrize("generation", GENERATIONS)
-@pytest.mark.parametrize("use", USES)
-def test_a_use_reads_the_same_without_the_hub(
-    hub: TestHub, tmp_path: Path, generation: str, use: str
-) -> None:
-    laptop = Laptop(tmp_path, hub, python_of(generation))
-    uses = {use: USES[use]}
-    assert traced_and_fetched(laptop, uses) == under_exec(laptop, uses)

@@ -125,15 +125,6 @@ def test_damage_in_the_store_is_noticed_named_and_fetched_again(
     assert asked_for(sharing, "model.safetensors") == 2
 
 
-def test_a_store_file_cut_short_is_not_taken(sharing: Laptop) -> None:
-    sharing.fetched()
-    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
-    entry.unlink()
-    entry.write_bytes((sharing.bundle / WEIGHTS).read_bytes()[:2_000_000])
-    assert "share that file" not in sharing.fetch("again").stderr, "no bundle has this one"
-    assert verify(sharing.folder / "again").ok and hash_file(entry).sha256 == entry.name
-
-
 def test_a_link_in_the_store_is_not_followed(sharing: Laptop) -> None:
     sharing.fetched()
     entry = entry_of(sharing, sharing.bundle / WEIGHTS)

@@ -372,33 +372,6 @@ def notes(packages: list[Package], node: str) -> str:
     return " ".join(f"{verdict.problem} {verdict.remedy}" for verdict in found)
 
 
-def test_torch_without_code_for_the_gpu_is_refused_with_what_fits() -> None:
-    verdict = refusal([torch("2.11.0+cu128")], "v100")
-    assert "has no code for Tesla V100-SXM2-32GB (compute capability 7.0)" in verdict.problem
-    assert "torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126" in verdict.remedy
-
-
-def test_cuda_newer_than_the_driver_is_refused_with_what_fits() -> None:
-    verdict = refusal([torch("2.13.0"), locked("cuda-toolkit", "13.0.3")], "a800")
-    assert (
-        "needs a driver with CUDA 13.0 or newer (driver 580+); the driver of a800 has CUDA 12.2"
-        in verdict.problem
-    )
-    assert "torch 2.10 from PyPI" in verdict.remedy
-
-
-def test_a_wheel_newer_than_the_clusters_glibc_is_refused() -> None:
-    verdict = refusal([torch("2.7.1+cu118")], "v100-cuda11")
-    assert "torch 2.7.1+cu118 needs glibc 2.28; v100-cuda11 has 2.17" in verdict.problem
-    assert "torch 2.6.0+cu118" in verdict.remedy
-    wheel = locked(
-        "pyarrow",
-        "26.0",
-        url="https://example.org/pyarrow-26.0-cp310-cp310-manylinux_2_28_x86_64.whl",
-    )
-    assert "older pyarrow" in refusal([wheel], "v100-cuda11").remedy
-
-
 def test_a_gpu_older_than_the_toolkit_is_refused_even_for_a_torch_that_nobody_knows() -> None:
     node = Profile(
         path=Path("p"),
@@ -450,14 +423,6 @@ def test_a_build_without_cuda_for_a_gpu_is_refused_with_the_index_that_has_it(ve
         in verdict.problem
     )
     assert "torch 2.10 from PyPI" in verdict.remedy and CU126 in verdict.remedy
-
-
-def test_condas_build_without_cuda_for_a_gpu_is_refused_in_condas_words() -> None:
-    verdict = refusal([conda("pytorch", "2.7.1", "cpu_mkl_py311_h1_100")], "a800")
-    assert (
-        "without CUDA" in verdict.problem
-        and "`pytorch=*=cuda*` and `cuda-version 12.*`" in verdict.remedy
-    )
 
 
 def test_a_torch_that_does_not_say_which_cuda_it_has_is_a_note() -> None:

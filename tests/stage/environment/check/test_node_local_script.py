@@ -180,16 +180,6 @@ def test_who_waits_for_a_job_that_is_killed_takes_over(node: Node) -> None:
     assert f"took over from process {first.pid}" in said
 
 
-def test_a_lock_left_by_a_dead_job_is_taken_over_at_once(node: Node) -> None:
-    node.slow()
-    first = node.start()
-    until(lambda: node.unpacked == 1)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    node.quick()
-    assert "took over" in node.run()
-
-
 def test_a_process_that_only_has_the_number_of_the_holder_is_not_the_holder(node: Node) -> None:
     """Process numbers are used again: here by this test itself."""
     lock = node.prefix.with_name(f"{node.prefix.name}.lock")

@@ -91,19 +91,6 @@ def test_packages_that_cannot_be_had_together(desk: Desk) -> None:
     assert "wants-cuda11" in words and "cudatoolkit 11.*" in words, "the solver's own message"
 
 
-def test_cuda_newer_than_the_driver_names_the_torch_that_fits(pip_desk: Desk) -> None:
-    pip_desk.index.add(wheel("torch", "2.11.0", requires=["nvidia-cuda-runtime==13.0.96"]))
-    pip_desk.index.add(wheel("nvidia-cuda-runtime", "13.0.96"))
-    pip_desk.write("torch")
-    words = pip_desk.refused(2)
-    assert (
-        "environment.yml:10: would not run on a800" in words
-        and "CUDA 13.0" in words
-        and "12.2" in words
-    )
-    assert "torch 2.10" in words
-
-
 def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_printed(
     pip_desk: Desk,
 ) -> None:
@@ -126,14 +113,6 @@ def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_
         pip_desk.write(line)
         words = pip_desk.refused(2)
         assert "would not run on a800" in words and "torch 2.10 from PyPI" in words
-
-
-def test_a_torch_without_cuda_is_refused_with_the_index_that_has_it(pip_desk: Desk) -> None:
-    pip_desk.index.add(wheel("torch", "2.10.0+cpu"))
-    pip_desk.write("torch")
-    words = pip_desk.refused(2)
-    assert "torch 2.10.0+cpu is a build without CUDA: it does not use" in words
-    assert "https://download.pytorch.org/whl/cu126" in words
 
 
 def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> None:

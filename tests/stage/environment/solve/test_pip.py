@@ -432,16 +432,6 @@ def test_a_conflict_says_who_wants_what(tmp_path: Path, index: Index) -> None:
     assert "`old` (" in words and "hint" not in words
 
 
-def test_what_airlift_requires_is_said_to_be_airlifts(tmp_path: Path, index: Index) -> None:
-    index.add(wheel("hub", "0.9"), wheel("hub", "2.4"))
-    request = replace(asked(tmp_path, "hub==0.9", index=index), own_requirements=("Hub<3,>=2.4",))
-    words = refusal(UsageError, request)
-    assert (
-        "airlift, which is in every environment, requires Hub<3,>=2.4" in words
-        and "`hub==0.9` (" in words
-    )
-
-
 def test_a_name_or_a_version_that_is_nowhere_is_told_in_uvs_words_with_its_line(
     tmp_path: Path, index: Index
 ) -> None:

@@ -133,8 +133,7 @@ def conda_forge(folder: Path) -> str:
 
 
 @obeys("stage/environment/image/own_wheel.py", "stage env lock adds them; with another tool")
-@pytest.mark.parametrize("profile", ["v100", "a800"])
-def test_it_locks_as_it_is(tmp_path: Path, profile: str) -> None:
+def test_it_locks_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "requirement.txt").write_text(REQUIREMENTS)
     channel = conda_forge(tmp_path / "channel")
     with serve_index() as index:
@@ -145,7 +144,7 @@ def test_it_locks_as_it_is(tmp_path: Path, profile: str) -> None:
         kept = {name: os.environ[name] for name in ("PYTHONPATH", "LANG") if name in os.environ}
         done = subprocess.run(
             [sys.executable, "-m", "stage", "env", "lock", "environment.yml",
-             "--profile", PROFILES / f"{profile}.yml"],
+             "--profile", PROFILES / "v100.yml"],
             cwd=tmp_path, env={**kept, "HOME": str(tmp_path),
                                "PIP_CONFIG_FILE": "/dev/null", "PATH": "/usr/bin:/bin"},
             capture_output=True, text=True, timeout=300, check=False,

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
 
@@ -70,20 +68,6 @@ def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web
     assert "sha256" in said and "--update" in said
     stage("fetch", "m.yaml", "--update", "x", "-o", "b")
     assert Path("b", file.path).read_bytes() == DATA[::-1]
-
-
-def test_a_corrected_file_at_an_address_is_taken_after_a_failed_conversion(
-    stage: Callable[..., Result], web: Web
-) -> None:
-    """The failed fetch had pinned the wrong file, and kept it in its workshop."""
-    web.files["/t.csv"] = b"a,b\n1,2\n1,2,3\n"
-    manifest(url=web.url("/t.csv"), convert="csv")
-    stage("fetch", "m.yaml", "-o", "b", code=2)
-    web.files["/t.csv"] = b"a,b\n1,2\n1,33333\n"
-    stage("fetch", "m.yaml", "-o", "b")
-    asset = Bundle.open(Path("b")).asset("x")
-    assert asset.made_from[0].sha256 == sha256(web.files["/t.csv"])
-    assert Path("m.lock").read_bytes() == Path("b/stage.lock").read_bytes()
 
 
 def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) -> None:
@@ -158,16 +142,6 @@ def test_what_is_encoded_for_the_way_is_unpacked(stage: Callable[..., Result], w
     manifest(url=web.url("/f.csv"), sha256=sha256(b"a,b\n1,2\n"))
     stage("fetch", "m.yaml", "-o", "b")
     assert Path("b/data/files/x/f.csv").read_bytes() == b"a,b\n1,2\n"
-
-
-def test_a_torn_download_goes_on_where_it_was(stage: Callable[..., Result], web: Web) -> None:
-    web.files["/f"] = DATA
-    web.cut = [1_000_000, 500_000]
-    manifest(url=web.url("/f"))
-    stage("fetch", "m.yaml", "-o", "b")
-    ranges = [asked for _, asked in web.requests if asked]
-    assert len(ranges) == 2 and all(int(r.removeprefix("bytes=").rstrip("-")) > 0 for r in ranges)
-    assert Path("b/data/files/x/f").read_bytes() == DATA
 
 
 def test_the_next_run_goes_on_where_the_last_one_was(
@@ -250,13 +224,6 @@ def test_an_lfs_pointer_at_an_address_is_called_that(
     said = stage("fetch", "m.yaml", "-o", "b", code=2).output
     assert "gives a Git LFS pointer, not the file itself" in said and "git lfs pull" in said
     assert not list(Path("b").rglob("*.bin*"))
-
-
-def test_a_redirect_is_followed(stage: Callable[..., Result], web: Web) -> None:
-    web.files["/there"], web.redirects["/here.bin"] = DATA, web.url("/there")
-    manifest(url=web.url("/here.bin"))
-    stage("fetch", "m.yaml", "-o", "b")
-    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
 
 
 def test_a_redirect_with_a_space_in_it_is_followed(stage: Callable[..., Result], web: Web) -> None:
@@ -393,15 +360,6 @@ def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]
     ]
 
 
-def test_parquet_bytes_name_the_library_that_made_them(stage: Callable[..., Result]) -> None:
-    """The reason why a digest holds for a single version of pyarrow."""
-    Path("x.csv").write_text("a\n1\n")
-    manifest(path="x.csv", convert="csv")
-    stage("fetch", "m.yaml", "-o", "b")
-    (shard,) = Path("b").rglob("*.parquet")
-    assert pa.__version__ in pq.ParquetFile(shard).metadata.created_by
-
-
 def test_a_file_that_came_or_went_in_a_local_folder_is_not_called_changed(
     stage: Callable[..., Result],
 ) -> None:
@@ -430,25 +388,3 @@ def test_csv_mistakes_of_all_assets_are_reported_at_once(stage: Callable[..., Re
     said = stage("fetch", "m.yaml", "-o", "b", code=2).output
     assert "m.yaml: 2 mistakes:" in said
     assert "1. m.yaml:3: `a`" in said and "2. m.yaml:4: `b`" in said, said
-
-
-def test_empty_csv_files_are_reported_at_once_before_anything_is_fetched(
-    stage: Callable[..., Result],
-) -> None:
-    Path("data").mkdir()
-    for name in "abc":
-        Path("data", f"{name}.csv").write_text("a,b\n" if name == "b" else "")
-    manifest(path="data", convert="csv")
-    said = stage("fetch", "m.yaml", "-o", "b", "--dry-run", code=2).output
-    assert "m.yaml: 2 mistakes:" in said and "a.csv: it is empty" in said
-    assert "c.csv: it is empty" in said
-
-
-def test_a_pattern_for_one_file_speaks_of_no_number_of_files(stage: Callable[..., Result]) -> None:
-    """Once "matches none of the 1 files"."""
-    Path("notes").mkdir()
-    Path("notes/a.txt").write_text("a")
-    manifest(path="notes", include=["*.md", "*.rst"])
-    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
-    assert "`*.md` matches none of the files in notes" in said and "1 files" not in said
-    assert "`*.rst` matches none" in said
