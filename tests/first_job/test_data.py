@@ -199,6 +199,12 @@ def test_labels_that_are_classes_are_silent(staged: Path, tmp_path: Path) -> Non
     assert_silent(check(tmp_path, staged, **ONE_CLASS, dataset=few))
 
 
+def test_a_step_of_more_images_than_there_are_is_told(staged: Path, tmp_path: Path) -> None:
+    run = ONE_CLASS | {"batch": {"global": 64, "micro": 2}, "dataset": {"asset": "labelled"}}
+    found = Found(("each step has some of them several times",), "40 or less", 0)
+    assert_found(check(tmp_path, staged, **run), found)
+
+
 TEXTS: dict[str, Any] = {"model": {"asset": "bert"}, "batch": {"global": 4, "micro": 2}}
 GRADED = {"task": "text-classification", **TEXTS}
 TAGGED = {"task": "token-classification", **TEXTS}
