@@ -251,7 +251,7 @@ def submit(
     from runner import offline
     from runner.job.job import Job
     from runner.job.plan import check_batch
-    from runner.job.submit import request
+    from runner.job.submit import check_srun, request
     from runner.slurm.job_array import members
     from runner.slurm.script import sbatch_script
 
@@ -261,6 +261,7 @@ def submit(
     runs = [loaded.member(member.name, member.overrides) for member in sweep]
     wanted = request(loaded, sweep)
     if only_print:
+        check_srun(loaded.config)
         for checked in runs or [loaded]:
             check_batch(checked.config, wanted.nodes * wanted.tasks_per_node)
         click.echo(sbatch_script(wanted), nl=False)

@@ -157,7 +157,13 @@ class SlurmConfig:
     container: tuple[str, ...] = setting(
         (), "none: the ranks run on the node as it is", is_path=True
     )
+    srun: tuple[str, ...] = setting((), "none", is_path=True)
     options: dict[str, str | int | float | bool] = setting(dict, "none")
+
+    @property
+    def around_ranks(self) -> tuple[str, ...]:
+        """The words between srun's own options and the ranks' command."""
+        return (*self.srun, *self.container)
 
 
 @dataclass(frozen=True, kw_only=True)

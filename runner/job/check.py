@@ -83,7 +83,7 @@ from runner.job.shapes import (
     weight_shapes,
 )
 from runner.job.submit import check as check_request
-from runner.job.submit import device_of_job, ranks_on_node, request
+from runner.job.submit import check_srun, device_of_job, ranks_on_node, request
 from runner.job.surroundings import Attempt
 from runner.job.texts import check_data, describe_dataset, examine_step, to_count
 from runner.job.tools import check_tools, find_tools
@@ -129,6 +129,7 @@ def check_ahead(
         found.others += find_tools(config)
     elif config.environment is None:
         found.attempt(check_tools, config)
+    found.attempt(check_srun, config)
     wanted = found.attempt(request, job)
     if wanted is not None and not to_submit:
         check_request(found, wanted, job.partition)
@@ -465,7 +466,7 @@ def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
     """
     config = job.config
     found.lines += filter(None, [whose_torch()])
-    is_own = config.environment is None and not config.slurm.container
+    is_own = config.environment is None and not config.slurm.around_ranks
     if is_own and not is_tried and (torch := torch_without_gpus(config.slurm)):
         found.warn(
             f"torch {torch} is installed here, which is for CPUs: in a job with GPUs its ranks "
@@ -494,7 +495,7 @@ def _check_nodes(found: Findings, job: Job, environ: Mapping[str, str], *, offer
         offers: whether a rehearsal is offered where there was none.
     """
     folders = {"the run folder": job.folder.root, "the bundle": job.inputs.bundle}
-    if job.config.environment is None and not job.config.slurm.container:
+    if job.config.environment is None and not job.config.slurm.around_ranks:
         folders["this command's environment"] = Path(sys.prefix)
     found.others += check_places(folders, read_mounts())
     found.others += check_own_name(platform.node(), hosts_file(), job.config.slurm.nodes)

@@ -174,8 +174,8 @@ def python_of_ranks(config: RunConfig, inputs: Inputs) -> tuple[str, ...] | None
     Returns:
         Empty: it is this one. None: it cannot be started here.
     """
-    if container := config.slurm.container:
-        return (*container, sys.executable) if shutil.which(container[0]) else None
+    if words := config.slurm.around_ranks:
+        return (*words, sys.executable) if shutil.which(words[0]) else None
     environment = inputs.environment
     return () if environment is None or running_tree() == environment.tree else None
 

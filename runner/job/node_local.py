@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -139,8 +139,12 @@ def unpack_on_nodes(
     root: Path,
     environ: Mapping[str, str],
     say: Callable[[str], None],
+    words: Sequence[str] = (),
 ) -> Path:
     """Unpacks the environment on each node of this job that does not have it yet.
+
+    Args:
+        words: of the run file for every srun.
 
     Returns:
         Its prefix, the same on all nodes.
@@ -154,7 +158,8 @@ def unpack_on_nodes(
         raise UsageError(
             "environment.node_local: true, and this is not inside a Slurm job.", "Submit it."
         )
-    argv = srun_command(job, environ, 1, ("sh", str(environment.path / SCRIPT), str(root)))
+    program = ("sh", str(environment.path / SCRIPT), str(root))
+    argv = srun_command(job, environ, 1, (*words, *program))
     say(" ".join(argv))
     variables = {name: value for name, value in environ.items() if name != "SLURM_EXPORT_ENV"}
     try:
@@ -191,6 +196,7 @@ def arrange(
     environ: Mapping[str, str],
     say: Callable[[str], None],
     *,
+    words: Sequence[str] = (),
     prefix: Path = Path(sys.prefix),
     mounts: Path = Path("/proc/self/mounts"),
 ) -> Path | None:
@@ -209,7 +215,7 @@ def arrange(
     else:
         say(f"environment {environment.asset}: to each node's own disk ({reason})")
         try:
-            return unpack_on_nodes(environment, root, environ, say)
+            return unpack_on_nodes(environment, root, environ, say, words)
         except StageError as error:
             if wanted is True:
                 raise

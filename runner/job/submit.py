@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.child import runner_command
-from runner.config.run_config import SlurmConfig
+from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import (
     IncompleteError,
     UsageError,
@@ -157,6 +157,7 @@ def request(job: Job, sweep: tuple[Member, ...] = ()) -> SbatchRequest:
         run_folder=run_folder,
         working_folder=Path.cwd(),
         command=(*_runner(slurm), "train", *paths, *sets),
+        srun=slurm.around_ranks if slurm.srun else (),
         bin_folder=Path(sys.executable).parent,
         nodes=slurm.nodes,
         tasks_per_node=ranks,
@@ -178,6 +179,22 @@ def _runner(slurm: SlurmConfig) -> list[str]:
     A light installation submits for an environment that `slurm.setup` activates.
     """
     return ["runner"] if slurm.setup and is_light() else runner_command()
+
+
+def check_srun(config: RunConfig) -> None:
+    """Refuses `slurm.srun` where this Python cannot be that of the ranks, which its path names.
+
+    Raises:
+        UsageError: it cannot train.
+    """
+    if config.slurm.srun and is_light():
+        words = " ".join(config.slurm.srun)
+        raise UsageError(
+            f"{config.place('slurm.srun')}: slurm.srun: the job would start its ranks by the path "
+            f"of this command's Python, {sys.executable}, which cannot train.",
+            "Let the ranks' own write the script, and submit that: srun --ntasks=1 "
+            f"{words} PREFIX/bin/runner submit {config.path} --bundle BUNDLE --print > job.sbatch",
+        )
 
 
 def device_of_job(job: Job, processes: int | None, environ: Mapping[str, str]) -> Device | None:

@@ -327,7 +327,7 @@ def _python(job: Job) -> tuple[tuple[str, ...], Path | None, list[str], str]:
     """
     config, environment = job.config, job.inputs.environment
     own = (sys.executable,)
-    if config.slurm.container:
+    if config.slurm.around_ranks:
         words = python_of_ranks(config, job.inputs)
         if words:
             return words, None, to_train(config), ""

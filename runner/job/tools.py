@@ -33,7 +33,7 @@ def find_tools(config: RunConfig) -> list[Finding]:
     Nothing if the job gets its tools by `modules`, `setup`, a container or an environment.
     """
     slurm = config.slurm
-    if slurm.modules or slurm.setup or slurm.container or config.environment is not None:
+    if slurm.modules or slurm.setup or slurm.around_ranks or config.environment is not None:
         return []
     return [
         Finding(

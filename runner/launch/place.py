@@ -31,6 +31,7 @@ from runner.slurm.environment import (
     tasks_per_node,
 )
 from runner.slurm.jobs import over_job
+from runner.slurm.script import STOPPED as STOPPED
 
 RANK_FLAG = "AIRLIFT_RANK"
 """Set to 1 in every rank that Airlift starts."""
@@ -40,9 +41,6 @@ MEETING_FILE = "AIRLIFT_MEETING_FILE"
 
 torch's TCP store would ask DNS for the name of 127.0.0.1.
 """
-
-STOPPED = "stopped"
-"""Rank 0 writes this file to the run folder, after a barrier, when all ranks saved on a signal."""
 
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """All five must be set, or DeepSpeed looks for MPI."""

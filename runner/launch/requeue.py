@@ -8,9 +8,7 @@ import time
 from runner.errors import IncompleteError, say
 from runner.slurm.commands import ask
 from runner.slurm.environment import SlurmJobEnvironment
-
-MAX_REQUEUES = 32
-"""A job is requeued at most this often: beyond that, something else than progress causes it."""
+from runner.slurm.script import MAX_REQUEUES
 
 SCONTROL_TIMEOUT_S = 40
 TRIES = 5

@@ -60,7 +60,7 @@ def rank_command(run: Job, start: Start, environ: Mapping[str, str], *arguments:
     """
     prefix = environment_for_ranks(run, start, environ)
     argv = runner_command(*arguments, prefix=prefix)
-    return [*run.config.slurm.container, *argv] if start.job else argv
+    return [*run.config.slurm.around_ranks, *argv] if start.job else argv
 
 
 def environment_for_ranks(run: Job, start: Start | None, environ: Mapping[str, str]) -> Path | None:
@@ -73,7 +73,8 @@ def environment_for_ranks(run: Job, start: Start | None, environ: Mapping[str, s
     if wanted is None or environment is None:
         return None
     if start is not None and start.job is not None:
-        return node_local.arrange(wanted.node_local, environment, environ, print_line)
+        words = run.config.slurm.srun
+        return node_local.arrange(wanted.node_local, environment, environ, print_line, words=words)
     node_local.check_running(environment)
     return None
 
@@ -136,7 +137,8 @@ def _run(
             last_words=_written_since(log, begun.get(log.name, 0)),
         )
     )
-    stopped.unlink(missing_ok=True)
+    if start.job is not None or "SLURM_JOB_ID" not in environ:  # else the job's script looks for it
+        stopped.unlink(missing_ok=True)
     return outcome
 
 

@@ -114,7 +114,7 @@ def check_all_installed(run: Job, start: Start | None) -> None:
     in_job = start is not None and start.job is not None
     if in_job and python_of_ranks(config, run.inputs):
         return
-    elsewhere = in_job and (config.environment is not None or config.slurm.container)
+    elsewhere = in_job and (config.environment is not None or config.slurm.around_ranks)
     packages = to_prepare(config) if elsewhere else to_train(config)
     check_installed(config, run.inputs, packages, "training")
 
@@ -305,7 +305,7 @@ def report_devices(
         UsageError: accelerators are requested that the ranks cannot use.
     """
     elsewhere = run.config.environment is not None or (
-        start.job is not None and run.config.slurm.container
+        start.job is not None and run.config.slurm.around_ranks
     )
     for line in devices.notes(run.config.slurm, start.on_node, environ, own_torch=not elsewhere):
         say(line)

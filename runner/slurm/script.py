@@ -20,6 +20,12 @@ from runner.slurm.shell_variables import OF_RANKS
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""
 
+MAX_REQUEUES = 32
+"""A job is requeued at most this often: beyond that, something else than progress causes it."""
+
+STOPPED = "stopped"
+"""Rank 0 writes this file to the run folder, after a barrier, when all ranks saved on a signal."""
+
 SAVE_BEFORE_END_S = 300
 """How many seconds before the time limit the ranks get the signal to save."""
 
@@ -48,6 +54,7 @@ class SbatchRequest:
         cpus_per_task: None leaves it to the site; `cpus_reason` explains the number.
         options: more sbatch options, long names without dashes; True is a flag, False removes one
             of ours.
+        srun: words for every srun. The script then starts the ranks itself, after `prepare`.
         members: the members of a sweep: the job becomes an array, each member with a run folder
             inside `run_folder`. The command then has no `--output`.
     """
@@ -67,6 +74,7 @@ class SbatchRequest:
     modules: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    srun: tuple[str, ...] = ()
     members: tuple[Member, ...] = ()
 
     @property
@@ -145,14 +153,50 @@ def sbatch_script(request: SbatchRequest) -> str:
             )
         lines.append(line)
     lines += _choice_of_member(request)
+    more = ' "$@"' if request.members else ""
+    command = " ".join(map(_quoted, request.command)) + more
+    if request.srun:
+        return "\n".join([*lines, *_ranks_by_srun(request, command, more)]) + "\n"
     lines += [
         "",
         "# exec: Slurm's signals reach the runner itself, which starts the ranks with srun, passes",
         "# signals on to them, and requeues the job after they have saved.",
-        f"exec {' '.join(_quoted(argument) for argument in request.command)}"
-        + (' "$@"' if request.members else ""),
+        f"exec {command}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]:
+    """The lines that start the ranks without a launcher, whose Python may be in a container."""
+    train, ranks = request.command.index("train"), request.tasks_per_node
+    prepare = (*request.command[:train], "prepare", *request.command[train + 1 :])
+    own = " ".join(f"-u {name}" for name in OF_RANKS if name != "MASTER_ADDR")
+    words = f"--mpi=none --export=ALL --input=none {' '.join(map(_quoted, request.srun))} env {own}"
+    stopped = '"$2"' if request.members else _quoted(request.run_folder)
+    return [
+        "",
+        "# slurm.srun: its words may bring the Python of the ranks (a container), so no launcher",
+        "# can run here. srun starts the ranks by their path; images may set variables of ranks.",
+        "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 "
+        "${SLURM_CPUS_ON_NODE:+--cpus-per-task=$SLURM_CPUS_ON_NODE} "
+        f"{words} {' '.join(map(_quoted, prepare))}{more}",
+        f"stopped={stopped}/{STOPPED}",
+        'rm -f "$stopped"',
+        "trap : TERM # a signal for all processes of the job: the ranks save, and this waits",
+        "code=0",
+        f'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks=$((SLURM_JOB_NUM_NODES * {ranks})) '
+        f"--ntasks-per-node={ranks} "
+        "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --kill-on-bad-exit=1 --label "
+        f"{words} {command} || code=$?",
+        "# Rank 0 writes that file when all ranks have saved on a signal.",
+        f'if [ -e "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MAX_REQUEUES} ] &&',
+        '    scontrol show job "$SLURM_JOB_ID" --oneliner | grep -q " JobState=RUNNING "; then',
+        '    echo "job $SLURM_JOB_ID goes back in the queue (restart '
+        f'$((${{SLURM_RESTART_COUNT:-0}} + 1)) of at most {MAX_REQUEUES})"',
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+        "fi",
+        'exit "$code"',
+    ]
 
 
 def shell_lines(request: SbatchRequest) -> list[tuple[str, str]]:

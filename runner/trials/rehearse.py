@@ -110,8 +110,8 @@ def _other_packages(run: Job) -> str:
     environment = run.inputs.environment
     if environment is not None and running_tree() != environment.tree:
         what = f"the environment `{environment.asset}` of the bundle"
-    elif run.config.slurm.container:
-        what = "the packages of slurm.container"
+    elif run.config.slurm.around_ranks:
+        what = "what slurm.srun and slurm.container bring"
     else:
         return ""
     return f"rehearsed with the packages of {sys.prefix}; the job runs {what}"

@@ -73,7 +73,16 @@ def _error(finding: Finding) -> StageError:
 
 
 def _submit(run: Job, stages: Stages) -> tuple[int, int]:
-    """Submits the job and waits for its end; returns its number and exit code."""
+    """Submits the job and waits for its end; returns its number and exit code.
+
+    Raises:
+        UsageError: `slurm.srun`: no Python of ours runs in the job outside of its ranks.
+    """
+    if words := run.config.slurm.srun:
+        raise UsageError(
+            f"{run.config.place('slurm.srun')}: with slurm.srun a rehearsal submits no job.",
+            f"In an allocation: srun --ntasks=1 {shlex.join(words)} runner rehearse ...",
+        )
     wanted = request(run)
     train = wanted.command.index("train")
     wanted = replace(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runner.config.run_config import SlurmConfig
 from runner.errors import UsageError
 from runner.launch import start
 from runner.launch.outcome import Outcome
@@ -22,6 +23,7 @@ from runner.trials import evaluate as evaluation
 from runner.trials import node_part as part
 from tests.runner.launch.test_local import BATCH
 
+SRUN = ("--container-mounts=/scratch", "--environment=/home/me/ngc.toml")
 CONTAINER = ("apptainer", "exec", "--nv", "image.sif")
 
 
@@ -33,7 +35,7 @@ def run_in(folder: Path) -> Any:
             path=Path("a.yaml"),
             environment=None,
             hang_after="auto",
-            slurm=SimpleNamespace(container=CONTAINER),
+            slurm=SlurmConfig(srun=SRUN, container=CONTAINER),
         ),
         inputs=SimpleNamespace(environment=None),
         bundle=Path("bundle"),
@@ -64,7 +66,10 @@ def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
         part.launch(run, BATCH)
     (argv,) = started
     does = {"bench": "trial", "rehearse": "nodes"}
-    assert tuple(argv[:4]) == CONTAINER and argv[-2:] == [str(tmp_path / "run"), does[command]]
+    assert tuple(argv[:6]) == (*SRUN, *CONTAINER) and argv[-2:] == [
+        str(tmp_path / "run"),
+        does[command],
+    ]
 
 
 def test_a_second_evaluation_of_a_run_leaves_the_first_one_alone(tmp_path: Path) -> None:

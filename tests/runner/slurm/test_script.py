@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from runner.cli import main as runner
+from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from runner.job.submit import check_srun
 from runner.slurm.job_array import MOST_MEMBERS, members
 from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
 from tests.remedies.obeyed import in_it, obeys
@@ -58,10 +61,26 @@ CPU = SbatchRequest(
 )
 
 
+SRUN = dataclasses.replace(GPU, srun=("--environment=/home/alice/ngc.toml", "--container-writable"))
+SRUN_SWEEP = dataclasses.replace(
+    CPU,
+    command=("/opt/it's/bin/python", "/opt/it's/bin/runner", "train", "/scratch/two words.yaml"),
+    members=members(["seed=1,2"]),
+    srun=("bwrap", "--bind", "/", "/"),
+)
 SWEEP = dataclasses.replace(CPU, members=members(["optimizer.lr=1e-4,3e-4", "seed=1,2"]))
 
 
-@pytest.mark.parametrize(("name", "request_"), [("gpu", GPU), ("cpu", CPU), ("sweep", SWEEP)])
+@pytest.mark.parametrize(
+    ("name", "request_"),
+    [
+        ("gpu", GPU),
+        ("cpu", CPU),
+        ("sweep", SWEEP),
+        ("srun", SRUN),
+        ("srun-sweep", SRUN_SWEEP),
+    ],
+)
 def test_the_script_is_the_golden_one(name: str, request_: SbatchRequest) -> None:
     golden = GOLDEN / f"{name}.sbatch"
     script = sbatch_script(request_)
@@ -72,7 +91,7 @@ def test_the_script_is_the_golden_one(name: str, request_: SbatchRequest) -> Non
     assert script == golden.read_text()
 
 
-@pytest.mark.parametrize("request_", [GPU, CPU])
+@pytest.mark.parametrize("request_", [GPU, CPU, SRUN, SRUN_SWEEP])
 def test_bash_can_parse_the_script(request_: SbatchRequest) -> None:
     checked = subprocess.run(
         ["bash", "-n"], input=sbatch_script(request_), text=True, capture_output=True, check=False
@@ -246,3 +265,24 @@ def test_an_array_is_written_as_its_remedies_say(
     bundle = ("--bundle", str(cluster.bundle), "--print")
     said = CliRunner().invoke(runner, [*words[1:], *bundle])
     assert said.exit_code == 0 and "#SBATCH --array=0-1" in said.stdout, said.output
+
+
+def test_with_words_for_srun_nothing_of_ours_runs_outside_of_the_ranks(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.write(slurm={"srun": ["--environment=/home/me/ngc.toml"], "tasks_per_node": 2})
+    words = ["tiny.yaml", "--bundle", str(cluster.bundle)]
+    monkeypatch.chdir(cluster.folder)
+    done = CliRunner().invoke(runner, ["submit", *words, "--print"])
+    assert done.exit_code == 0, done.output
+    started = [line for line in done.output.splitlines() if line.startswith("srun ")]
+    unset = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE"
+    ours = f"--environment=/home/me/ngc.toml {unset} {sys.executable} "
+    assert len(started) == 2 and all(ours in line for line in started)
+    assert " prepare " in started[0] and " train " in started[1] and "exec " not in done.output
+    config = RunConfig.load(cluster.folder / "tiny.yaml")
+    check_srun(config)
+    monkeypatch.setattr("runner.job.submit.is_light", lambda: True)
+    with pytest.raises(UsageError, match="which cannot train") as refused:
+        check_srun(config)
+    assert f"PREFIX/bin/runner submit {config.path} --bundle BUNDLE" in refused.value.remedy

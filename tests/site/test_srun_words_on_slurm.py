@@ -1,0 +1,81 @@
+"""`slurm.srun`: ranks whose Python is only in a container, started by the script alone."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.site.conftest import Site
+from tests.site.test_train_on_slurm import log, losses, undisturbed
+
+__all__ = ["undisturbed"]
+pytestmark = pytest.mark.site
+
+ENVIRONMENT = Path(sys.executable).parents[1]
+
+
+@pytest.fixture(scope="module")
+def container(site: Site) -> Path:
+    """The words that start a container: a mount namespace, in which ~/inside is the environment."""
+    inside = site.home / "inside"
+    site.run("mkdir", str(inside))
+    mount = f'mount --bind {shlex.quote(str(ENVIRONMENT))} {shlex.quote(str(inside))} && exec "$@"'
+    start = f'#!/bin/sh\nexec unshare -rm sh -c {shlex.quote(mount)} in-container "$@"\n'
+    path = site.folder / "in-container"
+    path.write_text(start)
+    path.chmod(0o755)
+    return path
+
+
+def written(site: Site, container: Path, name: str, *ranks: str) -> tuple[Path, Path]:
+    """The script, made inside by the Python that is only there; and the run folder."""
+    output = site.home / "output" / name
+    python, runner = site.home / "inside/bin/python", site.home / "inside/bin/runner"
+    sets = ["--set", f"slurm.srun=[{container}]", *(word for s in ranks for word in ("--set", s))]
+    words = ["submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *sets, "--print"]
+    done = site.run(str(container), str(python), str(runner), *words)
+    script = site.folder / f"{name}.sbatch"
+    script.write_text(done.stdout)
+    script.chmod(0o644)
+    assert f"{container} env -u RANK" in done.stdout and "exec " not in done.stdout
+    site.run("mkdir", "-p", str(output / "logs"))
+    return script, output
+
+
+def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
+    site: Site, bundle: Path, container: Path, undisturbed: Path
+) -> None:
+    less = ("slurm.tasks_per_node=1", "batch.micro=4")
+    script, run_folder = written(site, container, "in-container", *less)
+    assert not (site.home / "inside/bin").exists()
+    job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
+    site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
+    site.run("scancel", "--signal=TERM", str(job))
+    site.wait(lambda: "resumed from step-" in log(run_folder), why=lambda: log(run_folder))
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(run_folder)
+    assert f"job {job} goes back in the queue (restart 1 of at most 32)" in log(run_folder)
+    assert losses(run_folder) == losses(undisturbed)
+    assert not (run_folder / "stopped").exists()
+
+
+def test_a_job_of_one_rank_is_requeued_too_and_a_failure_is_not(
+    site: Site, bundle: Path, container: Path
+) -> None:
+    one = ("slurm.nodes=1", "slurm.tasks_per_node=1", "batch.micro=8")
+    script, run_folder = written(site, container, "one-rank", *one)
+    job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
+    site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
+    site.run("scancel", "--signal=TERM", str(job))
+    site.wait(lambda: "resumed from step-" in log(run_folder), why=lambda: log(run_folder))
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(run_folder)
+
+    script, run_folder = written(site, container, "broken", *one, "steps=3")
+    script.write_text(script.read_text().replace("runner train", "runner no-such-command"))
+    job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "2:0", "0")
