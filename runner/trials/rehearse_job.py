@@ -78,10 +78,10 @@ def _submit(run: Job, stages: Stages) -> tuple[int, int]:
     Raises:
         UsageError: `slurm.srun`: no Python of ours runs in the job outside of its ranks.
     """
-    if words := run.config.slurm.srun:
+    if run.config.slurm.srun:
         raise UsageError(
             f"{run.config.place('slurm.srun')}: with slurm.srun a rehearsal submits no job.",
-            f"In an allocation: srun --ntasks=1 {shlex.join(words)} runner rehearse ...",
+            "In an allocation, start it by one srun with these words.",
         )
     wanted = request(run)
     train = wanted.command.index("train")

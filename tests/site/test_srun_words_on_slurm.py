@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site
 from tests.site.test_train_on_slurm import log, losses, undisturbed
 
@@ -36,7 +37,8 @@ def written(site: Site, container: Path, name: str, *ranks: str) -> tuple[Path, 
     python, runner = site.home / "inside/bin/python", site.home / "inside/bin/runner"
     sets = ["--set", f"slurm.srun=[{container}]", *(word for s in ranks for word in ("--set", s))]
     words = ["submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *sets, "--print"]
-    done = site.run(str(container), str(python), str(runner), *words)
+    words = ["srun", "--ntasks=1", str(container), str(python), str(runner), *words]
+    done = site.run(*words)
     script = site.folder / f"{name}.sbatch"
     script.write_text(done.stdout)
     script.chmod(0o644)
@@ -45,6 +47,7 @@ def written(site: Site, container: Path, name: str, *ranks: str) -> tuple[Path, 
     return script, output
 
 
+@obeys("runner/job/submit.py", "Let the ranks' own write the script, and submit that:")
 def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
     site: Site, bundle: Path, container: Path, undisturbed: Path
 ) -> None:
