@@ -14,7 +14,7 @@ from runner.cli.options import (
     processes_option,
     set_option,
 )
-from runner.config.tasks import TASKS
+from runner.config.data import TASKS
 from runner.errors import (
     Choice,
     print_line,

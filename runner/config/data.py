@@ -1,4 +1,6 @@
-"""The keys `dataset`, `datasets`, `packing` and `evaluation` of a run file. Pure.
+"""The tasks, and the keys `dataset`, `datasets`, `packing` and `evaluation` of a run file. Pure.
+
+`TASKS`: the class of transformers that each task trains, and what its data are.
 
 `run_config` reads these components. `DatasetConfig.columns` names the columns that a task reads, so
 that `runner.inputs` can check them before anything starts.
@@ -209,3 +211,51 @@ def check_instruction(source: DatasetConfig, where: Where, lines: Lines) -> None
             "`messages`.",
             f"Remove `{key}`, or give the column of the chats: messages: COLUMN",
         )
+
+
+Data = Literal["texts", "chats", "labelled", "images"]
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """What a task is, for everything but its loss.
+
+    Attributes:
+        auto: the class of transformers that loads its models.
+        table: the part of the name of transformers' table of its model types.
+        pipeline: the Hub's name for it.
+        data: what its samples are. `labelled`: texts or words with classes.
+    """
+
+    auto: str
+    table: str
+    pipeline: str
+    data: Data
+
+
+TASKS = {
+    "masked-lm": TaskKind("AutoModelForMaskedLM", "MASKED_LM", "fill-mask", "texts"),
+    "causal-lm": TaskKind("AutoModelForCausalLM", "CAUSAL_LM", "text-generation", "texts"),
+    "instruction": TaskKind("AutoModelForCausalLM", "CAUSAL_LM", "text-generation", "chats"),
+    "text-classification": TaskKind(
+        "AutoModelForSequenceClassification",
+        "SEQUENCE_CLASSIFICATION",
+        "text-classification",
+        "labelled",
+    ),
+    "token-classification": TaskKind(
+        "AutoModelForTokenClassification",
+        "TOKEN_CLASSIFICATION",
+        "token-classification",
+        "labelled",
+    ),
+    "image-classification": TaskKind(
+        "AutoModelForImageClassification", "IMAGE_CLASSIFICATION", "image-classification", "images"
+    ),
+}
+"""The value of `task` in a run file -> what it is, in the order of the documentation."""
+
+
+def data_of(task: str) -> Data:
+    """Returns what the samples of a task are."""
+    return TASKS[task].data

@@ -17,10 +17,16 @@ from typing import Any, Literal
 import yaml
 
 from runner.config import deepspeed as config_deepspeed
-from runner.config.checkpoint import CheckpointConfig
-from runner.config.data import DatasetConfig, EvaluationConfig, PackingConfig, check_instruction
+from runner.config.data import (
+    TASKS,
+    DatasetConfig,
+    EvaluationConfig,
+    PackingConfig,
+    check_instruction,
+)
 from runner.config.engine import (
     BatchConfig,
+    CheckpointConfig,
     EngineConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -31,7 +37,6 @@ from runner.config.fields import Choice, check_unused_keys, every_key, unused_ke
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.overrides import override
-from runner.config.tasks import TASKS
 from runner.errors import (
     HIDDEN,
     RUN_FILE,

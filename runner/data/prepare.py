@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from runner.config.tasks import data_of
+from runner.config.data import data_of
 from runner.data import images, labelled, tokens
 from runner.data.classes import COLUMNS, Classes, united
 from runner.data.recipe import Recipe

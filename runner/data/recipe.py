@@ -7,10 +7,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.config.data import LANGUAGE, DatasetConfig, keys_of_task
+from runner.config.data import LANGUAGE, DatasetConfig, data_of, keys_of_task
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 

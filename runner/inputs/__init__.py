@@ -11,7 +11,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,11 +21,6 @@ from runner.config.data import DatasetConfig
 from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
 from runner.errors import DamageError, Mistakes, StageError, UsageError, human_count, suggest
-from runner.inputs.assets import DatasetInput as DatasetInput
-from runner.inputs.assets import EnvironmentInput as EnvironmentInput
-from runner.inputs.assets import Inputs as Inputs
-from runner.inputs.assets import ModelInput as ModelInput
-from runner.inputs.assets import SplitInput as SplitInput
 from runner.inputs.damage import Verification as Verification  # for all who use inputs
 from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
 from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
@@ -43,6 +39,118 @@ from stage.environment.check.torch_builds import runs_on as runs_on  # for the s
 from stage.lock.model import LockedAsset
 from stage.serve import children
 from stage.serve.catalogue import Catalogue, ServedRepository
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """A model's folder, loadable with `from_pretrained`.
+
+    Attributes:
+        source: a repository of the Hub, a path or an address.
+        commit: the commit of the repository, or None.
+        digests: file name -> sha256, for each file in the folder.
+        settings: its config.json.
+        preprocessing: its preprocessor_config.json, which models of images have; else empty.
+        licence: as its source states it.
+        new_tokens, new_special_tokens: what the run adds to the vocabulary.
+    """
+
+    asset: str
+    path: Path
+    source: str
+    commit: str | None
+    digests: Mapping[str, str]
+    settings: Mapping[str, Any]
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    licence: str | None = None
+    new_tokens: tuple[str, ...] = ()
+    new_special_tokens: tuple[str, ...] = ()
+
+    @property
+    def tokenizer_digests(self) -> dict[str, str]:
+        """File name -> sha256 of all files but weights: a tokenizer can depend on each of them.
+
+        Tokens that the run adds count as a file.
+        """
+        found = {name: d for name, d in self.digests.items() if not name.endswith(".safetensors")}
+        if self.new_tokens or self.new_special_tokens:
+            text = json.dumps([self.new_tokens, self.new_special_tokens])
+            found["tokens of the run file"] = sha256(text.encode()).hexdigest()
+        return found
+
+
+@dataclass(frozen=True)
+class SplitInput:
+    """The parquet files of one split, in order.
+
+    Attributes:
+        rows: that are read.
+        columns: name -> Arrow type.
+        part: which rows of the files are read; None: all.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    digests: tuple[str, ...]
+    rows: int
+    columns: Mapping[str, str]
+    part: Part | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the rows of its files, how many are read."""
+        return self.rows / max(1, self.part.of) if self.part else 1.0
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """One dataset of a run.
+
+    Attributes:
+        settings: its settings in the run file.
+        source: a repository of the Hub, a path or an address.
+        commit: the commit of the repository, or None.
+        licence: as its source states it.
+    """
+
+    asset: str
+    config: str
+    train: SplitInput
+    validation: SplitInput | None
+    settings: DatasetConfig
+    source: str
+    commit: str | None
+    licence: str | None
+
+
+@dataclass(frozen=True)
+class EnvironmentInput:
+    """An environment's folder in the bundle: its image and the scripts that unpack it.
+
+    Attributes:
+        tree: the digest of all its files, the same in every prefix.
+        size: bytes on disk when unpacked.
+        files: the number of files when unpacked.
+        packages: their names, as the lock has them; empty: not known.
+    """
+
+    asset: str
+    path: Path
+    tree: str
+    size: int
+    files: int
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The resolved inputs of a run; `environment` is None if it has none."""
+
+    bundle: Path
+    bundle_id: str
+    model: ModelInput
+    datasets: tuple[DatasetInput, ...]
+    environment: EnvironmentInput | None = None
 
 
 class ClosedError(UsageError):

@@ -18,8 +18,8 @@ from typing import Any
 
 from runner import kept
 from runner.child import Child
+from runner.config.data import data_of
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of
 from runner.data.recipe import Recipe, documents_of, recipes
 from runner.disks import read_mounts
 from runner.errors import (
@@ -49,6 +49,8 @@ from runner.job.installed import (
     check_environment,
     check_fsdp,
     check_installed,
+    check_tools,
+    find_tools,
     is_installed,
     is_light,
     lacking,
@@ -86,7 +88,6 @@ from runner.job.submit import check as check_request
 from runner.job.submit import check_srun, device_of_job, ranks_on_node, request
 from runner.job.surroundings import Attempt
 from runner.job.texts import check_data, describe_dataset, examine_step, to_count
-from runner.job.tools import check_tools, find_tools
 from runner.processes import usable_cores
 from runner.slurm.jobs import over_job
 from runner.slurm.script import sbatch_script

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runner.config.data import TASKS, data_of
 from runner.config.model_types import is_encoder, model_types
-from runner.config.tasks import TASKS, data_of
-from runner.data.tokenizer_files import has_tokenizer
+from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, read_value
 from runner.inputs import Bundle, SplitInput
 from runner.job.example_columns import KEYS, choose

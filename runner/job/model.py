@@ -7,10 +7,9 @@ import re
 from dataclasses import replace
 from importlib import metadata
 
-from runner.config.data import LANGUAGE
+from runner.config.data import LANGUAGE, TASKS
 from runner.config.model_types import is_encoder, model_types
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
 from runner.errors import UsageError
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.job.installed import is_installed

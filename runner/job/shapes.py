@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.config.model_types import targets_in_peft
 from runner.config.run_config import RunConfig
-from runner.data.tokenizer_files import rows_needed
+from runner.data.tokenizing import rows_needed
 from runner.errors import DamageError, UsageError, human_count
 from runner.inputs import ModelInput, safetensors_header, unreadable
 
@@ -223,7 +223,8 @@ def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
     shapes = weight_shapes(model)
     number = None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
     shape = grown(ModelShape.of(model.settings, number), model)
-    return with_lora(shape, config, shapes, targets_in_peft(model.settings.get("model_type")))
+    targets = targets_in_peft(model.settings.get("model_type")) if config.lora else []
+    return with_lora(shape, config, shapes, targets)
 
 
 def grown(shape: ModelShape, model: ModelInput) -> ModelShape:

@@ -26,9 +26,8 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
 from runner.inputs import environments, imports, running_tree, runs_on, state_folder
 from runner.job import node_local
-from runner.job.devices import asks_for_gpus, gpus_of_job
+from runner.job.devices import asks_for_gpus, gpus_of_job, hides_all
 from runner.job.findings import Finding, Findings
-from runner.job.gpus import hides_all
 from runner.job.installed import (
     PIP_NAMES,
     for_tokenizer,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.chats import KNOWN, Naming, unknown_role
+from runner.config.data import data_of
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of
 from runner.data.classes import COLUMNS, Classes, doubt, read_classes, united
 from runner.data.labelled import check_lengths
 from runner.data.prepare import is_prepared

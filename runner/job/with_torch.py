@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from runner.config.data import TASKS, data_of
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS, data_of
 from runner.errors import UsageError, shortage
 from runner.job.findings import Findings
 

@@ -10,8 +10,8 @@ from importlib import metadata
 from typing import Any
 
 from runner import offline
+from runner.config.data import data_of
 from runner.config.run_config import RunConfig
-from runner.config.tasks import data_of
 from runner.data.instruction import Writer, try_first_rows
 from runner.data.prepare import samples
 from runner.data.recipe import Recipe

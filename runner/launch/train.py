@@ -23,6 +23,7 @@ from runner.job import devices
 from runner.job.check import check_everything
 from runner.job.installed import (
     check_installed,
+    check_tools,
     leave_torch_alone,
     python_of_ranks,
     to_prepare,
@@ -31,7 +32,6 @@ from runner.job.installed import (
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import Device, ModelShape
-from runner.job.tools import check_tools
 from runner.launch.place import STOPPED, Place, Start
 from runner.launch.rank import Rank
 from runner.launch.resolved import Resolved, write

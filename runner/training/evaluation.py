@@ -11,8 +11,8 @@ from runner.training.ahead import Ahead, Load
 from runner.training.components.batches import evaluation_batches
 from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
+from runner.training.reporting import Totals
 from runner.training.tasks import Task
-from runner.training.totals import Totals
 
 
 def evaluate(

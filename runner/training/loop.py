@@ -35,22 +35,19 @@ from runner.run_folder.layout import (
     read_metrics,
 )
 from runner.training.ahead import Ahead, Load
-from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, by_length
-from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed
+from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
 from runner.training.components.metrics import Observer
+from runner.training.components.optimization import Schedule
 from runner.training.components.process_group import Ranks
-from runner.training.components.speed import tune
-from runner.training.components.throughput import StepClock, not_finite
 from runner.training.engines import Engine
 from runner.training.evaluation import evaluate
-from runner.training.reporting import Phases
+from runner.training.reporting import HostValue, Phases, StepClock, Totals, not_finite
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import export
 from runner.training.saving.model_card import model_card
-from runner.training.schedule import Schedule
 from runner.training.tasks import Task
-from runner.training.totals import HostValue, Totals
+from runner.training.weights import RunningStatistics
 
 # A run ends after this many steps in a row that update nothing. In fp16 the loss scale begins at
 # 2^16 and each such step halves it, so more steps are allowed.

@@ -32,11 +32,10 @@ from runner.processes import threads_variable
 from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
-from runner.training.components.batch_norm import RunningStatistics
 from runner.training.components.batches import Order, Part
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
-from runner.training.components.memory import PhaseMemory
 from runner.training.components.metrics import Console, Observer, open_console
+from runner.training.components.optimization import Schedule
 from runner.training.components.process_group import (
     Brief,
     RankFacts,
@@ -46,15 +45,14 @@ from runner.training.components.process_group import (
     meet,
     weakest,
 )
-from runner.training.components.throughput import StepClock
 from runner.training.engines import make_engine
 from runner.training.loop import Trainer
 from runner.training.out_of_memory import explain, is_out_of_memory
-from runner.training.reporting import FirstSteps, Phases
+from runner.training.reporting import FirstSteps, PhaseMemory, Phases, StepClock
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
-from runner.training.schedule import Schedule
 from runner.training.tasks import task_named
+from runner.training.weights import RunningStatistics
 
 
 def to_the_end(trainer: Trainer) -> None:

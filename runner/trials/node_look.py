@@ -21,8 +21,8 @@ from runner.job.access import (
     files_to_read,
     nearest_folder,
 )
+from runner.job.devices import ask_driver
 from runner.job.findings import Finding, Findings
-from runner.job.gpus import ask_driver
 from runner.job.installed import check_installed, to_train
 from runner.job.job import Job
 from runner.job.submit import ranks_on_node

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from runner import offline
-from runner.config.tasks import TASKS, data_of
+from runner.config.data import TASKS, data_of
 from runner.data.store import Store
 from runner.errors import StageError
 from runner.job.job import Job

@@ -242,7 +242,7 @@ def test_one_node_never_asks_for_its_own_name() -> None:
 def test_submit_looks_for_the_tools_of_a_run_as_check_does(
     staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr("runner.job.tools._lacks_for_compile", lambda: "a C++ compiler")
+    monkeypatch.setattr("runner.job.installed._lacks_for_compile", lambda: "a C++ compiler")
     path = programs(tmp_path / "bin", sbatch="echo 17", sinfo="exit 1", squeue="exit 0")
     write_run(tmp_path, **GPT2, compile=True)
     said = run_runner(tmp_path, command, "tiny.yaml", "--bundle", str(staged), PATH=path)

@@ -56,7 +56,7 @@ def test_a_device_that_is_full_is_explained(cuda: torch.device, cluster: Cluster
 
 
 def test_each_phase_has_its_own_peak_of_the_device(cuda: torch.device) -> None:
-    from runner.training.components.memory import PhaseMemory
+    from runner.training.reporting import PhaseMemory
 
     memory = PhaseMemory(cuda)
     memory.end()

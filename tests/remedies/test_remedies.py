@@ -133,7 +133,7 @@ RUN_FILES = (
     Case(KEYS, "Remove it, or", {"lora": {}, "quantization": {"bits": 8, "double": False}}),
     Case(LORA, "Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
     Case(KEYS, "Remove it, or set task", {"task": "causal-lm", "whole_words": True}),
-    Case("runner/config/checkpoint.py", "For instance: every", {"checkpoint": {"every": "often"}}),
+    Case("runner/config/engine.py", "For instance: every", {"checkpoint": {"every": "often"}}),
     Case(KEYS, "Remove it, or set engine", {"engine": {"name": "ddp", "offload": "cpu"}}),
     Case(
         "runner/config/chats.py",

@@ -8,8 +8,8 @@ from torch import nn
 from runner.config.run_config import RunConfig
 from runner.job.installed import check_fsdp
 from runner.job.plan import TrainingPlan
-from runner.training.components.batch_norm import check_batch_norm
 from runner.training.engines.base import Engine
+from runner.training.weights import check_batch_norm
 
 __all__ = ["Engine", "make_engine"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runner.config.checkpoint import CheckpointConfig
+from runner.config.engine import CheckpointConfig
 from runner.errors import DamageError
 from runner.run_folder.checkpoints import (
     BEST,

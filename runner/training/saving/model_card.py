@@ -13,9 +13,9 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from runner.config.data import TASKS
 from runner.config.fields import every_key, unused_keys
 from runner.config.run_config import RunConfig
-from runner.config.tasks import TASKS
 from runner.data.recipe import documents_of
 from runner.errors import dotted, human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput

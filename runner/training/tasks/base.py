@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from runner.config.run_config import RunConfig
-from runner.data.tokenizer_files import rows_needed
+from runner.data.tokenizing import rows_needed
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.findings import Findings
 from runner.job.with_torch import judge
 from runner.training.components import lora
 from runner.training.components.batches import Sample
-from runner.training.components.speed import use_tanh_gelu
+from runner.training.components.device import use_tanh_gelu
 from runner.training.weights import from_first, in_file_types, widen_untrained
 
 Batch = dict[str, torch.Tensor]
@@ -188,8 +188,11 @@ def _bare(auto: Any, config: RunConfig, model: ModelInput, settings: dict[str, A
     from transformers import AutoConfig
 
     built_from = AutoConfig.from_pretrained(str(model.path), local_files_only=True, **settings)
-    dtype = torch.float32 if config.lora is None else lora.loading(config)["dtype"]
-    return auto.from_config(built_from, dtype=dtype)
+    return auto.from_config(built_from, dtype=_how(config)["dtype"])
+
+
+def _how(config: RunConfig) -> dict[str, Any]:
+    return {"dtype": torch.float32} if config.lora is None else lora.loading(config)
 
 
 def _read(
@@ -205,7 +208,7 @@ def _read(
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=bool(fresh),
-        **lora.loading(config),
+        **_how(config),
         **settings,
     )
     return made, _drawn(info, model, fresh)

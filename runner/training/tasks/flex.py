@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from runner.data.store import Rows
-from runner.training.components.speed import OFF, wants_reference
+from runner.training.components.device import OFF, wants_reference
 
 BLOCK = 128
 AMPERE = 8

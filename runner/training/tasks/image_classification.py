@@ -22,7 +22,7 @@ from runner.data.recipe import image_side
 from runner.data.store import Facts, Pictures
 from runner.inputs import ModelInput
 from runner.training.components.batches import Sample, sample_rng
-from runner.training.components.speed import wants_reference
+from runner.training.components.device import wants_reference
 from runner.training.tasks.base import Batch, Task, load_model
 from runner.training.tasks.classification import Classify, scores
 

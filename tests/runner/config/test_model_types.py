@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runner.config.data import TASKS
 from runner.config.model_types import LORA_TARGETS, MODEL_TYPES, targets_in_peft
-from runner.config.tasks import TASKS
 
 
 def test_every_task_has_a_table() -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
-from runner.job import devices, gpus
-from runner.job.devices import NodeShape
-from runner.job.gpus import GIB, Gpu
+from runner.job import devices
+from runner.job.devices import GIB, Gpu, NodeShape
 from runner.job.host_memory import host_memory
 from runner.job.partition import types_of_gpus
 from runner.job.plan import decide
@@ -28,8 +27,10 @@ LARGE = ModelShape(1_300_000_000, 1024, 2048, 24, 50257)  # 20.8 GB of state
 
 def test_the_driver_is_read() -> None:
     new = "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled\n" * 2
-    assert gpus.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0, "GPU-1")] * 2
-    assert gpus.read_driver("Tesla V100-PCIE-16GB, 16160, 7.0, GPU-2, [N/A]\n") == [
+    assert (
+        devices.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0, "GPU-1")] * 2
+    )
+    assert devices.read_driver("Tesla V100-PCIE-16GB, 16160, 7.0, GPU-2, [N/A]\n") == [
         Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0, "GPU-2")
     ]
 
@@ -50,29 +51,29 @@ def test_the_driver_is_read() -> None:
     ],
 )
 def test_a_gpu_is_known_by_its_name(name: str, gigabytes: int, capability: float) -> None:
-    assert gpus.gpu_named(name) == Gpu(name, gigabytes * GIB, capability)
+    assert devices.gpu_named(name) == Gpu(name, gigabytes * GIB, capability)
 
 
 @pytest.mark.parametrize("name", ["gpu", "mi999", "a1000", "nvlink", "rtx6000", ""])
 def test_of_a_gpu_that_nobody_knows_nothing_is_said(name: str) -> None:
-    assert gpus.gpu_named(name) is None
+    assert devices.gpu_named(name) is None
 
 
 def test_the_gpus_that_may_be_used_are_those_looked_at() -> None:
     both = [Gpu("a100", 80 * GIB, 8.0), Gpu("v100", 32 * GIB, 7.0)]
-    assert gpus.visible_of(both, "1") == both[1:]
-    assert gpus.visible_of(both, None) == both
-    assert gpus.visible_of(both, "GPU-8932f937,GPU-1") == both
+    assert devices.visible_of(both, "1") == both[1:]
+    assert devices.visible_of(both, None) == both
+    assert devices.visible_of(both, "GPU-8932f937,GPU-1") == both
     assert (
-        gpus.visible_of(both, "1,-1,0") == both[1:]
+        devices.visible_of(both, "1,-1,0") == both[1:]
     )  # as CUDA does: the list ends at what is none
-    assert gpus.visible_of(both, "NoDevFiles") == gpus.visible_of(both, "2,0") == []
+    assert devices.visible_of(both, "NoDevFiles") == devices.visible_of(both, "2,0") == []
 
 
 @pytest.mark.parametrize("hidden", ["", " ", "-1", "NoDevFiles", "none"])
 def test_who_hides_all_gpus_means_the_cpu(hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": hidden, "SLURM_GPUS_ON_NODE": "4"}
-    assert gpus.hides_all(environ) and devices.accelerators_meant(SlurmConfig(), environ) == ""
+    assert devices.hides_all(environ) and devices.accelerators_meant(SlurmConfig(), environ) == ""
     device = devices.here(2, environ, own_torch=False)
     assert device is not None and device.kind == "cpu"
 

@@ -14,8 +14,7 @@ import pytest
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
 from runner.job import devices
-from runner.job.devices import NodeShape
-from runner.job.gpus import GIB
+from runner.job.devices import GIB, NodeShape
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import GPT2, Terminal, terminal
 

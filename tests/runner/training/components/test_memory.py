@@ -10,7 +10,7 @@ MIB = 2**20
 # The peak of one phase must not count in the next one.
 PROGRAM = """
 import torch
-from runner.training.components.memory import PhaseMemory
+from runner.training.reporting import PhaseMemory
 memory = PhaseMemory(torch.device("cpu"))
 first = memory.end()["host"]
 block = torch.ones(300 * 2**20, dtype=torch.uint8)

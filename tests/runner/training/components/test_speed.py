@@ -14,7 +14,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     import torch
 
     told: list[str] = []
-    monkeypatch.setattr("runner.training.components.speed._change_allocator", told.append)
+    monkeypatch.setattr("runner.training.components.device._change_allocator", told.append)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
@@ -25,7 +25,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def tuned(environ: dict[str, str], task: str = "masked-lm", device: str = "cuda") -> str:
     import torch
 
-    from runner.training.components.speed import tune
+    from runner.training.components.device import tune
 
     return "\n".join(tune(torch.device(device), task, environ))
 
@@ -92,8 +92,8 @@ def test_a_cpu_needs_none_of_it(settings: list[str]) -> None:
 def test_mfu_in_float32_is_of_the_peak_of_the_kernels_in_use(
     environ: dict[str, str], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runner.job.gpus import peak_flops
-    from runner.training.components.speed import uses_tf32
+    from runner.job.devices import peak_flops
+    from runner.training.components.device import uses_tf32
 
     a100 = "NVIDIA A100-SXM4-80GB"
     assert peak_flops(a100, "tf32" if uses_tf32(environ) else "fp32") == expected

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.job.gpus import KINDS, peak_flops
+from runner.job.devices import KINDS, peak_flops
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
-from runner.training.components.throughput import StepClock, flops_per_token, not_finite
+from runner.training.reporting import StepClock, flops_per_token, not_finite
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -64,9 +64,7 @@ def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(
     assert not (folder / "model").exists()
 
 
-@obeys(
-    "runner/training/components/throughput.py", "Lower optimizer.lr, set precision: bf16 or fp32"
-)
+@obeys("runner/training/reporting.py", "Lower optimizer.lr, set precision: bf16 or fp32")
 def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_saved(
     shared_cluster: Cluster,
 ) -> None:

@@ -141,7 +141,7 @@ def test_batch_norm_in_16_bits_learns_under_autocast(results: dict[str, Any]) ->
     assert all(mean > 0 for mean in found["moved"])
 
 
-@obeys("runner/training/components/batch_norm.py", "Set engine: {name: ddp}, or precision: fp32.")
+@obeys("runner/training/weights.py", "Set engine: {name: ddp}, or precision: fp32.")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("engine", ["fsdp", "deepspeed"])
 def test_batch_norm_whose_weights_would_be_cast_is_refused(
@@ -151,8 +151,8 @@ def test_batch_norm_whose_weights_would_be_cast_is_refused(
     from torch import device, nn
 
     from runner.job.plan import TrainingPlan
-    from runner.training.components.batch_norm import check_batch_norm
     from runner.training.engines import make_engine
+    from runner.training.weights import check_batch_norm
 
     run_file = tmp_path / "run.yaml"
     run_file.write_text(f"{RUN_FILE}engine: {{name: {engine}}}\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.config.checkpoint import CheckpointConfig
+from runner.config.engine import CheckpointConfig
 
 if TYPE_CHECKING:
     from runner.run_folder.checkpoints import TrainingState

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runner.config.checkpoint import CheckpointConfig
+from runner.config.engine import CheckpointConfig
 from runner.errors import DamageError, UsageError
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import SIGNATURE, Killed, SmallEngine, names, save, state

@@ -31,7 +31,7 @@ def one(rank, folder):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
     from runner.training.components import process_group as module
-    from runner.config.checkpoint import CheckpointConfig
+    from runner.config.engine import CheckpointConfig
     from runner.run_folder.checkpoints import TrainingState
     from runner.training.saving.checkpoints import Checkpoints
     class Engine:

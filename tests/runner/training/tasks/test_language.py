@@ -165,7 +165,7 @@ def test_gelu_new_is_computed_in_one_pass_unless_the_user_says_otherwise() -> No
     import torch
     from transformers.activations import NewGELUActivation
 
-    from runner.training.components.speed import SWITCH, use_tanh_gelu
+    from runner.training.components.device import SWITCH, use_tanh_gelu
 
     model, inputs = small_model("gpt2"), torch.arange(20)[None]
     before = model(inputs).logits

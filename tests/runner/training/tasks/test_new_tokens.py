@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.data.tokenizer_files import rows_needed
-from runner.data.tokenizing import load_tokenizer
+from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
 from tests.runner.conftest import Cluster, in_ranks, metrics
