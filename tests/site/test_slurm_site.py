@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pwd
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.site.conftest import SCRIPT, USER, Site
+from tests.site.conftest import USER, Site
 
 pytestmark = pytest.mark.site
 
@@ -96,47 +94,3 @@ def test_down_never_removes_a_folder_it_did_not_make(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "not a site's folder" in refused.stderr
     assert (tmp_path / "thesis.tex").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["up", "--nodes", "x"], "not a number"),
-        (["up", "--nodes"], "needs a value"),
-        (["up", "--bogus", "1"], "no option --bogus"),
-        (["fly"], "no command fly"),
-        (["status"], "scripts/slurm-site up"),
-        (["exec", "true"], "scripts/slurm-site up"),
-    ],
-)
-def test_a_wrong_call_is_answered_with_the_right_one(
-    tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    refused = Site(tmp_path / "none").control(*arguments, check=False)
-    assert refused.returncode == 2
-    assert says in refused.stderr
-
-
-def test_without_root_it_says_so(tmp_path: Path) -> None:
-    command = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "bash",
-        str(SCRIPT),
-        "up",
-    ]
-    refused = subprocess.run(
-        command, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 2
-    assert "needs root" in refused.stderr
-
-
-def test_help_names_every_command() -> None:
-    shown = subprocess.run(
-        [str(SCRIPT), "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    for command in ("up", "down", "status", "exec", "nexec", "kill-node", "start-node", "leaks"):
-        assert f"\n  {command} " in shown

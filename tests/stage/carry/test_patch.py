@@ -92,6 +92,19 @@ def test_any_damage_to_the_bytes_is_repaired(
     assert state(copy) == state(sound)
 
 
+def test_a_damaged_origin_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    subprocess.run(["cp", "-r", "--sparse=always", sound, origin], check=True)
+    for root in (origin, copy):
+        (root / "data/models/bert/vocab.txt").write_bytes(b'{"equal in size": 001}\n')
+    for damage in ("other bytes", "missing"):
+        with pytest.raises(DamageError, match="damaged here too"):
+            patch_for(origin, copy, tmp_path)
+        assert not (tmp_path / "patch").exists(), damage
+        assert not list(tmp_path.glob("*.partial"))
+        (origin / "data/models/bert/vocab.txt").unlink(missing_ok=True)
+
+
 def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
     (copy / "data/mine.txt").write_text("unsaved")
     (copy / "data/models/bert/vocab.txt").unlink()
