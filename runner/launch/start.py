@@ -22,6 +22,7 @@ from runner.launch.resolved import Resolved, write
 from runner.launch.srun import run_srun
 from runner.launch.watch import HangDetector
 from runner.run_folder.checkpoints import newest_first
+from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
 
 TAIL_BYTES = 2**16
@@ -126,7 +127,7 @@ def _run(
         ended = run_local(argv, start, folder.logs, watch, environ)
     else:
         ended = run_srun(argv, start, start.job, watch, environ)
-    failures, log = watch.failures(), folder.logs / f"rank-{ended.rank}.log"
+    failures, log = read_failures(folder.logs), folder.logs / f"rank-{ended.rank}.log"
     outcome = outcome_of(
         replace(
             ended,

@@ -24,10 +24,8 @@ from runner.run_folder.heartbeat import (
     JOIN,
     SLOW_PHASES,
     START,
-    Failure,
     clear,
     flight_prefix,
-    read_failure,
     read_pulse,
     stacks_path,
 )
@@ -252,11 +250,6 @@ class HangDetector:
             return stacks_path(self._logs, rank).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-
-    def failures(self) -> list[Failure]:
-        """What ranks recorded: the cause first, then those that only lost another rank."""
-        found = [read_failure(self._logs, rank) for rank in range(self._ranks)]
-        return sorted(filter(None, found), key=lambda failure: (failure.consequence, failure.time))
 
 
 def _wait(seconds: float, condition: Callable[[], bool]) -> None:

@@ -85,6 +85,11 @@ class Failure:
     text: str
     no_memory: bool = False
 
+    def message_and_remedy(self) -> tuple[str, str]:
+        """Those of an error of ours; else the last line of a traceback, and no remedy."""
+        text, _, remedy = self.text.removeprefix("error: ").strip().partition("\n  -> ")
+        return (text if self.text.startswith("error: ") else text.splitlines()[-1]), remedy
+
 
 class Heartbeat:
     """Writes the files of this rank. Created before torch is imported.
@@ -212,6 +217,13 @@ def read_failure(logs: Path, rank: int) -> Failure | None:
         return Failure(**json.loads(failure_path(logs, rank).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def read_failures(logs: Path) -> list[Failure]:
+    """What ranks recorded: the cause first, then those that only lost another rank."""
+    numbers = (path.stem.removeprefix("rank-") for path in logs.glob("rank-*.failure"))
+    found = [read_failure(logs, int(number)) for number in numbers]
+    return sorted(filter(None, found), key=lambda failure: (failure.consequence, failure.time))
 
 
 def clear(logs: Path) -> None:

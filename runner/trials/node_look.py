@@ -23,7 +23,7 @@ from runner.job.access import (
 )
 from runner.job.devices import ask_driver
 from runner.job.findings import Finding, Findings
-from runner.job.installed import check_installed, to_train
+from runner.job.installed import check_installed, check_tools, to_train
 from runner.job.job import Job
 from runner.job.submit import ranks_on_node
 from runner.launch.network import (
@@ -43,7 +43,6 @@ LEAST_FOR_CACHES = 2**30
 """One large kernel that torch.compile or DeepSpeed builds takes 100 MB; a job builds several."""
 SHARED_MEMORY = Path("/dev/shm")
 INFINIBAND = Path("/sys/class/infiniband")
-COMPILERS = (("gcc", "cc", "clang"), ("g++", "c++", "clang++"), ("nvcc",))
 ENV_CHECK_S = 60
 
 
@@ -69,7 +68,7 @@ def look(run: Job, place: Place, hosts: Sequence[str], environ: Mapping[str, str
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     found.others += check_locked_memory(INFINIBAND, limit, environ)
     found.others += check_caches(local_folder(environ, read_mounts())[0])
-    found.others += check_compiler(run.config)
+    found.attempt(check_tools, run.config)
     with found.keeping():
         found.lines += check_devices(run.config, environ)
     return found
@@ -254,23 +253,4 @@ def check_locked_memory(devices: Path, limit: int, environ: Mapping[str, str]) -
             "Ask the site for `memlock unlimited` in jobs (slurmd's LimitMEMLOCK). Until then: "
             "export NCCL_IB_DISABLE=1 in slurm.setup, which is slower.",
         )
-    ]
-
-
-def check_compiler(config: RunConfig) -> list[Finding]:
-    """Finds a compiler that is missing and that this run needs."""
-    needs: dict[str, tuple[tuple[str, ...], ...]] = {
-        "compile: true": COMPILERS[:1] if config.compile else (),
-        "engine.offload: nvme": COMPILERS[1:] if config.engine.offload == "nvme" else (),
-    }
-    return [
-        Finding(
-            "error",
-            f"{key} needs {names[0]}, which is not on this node.",
-            "Load a module that has it (slurm.modules), or leave that setting out.",
-            2,
-        )
-        for key, several in needs.items()
-        for names in several
-        if not any(map(shutil.which, names))
     ]

@@ -36,7 +36,7 @@ from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import raise_limits
-from runner.run_folder.heartbeat import read_failure
+from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import read_metrics
 from runner.slurm.commands import clean
 from runner.trials import small_model
@@ -320,19 +320,15 @@ def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
 def _failure(run: Job, small: Job, code: int) -> StageError:
     """The error of the rank that failed first, as the run itself would print it."""
     hidden = small.folder.root.parent
-    found = [read_failure(small.folder.logs, rank) for rank in range(RANKS)]
-    failures = sorted(filter(None, found), key=lambda one: (one.consequence, one.time))
-    if not failures:
-        lines = _tail(hidden / LOG)
-        text, remedy = f"the ranks ended with {code}: {lines[-1] if lines else 'no word'}", _MEMORY
-    elif failures[0].text.startswith("error: "):
-        code = failures[0].code
-        text, _, remedy = failures[0].text.removeprefix("error: ").strip().partition("\n  -> ")
+    first = next(iter(read_failures(small.folder.logs)), None)
+    shown = _tail(hidden / LOG) if first is None else first.text.strip().splitlines()
+    if first is None:
+        text, remedy = f"the ranks ended with {code}: {shown[-1] if shown else 'no word'}", _MEMORY
     else:
-        lines, code = failures[0].text.strip().splitlines(), failures[0].code
-        text, remedy = lines[-1], "The run would end there too; the lines above show where."
-    if not failures or not failures[0].text.startswith("error: "):
-        print("\n".join(lines[-LAST_LINES:]), file=sys.stderr)
+        (text, remedy), code = first.message_and_remedy(), first.code
+    if first is None or not first.text.startswith("error: "):
+        print("\n".join(shown[-LAST_LINES:]), file=sys.stderr)
+        remedy = remedy or "The run would end there too; the lines above show where."
     for theirs, ours in ((small.folder.root, run.folder.root), (hidden, run.folder.root.parent)):
         text, remedy = (part.replace(str(theirs), str(ours)) for part in (text, remedy))
     return StageError(text, remedy, exit_code=code if 0 < code <= 5 else 1)

@@ -17,7 +17,7 @@ from runner.job import rehearsed
 from runner.job.findings import FAULTS, Finding
 from runner.job.job import Job
 from runner.job.submit import request, try_script
-from runner.run_folder.heartbeat import read_failure
+from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
 from runner.slurm.commands import ask, clean, job_number
 from runner.slurm.environment import SlurmJobEnvironment, host_names
@@ -192,13 +192,11 @@ def _why_no_bandwidth(folder: Path, known: Sequence[Finding]) -> list[Finding]:
     """What ended the all-reduce; nothing where a finding says already why it was not tried."""
     if any(finding.level == "error" for finding in known):
         return []
-    numbers = (path.stem.removeprefix("rank-") for path in (folder / "logs").glob("rank-*.failure"))
-    found = [read_failure(folder / "logs", int(number)) for number in numbers]
-    failures = sorted(filter(None, found), key=lambda one: (one.consequence, one.time))
+    failures = read_failures(folder / "logs")
     if not failures:
         return [Finding("error", "the ranks did not end their all-reduce in five minutes.", "", 1)]
     first = failures[0]
-    text, _, remedy = first.text.removeprefix("error: ").strip().partition("\n  -> ")
+    text, remedy = first.message_and_remedy()
     return [Finding("error", f"{first.host}: {text.splitlines()[-1]}", remedy, first.code)]
 
 

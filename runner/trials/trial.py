@@ -14,11 +14,12 @@ from runner.errors import StageError, UsageError
 from runner.job.job import Job
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved
+from runner.run_folder.logs import last_lines
 from runner.trials.apart import OUT_OF_MEMORY, RESULT, start_apart
 from runner.trials.search import Outcome, Trial
 from runner.trials.strategies import overrides
 
-LAST_WORDS = 12  # lines of a failed trial's log in which its error is looked for
+READ, LAST_WORDS = 100, 12  # lines of a failed trial's log in which its error is looked for
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,6 @@ def _result(folder: Path) -> dict[str, Any]:
 
 
 def _last_words(log: Path) -> str:
-    tail = [line.strip() for line in _tail(log).splitlines() if line.strip()][-LAST_WORDS:]
+    tail = [line.strip() for line in last_lines(log, READ)[0] if line.strip()][-LAST_WORDS:]
     errors = [line for line in tail if "rror" in line or "SIG" in line or "Out Of Memory" in line]
     return (errors or tail or [""])[-1][:200]
-
-
-def _tail(path: Path) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, file.seek(0, 2) - 20_000))
-        return file.read().decode("utf-8", "replace")
