@@ -7,6 +7,7 @@ Each such fault is a `StageError`. The command line prints `message` and `remedy
 
 from __future__ import annotations
 
+import shlex
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,11 @@ def as_shown(text: str) -> str:
     hidden = {c for c in set(text) - {"\n"} if unicodedata.category(c) in ("Cc", "Cs")}
     hidden |= {c for c in set(text) if unicodedata.bidirectional(c) in _BIDI_CONTROLS}
     return text.translate({ord(c): ascii(c)[1:-1] for c in hidden})
+
+
+def quoted(value: object) -> str:
+    """A path or a text as a word of a command that a user copies into a shell."""
+    return shlex.quote(str(value))
 
 
 class DamageError(StageError):

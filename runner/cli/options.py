@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from runner.errors import UsageError, print_line
+from runner.errors import UsageError, print_line, quoted
 
 BUNDLE_VARIABLE = "AIRLIFT_BUNDLE"
 
@@ -49,7 +49,7 @@ def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path
     here = f"the bundles here are {', '.join(names)}" if names else "there is no ./bundle here"
     raise UsageError(
         f"{context.command_path}: no --bundle, and {here}.",
-        f"Give it: --bundle {names[0] if names else 'FOLDER'}; "
+        f"Give it: --bundle {quoted(names[0] if names else 'FOLDER')}; "
         f"or set it once: export {BUNDLE_VARIABLE}=FOLDER",
     )
 

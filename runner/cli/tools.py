@@ -19,6 +19,7 @@ from runner.errors import (
     Choice,
     print_line,
     quiet_option,
+    quoted,
     silent,
     write_new,
 )
@@ -53,7 +54,7 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     with silent(if_=quiet):
         for line in said:
             print_line(line)
-        print_line(f"next: runner check {path} --bundle {bundle or 'BUNDLE'}")
+        print_line(f"next: runner check {quoted(path)} --bundle {quoted(bundle or 'BUNDLE')}")
 
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})

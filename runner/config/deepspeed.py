@@ -23,6 +23,7 @@ from runner.errors import (
     Lines,
     UsageError,
     check_kind,
+    quoted,
     save_as_utf8,
     suggest,
     suggest_file,
@@ -108,7 +109,7 @@ def load(path: Path, place: str) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise UsageError(
-            f"{place}: {path} cannot be read: {error}", f"Look at it: ls -l {path}"
+            f"{place}: {path} cannot be read: {error}", f"Look at it: ls -l {quoted(path)}"
         ) from None
     except ValueError as error:  # of hjson or json: both have these two attributes
         line, why = getattr(error, "lineno", 1), getattr(error, "msg", error)

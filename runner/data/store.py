@@ -27,7 +27,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from runner.errors import DamageError
+from runner.errors import DamageError, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,7 +134,7 @@ class Store:
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise DamageError(
                 f"{path}: this store cannot be read: {error}.",
-                f"rm -f {path}  # then prepare again",
+                f"rm -f {quoted(path)}  # then prepare again",
             ) from None
         self._names = self.facts.class_names
         self._class_of: NDArray[np.int64] | None = None

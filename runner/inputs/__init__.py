@@ -20,7 +20,15 @@ from runner.config.columns import check_columns, place_of
 from runner.config.data import DatasetConfig
 from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, Mistakes, StageError, UsageError, human_count, suggest
+from runner.errors import (
+    DamageError,
+    Mistakes,
+    StageError,
+    UsageError,
+    human_count,
+    quoted,
+    suggest,
+)
 from runner.inputs.damage import Verification as Verification  # for all who use inputs
 from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
 from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
@@ -336,7 +344,8 @@ def unreadable(path: Path, why: str, what: str = "cannot be read") -> StageError
     if why == os.strerror(errno.EACCES):
         return ClosedError(
             f"{path}: you may not read it ({why}); it is not damaged.",
-            f"`namei -l {path}` shows which right is missing; its owner can add it: chmod a+rX",
+            f"`namei -l {quoted(path)}` shows which right is missing; its owner can add it: "
+            "chmod a+rX",
         )
     bundle = next((folder for folder in (path, *path.parents) if holds_bundle(folder)), path.parent)
     return DamageError(f"{path}: {what}: {why}.", remedy_for_damage(bundle))
@@ -384,7 +393,7 @@ def _settings(path: Path, bundle: Bundle, digests: Mapping[str, str]) -> dict[st
     if path.name not in digests:
         raise UsageError(
             f"{path}: the model has no {path.name}, so nothing can load it.",
-            f"Stage a model that has one: see `stage show {bundle.root}`.",
+            f"Stage a model that has one: see `stage show {quoted(bundle.root)}`.",
         )
     data = read_checked(path, digests[path.name])
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.errors import DamageError, StageError
+from runner.errors import DamageError, StageError, quoted
 from stage.bundle.receipt import find as find_receipt
 from stage.bundle.receipt import find_damage
 from stage.bundle.verifier import VerificationReport, state_folder, suggest_fixes
@@ -67,7 +67,7 @@ def _damage(bundle: Path, report: VerificationReport, how: str, written: Path | 
     named = [f"{finding.path} ({finding.problem})" for finding in report.findings[:FILES_NAMED]]
     if more := len(report.findings) - len(named):
         named.append(f"and {more} more")
-    advice = [*suggest_fixes(report, written), f"Then: stage verify {bundle}"]
+    advice = [*suggest_fixes(report, written), f"Then: stage verify {quoted(bundle)}"]
     failure = failure_of(report)
     what = "damaged" if failure is DamageError else "cannot be looked at"
     return failure(f"{bundle}: {what} ({how}): {', '.join(named)}.", " ".join(advice))

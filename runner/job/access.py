@@ -24,6 +24,7 @@ from runner.errors import (
     UsageError,
     human_count,
     human_size,
+    quoted,
 )
 from runner.inputs import Inputs
 from runner.job.shapes import ModelShape
@@ -66,8 +67,8 @@ def check_readable(paths: Iterable[Path]) -> None:
     raise UsageError(
         f"{human_count(len(closed), 'file')} of this run cannot be read: {named}{more}. "
         f"{first} cannot be {what} by you; it is not damaged.",
-        f"Its owner can open it: chmod {'a+rx' if first.is_dir() else 'a+r'} {first} "
-        f"(`namei -l {closed[0]}` shows every right on the way)",
+        f"Its owner can open it: chmod {'a+rx' if first.is_dir() else 'a+r'} {quoted(first)} "
+        f"(`namei -l {quoted(closed[0])}` shows every right on the way)",
     )
 
 
@@ -103,7 +104,7 @@ def nearest_folder(path: Path) -> Path:
         if os.path.lexists(folder):
             raise UsageError(
                 f"{folder}: a folder is needed there, and it is a file or a broken link.",
-                f"Give another --output, or look at it: ls -ld {folder}",
+                f"Give another --output, or look at it: ls -ld {quoted(folder)}",
             )
     return Path("/")
 
@@ -151,7 +152,8 @@ def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
         )
     return UsageError(
         f"{where}: no file can be made in {folder}: {error.strerror or error}.",
-        f"Choose an --output in a folder of yours (`ls -ld {folder}` and `id` show who may write)",
+        f"Choose an --output in a folder of yours (`ls -ld {quoted(folder)}` and `id` show who "
+        "may write)",
     )
 
 

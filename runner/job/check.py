@@ -31,6 +31,7 @@ from runner.errors import (
     human_count,
     human_size,
     join_errors,
+    quoted,
 )
 from runner.inputs import Inputs, check_site, verification, whose_torch
 from runner.job import node_local, with_torch, without_torch
@@ -446,7 +447,8 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
 def _check_verified(config: RunConfig, inputs: Inputs) -> str:
     known = verification(inputs.bundle, os.environ)
     command = (
-        f"stage verify {inputs.bundle}{f' --id {config.bundle.id}' if config.bundle.id else ''}"
+        "stage verify "
+        f"{quoted(inputs.bundle)}{f' --id {config.bundle.id}' if config.bundle.id else ''}"
     )
     if not known.holds and config.bundle.verified == "required":
         raise PolicyError(
@@ -500,8 +502,8 @@ def _check_nodes(found: Findings, job: Job, environ: Mapping[str, str], *, offer
         folders["this command's environment"] = Path(sys.prefix)
     found.others += check_places(folders, read_mounts())
     found.others += check_own_name(platform.node(), hosts_file(), job.config.slurm.nodes)
-    sets = "".join(f" --set {override}" for override in job.overrides)
-    command = f"runner rehearse {job.config.path} --bundle {job.bundle}{sets} --job"
+    sets = "".join(f" --set {quoted(override)}" for override in job.overrides)
+    command = f"runner rehearse {quoted(job.config.path)} --bundle {quoted(job.bundle)}{sets} --job"
     found.add(recall(job.partition.name, environ, command if offers else ""))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from runner.config.data import TASKS, data_of
 from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
-from runner.errors import UsageError, as_shown, read_value
+from runner.errors import UsageError, as_shown, quoted, read_value
 from runner.inputs import Bundle, SplitInput
 from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
@@ -68,7 +68,10 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     example = Path(__file__).parents[1] / "examples" / EXAMPLES[task]
     blocks = _blocks(example.read_text(encoding="utf-8"))
     where = "BUNDLE" if bundle is None else str(bundle)
-    head = f"# Next: runner check {path} --bundle {where}   (it prints the other keys, too)\n"
+    head = (
+        f"# Next: runner check {quoted(path)} --bundle {quoted(where)}   "
+        "(it prints the other keys, too)\n"
+    )
     blocks["name"] = f"name: {_name(path)}\n"
     blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
     if bundle is None:
@@ -231,7 +234,8 @@ def _data(task: str, bundle: Bundle) -> _Data:
         have = [name for name, asset in bundle.lock.assets.items() if asset.kind == "dataset"]
         raise UsageError(
             f"{bundle.root}: no dataset in this bundle has columns for the task {task} ({wanted}).",
-            f"Its datasets: {', '.join(have) or 'none'}; `stage show {bundle.root}` lists columns.",
+            f"Its datasets: {', '.join(have) or 'none'}; `stage show {quoted(bundle.root)}` "
+            "lists columns.",
         )
     others = [data.keys["asset"] for data in found[1:]]
     comments = {**found[0].comments, "asset": _also(others).removeprefix("; ")}

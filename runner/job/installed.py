@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, install_command
+from runner.errors import UsageError, install_command, quoted
 from runner.inputs import Inputs, check_site, environments, imports, running_tree
 from runner.job.findings import Finding
 
@@ -165,7 +165,8 @@ def how_to_install(folders: Sequence[Path]) -> str:
         )
     prefix = f"{PREFIX}/{folders[0].name}"
     return (
-        f"Once, without network: sh {folders[0]}/bootstrap.sh {prefix}; then: . {prefix}/activate "
+        f"Once, without network: sh {quoted(folders[0] / 'bootstrap.sh')} {prefix}; then: . "
+        f"{prefix}/activate "
         f"and the same command. {online}"
     )
 

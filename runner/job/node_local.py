@@ -19,13 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from runner.disks import NETWORK_DISKS, disk_type
-from runner.errors import (
-    IncompleteError,
-    StageError,
-    UsageError,
-    human_count,
-    human_size,
-)
+from runner.errors import IncompleteError, StageError, UsageError, human_count, human_size, quoted
 from runner.inputs import EnvironmentInput, running_tree, unreadable
 from runner.slurm.environment import SlurmJobEnvironment, srun_command
 
@@ -102,7 +96,8 @@ def check_running(environment: EnvironmentInput, prefix: Path = Path(sys.prefix)
         raise UsageError(
             f"this is the python of {prefix} ({what}), and the run file asks for "
             f"`{environment.asset}` ({environment.tree[:16]}).",
-            f"Create it once: sh {environment.path}/bootstrap.sh PREFIX; then: . PREFIX/activate",
+            f"Create it once: sh {quoted(environment.path / 'bootstrap.sh')} PREFIX; then: . "
+            "PREFIX/activate",
         )
 
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from runner.errors import FULL_DISK, IncompleteError, UsageError, say
+from runner.errors import FULL_DISK, IncompleteError, UsageError, quoted, say
 from runner.processes import birth_time, is_alive
 from runner.run_folder.layout import HOLDER, RunFolder
 from runner.slurm.jobs import running_step, states, step_name
@@ -142,7 +142,7 @@ def _take(folder: RunFolder, lock: Path, me: RunLock) -> None:
         _move_aside(folder, lock, me)
     raise UsageError(
         f"{lock.parent}: other processes start and end in this run folder.",
-        f"runner status {folder.root}",
+        f"runner status {quoted(folder.root)}",
     )
 
 
@@ -196,7 +196,7 @@ def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> Usa
     if lock == folder.submitter:
         return UsageError(
             f"{folder.root}: {holder.describe()} submits this run.",
-            f"Wait for its end; then see the job: runner status {folder.root}",
+            f"Wait for its end; then see the job: runner status {quoted(folder.root)}",
         )
     if holder.is_gone_from(me.machine) and (step := holder.step()):
         return UsageError(
@@ -206,7 +206,7 @@ def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> Usa
         )
     return UsageError(
         f"{folder.root}: {holder.describe()} works in this run folder.",
-        f"runner status {folder.root}; wait for its end, or give another --output.",
+        f"runner status {quoted(folder.root)}; wait for its end, or give another --output.",
     )
 
 

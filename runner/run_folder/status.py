@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_size, nearest_name, suggest_path
+from runner.errors import UsageError, human_size, nearest_name, quoted, suggest_path
 from runner.run_folder.columns import number
 from runner.run_folder.history import History, is_run_folder
 from runner.run_folder.run_lock import RunLock, age_s, holder_of
@@ -109,7 +109,8 @@ def find(what: str) -> tuple[Path, int | None]:
         if not folder.is_dir():
             raise UsageError(
                 f"{path}: no run of it has begun: there is no {folder}.",
-                f"runner submit {path}, or runner train {path}; or give its --output folder.",
+                f"runner submit {quoted(path)}, or runner train {quoted(path)}; or give its "
+                "--output folder.",
             )
         return folder.absolute(), None
     if not (what.isascii() and what.isdigit()):

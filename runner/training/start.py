@@ -21,7 +21,14 @@ from torch.distributed.distributed_c10d import Store
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
-from runner.errors import IncompleteError, LostPeerError, NoMemoryError, StageError, UsageError
+from runner.errors import (
+    IncompleteError,
+    LostPeerError,
+    NoMemoryError,
+    StageError,
+    UsageError,
+    quoted,
+)
 from runner.inputs import of_site, running_tree, unreadable
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
 from runner.job.shapes import Device
@@ -258,7 +265,8 @@ def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
         UsageError: it is not prepared.
     """
     job = resolved.job
-    command = f"runner prepare {job.config.path} --bundle {job.bundle} --output {job.folder.root}"
+    words = ("runner", "prepare", job.config.path, "--bundle", job.bundle)
+    command = " ".join(map(quoted, (*words, "--output", job.folder.root)))
     opened = {
         role: [open_prepared(path, f"the data of `{role}`", command) for path in several]
         for role, several in resolved.stores.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.child import in_child
 from runner.config.run_config import RunConfig
 from runner.disks import local_folder, read_mounts
-from runner.errors import UsageError, human_count, human_size
+from runner.errors import UsageError, human_count, human_size, quoted
 from runner.inputs import EnvironmentInput
 from runner.job import devices
 from runner.job.access import (
@@ -122,7 +122,8 @@ def env_check(environment: EnvironmentInput) -> list[Finding]:
             timeout=ENV_CHECK_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [Finding("warning", f"{script}: not run: {error}", f"sh {script}, on a node")]
+        what = f"{script}: not run: {error}"
+        return [Finding("warning", what, f"sh {quoted(script)}, on a node")]
     return read_env_check(done.stdout, environment.asset)
 
 

@@ -35,7 +35,7 @@ from stage.bundle.verifier import (
     parse_manifest,
 )
 from stage.digests import sha256_of_bytes
-from stage.errors import DamageError, UsageError, suggest, suggest_path
+from stage.errors import DamageError, UsageError, quoted, suggest, suggest_path
 from stage.file_kinds import MAX_START, check_kind
 from stage.files import read_file, read_start, sync_folder, write_atomically
 
@@ -117,7 +117,7 @@ class Bundle:
         if recorded != found:
             raise DamageError(
                 f"{root / LOCK}: damaged: sha256 {found}, {TAG_MANIFEST} says {recorded}.",
-                f"Run `stage verify {root}` to see all that is damaged.",
+                f"Run `stage verify {quoted(root)}` to see all that is damaged.",
             )
         return Bundle(root, read_lock(data, str(root / LOCK)), found)
 
@@ -192,7 +192,8 @@ def read_tag(root: Path, name: str) -> bytes:
     except OSError as error:
         problem = "missing" if error.errno == errno.ENOENT else f"cannot be read ({error.strerror})"
         raise DamageError(
-            f"{root / name}: {problem}.", f"Run `stage verify {root}` to see all that is damaged."
+            f"{root / name}: {problem}.",
+            f"Run `stage verify {quoted(root)}` to see all that is damaged.",
         ) from None
 
 

@@ -22,7 +22,7 @@ from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, check_is_bundle, read_tag
 from stage.bundle.verifier import Finding
 from stage.bundle.verify import verify
-from stage.errors import DamageError, SignatureError, UsageError, as_shown, suggest_path
+from stage.errors import DamageError, SignatureError, UsageError, as_shown, quoted, suggest_path
 from stage.files import human_count, read_file, write_atomically
 from stage.paths import printable
 
@@ -66,7 +66,7 @@ def sign(root: Path, key: Path) -> str:
         findings = human_count(len(report.findings), "finding")
         raise DamageError(
             f"{root}: not signed: {findings}, the first: {report.findings[0]}.",
-            f"Run `stage verify {root}`; sign what is sound.",
+            f"Run `stage verify {quoted(root)}`; sign what is sound.",
         )
     if not key.is_file():
         raise UsageError(
@@ -114,7 +114,7 @@ def check_signature(root: Path, signers: Path) -> Signer:
     if not os.path.lexists(path):
         raise SignatureError(
             f"{root}: not signed: there is no {layout.SIGNATURE}.",
-            f"Where it was made: stage sign {root} --key KEY; then copy that file too.",
+            f"Where it was made: stage sign {quoted(root)} --key KEY; then copy that file too.",
         )
     key = _fingerprint(path, manifest)
     answer = _ssh_keygen("find-principals", "-f", str(signers), "-s", str(path.absolute()))
@@ -150,7 +150,7 @@ def _fingerprint(path: Path, manifest: bytes) -> str:
         raise SignatureError(
             f"{path}: not a good signature of {layout.TAG_MANIFEST}: {_last_words(done)}.",
             f"{_COPY_AGAIN}, and {layout.TAG_MANIFEST} with it. If the bundle was made again "
-            f"since, sign again there: stage sign {path.parent} --key KEY",
+            f"since, sign again there: stage sign {quoted(path.parent)} --key KEY",
         )
     return key[1].decode("ascii", "replace")
 

@@ -25,7 +25,7 @@ from stage.bundle.verify import verify
 from stage.carry.patch import FORMAT, TAGS
 from stage.digests import hash_file, sha256_of_bytes
 from stage.download.partial_file import copy_hashed
-from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, suggest_path
+from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, quoted, suggest_path
 from stage.files import (
     check_writable,
     human_count,
@@ -106,7 +106,7 @@ def _check_order(root: Path, patch: Path) -> None:
         )
     raise UsageError(
         f"{patch}: a bundle, not a patch.",
-        f"Give the folder that `stage patch -o` wrote: stage apply {root} PATCH",
+        f"Give the folder that `stage patch -o` wrote: stage apply {quoted(root)} PATCH",
     )
 
 
@@ -189,7 +189,8 @@ class _Apply:
         raise UsageError(
             f"{self.root}: the patch is for another bundle: it needs id {base}, this one has "
             f"{bundle_id}.",
-            f"stage verify {self.root} prints the id of this bundle; make a patch for it with "
+            f"stage verify {quoted(self.root)} prints the id of this bundle; make a patch for "
+            "it with "
             "stage patch.",
         )
 
@@ -322,7 +323,8 @@ class _Apply:
         raise DamageError(
             f"{file.path}: the patch needs a file of the old bundle that is missing or damaged. "
             "The bundle is unchanged.",
-            f"stage verify {self.root} --report FILE, and repair it with stage patch --report FILE "
+            f"stage verify {quoted(self.root)} --report FILE, and repair it with stage patch "
+            "--report FILE "
             "before the update.",
         )
 
@@ -344,10 +346,8 @@ class _Apply:
         what = f"the patch is in place; {human_count(len(report.findings), 'finding')} left"
         if not report.to_carry:
             what = "with the patch every byte of the bundle is sound; no patch repairs the rest"
-        raise DamageError(
-            f"{self.root}: {what}:{listed}",
-            "\n     ".join([*suggest_fixes(report, None), f"Then: stage verify {self.root}"]),
-        )
+        advice = [*suggest_fixes(report, None), f"Then: stage verify {quoted(self.root)}"]
+        raise DamageError(f"{self.root}: {what}:{listed}", "\n     ".join(advice))
 
 
 def _holds_files_alone(folder: Path) -> bool:

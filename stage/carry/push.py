@@ -30,7 +30,7 @@ from stage.bundle.receipt import find as find_receipt
 from stage.bundle.verify import failure_of, verify
 from stage.carry.ssh import PushTarget, RemoteShell, connected
 from stage.digests import hash_file
-from stage.errors import DamageError, IncompleteError, UsageError, as_shown
+from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
 from stage.files import human_count, join_limited, read_file
 from stage.paths import printable
 from stage.progress import Reporter
@@ -94,7 +94,7 @@ def push(
         findings = human_count(len(here.findings), "finding")
         raise failure_of(here)(
             f"{root}: not pushed: {findings}, the first: {here.findings[0]}.",
-            f"stage verify {root}",
+            f"stage verify {quoted(root)}",
         )
     _check_not_itself(root, target)
     _check_rsync()

@@ -222,9 +222,11 @@ def fetch(
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         outcome = fetch_manifest(manifest, bundle, options, reporter)
     if not dry_run and not quiet:
+        from stage.errors import quoted
+
         say(f"bundle id {outcome.bundle_id}")
         say(
-            f"next: stage push {bundle} me@cluster:{bundle.name}   "
+            f"next: stage push {quoted(bundle)} {quoted(f'me@cluster:{bundle.name}')}   "
             "(or any transfer, then there: stage verify)"
         )
 
@@ -247,13 +249,13 @@ def show(bundle: Path, signers: Path | None, sbom: bool, as_json: bool) -> None:
 
     if sbom:
         from stage.bundle.bundle import Bundle
-        from stage.errors import UsageError
+        from stage.errors import UsageError, quoted
         from stage.installation import check_libraries
 
         if as_json or signers is not None:
             raise UsageError(
                 "--sbom is a document of its own, without --json and --signers.",
-                f"stage show {bundle} --sbom",
+                f"stage show {quoted(bundle)} --sbom",
             )
         check_libraries("--sbom", "cyclonedx-python-lib", extra="sbom")
         from stage.lock.bom import bom_text

@@ -14,6 +14,7 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import find_damage
 from stage.bundle.signature import check_signature, signed_by
 from stage.bundle.verifier import state_folder
+from stage.errors import quoted
 from stage.files import human_count, human_size
 from stage.lock.model import LockedAsset, LockedEnvironment
 
@@ -83,7 +84,7 @@ def _asset_lines(asset: LockedAsset) -> list[str]:
             )
     lines.append(f"  path     {asset.folder}")
     if asset.environment is not None:
-        lines.append(f"  create   sh {asset.folder}/bootstrap.sh PREFIX")
+        lines.append(f"  create   sh {quoted(f'{asset.folder}/bootstrap.sh')} PREFIX")
     if asset.left_out:
         size = human_size(sum(o.size for o in asset.left_out))
         lines.append(

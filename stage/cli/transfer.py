@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stage.cli.base import quiet_option, say, silent
-from stage.errors import DamageError, IncompleteError, UsageError, suggest
+from stage.errors import DamageError, IncompleteError, UsageError, quoted, suggest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def init(
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
         )
         say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
-    say(f"next: stage fetch {manifest} -o {place_for_bundle(every)} --dry-run")
+    say(f"next: stage fetch {quoted(manifest)} -o {place_for_bundle(every)} --dry-run")
 
 
 def _on_the_hub(
@@ -127,7 +127,7 @@ def _write_example(name: str, manifest: Path, quiet: bool) -> None:
         )
     write_new(manifest, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
     with silent(if_=quiet):
-        say(f"next: stage fetch {manifest} -o bundle --dry-run")
+        say(f"next: stage fetch {quoted(manifest)} -o bundle --dry-run")
 
 
 @click.command()

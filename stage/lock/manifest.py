@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stage import paths as util_paths
-from stage.errors import PolicyError, UsageError, suggest_relative
+from stage.errors import PolicyError, UsageError, quoted, suggest_relative
 from stage.file_kinds import MANIFEST
 from stage.files import is_file, read_file
 from stage.lock.reader import Lines, Reader, Where, check_keys, keys_of, setting
@@ -264,7 +264,7 @@ def _check_repository(value: str, key: str, where: Where, lines: Lines) -> None:
         raise UsageError(
             f"{place}: {value} is a local file or folder; `{key}` names a repository on the Hub, "
             "such as org/name.",
-            f"Write `path: {value}`{also}. `stage init {value}` writes the whole entry.",
+            f"Write `path: {value}`{also}. `stage init {quoted(value)}` writes the whole entry.",
         )
     parts = value.split("/")
     allowed = all(

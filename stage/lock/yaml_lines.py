@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from stage.errors import UsageError
+from stage.errors import UsageError, quoted
 from stage.file_kinds import MAX_START, check_kind, how_to_get, suggest_file
 from stage.files import read_file, read_start
 from stage.lock.reader import Lines, Where
@@ -108,7 +108,7 @@ def _load(path: Path, wanted: str) -> tuple[dict[str, Any], Lines]:
     except IsADirectoryError:
         raise UsageError(
             f"{path}: is a folder, expected a YAML file",
-            f"Give the file itself, and this folder as --output {path}, if a run is in it."
+            f"Give the file itself, and this folder as --output {quoted(path)}, if a run is in it."
             if Path(path, "config.yaml").exists()
             else "Give the path of the file.",
         ) from None

@@ -25,7 +25,7 @@ from stage.bundle.inspect import parquet_footer
 from stage.bundle.load_test import check_loads
 from stage.bundle.verify import verify
 from stage.digests import FileDigests, hash_file
-from stage.errors import DamageError, Mistakes, UsageError
+from stage.errors import DamageError, Mistakes, UsageError, quoted
 from stage.files import (
     check_space,
     check_writable,
@@ -281,7 +281,7 @@ class _Fetch:
         else:
             self.reporter.note(
                 f"{self.root}: another bundle now, so not signed any more: "
-                f"stage sign {self.root} --key KEY"
+                f"stage sign {quoted(self.root)} --key KEY"
             )
 
     def _is_finished(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import TOKENIZER, WEIGHTS
-from stage.errors import Mistakes, UsageError
+from stage.errors import Mistakes, UsageError, quoted
 from stage.files import human_size, join_limited
 from stage.hub.model_files import matches
 from stage.lock.manifest import Manifest
@@ -217,5 +217,6 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
             raise UsageError(
                 f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would lie inside "
                 f"{request.path}, which it takes in: it would change with each fetch.",
-                f"Choose a folder outside of it: -o {base.with_name(f'{base.name}-bundle')}{omit}",
+                "Choose a folder outside of it: -o "
+                f"{quoted(base.with_name(f'{base.name}-bundle'))}{omit}",
             )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from stage.convert.convert import made_with
-from stage.errors import Mistakes, PolicyError, UsageError, suggest
+from stage.errors import Mistakes, PolicyError, UsageError, quoted, suggest
 from stage.files import human_count, human_size, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.licences import not_allowed, states_nothing
@@ -154,7 +154,7 @@ def _check_answered(
     problem = "is not there" if previous is None else f"does not answer it: {names}"
     raise UsageError(
         f"{manifest.path}: --locked, but {manifest.lock_path.name} {problem}.",
-        f"stage lock {manifest.path}",
+        f"stage lock {quoted(manifest.path)}",
     )
 
 
@@ -294,5 +294,5 @@ def _check_allowed(manifest: Manifest, lock: Lockfile) -> None:
                     f"{manifest.place(asset.name)}: `{asset.name}`: "
                     f"{manifest.lock_path.name} lists {printable(file.path)}, "
                     "which this manifest does not allow.",
-                    f"Resolve it again: stage lock {manifest.path} --update {asset.name}",
+                    f"Resolve it again: stage lock {quoted(manifest.path)} --update {asset.name}",
                 )

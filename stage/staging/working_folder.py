@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stage.bundle import bundle as layout
-from stage.errors import IncompleteError, StageError, UsageError
+from stage.errors import IncompleteError, StageError, UsageError, quoted
 from stage.files import join_limited, make_folder
 from stage.lock.manifest import Manifest
 from stage.lock.model import LockedFile
@@ -116,7 +116,8 @@ class WorkFolder:
         raise UsageError(
             f"{self.root}: another bundle is here: {printable(self.lock.name)}; {manifest.path} "
             f"makes {printable(manifest.name)}. Nothing was changed.",
-            f"Give it a folder of its own: stage fetch {manifest.path} -o {beside}   (to make this "
+            f"Give it a folder of its own: stage fetch {quoted(manifest.path)} -o {beside}   "
+            "(to make this "
             f"bundle that one: write `name: {self.lock.name}` in {manifest.path}, or remove the "
             "folder)",
         )

@@ -23,7 +23,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from stage.cli import main as stage
 from tests.remedies.obeyed import stories
-from tests.remedies.walk import remedies
+from tests.remedies.walk import remedies, unquoted
 from tests.support.staging import model_files
 
 NOT_OBEYED = Path(__file__).with_name("not_obeyed.txt")
@@ -179,6 +179,12 @@ def test_every_remedy_is_obeyed_or_it_is_said_why_not() -> None:
     there = remedies()
     stale = [s for s in stories() if not any(s[0] == of and s[1] in text for of, text in there)]
     assert stale == [], "said to be obeyed, and no remedy any more"
+
+
+def test_a_path_in_a_command_is_one_word_for_a_shell() -> None:
+    """`rm -r {folder}` removed another folder than the one with a space in its name."""
+    words = {"comment(path.name)", "place_for_bundle(every)", "place_for_bundle(found)"}
+    assert [one for one in unquoted() if one[1] not in words] == []
 
 
 def changes(remedy: str, entry: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,10 @@ _YAML = re.compile(
     r"`[a-z_.]+: |(?<![\w-])(?!are|has|it|one|columns|keys|tags|order|quotes)[a-z_.]+: [\[{\"'\d]|"
     r"(?:[Ss]et|[Ww]rite|[Aa]dd|or|instance:|entry:) [a-z_.]+: "
 )
+_TAKES_A_PATH = re.compile(
+    r"(?:^|[`(:;, ])(?:(?:stage|runner) \w+|chmod \S+|ls -ld?|namei -l|rm -\w+|mv|git -C|sh|cp"
+    r"|mkdir -p|--output|--bundle|-o) $"
+)
 _TABLES = re.compile(r"_?(?:[A-Z_]*REMED(?:Y|IES)|ADVICE|WORDS|WANTED)")
 _AS_IT_IS = ("format", "strip", "rstrip")  # methods of a text that keep its words
 
@@ -176,6 +180,22 @@ def _text(node: ast.expr) -> str:
         case ast.Call(args=arguments) if getattr(node.func, "id", "").startswith("suggest"):
             return "".join(map(_text, arguments))
     return "{}"
+
+
+def unquoted() -> Iterator[tuple[str, str]]:
+    """(file, expression) of each value in a command that a shell may take for several words."""
+    for path, tree in _trees().items():
+        source = (ROOT / path).read_text("utf-8")
+        for node in ast.walk(tree):
+            before = ""
+            for part in node.values if isinstance(node, ast.JoinedStr) else ():
+                if isinstance(part, ast.FormattedValue) and _TAKES_A_PATH.search(before):
+                    value = ast.unparse(part.value)
+                    named = rf"\b{re.escape(value)}\b[^=\n]* = .*quote"
+                    is_word = re.match(r"quoted?\(|shlex\.|.*remote\.inside\(", value)
+                    if not is_word and not re.search(named, source):
+                        yield path, value
+                before += part.value if isinstance(part, ast.Constant) else "{}"
 
 
 def _can_be_obeyed(text: str) -> bool:

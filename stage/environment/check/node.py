@@ -13,7 +13,7 @@ from pathlib import Path
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
 from stage.digests import hash_file
-from stage.errors import DamageError, IncompleteError, StageError, UsageError
+from stage.errors import DamageError, IncompleteError, StageError, UsageError, quoted
 from stage.lock.model import LockedAsset
 
 PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"
@@ -69,7 +69,7 @@ def check_environments(
         if code not in (0, 1):
             raise IncompleteError(
                 f"The check of `{name}` ended with exit code {code}; its output is above.",
-                f"Run the script itself: sh {CHECK} --environment {folder}",
+                f"Run the script itself: sh {quoted(CHECK)} --environment {quoted(folder)}",
             )
         codes.add(code)
     return codes == {0}

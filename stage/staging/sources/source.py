@@ -19,7 +19,7 @@ from stage.digests import FileDigests, hash_file, sha256_of_bytes
 from stage.download.downloader import Downloader
 from stage.download.http import Connections, timeout_s, tls_context
 from stage.download.retry import RetryPolicy
-from stage.errors import Mistakes, UsageError
+from stage.errors import Mistakes, UsageError, quoted
 from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
 from stage.lock.manifest import Manifest
@@ -209,7 +209,7 @@ class AssetSource(ABC, Generic[R]):
                 f"{manifest.place(self.name, key)}: `{self.name}`: "
                 f"{manifest.lock_path.name} pins {locked} instead of {asked}.",
                 "Find out where that lock comes from. To resolve again: "
-                f"stage lock {manifest.path} --update {self.name}",
+                f"stage lock {quoted(manifest.path)} --update {self.name}",
             )
 
 

@@ -41,7 +41,7 @@ ELSEWHERE = replace(ME, host="gpu7", machine="another boot", pid=4711, job=17, s
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "my run's")
     folder.make()
     return folder
 
@@ -121,7 +121,7 @@ def test_where_processes_come_and_go_the_state_is_shown_and_the_next_one_works(
             hold_run_folder(folder, {}),
         ):
             pytest.fail("there is no lock")
-    assert str(folder.root) in obeyed(refused.value.remedy, r"^runner status \S+$")
+    assert str(folder.root) in obeyed(refused.value.remedy, r"^runner status .+$")
     with hold_run_folder(folder, {}):
         pass
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from stage.environment.solve.conda import lock_conda
 from stage.environment.solve.indexes import Indexes, address_to_ask
 from stage.environment.solve.uv import uv_platform
 from stage.environment.spec.conda_lock import Package
@@ -13,6 +15,8 @@ from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import PolicyError, StageError, UsageError
+from stage.progress import Reporter
+from tests.remedies.obeyed import in_it, obeys
 
 A800 = Profile(path=Path("a800.yml"), name="a800", platform="linux-64", glibc="2.28")
 
@@ -120,6 +124,54 @@ def test_what_cannot_be_locked_is_refused_with_its_line_and_the_fix(
         and refused.value.remedy
         and "s3cret" not in said
     )
+
+
+PIP = "stage/environment/spec/pip_section.py"
+
+
+@obeys(PIP, "Known are -r, -c, --index-url,", "Name those that have no wheel: --no-binary NAME")
+@obeys(
+    PIP, "Make a wheel of it: pip wheel", "Name the package and the folder of its wheel: `--find"
+)
+@obeys("stage/environment/spec/urls.py", "export {}=..., then again.")
+@obeys("stage/environment/spec/environment_yml.py", "For example dependencies: [python=3.11, pip,")
+@obeys("stage/environment/solve/conda.py", "For example channels: [conda-forge]")
+def test_lines_are_written_as_their_remedies_say(tmp_path: Path) -> None:
+    def remedy(line: str) -> str:
+        with pytest.raises(StageError) as refused:
+            with_pip(tmp_path, "numpy", line)
+        return refused.value.remedy
+
+    known = remedy("--no-such-option x")
+    values = {"-r": "r.txt", "-c": "r.txt", "--no-index": "", "--pre": "", "--no-binary": ""}
+    (tmp_path / "r.txt").write_text("torch>=2\n")
+    options = re.findall(r"--?[a-z][a-z-]*(?: NAME)?", known)
+    assert len(options) == 9
+    for option in options:
+        value = values.get(option.removesuffix(" NAME"), "https://a.example")
+        with_pip(tmp_path, f"{option} {value}".strip())
+    binary = in_it(remedy("--no-binary :all:"), "--no-binary NAME")
+    assert with_pip(tmp_path, binary.replace("NAME", "ftfy")).pip.sdists[-1] == "ftfy"
+
+    assert "pip wheel --no-deps ./mine -w wheels" in remedy("./mine")
+    for told in (remedy("./mine"), remedy("/home/me/mine.whl")):
+        links = in_it(told, "--find-links (?:./wheels|FOLDER)").replace("FOLDER", "./wheels")
+        line = in_it(told, "NAME==VERSION").replace("NAME", "mine").replace("VERSION", "1")
+        spec = with_pip(tmp_path, links, line)
+        assert spec.pip.find_links == [str(tmp_path / "wheels")]
+
+    index = "--index-url https://${NO_SUCH}@a.example"
+    name = in_it(remedy(index), r"(?<=export )\w+")
+    assert with_pip(tmp_path, index, **{name: "t"}).pip.index_url == "https://t@a.example"
+    with pytest.raises(UsageError) as refused:
+        load(tmp_path, "channels: [c]")
+    example = in_it(refused.value.remedy, r"dependencies: \[.*\]")
+    spec = load(tmp_path, f"channels: [c]\n{example}")
+    assert [one.name for one in (*spec.conda, *spec.pip.requirements)] == ["python", "pip", "torch"]
+    with pytest.raises(UsageError, match="no channels") as refused:
+        lock_conda(load(tmp_path, example), A800, (None, ""), (), Reporter(quiet=True))
+    channels = in_it(refused.value.remedy, r"channels: \[.*\]")
+    assert load(tmp_path, f"{channels}\n{example}").channels == ("conda-forge",)
 
 
 @pytest.mark.parametrize(
