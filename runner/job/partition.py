@@ -25,7 +25,7 @@ class Partition:
 
     Attributes:
         name: `default` if Slurm does not tell.
-        time_limit: in Slurm's notation; empty: not known.
+        time_limit: in Slurm's notation; empty: not known, or several partitions differ.
     """
 
     name: str
@@ -53,7 +53,9 @@ def ask_partition(wanted: str | None) -> Partition:
         for _, cpus, memory, gres, _ in rows
         if cpus.isdigit()
     )
-    return Partition(chosen or rows[0][0].strip("*"), nodes, rows[0][4])
+    limits = {row[4] for row in rows}  # of several partitions any one may take the job
+    limit = limits.pop() if len(limits) == 1 else ""
+    return Partition(chosen or rows[0][0].strip("*"), nodes, limit)
 
 
 def count_gpus(gres: str) -> int:

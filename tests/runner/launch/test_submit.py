@@ -116,6 +116,16 @@ def test_more_nodes_than_there_are_is_said_with_both_numbers(
     assert refused.value.remedy == "Lower slurm.nodes: it is 9, and the partition has 2 nodes."
 
 
+def test_of_partitions_with_several_limits_slurm_judges_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_of(tmp_path, monkeypatch, "")
+    lines = "echo 'short|8|64000|(null)|5:00'; echo 'long|8|64000|(null)|2-00:00:00'"
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{lines}\n")
+    found = ask_partition("short,long")
+    assert (found.name, found.time_limit, len(found.nodes)) == ("short,long", "", 2)
+
+
 def test_drained_nodes_are_a_warning_because_sbatch_accepts_and_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
