@@ -140,6 +140,8 @@ def stop(text):
     print("no " + text)
     sys.exit()
 
+if os.path.isdir(os.path.join(sys.prefix, ".airlift")):
+    stop("%s is of an environment of airlift, and not the site\x27s: airlift_deactivate first." % sys.executable)
 kind = sys.implementation.name + ", free-threaded" * bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 found = "%d.%d" % sys.version_info[:2]
 if kind != "cpython" or found != needed:

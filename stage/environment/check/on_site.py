@@ -29,19 +29,15 @@ def provided(prefix: Path) -> dict[str, str]:
 def change_of_site(prefix: Path) -> str:
     """What this Python finds instead of what its environment was made on; empty: the same."""
     for name, version in provided(prefix).items():
-        found, where = f"{sys.version_info[0]}.{sys.version_info[1]}", sys.executable
-        if name == "python":
-            version = ".".join(version.split(".")[:2])
-        else:
-            try:
-                there = distribution(name)
-                found, where = there.version, str(there.locate_file(""))
-            except PackageNotFoundError:
-                found = f"no {name}"
-        if found != version:
-            return (
-                f"{prefix} was made on {name} {version}; its python now finds {found} in {where}."
-            )
+        if name == "python":  # `lib/pythonX.Y`: another one finds nothing in it
+            continue
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            return f"{prefix} was made on {name} {version}; its python now finds none."
+        if found.version != version:
+            there = f"{found.version} in {found.locate_file('')}"
+            return f"{prefix} was made on {name} {version}; its python now finds {there}."
     return ""
 
 

@@ -187,7 +187,7 @@ def test_a_python_that_needs_a_variable_to_start(
 
 
 def test_another_site_is_refused_and_nothing_is_left(
-    laptop: EnvironmentLaptop, modules: str, tmp_path: Path
+    laptop: EnvironmentLaptop, on_modules: Path, modules: str, tmp_path: Path
 ) -> None:
     path = site.path_with(tmp_path / "bin", site.BASE)
     settings = {"PATH": path, "PYTHONPATH": modules}
@@ -198,6 +198,7 @@ def test_another_site_is_refused_and_nothing_is_left(
     for asset, changed, words in (
         (laptop.asset, {"PATH": str(tmp_path / "empty")}, "there is no python3 on PATH."),
         (laptop.asset, {"PYTHONPATH": ""}, f"it was locked on torch {version_of('torch')};"),
+        (laptop.asset, {"PATH": f"{on_modules}/bin:/usr/bin:/bin"}, "airlift_deactivate first."),
         (later, {}, f"locked on torch 9.9; {here} has {version_of('torch')}."),
         (other, {}, f"it is for the site's Python 3.99; {here} is {XY}."),
     ):
