@@ -115,6 +115,18 @@ def test_a_token_and_the_name_are_written_well(user: User) -> None:
     user.works(f"{LOCK} --update a", HF_TOKEN=MEMBER_TOKEN)
 
 
+@obeys(ERRORS, "Accept them at {}, then give a token: {}")
+def test_terms_of_a_gated_model_are_accepted(user: User, hub: TestHub) -> None:
+    user.hub = hub
+    hub.commit("models", "acme/gated", model_files(100))
+    hub.configure("models", "acme/gated", gated="auto")
+    user.wants(a={"model": "acme/gated"})
+    told = user.remedy(FETCH)
+    assert in_it(told, r"(?<=Accept them at )https://\S+(?=, then)").endswith("/acme/gated")
+    hub.configure("models", "acme/gated", gated="auto", members=("tester",))  # on that page
+    user.works(FETCH, **{in_it(told, r"(?<=or set )HF_TOKEN"): MEMBER_TOKEN})
+
+
 @obeys(ERRORS, "Give the address of a Hub or of a mirror: --endpoint {}")
 @obeys(CLIENT, "For example: {}")
 @obeys("stage/download/http.py", "unset {}; or name the file that the site gives for its proxy.")
