@@ -140,3 +140,11 @@ def test_where_no_target_is_named_they_are_those_of_peft(cluster: Cluster) -> No
         cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora={"rank": 4})
     )
     assert shape_of(config, resolve(config, cluster.bundle).model).num_trained == 4 * (64 + 192) * 2
+
+
+def test_check_counts_what_is_trained_without_a_rank(cluster: Cluster) -> None:
+    lora = {"rank": 4, "targets": ["c_attn"]}
+    cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora=lora)
+    done = cluster.run("check", "tiny.yaml", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    assert "16 bytes x 2,048 parameters that are trained" in done.stdout

@@ -21,7 +21,7 @@ from tests.stage.bundles import BIG, BIG_SIZE, contents, make_bundle
 from tests.stage.damages import DAMAGES, NEED_BIG, Damage, files
 
 SEED = int(os.environ.get("AIRLIFT_DAMAGE_SEED") or 20_260_203)
-BY_COMMAND = 8  # of the damages that tests/golden/verdicts.py makes by the hundred
+BY_COMMAND = 13  # of the damages that tests/golden/verdicts.py makes by the hundred
 Damaged = Callable[[Damage, random.Random], tuple[Path, set[str]]]
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from stage.bundle.bundle import Bundle
-from stage.convert.pickled_weights import convert_pickles
+from stage.convert.pickled_weights import convert_file, convert_pickles
 from stage.errors import DamageError, PolicyError, StageError, UsageError
 from stage.hub.model_files import RemoteFile, select_model
 from tests.support.staging import MODEL, Laptop, model_files
@@ -107,6 +107,19 @@ REFUSED: dict[str, tuple[bytes, type[StageError]]] = {
     "torn": (pickled(state())[:-500], DamageError),
     "sparse": (pickled({"a": torch.eye(2).to_sparse()}), DamageError),
 }
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_pickle_of_anything_but_tensors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, kind = REFUSED[name]
+    Path("x.bin").write_bytes(data)
+    with pytest.raises(kind, match=r"x\.bin") as caught:
+        convert_file("x.bin", "x.bin", "x.safetensors")
+    assert caught.value.remedy
+    assert not Path("EVIL").exists() and not Path("x.safetensors").exists()
 
 
 def test_what_the_child_refuses_is_an_error_with_its_exit_code(

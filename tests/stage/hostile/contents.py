@@ -343,6 +343,13 @@ CASES = [
     Case(
         "CIFAR pickle of builtins", 3, ("wants to build",), cifar(b"c__builtin__\neval\n(S'1'\ntR.")
     ),
+    Case("CIFAR pickle of a persistent id", 3, ("wants to build",), cifar(b"Px\n.")),
+    Case(
+        "CIFAR pickle of a function's state",
+        3,
+        ("the state of a",),
+        cifar(b"\x80\x02c_codecs\nencode\n}U\x08__code__K\x01sb."),
+    ),
     Case("CIFAR pickle of an extension", 3, ("wants to build",), cifar(b"\x80\x02\x82\x01.")),
     Case("CIFAR pickle of 8 GiB", 3, ("a bytearray",), cifar(FRAMES + b"."), how="process"),
     Case(

@@ -122,6 +122,12 @@ CASES = [
         follow(replaced(b'"request": {', b'"request": {"a": 1e999,')),
     ),
     Case(
+        "request of a mapping",
+        2,
+        ("should be a text, a number",),
+        follow(replaced(b'"request": {', b'"request": {"a": {},')),
+    ),
+    Case(
         "key twice",
         2,
         ("`size` is written twice",),

@@ -115,6 +115,14 @@ def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_
         assert "would not run on a800" in words and "torch 2.10 from PyPI" in words
 
 
+def test_a_torch_without_cuda_is_refused_with_the_index_that_has_it(pip_desk: Desk) -> None:
+    pip_desk.index.add(wheel("torch", "2.10.0+cpu"))
+    pip_desk.write("torch")
+    words = pip_desk.refused(2)
+    assert "torch 2.10.0+cpu is a build without CUDA: it does not use" in words
+    assert "https://download.pytorch.org/whl/cu126" in words
+
+
 def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> None:
     desk.index.requests.clear()
     desk.write("-e ../mine")

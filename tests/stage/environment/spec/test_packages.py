@@ -117,6 +117,7 @@ def test_an_entry_that_is_not_what_it_says_is_refused(entry: Any, words: str) ->
             "password or token",
         ),
         (conda("ftp://x.example/chan/linux-64/zlib-1.3.1-0.conda"), "is no https"),
+        ({**PYTHON, "name": "zlib", "url": f"{FORGE}/noarch/"}, "names no file"),
         (conda("https://x.example/linux-64/zl%00ib-1.3.1-0.conda"), "may not be in a bundle"),
         (conda("https://x.example/linux-64/zl%25ib-1.3.1-0.conda"), "has a `%`"),
     ],
