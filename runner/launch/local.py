@@ -10,14 +10,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO
 
 from runner.errors import say
 from runner.launch.network import GLOO, LOOPBACK
 from runner.launch.outcome import Ended
-from runner.launch.place import MEETING_FILE, RANK_FLAG, Start
+from runner.launch.place import MEETING_FILE, RANK_FLAG, Place, Start
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 
@@ -42,86 +41,61 @@ def run_local(
         argv: the command of a rank.
         watch: finds ranks that hang.
     """
-    processes = start.world_size
     if ignored := start.find_rank_0(environ).ignored:
         say(ignored)
+    logs.mkdir(parents=True, exist_ok=True)
     meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
-    common = _common_environment(dict(environ), processes, meeting)
-    ranks: list[_LocalRank] = []
+    common, port = _common_environment(environ, start.world_size, meeting), _free_port()
+    ranks: list[subprocess.Popen[bytes]] = []
     with recorded_signals() as received:
         try:
-            for rank in range(processes):
+            for rank in range(start.world_size):
+                place = Place(
+                    rank=rank,
+                    world_size=start.world_size,
+                    local_rank=rank,
+                    local_world_size=start.world_size,
+                    master="127.0.0.1",
+                    port=port,
+                )
                 log = logs / f"rank-{rank}.log" if rank else None
-                ranks.append(_LocalRank.start(argv, rank, processes, common, log))
-            seen = wait_for_end([rank.process for rank in ranks], received, watch, _passed_on)
+                ranks.append(_start(argv, {**common, **place.variables()}, log))
+            seen = wait_for_end(ranks, received, watch, _passed_on)
         finally:
             _end(ranks)
             shutil.rmtree(meeting, ignore_errors=True)
     sent = frozenset(seen.signals)
     if seen.failed is None:
         return Ended(in_job=False, hung=seen.hung, signals=sent)
-    failed = ranks[seen.failed]
-    return Ended(
-        in_job=False,
-        code=failed.process.returncode or -signal.SIGTERM,  # ended by a second Ctrl-C
-        rank=failed.rank,
-        words=failed.words(),
-        signals=sent,
-    )
+    code = ranks[seen.failed].returncode or -signal.SIGTERM  # ended by a second Ctrl-C
+    words = _words(seen.failed, code, logs)
+    return Ended(in_job=False, code=code, rank=seen.failed, words=words, signals=sent)
 
 
 def _passed_on(number: int) -> int:
     return signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
 
 
-@dataclass
-class _LocalRank:
-    rank: int
-    process: subprocess.Popen[bytes]
-    log: Path | None
-
-    @classmethod
-    def start(
-        cls,
-        argv: Sequence[str],
-        rank: int,
-        processes: int,
-        common: Mapping[str, str],
-        log: Path | None,
-    ) -> _LocalRank:
-        environ = {
-            **common,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-        }
-        output = None
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = log.open("ab")
-        try:
-            process = _popen(argv, environ, output)
-        finally:
-            if output:
-                output.close()
-        return cls(rank, process, log)
-
-    def words(self) -> str:
-        """How it ended, for people."""
-        code = self.process.returncode
-        log = f"; its log: {self.log}" if self.log else ""
-        if code >= 0:
-            return f"rank {self.rank} failed with exit code {code}; the others were ended{log}"
-        hint = f" ({why})" if (why := why_ended(code)) else ""
-        name = signal.Signals(-code).name
-        return f"rank {self.rank} was ended by {name}{hint}; the others were ended{log}"
+def _words(rank: int, code: int, logs: Path) -> str:
+    """How a rank ended, for people."""
+    log = f"; its log: {logs / f'rank-{rank}.log'}" if rank else ""
+    if code >= 0:
+        return f"rank {rank} failed with exit code {code}; the others were ended{log}"
+    hint = f" ({why})" if (why := why_ended(code)) else ""
+    name = signal.Signals(-code).name
+    return f"rank {rank} was ended by {name}{hint}; the others were ended{log}"
 
 
-def _common_environment(environ: dict[str, str], processes: int, meeting: Path) -> dict[str, str]:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _common_environment(
+    environ: Mapping[str, str], processes: int, meeting: Path
+) -> dict[str, str]:
     threads, line = threads_variable(environ, max(1, usable_cores() // processes))
     if line:
         say(line)
@@ -135,29 +109,34 @@ def _common_environment(environ: dict[str, str], processes: int, meeting: Path) 
         **threads,
         RANK_FLAG: "1",
         MEETING_FILE: str(meeting / "ranks"),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
     }
 
 
-def _popen(
-    argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], log: Path | None
 ) -> subprocess.Popen[bytes]:
-    # A new session: Ctrl-C reaches the ranks once, from us, and the processes that they start can
-    # be ended with them.
-    return subprocess.Popen(
-        list(argv),
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT if output else None,
-        start_new_session=True,
-        preexec_fn=die_with_parent(),
-    )
+    """Starts a rank.
+
+    In a new session: Ctrl-C reaches the ranks once, from us, and the processes that they start can
+    be ended with them.
+
+    Args:
+        log: gets all it writes; None: our own stdout and stderr do.
+    """
+    with log.open("ab") if log else nullcontext() as output:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
 
 
-def _end(ranks: Sequence[_LocalRank]) -> None:
-    running = [rank.process for rank in ranks if rank.process.poll() is None]
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    running = [process for process in ranks if process.poll() is None]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in running:
             if process.poll() is None:

@@ -108,7 +108,7 @@ class Heartbeat:
         self._count, self._phase, self._written = 0, "", 0.0
         self._shown = ("", False)
         self._main_thread = threading.main_thread().ident or 0
-        self._worked = 0.0
+        self._worked, self._beats = 0.0, False
         self._when_asked: Callable[[], None] | None = None
         self._file = os.open(pulse_path(logs, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         stacks = stacks_path(logs, rank)
@@ -140,7 +140,7 @@ class Heartbeat:
             time.sleep(PULSE_EVERY_S)
             try:
                 is_working = self._cpu_time() - self._worked > WORKING_S
-                if self._phase in SLOW_PHASES and is_working:
+                if self._beats or (self._phase in SLOW_PHASES and is_working):
                     self.beat(self._phase)
                 if self._when_asked is not None and os.fstat(self._stacks.fileno()).st_size:
                     work, self._when_asked = self._when_asked, None
@@ -156,21 +156,13 @@ class Heartbeat:
 
     @contextmanager
     def beating(self, phase: str) -> Iterator[None]:
-        """Beats from a thread as long as the block runs: for long work that others wait for."""
-        over = threading.Event()
-
-        def beat_until_over() -> None:
-            while not over.wait(PULSE_EVERY_S):
-                self.beat(phase)
-
+        """Beats as long as the block runs: for long work that others wait for."""
         self.beat(phase)
-        thread = threading.Thread(target=beat_until_over, daemon=True)
-        thread.start()
+        self._beats = True
         try:
             yield
         finally:
-            over.set()
-            thread.join()
+            self._beats = False
 
     def fail(self, text: str, code: int, *, consequence: bool, no_memory: bool = False) -> None:
         """Records why this rank fails.
