@@ -36,21 +36,6 @@ UNSET = (
 _DISCARD = 9  # a port; connect() of a datagram socket sends nothing
 
 
-@dataclass(frozen=True)
-class Interface:
-    """The network interface for gloo and NCCL.
-
-    Attributes:
-        name: the kernel's name; empty if unknown.
-        address: this node's address on it.
-        reason: why this one was chosen.
-    """
-
-    name: str
-    address: str
-    reason: str
-
-
 def is_loopback(address: str) -> bool:
     """Whether this is a loopback address or the name `localhost`."""
     if address == "localhost":
@@ -133,15 +118,15 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def find_interface(master_addr: str, peers: Sequence[str]) -> Interface | None:
-    """Finds the interface of the route to rank 0; on rank 0's own node, of the route to the others.
+def own_address_among(master_addr: str, peers: Sequence[str]) -> tuple[str, str] | None:
+    """This node's address on the route to rank 0; on rank 0's own node, to the others.
 
     Args:
         master_addr: where rank 0 listens, a name or an address.
         peers: the known other hosts of the job.
 
     Returns:
-        None if no route leads to another node.
+        The address, and why this one; None if no route leads to another node.
     """
     # This node's own name is not trusted: other nodes may know another address for it.
     own_name = same_host(master_addr, platform.node())
@@ -151,15 +136,15 @@ def find_interface(master_addr: str, peers: Sequence[str]) -> Interface | None:
             why = f"the route to {master_addr}, where rank 0 listens"
             if is_own(address):
                 why = "rank 0 listens there"
-            return Interface(interface_of(source), source, why)
+            return source, why
     if found := own_address_towards(peers[:PEERS_ASKED]):
-        return Interface(interface_of(found[0]), *found)
+        return found
     for address in [*addresses_of(master_addr), *_UNANSWERED]:
         source = None if is_loopback(address) else source_towards(address)
         if source:
             default = address in _UNANSWERED
             why = "the default route" if default else f"the address of {master_addr}"
-            return Interface(interface_of(source), source, why)
+            return source, why
     return None
 
 
@@ -183,18 +168,19 @@ def interface_variables(
         lines.append(f"{NCCL}={in_file[0]}: from {in_file[1]}")
     if len(theirs) == 2:
         return {}, lines
-    found = find_interface(master_addr, peers)
-    if found is None or not found.name:
+    address, reason = own_address_among(master_addr, peers) or ("", "")
+    name = interface_of(address) if address else ""
+    if not name:
         why = "no route leads to another node"
-        if found is not None:
-            why = f"the interface of {found.address} has no name"
+        if address:
+            why = f"the interface of {address} has no name"
         line = f"{why} on {platform.node()}; if ranks do not meet, set {GLOO} and {NCCL}"
         return {}, [*lines, line]
     # Without the equals sign NCCL takes a name as a prefix: eth1 would match eth10.
-    both = {GLOO: found.name, NCCL: f"={found.name}"}
-    ours = {name: value for name, value in both.items() if name not in theirs}
-    libraries = " and ".join(name.partition("_")[0].replace("GLOO", "gloo") for name in ours)
-    line = f"{libraries} between nodes over {found.name} ({found.address}): {found.reason}"
+    both = {GLOO: name, NCCL: f"={name}"}
+    ours = {key: value for key, value in both.items() if key not in theirs}
+    libraries = " and ".join(key.partition("_")[0].replace("GLOO", "gloo") for key in ours)
+    line = f"{libraries} between nodes over {name} ({address}): {reason}"
     return ours, [*lines, line]
 
 
@@ -360,7 +346,7 @@ def locate(
     On one node that is the loopback address. On several nodes it is MASTER_ADDR if the user set it
     (some sites want an InfiniBand name), else rank 0's address on the network that the nodes share.
     On rank 0's node this is the address of the route to another node: the node's own name may map
-    to a loopback address or to another  On the other nodes it is the address of the name of
+    to a loopback address or to another network. On the other nodes it is that of the name of
     rank 0's node. If names give nothing, it is the address that the scheduler uses.
 
     Args:
