@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runner.config.run_config import RunConfig
 from stage.lock.manifest import Manifest
 
 ROOT = Path(__file__).parents[3]
@@ -34,8 +33,3 @@ def test_a_run_file_names_assets_that_its_manifest_fetches(run: Path) -> None:
     manifest = Manifest.load(ROOT / "manifests" / f"{MANIFEST_OF[run.stem]}.yaml")
     written = yaml.safe_load(run.read_text())
     assert {written["model"]["asset"], written["dataset"]["asset"]} <= set(manifest.requests)
-
-
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
-def test_a_run_file_is_understood(run: Path) -> None:
-    assert RunConfig.load(run).sources

@@ -289,27 +289,6 @@ def test_nothing_to_train_on_is_reported_with_numbers(
     assert not list((tmp_path / "stores").iterdir())
 
 
-def test_a_row_the_chat_template_refuses_is_named(
-    write: Callable[..., SplitInput], tmp_path: Path
-) -> None:
-    from transformers import AutoTokenizer
-
-    folder = tmp_path / "strict"
-    folder.mkdir()
-    make_tokenizer(folder, 500, SPECIAL)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = (
-        "{% for m in messages %}"
-        "{% if m['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
-        "{{ m['content'] }} [SEP] {% endfor %}"
-    )
-    model = saved(tokenizer, folder)
-    good = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
-    split = write(talk=[good, [{"role": "system", "content": "w3"}, *good]])
-    with pytest.raises(UsageError, match=r"split `train`, row 1: .* no system here"):
-        prepared(tmp_path, split, model, messages="talk")
-
-
 @pytest.mark.parametrize("documents", ["separate", "alone"])
 def test_documents_of_plain_text_stay_whole_too(
     write: Callable[..., SplitInput], tmp_path: Path, documents: str

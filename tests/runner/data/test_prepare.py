@@ -356,17 +356,6 @@ def test_a_damaged_store_is_reported_with_the_way_out(
     assert file_of(prepared(recipe, tmp_path)).read_bytes() == data
 
 
-def test_a_tokenizer_without_a_mask_is_refused_for_masked_lm(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    folder = tmp_path / "gpt"
-    folder.mkdir()
-    model: Any = make_tokenizer(folder, 10, {"eos_token": "[SEP]"})
-    with pytest.raises(UsageError, match="no mask token"):
-        prepared(replace(recipe, model=model), tmp_path)
-    assert not list((tmp_path / "stores").iterdir())
-
-
 def test_what_a_killed_preparation_left_goes_and_what_another_is_writing_stays(
     recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -287,6 +287,7 @@ CASES = [
     ),
     Case("tar behind a tar", 1, TORN, unpacked(tar([("a", b"1")]) + tar([("b", b"2")]))),
     Case("tar.gz cut", 1, TORN, unpacked(gzip.compress(tar([("a", NOISE)]))[:-200])),
+    Case("tar.bz2 cut", 1, TORN, unpacked(bz2.compress(tar([("a", NOISE)]))[:30])),
     Case("tar.xz cut", 1, TORN, unpacked(lzma.compress(tar([("a", NOISE)]))[:-20])),
     Case("tar.gz spoiled", 1, TORN, unpacked(spoiled(gzip.compress(tar([("a", NOISE)])), -30))),
     Case(

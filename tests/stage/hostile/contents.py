@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -343,6 +344,7 @@ CASES = [
     Case(
         "CIFAR pickle of builtins", 3, ("wants to build",), cifar(b"c__builtin__\neval\n(S'1'\ntR.")
     ),
+    Case("CIFAR array of text", 1, ("not of bytes",), cifar(pickle.dumps(np.array(["x"])))),
     Case("CIFAR pickle of a persistent id", 3, ("wants to build",), cifar(b"Px\n.")),
     Case(
         "CIFAR pickle of a function's state",

@@ -58,19 +58,6 @@ def test_an_archive_that_gives_other_files_than_locked(
     assert not Path("c/data/files/x/one").exists()
 
 
-def test_a_hostile_archive_leaves_no_bundle_and_nothing_outside(
-    stage: Callable[..., Result], web: Web
-) -> None:
-    web.files["/x.tar.gz"] = archive({"good": b"1", "../../../../../evil": b"2"})
-    manifest(url=web.url("/x.tar.gz"), unpack=True)
-    assert "`..`" in stage("fetch", "m.yaml", "-o", "b", code=3).output
-    assert not Path("b/tagmanifest-sha256.txt").exists()
-    assert not [p for p in Path().rglob("*") if p.name in ("evil", "good")]
-    web.files["/x.tar.gz"] = archive({"good": b"1"})
-    stage("fetch", "m.yaml", "-o", "b", "--update")
-    stage("verify", "b")
-
-
 def test_unpacked_and_converted(stage: Callable[..., Result], web: Web) -> None:
     web.files["/cifar-10-python.tar.gz"] = archive(cifar())
     manifest(url=web.url("/cifar-10-python.tar.gz"), unpack=True, convert="cifar")
