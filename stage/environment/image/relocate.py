@@ -311,7 +311,8 @@ def put_in_place(root: str, prefix: str, tree: str) -> None:
     compile_modules(root, prefix)
     if on_site:
         prove = [f"{root}/bin/python3", "-I", "-B", "-m", "stage.environment.check.on_site"]
-        if subprocess.run(prove).returncode != 0:
+        own_disk = {**os.environ, "TMPDIR": _kept(root, "")}  # a container may have no other
+        if subprocess.run(prove, env=own_disk).returncode != 0:
             raise NotOnThisSite
     if os.getppid() != started_by:
         raise OSError("the process that started this is gone")
