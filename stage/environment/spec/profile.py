@@ -57,12 +57,13 @@ def _provided(found: dict[str, str]) -> dict[str, str]:
     from packaging.utils import canonicalize_name  # clusters read this file without it
     from packaging.version import InvalidVersion, Version
 
-    for name, version in found.items():
+    named = {str(canonicalize_name(name)): version for name, version in found.items()}
+    for name, version in named.items():
+        is_sound = PROVIDED.fullmatch(f"{name}=={version}")
         try:
-            Version(version)
+            Version(version if is_sound else "")
         except InvalidVersion:
             raise WrongValueError(f": `{name}`: {version} is no version", _PRINTS_IT) from None
-    named = {str(canonicalize_name(name)): version for name, version in found.items()}
     if named and not {"python", "torch"} <= named.keys():
         raise WrongValueError("needs `python` and `torch`", _PRINTS_IT)
     return named

@@ -96,7 +96,6 @@ def test_what_the_site_provides_is_not_locked_and_decides_the_rest(desk: Desk) -
         ("2.7.1+rocm6.3", "torch==2.7.1"),
         ("2.7.0a0+7c8ec84dab.nv25.03", "torch>=2.7.0a0"),
         ("2.8.0.dev20250601+rocm6.4", "torch"),
-        ("2.7.1.post1", "torch>=2.7"),
         ("2.7.0a0+git-1234", "torch"),
     ],
 )
@@ -138,20 +137,18 @@ def test_conda_packages_and_what_is_compiled_for_another_torch_are_refused(desk:
     assert "torchvision" not in {package.name for package in lock.packages}
 
 
-@pytest.mark.parametrize(
-    "asked", ["python", "python=3.11.9", "python>=3.10,<3.13", "python ==3.11"]
-)
+@pytest.mark.parametrize("asked", ["python=3.11.9", "python>=3.10,<3.13"])
 def test_a_python_is_compared_by_its_first_two_numbers(desk: Desk, asked: str) -> None:
     assert desk.lock("trainer", conda=asked).python == "3.11.2"
 
 
-@pytest.mark.parametrize("words", ["torch==2", "python==3.11 torch==2;rm", "python torch"])
-def test_a_lock_whose_words_would_be_commands_of_a_shell_is_refused(desk: Desk, words: str) -> None:
+def test_a_lock_whose_words_would_be_commands_of_a_shell_is_refused(desk: Desk) -> None:
     desk.lock("trainer")
     text = (desk.folder / "conda-lock.yml").read_text()
     known = next(line for line in text.splitlines() if "provides:" in line)
-    with pytest.raises(UsageError, match="is not NAME==VERSION"):
-        EnvironmentLock.parse(text.replace(known, f"    provides: {words}").encode(), "x")
+    for words in ("torch==2", "python==3.11 torch==2;rm", "python torch"):
+        with pytest.raises(UsageError, match="is not NAME==VERSION"):
+            EnvironmentLock.parse(text.replace(known, f"    provides: {words}").encode(), "x")
 
 
 def test_without_a_site_there_are_channels(desk: Desk, tmp_path: Path) -> None:

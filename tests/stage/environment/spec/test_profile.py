@@ -162,6 +162,8 @@ def test_what_a_site_provides_has_names_as_pip_compares_them(tmp_path: Path) -> 
     [
         ('{torch: "2.7.1"}', "`provides` needs `python` and `torch`, found"),
         ('{python: "3.11", torch: two}', "`provides`: `torch`: two is no version"),
+        ('{python: "3.11", torch: "v2.7"}', "`provides`: `torch`: v2.7 is no version"),
+        ('{python: "3.11", torch: "2.7 $(id)"}', "`provides`: `torch`: 2.7 $(id) is no version"),
         ('{python: 3.11, torch: "2.7.1"}', "`provides` must be `key: value` lines"),
     ],
 )
