@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from runner.errors import human_size
+from runner.run_folder.status import format_duration
 from runner.trials.search import SearchResult, Trial
 
 HEADINGS = (
@@ -49,7 +50,7 @@ def _row(one: SearchResult, num_sequences: int) -> tuple[str, ...]:
         f"{best.step_s:.3g} s",
         f"{best.tokens_per_s:,.0f}" + (f" (MFU {best.mfu:.0%})" if best.mfu is not None else ""),
         f"{best.samples_per_s:.3g}",
-        duration(num_sequences / best.samples_per_s),
+        format_duration(num_sequences / best.samples_per_s),
         _memory(best, "device"),
         _memory(best, "host"),
         (note + (one.end or "the largest that --largest allows")),
@@ -60,15 +61,6 @@ def _memory(trial: Trial, where: str) -> str:
     """The most memory of a rank in each phase; a CPU is no device of its own."""
     known = [phase[where] for phase in trial.memory.values() if where in phase]
     return ", ".join(human_size(gib * 2**30) for gib in known) or "-"
-
-
-def duration(seconds: float) -> str:
-    """`2 h 05 min`, `3 min 20 s`, `12 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def text(table: Sequence[Sequence[str]]) -> str:

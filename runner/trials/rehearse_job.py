@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runner import kept
 from runner.errors import StageError, UsageError, human_count, join_errors
 from runner.job import rehearsed
 from runner.job.findings import FAULTS, Finding
@@ -168,10 +169,9 @@ def _collect(
             for host in hosts
             if host not in seen
         ]
-    try:
-        measured: dict[str, Any] = json.loads((folder / BANDWIDTH).read_bytes())
+    if measured := kept.read(folder / BANDWIDTH):
         lines.append(_describe(measured))
-    except (OSError, ValueError):
+    else:
         findings += _why_no_bandwidth(folder, findings)
     return rehearsed.Rehearsed(partition, time.time(), number, seen, lines, findings)
 

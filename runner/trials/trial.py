@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner import kept
 from runner.errors import StageError, UsageError
 from runner.job.job import Job
 from runner.launch.place import Start
@@ -65,7 +65,7 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
         code = start_apart(resolved, "trial", bench.start, log, os.environ, limit_s=bench.limit_s)
     except StageError as error:
         return Trial(strategy, micro, "failed", error.message)
-    return judge(strategy, micro, code, _result(folder), log, bench.limit_s)
+    return judge(strategy, micro, code, kept.read(folder / RESULT) or {}, log, bench.limit_s)
 
 
 def judge(
@@ -114,14 +114,6 @@ def refusal(bench: Bench, strategy: str) -> str | None:
     except UsageError as error:
         return error.message
     return None
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _last_words(log: Path) -> str:

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from runner import errors
+from runner import errors, kept
 from runner.errors import StageError
 from runner.launch import local, start, watch
 from runner.launch.place import Start
@@ -247,7 +247,9 @@ def _trial(folder: Path, given: Mapping[str, Any]) -> str:
         with _commanded(of_run, argv):
             resolved: Any = types.SimpleNamespace(job=of_run)
             code = apart.launch(resolved, "trial", Start(len(given["codes"])))
-    trial = trials.judge("ddp", 4, code, trials._result(run), folder / "said", 600.0)
+    trial = trials.judge(
+        "ddp", 4, code, kept.read(run / apart.RESULT) or {}, folder / "said", 600.0
+    )
     print(trial.words)
     return trial.outcome
 
