@@ -42,7 +42,7 @@ from stage.bundle.verifier import TAG_MANIFEST
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
 from stage.digests import hash_file as hash_file
 from stage.environment.check import imports as imports  # for runner.job.surroundings
-from stage.environment.check import on_site
+from stage.environment.check import on_site as on_site  # for runner.job.check, runner.training
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve import children
@@ -611,16 +611,6 @@ def check_site(prefix: Path = Path(sys.prefix)) -> None:
     """
     if problem := on_site.change_of_site(prefix):
         raise UsageError(problem, on_site.ANOTHER)
-
-
-def whose_torch() -> str:
-    """A line on the torch of this environment, if it is the site's; else empty."""
-    return on_site.whose_torch(Path(sys.prefix))
-
-
-def of_site() -> dict[str, str]:
-    """What this environment has of its site: name -> version. Empty: it is whole."""
-    return on_site.provided(Path(sys.prefix))
 
 
 def running_tree(prefix: Path = Path(sys.prefix)) -> str | None:

@@ -33,7 +33,7 @@ from runner.errors import (
     join_errors,
     quoted,
 )
-from runner.inputs import Inputs, check_site, verification, whose_torch
+from runner.inputs import Inputs, check_site, on_site, verification
 from runner.job import node_local, with_torch, without_torch
 from runner.job.access import (
     check_disk,
@@ -468,7 +468,7 @@ def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
         is_tried: whether `surroundings.Attempt` tries that Python: then it examines its torch.
     """
     config = job.config
-    found.lines += filter(None, [whose_torch()])
+    found.lines += filter(None, [on_site.whose_torch()])
     is_own = config.environment is None and not config.slurm.around_ranks
     if is_own and not is_tried and (torch := torch_without_gpus(config.slurm)):
         found.warn(

@@ -29,7 +29,7 @@ from runner.errors import (
     UsageError,
     quoted,
 )
-from runner.inputs import of_site, running_tree, unreadable
+from runner.inputs import on_site, running_tree, unreadable
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.launch.place import Place
@@ -329,7 +329,7 @@ def _facts(resolved: Resolved, device: Device, num_sequences: int) -> dict[str, 
         "bundle_id": inputs.bundle_id,
         "lock_digest": inputs.bundle_id,
         "environment_tree": running_tree(),
-        **({"site": site} if (site := of_site()) else {}),
+        **({"site": site} if (site := on_site.provided()) else {}),
         "model": f"{inputs.model.source}@{inputs.model.commit}",
         "seed": config.seed,
         "num_steps": resolved.steps,

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
 
-def provided(prefix: Path) -> dict[str, str]:
+def provided(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
     """What the site provides to the environment at `prefix`: name -> version; none: it is whole."""
     try:
         facts = json.loads((prefix / ".airlift" / "env.json").read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ def change_of_site(prefix: Path) -> str:
     return ""
 
 
-def whose_torch(prefix: Path) -> str:
+def whose_torch(prefix: Path = Path(sys.prefix)) -> str:
     """A line on the torch that this environment imports, if it is the site's; else empty."""
     if "torch" not in provided(prefix) or change_of_site(prefix):
         return ""
