@@ -34,7 +34,7 @@ from stage.bundle.verifier import (
     manifest_text,
     parse_manifest,
 )
-from stage.digests import sha256_of_bytes
+from stage.digests import hash_file, sha256_of_bytes
 from stage.errors import DamageError, UsageError, quoted, suggest, suggest_path
 from stage.file_kinds import MAX_START, check_kind
 from stage.files import read_file, read_start, sync_folder, write_atomically
@@ -197,9 +197,9 @@ def read_tag(root: Path, name: str) -> bytes:
         ) from None
 
 
-def payload_manifest(lock: Lockfile) -> bytes:
-    """The text of `manifest-sha256.txt` for a complete lock."""
-    return "".join(f"{file.sha256 or ''}  {file.path}\n" for file in lock.files).encode()
+def payload_manifest(lock: Lockfile) -> Iterator[bytes]:
+    """The lines of `manifest-sha256.txt` for a complete lock."""
+    return (f"{file.sha256 or ''}  {file.path}\n".encode() for file in lock.files)
 
 
 def payload_oxum(lock: Lockfile) -> str:
@@ -256,17 +256,17 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         raise AssertionError("a bundle is finished only with a complete lock")
 
     (root / PAYLOAD).mkdir(exist_ok=True)
-    texts = {
+    texts: dict[str, bytes | Iterable[bytes]] = {
         BAGIT: BAGIT_TEXT,
         BAG_INFO: bag_info_text(lock, facts),
         MANIFEST: payload_manifest(lock),
+        LOCK: lock.pieces(),
         REQUEST: request,
         VERIFIER: verifier_text(),
     }
     for name, text in texts.items():
         write_atomically(root / name, text)
-    write_atomically(root / LOCK, lock.pieces())
-    digests = {LOCK: lock.id, **{name: sha256_of_bytes(text) for name, text in texts.items()}}
+    digests = {name: hash_file(root / name).sha256 for name in texts}
     write_atomically(root / TAG_MANIFEST, manifest_text(digests))
     (root / FETCH_PARTIAL).unlink(missing_ok=True)
     sync_folder(root)
