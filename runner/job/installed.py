@@ -87,7 +87,7 @@ def to_train(config: RunConfig) -> list[str]:
         "bitsandbytes": bits or config.optimizer.name.endswith("8bit"),
         "wandb": config.wandb,
     }
-    always = ["torch", "transformers", "safetensors", *to_prepare(config)]
+    always = ["torch", "transformers", "safetensors", "tensorboard", *to_prepare(config)]
     return list(dict.fromkeys([*always, *(name for name, used in chosen.items() if used)]))
 
 

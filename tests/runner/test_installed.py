@@ -13,7 +13,10 @@ from runner.inputs import EnvironmentInput, resolve
 from runner.job.installed import check_environment
 from tests.runner.conftest import Cluster
 
-PACKAGES = ("python", "pytorch", "transformers", "safetensors", "numpy", "pyarrow", "DeepSpeed")
+PACKAGES = (
+    *("python", "pytorch", "transformers", "safetensors", "tensorboard", "numpy", "pyarrow"),
+    "DeepSpeed",
+)
 
 
 def lacks(cluster: Cluster, *packages: str, files: tuple[str, ...] = ()) -> str:
@@ -34,7 +37,7 @@ def test_an_environment_that_has_all_is_silent(cluster: Cluster) -> None:
     assert lacks(cluster) == ""  # an old lock: not known
 
 
-@pytest.mark.parametrize("package", ["pytorch", "DeepSpeed", "numpy"])
+@pytest.mark.parametrize("package", ["pytorch", "DeepSpeed", "numpy", "tensorboard"])
 def test_a_package_that_it_lacks_is_named(cluster: Cluster, package: str) -> None:
     said = lacks(cluster, *(name for name in PACKAGES if name != package))
     name = {"pytorch": "torch"}.get(package, package.lower())

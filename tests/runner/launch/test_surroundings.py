@@ -87,7 +87,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment with packages of a few lines; the job's Python is its."""
     prefix = tmp_path / "env"
     venv.create(prefix, with_pip=False, symlinks=True)
-    names = ("transformers", "safetensors", "numpy", "pyarrow", "deepspeed")
+    names = ("transformers", "safetensors", "tensorboard", "numpy", "pyarrow", "deepspeed")
     code = dict.fromkeys(names, SAFE)
     write_packages(prefix, torch=TORCH, **code)
     monkeypatch.setattr(sys, "executable", str(prefix / "bin" / "python"))
@@ -120,7 +120,7 @@ def test_a_shell_that_works_is_one_line_and_no_finding(
     assert said(found) == ""
     assert found.lines == [
         f"the job's shell works here: 1 module and 1 line of setup; {python}/bin/python imports "
-        "torch, transformers, safetensors, numpy, pyarrow, deepspeed"
+        "torch, transformers, safetensors, tensorboard, numpy, pyarrow, deepspeed"
     ]
 
 
