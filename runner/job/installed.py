@@ -234,6 +234,7 @@ def _listed(names: list[str]) -> str:
 
 
 COMPILE_TIMEOUT_S = 20.0
+NVIDIA, CUDA = Path("/dev/nvidia0"), Path("/usr/local/cuda")
 _LIBAIO = "#include <libaio.h>\nint main(void) { return io_queue_init(1, 0); }\n"
 _HEADER = "#include <Python.h>\nint main() { return 0; }\n"
 _STANDARD = "#if __cplusplus < 201703L\n#error old\n#endif\nint main() { return 0; }\n"
@@ -307,6 +308,15 @@ def _lacks_for_nvme() -> list[str]:
     missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
     if "g++" not in missing and not _compiles("g++", _LIBAIO, "-laio"):
         missing.append("libaio (packages libaio-devel or libaio-dev)")
+    # async_io of DeepSpeed takes CUDA's headers where torch has CUDA, and looks where torch does
+    # (torch.utils.cpp_extension, `_find_cuda_home`). Without a GPU this says nothing.
+    if NVIDIA.exists() and not (
+        os.environ.get("CUDA_HOME")
+        or os.environ.get("CUDA_PATH")
+        or shutil.which("nvcc")
+        or CUDA.exists()
+    ):
+        missing.append("CUDA's toolkit (nvcc)")
     return missing
 
 
