@@ -603,13 +603,16 @@ def environments(bundle: Path) -> list[Path]:
     return [opened.asset_path(a.name) for a in assets if a.kind == "environment"]
 
 
-def check_site(prefix: Path = Path(sys.prefix)) -> None:
+def check_site(path: list[str] | None = None, prefix: Path = Path(sys.prefix)) -> None:
     """Refuses an environment on a site's own torch that finds another one by now.
+
+    Args:
+        path: where its Python looks; None: `sys.path`.
 
     Raises:
         UsageError: with what it was made on and what is found.
     """
-    if problem := on_site.change_of_site(prefix):
+    if problem := on_site.change_of_site(prefix, path):
         raise UsageError(problem, on_site.ANOTHER)
 
 

@@ -34,6 +34,7 @@ from runner.errors import (
     quoted,
 )
 from runner.inputs import Inputs, check_site, on_site, verification
+from runner.isolation import isolate
 from runner.job import node_local, with_torch, without_torch
 from runner.job.access import (
     check_disk,
@@ -163,7 +164,10 @@ def check_everything(
     """
     config, inputs, found = job.config, job.inputs, Findings()
     found.attempt(check_libraries, f"{config.path}: the check of its data", "pyarrow")
-    found.attempt(check_site)
+    where = [*sys.path]  # of the ranks
+    isolate(dict(os.environ), lambda _: None, where)
+    found.attempt(check_site, where)
+    found.lines += filter(None, [on_site.whose_torch(where)])
     found.attempt(check_readable, files_to_read(inputs))
     if found.errors:
         return found  # a bundle that is closed must not be called damaged
@@ -175,7 +179,7 @@ def check_everything(
             check_writable(path)
     is_own = python_of_ranks(config, inputs) == () and not is_light()
     if is_own:
-        found.attempt(check_installed, config, inputs, to_train(config), "training")
+        found.attempt(check_installed, config, inputs, to_train(config), "training", where)
     found.attempt(check_environment, config, inputs)
     found.attempt(_check_patience, config, inputs)
     if device is not None and is_own:
@@ -468,7 +472,6 @@ def _check_python(found: Findings, job: Job, *, is_tried: bool) -> None:
         is_tried: whether `surroundings.Attempt` tries that Python: then it examines its torch.
     """
     config = job.config
-    found.lines += filter(None, [on_site.whose_torch()])
     is_own = config.environment is None and not config.slurm.around_ranks
     if is_own and not is_tried and (torch := torch_without_gpus(config.slurm)):
         found.warn(

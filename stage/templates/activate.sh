@@ -17,7 +17,10 @@ elif [ "${AIRLIFT_PREFIX:-}" != '@PREFIX@' ]; then
   AIRLIFT_OLD_PATH=${PATH-} AIRLIFT_OLD_CONDA_PREFIX=${CONDA_PREFIX-}
   AIRLIFT_OLD_PYTHONPATH=${PYTHONPATH-} AIRLIFT_OLD_PYTHONNOUSERSITE=${PYTHONNOUSERSITE-}
   if [ -n "${PYTHONPATH-}" ]; then
-    printf '%s\n' "PYTHONPATH is unset here: this environment has its own packages. It was: $PYTHONPATH" >&2
+    airlift_has="has its own packages"
+    if [ -f '@PREFIX@/.airlift/site' ]; then airlift_has="finds the site's torch without it"; fi
+    printf '%s\n' "PYTHONPATH is unset here: this environment $airlift_has. It was: $PYTHONPATH" >&2
+    unset airlift_has
   fi
   AIRLIFT_PREFIX='@PREFIX@' CONDA_PREFIX='@PREFIX@'
   PATH="@PREFIX@/bin${PATH:+:$PATH}"

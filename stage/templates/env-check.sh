@@ -93,7 +93,8 @@ check_machine() {
 check_gpu() {
     needs=$(field cuda)
     if grep -q '^ "provides": {' "$environment/env.json"; then
-        ok "its torch is the site's: bootstrap.sh compares what python3 has"
+        note "its torch is the site's: not looked at here" \
+            "bootstrap.sh compares what python3 has, with the site's module loaded or in its container"
         return 0
     elif [ -z "$needs" ]; then
         ok "no CUDA in the environment, so no GPU is needed"

@@ -64,6 +64,11 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
     assert record["environment_tree"] == "0" * 64
     assert record["site"]["torch"] == record["versions"]["torch"] == version_of("torch")
 
+    loaded = str(site.only_metadata(tmp_path / "loaded", "torch", "8.8"))
+    code, said = run(cluster, prefix, "check", "tiny.yaml", PYTHONPATH=loaded)
+    assert code == 0, said  # neither check nor train imports from it
+    assert f"not imported from: {loaded}" in said
+
     load_another(prefix, tmp_path)
     rank = ("rank", str(cluster.output()), "train")
     for words in (("check", "tiny.yaml"), train, ("prepare", "tiny.yaml"), rank):
@@ -73,7 +78,7 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
         code, said = run(cluster, prefix, *words, **more)
         assert code == 2 and "Traceback" not in said, said
         assert f"{prefix} was made on torch {version_of('torch')}; its python now finds 9.9" in said
-        assert "Load the module that it was made on; or remove it and run bootstrap.sh" in said
+        assert "Load the module that it was made on. For the torch that is there now: " in said
 
 
 def test_the_sites_folders_are_the_environments_own(

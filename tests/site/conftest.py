@@ -202,6 +202,30 @@ def bundle(site: Site, staged: Path) -> Path:
     return carry(staged, site)
 
 
+def submit(site: Site, name: str) -> tuple[int, Path]:
+    """One rank per node: with two processors, twice as many ranks take twice as long to start."""
+    output = site.home / "output" / name
+    less = ("--set", "slurm.tasks_per_node=1", "--set", "batch.micro=4")
+    said = site.run(
+        *RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *less
+    )
+    return site.job_number(said.stdout), output
+
+
+def log(run_folder: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted((run_folder / "logs").glob("slurm-*.out")))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(site: Site, bundle: Path) -> Path:
+    """A run that nothing interrupts."""
+    job, run_folder = submit(site, "undisturbed")
+    ended = site.wait_for_end(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(run_folder)
+    assert ended["UserId"].startswith(f"{USER}(")
+    return run_folder
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaves(site: Site) -> Iterator[None]:
     """Every test here also shows that no packet tried to leave."""

@@ -22,8 +22,8 @@ from stage.digests import sha256_of_bytes
 from stage.environment.spec.profile import Profile
 from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
 from stage.lock.write import Lockfile
-from tests.site.conftest import RUN, RUNNER, Site
-from tests.site.test_train_on_slurm import log, losses
+from tests.site.conftest import RUN, RUNNER, Site, log
+from tests.site.test_train_on_slurm import losses
 from tests.support.node import TEMPLATES
 
 pytestmark = pytest.mark.site

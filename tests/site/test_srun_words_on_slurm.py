@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.remedies.obeyed import obeys
-from tests.site.conftest import Site
-from tests.site.test_train_on_slurm import log, losses, undisturbed
+from tests.site.conftest import Site, log
+from tests.site.test_train_on_slurm import losses
 
-__all__ = ["undisturbed"]
 pytestmark = pytest.mark.site
 
 ENVIRONMENT = Path(sys.executable).parents[1]

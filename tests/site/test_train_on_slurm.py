@@ -7,38 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.site.conftest import RUNNER, USER, Site
+from tests.site.conftest import RUNNER, Site, log, submit
 
 pytestmark = pytest.mark.site
-
-
-def submit(site: Site, name: str) -> tuple[int, Path]:
-    """One rank per node: with two processors, twice as many ranks take twice as long to start."""
-    output = site.home / "output" / name
-    less = ("--set", "slurm.tasks_per_node=1", "--set", "batch.micro=4")
-    said = site.run(
-        *RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *less
-    )
-    return site.job_number(said.stdout), output
 
 
 def losses(run_folder: Path) -> list[tuple[int, float]]:
     path = run_folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
-
-
-def log(run_folder: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted((run_folder / "logs").glob("slurm-*.out")))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(site: Site, bundle: Path) -> Path:
-    job, run_folder = submit(site, "undisturbed")
-    ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(run_folder)
-    assert ended["UserId"].startswith(f"{USER}(")
-    return run_folder
 
 
 def test_a_job_trains_on_two_nodes_and_exports_its_model(undisturbed: Path) -> None:

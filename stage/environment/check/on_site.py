@@ -13,7 +13,8 @@ import json
 import os
 import sys
 import sysconfig
-from importlib.metadata import PackageNotFoundError, distribution, distributions
+from collections.abc import Sequence
+from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 
@@ -26,14 +27,16 @@ def provided(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
         return {}
 
 
-def change_of_site(prefix: Path) -> str:
-    """What this Python finds instead of what its environment was made on; empty: the same."""
+def change_of_site(prefix: Path, path: Sequence[str] | None = None) -> str:
+    """What this Python finds instead of what its environment was made on; empty: the same.
+
+    Args:
+        path: where it looks; None: `sys.path`.
+    """
     for name, version in provided(prefix).items():
         if name == "python":  # `lib/pythonX.Y`: another one finds nothing in it
             continue
-        try:
-            found = distribution(name)
-        except PackageNotFoundError:
+        if (found := _found(name, path)) is None:
             return f"{prefix} was made on {name} {version}; its python now finds none."
         if found.version != version:
             there = f"{found.version} in {found.locate_file('')}"
@@ -41,15 +44,26 @@ def change_of_site(prefix: Path) -> str:
     return ""
 
 
-def whose_torch(prefix: Path = Path(sys.prefix)) -> str:
+def whose_torch(path: Sequence[str] | None = None, prefix: Path = Path(sys.prefix)) -> str:
     """A line on the torch that this environment imports, if it is the site's; else empty."""
-    if "torch" not in provided(prefix) or change_of_site(prefix):
+    found = _found("torch", path) if "torch" in provided(prefix) else None
+    if found is None or change_of_site(prefix, path):
         return ""
-    found = distribution("torch")
     return f"torch {found.version} is the site's, in {found.locate_file('')}; not of {prefix}"
 
 
-ANOTHER = "Load the module that it was made on; or remove it and run bootstrap.sh again."
+def _found(name: str, path: Sequence[str] | None) -> Distribution | None:
+    there = Distribution.discover(name=name, path=[*(sys.path if path is None else path)])
+    return next(iter(there), None)
+
+
+ANOTHER = (
+    "Load the module that it was made on. For the torch that is there now: run env-probe.sh, lock "
+    "and fetch with that profile, and make the environment in another folder."
+)
+TRY_AGAIN = (
+    "What is missing has to come with the site's torch (another module?), or from environment.yml."
+)
 
 
 def problem_of_new(prefix: Path) -> tuple[str, str]:
@@ -70,7 +84,9 @@ def problem_of_new(prefix: Path) -> tuple[str, str]:
     for fault in faults(answers, code):
         if fault.known_here:
             there = "Where only compute nodes have a driver that it loads, run this on one."
-            return f"{fault.message}.", f"{fault.remedy} {there}"
+            # The folder is removed: no command can name its Python.
+            remedy = TRY_AGAIN if str(prefix) in fault.remedy else fault.remedy
+            return f"{fault.message.removesuffix('.')}.", f"{remedy} {there}"
         print(f"not known here: {fault.message}")
     return "" if answers.python else f"its Python does not start: {last_line or code}", ANOTHER
 

@@ -80,7 +80,11 @@ def lock_conda(
     """
     if not spec.channels:
         problem = f"{spec.place('channels')}: no channels."
-        raise UsageError(problem, "For example channels: [conda-forge]")
+        raise UsageError(
+            problem,
+            "For example channels: [conda-forge]. For a site's own torch, the profile has to say "
+            "what it provides: run env-probe.sh with the site's module loaded.",
+        )
     asked = {dependency.name: dependency.text for dependency in spec.conda}
     asked.setdefault("pip", "pip")  # `conda-lock install` needs it for the other half
     if kept := _answering(asked, list(kept)):

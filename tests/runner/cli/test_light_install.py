@@ -148,7 +148,7 @@ MISTAKES = {
     f"{CHECK} --output bundle/out": "inside the bundle",
     "runner check chat.yaml --bundle bundle": "chat",
     f"runner prepare {RUN_IT}": "preparing data needs numpy and transformers",
-    f"runner train {RUN_IT}": "needs torch, transformers, numpy and deepspeed",
+    f"runner train {RUN_IT}": "needs torch, transformers, tensorboard, numpy and deepspeed",
     "runner train lora.yaml --bundle bundle": "deepspeed and peft",
     f"runner train {RUN_IT} --dry-run": "[train]'",
     f"runner bench {RUN_IT}": "[train]'",
