@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
     log = folder / "trial.log"
     try:
         run = Job.load(bench.run_file, bench.bundle, folder, sets)
+        # An epoch of few data is shorter, and the step after the last has no sample.
+        run = replace(run, config=replace(run.config, steps=bench.steps, epochs=None))
         run.folder.make()
         run.write_config()
         resolved = Resolved.of(run, steps=bench.steps, memory_gib=bench.memory_gib)
