@@ -20,6 +20,7 @@ _SAID = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Resource temporarily unavailable",  # no memory for a thread's stack
+    "could not create a primitive",  # oneDNN, after it had chosen one: no memory for it
 )
 
 

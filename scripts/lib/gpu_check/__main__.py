@@ -74,6 +74,9 @@ def main() -> int:
             item = replace(item, status="not run", note="cut at the end of the minutes")
         record.put(item)
         print(f"  {item.status} ({item.seconds:.0f} s) {item.note}", flush=True)
+        if step.name == "materials" and item.status != "ok":
+            print("no materials: what trains with them is not tried")
+            break
     states = [item.status for item in record.items.values()]
     print(f"written: {out / JSON} and {out / MARKDOWN}")
     return 1 if "failed" in states else 5 if "not run" in states else 0

@@ -121,7 +121,8 @@ class Training:
         Raises:
             StageError: it did not run.
         """
-        answer = self.folder / f"trainer-{self.workload.name}.json"
+        how = "compiled" if compiled else "eager"
+        answer = self.folder / f"trainer-{self.workload.name}-{how}.json"
         answer.unlink(missing_ok=True)
         model = Job.load(self._run_file, self.bundle, None, ()).inputs.model.path
         arguments = [str(model), str(self._tokens), self.workload.task, str(micro), str(STEPS)]
@@ -133,8 +134,8 @@ class Training:
         log = answer.with_suffix(".log")
         code = run_limited(command, log, limit_s, cwd=self.folder, environ=os.environ)
         if code != 0:
-            how = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
-            raise StageError(f"Trainer: {how}.", f"less {log}", 1)
+            ended = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
+            raise StageError(f"Trainer: {ended}.", f"less {log}", 1)
         found: Mapping[str, Any] = json.loads(answer.read_text())
         return dict(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_settings_that_transformers_cannot_use_are_a_message(tmp_path: Path) -> 
         load_tokenizer(model)
 
 
+def ageless(text: str) -> str:
+    """The output of a command, without how long ago the bundle was verified."""
+    return re.sub(r"verified .+? ago", "verified", text)
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_a_second_check_starts_no_child(cluster: Cluster, kind: str) -> None:
     cluster.write(
@@ -37,7 +43,7 @@ def test_a_second_check_starts_no_child(cluster: Cluster, kind: str) -> None:
     first = cluster.run("check", "tiny.yaml", "--processes", "2")
     assert first.returncode == 0, first.stderr
     done = cluster.run("check", "tiny.yaml", "--processes", "2", PYTHONPROFILEIMPORTTIME="1")
-    assert (done.returncode, done.stdout) == (0, first.stdout), done.stderr
+    assert (done.returncode, ageless(done.stdout)) == (0, ageless(first.stdout)), done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "runner.job.check" in imported and not {"transformers", "torch"} & imported
 
@@ -63,7 +69,8 @@ def test_in_a_container_its_own_python_tries_weights_and_tokenizer(
     assert "runner.child" in log.read_text() and "INFO" not in done.stdout + done.stderr
     assert "warning" not in done.stdout and "not checked here" not in done.stdout
     again = cluster.run("check", "tiny.yaml")
-    assert (again.stdout, len(log.read_text().splitlines())) == (done.stdout, 2)
+    assert ageless(again.stdout) == ageless(done.stdout)
+    assert len(log.read_text().splitlines()) == 2
 
 
 def test_in_a_container_its_own_python_prepares(cluster: Cluster, tmp_path: Path) -> None:
