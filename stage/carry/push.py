@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class PushOutcome:
     """What a push did.
 
     Attributes:
-        verified_with: `stage` or `stage-verify.py`.
+        verified_with: `stage` or `stage-verify.py`; "": it was not verified there.
         repaired: how many files were sent again although they had the right size and time.
         report: the last report of the remote verification, as `stage verify --json` prints it.
     """
@@ -70,6 +70,8 @@ def push(
     reporter: Reporter,
     quiet: bool,
     state: Path,
+    remote: RemoteShell | None = None,
+    verify_there: bool = True,
 ) -> PushOutcome:
     """Sends a bundle to its target and verifies it there.
 
@@ -77,6 +79,8 @@ def push(
         ssh: the command for all connections.
         delete: remove files at the target that the bundle does not have.
         state: the folder of verification receipts (`stage.bundle.verifier.state_folder`).
+        remote: a connection to that host that is open already.
+        verify_there: False: another step will; the outcome then has no report.
 
     Returns:
         The outcome; its report's `ok` says whether every byte at the target is right.
@@ -98,15 +102,19 @@ def push(
         )
     _check_not_itself(root, target)
     _check_rsync()
-    with connected(target, ssh) as remote:
+    opened = connected(target, ssh) if remote is None else nullcontext(remote)
+    with opened as there:
+        remote = replace(there, target=target)
         found = inspect_remote(remote, root)
         _check_not_another(root, target, found, bundle)
         first = found.verifiers[0] if found.verifiers else "none"
         reporter.note(f"{target}: {found.state}; verifier there: {first}")
-        if not found.verifiers:
+        if verify_there and not found.verifiers:
             reporter.warn(f"{target}: the copy will not be verified: {_NO_VERIFIER}")
         _check_sound_here(bundle, state, reporter)
         _send(remote, bundle, found, reporter, delete=delete, quiet=quiet)
+        if not verify_there:
+            return PushOutcome(target, bundle.id, "", 0, {})
         if found.verifiers:
             reporter.note(f"{target}: every byte is read there now; this can take long")
         verifier, report = verify_remote(remote, found.verifiers, state)
@@ -279,8 +287,7 @@ def run_rsync(
     command = ["rsync", "-rtsO", "--chmod=Fu+w", "--partial", *options]
     if sys.stderr.isatty() and not quiet:
         command.append("--info=progress2")
-    if remote.target.host:
-        command += ["-e", shlex.join([*shlex.split(remote.ssh), *remote.options])]
+    command += remote.rsync_options()
     if names is not None:
         command += ["--from0", "--files-from=-"]
     # An absolute path: rsync reads `run-12:00` as a folder on the host `run-12`.
@@ -300,6 +307,8 @@ def run_rsync(
     code = running.returncode
     if code == 0:
         return os.fsdecode(printed or b"")
+    if code in _OF_SSH and remote.log and remote.log.stat().st_size:
+        raise remote.fault()
     what, remedy = _MEANING.get(code, ("see above", _ABOVE))
     if code < 0:
         what, remedy = f"killed by signal {-code}", _AGAIN
@@ -350,6 +359,7 @@ _MEANING = {
     127: ("no rsync is found there", _RUNS),
     255: ("ssh: no connection, or it broke", f"{_AGAIN} If it fails each time: {{there}}true"),
 }
+_OF_SSH = (10, 12, 255)  # where ssh's own words say more
 
 
 @dataclass(frozen=True)
@@ -372,7 +382,6 @@ class RemoteState:
 # What is refused belongs to somebody: never written to. Keys of a lock are sorted, and `name` is
 # the last, on its own line.
 _PROBE = """
-echo begin=yes
 d={folder}
 if [ ! -e "$d" ]; then echo "state=nothing there"
 elif [ ! -d "$d" ]; then echo "refused=a file"
@@ -388,7 +397,6 @@ if command -v rsync >/dev/null 2>&1; then echo rsync=yes; fi
 if stage --version >/dev/null 2>&1; then echo stage=yes; fi
 if python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null
 then echo python=yes; fi
-echo end=yes
 """
 
 
@@ -407,20 +415,7 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
         lock=layout.LOCK,
     )
     output = remote.run(script, f"{remote.target}: cannot look there")
-    greeting, begins, output = output.rpartition("begin=yes\n")
     answers = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
-    if not begins or "end" not in answers:
-        raise IncompleteError(
-            f"{remote.target}: its shell does not answer as `sh` does.",
-            f"Give a login node, where `{remote.by_hand}'echo a; echo b'` prints two lines.",
-        )
-    if greeting:
-        raise UsageError(
-            f"{remote.target}: its shell prints text before each command: "
-            f"{' '.join(greeting.split())[:60]!r}. rsync takes that for its own and ends.",
-            "Print it in terminals only: in ~/.bashrc there, put `[ -t 1 ] &&` before the command "
-            f"that prints it. `{remote.by_hand}true` must print nothing.",
-        )
     if "refused" in answers:
         raise UsageError(
             f"{remote.target}: is {answers['refused']}, not a bundle.",
@@ -472,19 +467,21 @@ def verify_remote(
         return "stage", found.to_json()
     for program in verifiers:
         command = "stage verify" if program == "stage" else f"python3 -I {remote.inside(VERIFIER)}"
-        done = remote.ask(f"{command} --json {folder}")
-        if done.returncode == 2 and program != verifiers[-1]:
+        problem = (
+            f"{remote.target}: all files are sent, but `{program}` could not verify them there"
+        )
+        again = f"Run it on {remote.target.host}: {command} {folder}"
+        try:
+            done = remote.ask(f"{command} --json {folder}")
+        except IncompleteError as error:
+            raise IncompleteError(f"{problem}. {error.message}", again) from None
+        if done.code == 2 and program != verifiers[-1]:
             continue  # an older `stage`, which has printed why
         with suppress(ValueError, TypeError, KeyError):
-            report = json.loads(done.stdout)
-            if done.returncode in (0, 1) and isinstance(report["findings"], list):
+            report = json.loads(done.text)
+            if done.code in (0, 1) and isinstance(report["findings"], list):
                 return program, report
-        how = "the connection broke" if done.returncode == 255 else f"exit code {done.returncode}"
-        raise IncompleteError(
-            f"{remote.target}: all files are sent, but `{program}` could not verify them there "
-            f"({how}).",
-            f"Run it on {remote.target.host}: {command} {folder}",
-        )
+        raise IncompleteError(f"{problem} (exit code {done.code}).", again)
     check = f"cd {folder} && sha256sum -c --quiet {layout.TAG_MANIFEST} {layout.MANIFEST}"
     raise IncompleteError(
         f"{remote.target}: all files are sent, but the copy is NOT VERIFIED: {_NO_VERIFIER}.",

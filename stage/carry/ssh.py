@@ -1,21 +1,40 @@
 """A folder on another host, reached by ssh, or a folder here; and shell scripts that run there.
 
-All shell scripts and rsync use one ssh connection, so ssh asks for a password once.
+All commands of an afternoon use one login: that of the person, where a master of theirs is open, or
+one that is started here and stays for 4 hours. Whatever runs there afterwards only reuses it, so
+that no password and no second factor is asked for twice (docs/adr/0018).
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import secrets
+import select
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from stage.errors import IncompleteError, UsageError, as_shown
+from stage.carry.faults import AGAIN, fault, is_full, is_worth_a_second_try
+from stage.errors import IncompleteError, UsageError, as_shown, quoted
+
+STAYS = "4h"  # how long our login stays after its last use
+_MAX_SOCKET = 86  # bytes of a socket's path: macOS has 104, and ssh adds up to 17
+_NAME = 40  # bytes of ssh's %C
+_QUIET_S = 20.0  # without a byte, before the far end is asked whether it lives
+_PATIENCE_S = 40.0  # for its answer
+_LOGIN_S = 60.0  # for a login where nobody can type
+_PAUSE_S = 10.0  # before a busy host is tried once more
+_GREETS = Path(__file__).with_name("greeted.py")
 
 
 @dataclass(frozen=True)
@@ -68,19 +87,32 @@ class PushTarget:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a script there ended with, and what it printed."""
+
+    code: int
+    text: str
+
+
+@dataclass
 class RemoteShell:
-    """Runs shell scripts at the target.
+    """Runs shell scripts at the target. At most two of its calls may run at the same time.
 
     Attributes:
-        shell: the command that reads a script from its standard input.
+        shell: the command here that reads a script from its standard input, and runs it there.
         ssh: the ssh command as the user gave it; empty for a folder here.
-        options: of ssh, added to the user's.
+        over: ssh and the options that reuse the open connection, and never open one; empty for a
+            folder here, and for a command that is not OpenSSH's.
+        log: the file with ssh's own messages.
+        greeting: what the login shell there printed before the last script.
     """
 
     target: PushTarget
     shell: tuple[str, ...]
     ssh: str
-    options: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    log: Path | None = None
+    greeting: str = ""
 
     @property
     def folder(self) -> str:
@@ -94,26 +126,37 @@ class RemoteShell:
     @property
     def by_hand(self) -> str:
         """What a user writes before a command to run it at the target; empty for a folder here."""
-        if not self.target.host:
-            return ""
-        return f"{self.ssh} {shlex.quote(self.target.bare_host)} "
+        return _by_hand(self.ssh, self.target) if self.target.host else ""
 
     def inside(self, name: str) -> str:
-        """The path of a file in the folder, quoted for the shell."""
-        return shlex.quote(f"{self.folder}/{name}")
+        """The path of a file in the folder, quoted for the shell; an absolute path stays as is."""
+        return shlex.quote(name if name.startswith("/") else f"{self.folder}/{name}")
 
-    def ask(self, script: str) -> subprocess.CompletedProcess[str]:
-        """Runs a script with `sh`, whatever the login shell is. The user sees its stderr."""
-        return subprocess.run(
-            self.shell,
-            input=script,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
+    def rsync_options(self) -> list[str]:
+        """Options with which rsync goes over this connection, past a greeting if there is one."""
+        if not self.target.host:
+            return []
+        words = list(self.over or shlex.split(self.ssh))
+        if self.greeting:
+            words = [sys.executable, "-I", str(_GREETS), secrets.token_hex(16), *words]
+        return ["-e", shlex.join(words)]
 
-    def run(self, script: str, problem: str) -> str:
+    def ask(self, script: str, timeout_s: float | None = None) -> Answer:
+        """Runs a script with `sh`, whatever the login shell is. The user sees its stderr.
+
+        The script may use `exit`; its children read nothing from it.
+
+        Args:
+            timeout_s: how long it may take; None: as long as the far end lives.
+
+        Raises:
+            IncompleteError: no connection, or it broke; no `sh` there; or the time is over.
+        """
+        text = bytearray()
+        code = self._run(script, text.extend, timeout_s)
+        return Answer(code, text.decode("utf-8", "replace"))
+
+    def run(self, script: str, problem: str, timeout_s: float | None = None) -> str:
         """Runs a script that must succeed; returns its stdout.
 
         Args:
@@ -123,64 +166,406 @@ class RemoteShell:
             IncompleteError: it failed on the host, or there is no connection.
             UsageError: it failed on this machine.
         """
-        done = self.ask(script)
-        if done.returncode == 0:
-            return done.stdout
+        text = bytearray()
+        with tempfile.TemporaryFile() as complaints:
+            code = self._run(script, text.extend, timeout_s, stderr=complaints)
+            complaints.seek(0)
+            said = complaints.read().decode("utf-8", "replace")
+        answer = text.decode("utf-8", "replace")
+        if code == 0:
+            print(as_shown(said), end="", file=sys.stderr)
+            return answer
+        said = (said.strip() or answer.strip())[-200:]
+        problem += f" (exit code {code}){f': {as_shown(said)}' if said else ''}."
         if self.target.host is None:
-            raise UsageError(
-                f"{problem} (exit code {done.returncode}).", "Give a folder that you may write."
-            )
-        if done.returncode == 255:
+            raise UsageError(problem, "Give a folder that you may write.")
+        remedy = "Free space or quota there" if is_full(said) else "Fix that there"
+        raise IncompleteError(problem, f"{remedy}, then run the same command again.")
+
+    def read(self, path: str, offset: int = 0) -> bytes:
+        """What a file there has from an offset on; nothing if it is not there.
+
+        Args:
+            path: there; a relative one is in the folder.
+            offset: in bytes.
+
+        Raises:
+            IncompleteError: no connection, or it broke, or the file cannot be read.
+        """
+        content = bytearray()
+        self.stream(path, offset, content.extend, f"[ -e {self.inside(path)} ] || exit 0")
+        return bytes(content)
+
+    def stream(
+        self, path: str, offset: int, sink: Callable[[bytes], object], before: str = ":"
+    ) -> int:
+        """Reads a large file there from an offset on.
+
+        Args:
+            path, offset: as for `read`.
+            sink: gets the bytes as they come. Those it got before an error are right: go on there.
+            before: a line of shell that runs first.
+
+        Returns:
+            How many bytes came.
+
+        Raises:
+            IncompleteError: no connection, or it broke, or the file cannot be read.
+        """
+        came = 0
+
+        def take(part: bytes) -> None:
+            nonlocal came
+            sink(part)
+            came += len(part)
+
+        code = self._run(f"{before}\ntail -c +{offset + 1} {self.inside(path)}", take)
+        if code != 0:
             raise IncompleteError(
-                f"{self.target.host}: no connection by `{self.ssh}`, or it broke: see above.",
-                f"Try it: {self.by_hand}true   (port or key: --ssh 'ssh -p 2222 -i KEY')",
+                f"{self.target.host}:{path}: cannot be read there (exit code {code}): see above.",
+                f"Look at it: {self.by_hand}{shlex.quote(f'ls -l {self.inside(path)}')}",
             )
-        said = f": {as_shown(done.stdout.strip()[-200:])}" if done.stdout.strip() else ""
-        raise IncompleteError(
-            f"{problem} (exit code {done.returncode}){said}.",
-            "Fix that there, then run the same command again.",
+        return came
+
+    def fault(self) -> IncompleteError:
+        """The error for a connection that is not there, or broke, by what ssh wrote."""
+        said = self.log.read_text("utf-8", "replace") if self.log else ""
+        return fault(said, self.target.bare_host, self.ssh, self.by_hand)
+
+    def check_alive(self) -> None:
+        """Asks the far end for a sign of life, in a session of its own.
+
+        ssh's own check asks the local process only, which answers for a far end that is frozen.
+
+        Raises:
+            IncompleteError: none came.
+        """
+        if not self.over:
+            return
+        host = self.target.bare_host
+        nothing = subprocess.DEVNULL
+        command = [*self.over, host, "true"]
+        try:
+            subprocess.run(
+                command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_PATIENCE_S
+            )
+        except subprocess.TimeoutExpired:
+            end = shlex.join([*self.over, "-O", "exit", host])
+            raise IncompleteError(
+                f"{host}: no sign of life for {_QUIET_S + _PATIENCE_S:.0f} s. What began there "
+                "goes on, if that machine lives.",
+                f"Close this connection: {end}   {AGAIN}",
+            ) from None
+
+    def _run(
+        self,
+        script: str,
+        sink: Callable[[bytes], object],
+        timeout_s: float | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> int:
+        """Runs a script; `sink` gets what it prints. Returns its exit code.
+
+        What the login shell prints before is no part of the answer, so it stands between two random
+        marks. Nothing runs before the whole script has come: it is one function.
+        """
+        begin, end = secrets.token_hex(16), secrets.token_hex(16)
+        text = (
+            f"main() {{ :\n{script}\n}}\nprintf '%s%s\\n' {_halves(begin)}; ( main ) </dev/null; "
+            f"printf '%s%s %03d\\n' {_halves(end)} $?; exit 0\n"
         )
+        opening, length = f"{begin}\n".encode(), len(end) + 5
+        greeting, held, is_open = bytearray(), bytearray(), False
+        for part in self._output(text.encode(), timeout_s, stderr):
+            held += part
+            if not is_open:
+                before, mark, after = held.partition(opening)
+                if mark:
+                    is_open, greeting, held = True, before, after
+            if is_open and len(held) > length:
+                sink(bytes(held[:-length]))
+                del held[:-length]
+        if not is_open or held[:-4] != f"{end} ".encode():
+            raise self._no_answer(held.decode("utf-8", "replace") if not is_open else "")
+        self.greeting = greeting.decode("utf-8", "replace").strip()
+        return int(held[-4:])
+
+    def _output(
+        self, script: bytes, timeout_s: float | None, stderr: IO[bytes] | None
+    ) -> Iterator[bytes]:
+        """What comes back while a script runs there, as it comes."""
+        deadline = time.monotonic() + timeout_s if timeout_s is not None else None
+        with tempfile.TemporaryFile() as source:
+            source.write(script)
+            source.seek(0)
+            running = subprocess.Popen(
+                self.shell, stdin=source, stdout=subprocess.PIPE, stderr=stderr
+            )
+            assert running.stdout is not None
+            try:
+                while True:
+                    left = _QUIET_S if deadline is None else deadline - time.monotonic()
+                    if left <= 0:
+                        raise IncompleteError(
+                            f"{self.target}: no answer within {timeout_s:.0f} s.", AGAIN
+                        )
+                    if not select.select([running.stdout], [], [], min(left, _QUIET_S))[0]:
+                        self.check_alive()
+                    elif part := os.read(running.stdout.fileno(), 2**18):
+                        yield part
+                    else:
+                        break
+            finally:
+                running.stdout.close()
+                if running.poll() is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        running.wait(1)
+                    running.kill()
+                    running.wait()
+
+    def _no_answer(self, said: str) -> IncompleteError:
+        if said.strip():
+            return IncompleteError(
+                f"{self.target}: its shell does not answer as `sh` does. It said: "
+                f"{as_shown(' '.join(said.split()))[:200]}",
+                f"Give a login node, where `{self.by_hand}'echo a; echo b'` prints two lines.",
+            )
+        return self.fault()
+
+
+def _halves(mark: str) -> str:
+    """A mark in two words: a shell that shows its script does not show the mark."""
+    return f"{mark[:8]} {mark[8:]}"
+
+
+def _by_hand(ssh: str, target: PushTarget) -> str:
+    return f"{ssh} {shlex.quote(target.bare_host)} "
 
 
 @contextmanager
-def connected(target: PushTarget, ssh: str) -> Iterator[RemoteShell]:
-    """A shell at the target. Its ssh connection is shared with rsync and closed at the end.
+def connected(
+    target: PushTarget, ssh: str = "ssh", *, log_in: bool = True
+) -> Iterator[RemoteShell]:
+    """A shell at the target, over one login that stays open for the commands that follow.
+
+    A master that the person has open is used, and never closed. Else there is one of ours; if it
+    is not open yet, it is opened in the terminal. Where there is none, ssh asks for nothing.
+
+    Args:
+        ssh: the command of the user, with their options.
+        log_in: False: only a connection that is open already.
 
     Raises:
-        UsageError: `ssh` is no command on PATH.
+        UsageError: `ssh` is no command on PATH; or it is Windows'.
+        IncompleteError: no connection, with the cause and the command that helps.
     """
     if target.host is None:
         yield RemoteShell(target, ("sh", "-s"), "")
         return
+    command = _command(ssh)
+    host = target.bare_host
+    if Path(command[0]).name != "ssh":  # not OpenSSH: it may know none of these options
+        yield RemoteShell(target, (*command, host, "sh -s"), ssh)
+        return
+    folder = socket_folder()
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="log.") as log:
+        # Ours wins over the user's: ssh takes the first value of an option.
+        ours = [command[0], *_options(f"ControlPath={folder}/%C"), *command[1:]]
+        path = _open_socket(command, host)
+        if path is None:
+            with open(folder / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two commands at once make one login
+                path = _open_socket(ours, host)
+                if path is None:
+                    if not log_in:
+                        raise _not_open(target, ssh, ours)
+                    _log_in(target, ssh, ours, Path(log.name))
+                    path = _open_socket(ours, host)
+        if path is None:
+            raise fault(
+                Path(log.name).read_text("utf-8", "replace"), host, ssh, _by_hand(ssh, target)
+            )
+        # Nothing of the user's configuration: no command, forwarding, terminal or locale of theirs,
+        # no jump. `false`: where the master is gone, this fails, and logs nobody in.
+        reuse = _options(f"ControlPath={_literal(path)}", "ControlMaster=no", "ProxyCommand=false")
+        over = (command[0], "-F", "/dev/null", "-E", log.name, *reuse)
+        yield RemoteShell(target, (*over, host, "sh -s"), ssh, over, Path(log.name))
+
+
+def log_out(target: PushTarget, ssh: str = "ssh") -> bool:
+    """Ends our login, if it is open; one of the person's stays.
+
+    Returns:
+        Whether there was one.
+
+    Raises:
+        UsageError: as for `connected`.
+    """
+    command = _command(ssh)
+    ours = [command[0], *_options(f"ControlPath={socket_folder()}/%C"), *command[1:]]
+    done = _quietly([*ours, "-O", "exit", target.bare_host])
+    return done is not None and done.returncode == 0
+
+
+def socket_folder() -> Path:
+    """The folder of our connections: short, and nobody else's.
+
+    Raises:
+        UsageError: it belongs to somebody else, or others may write to it.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(runtime, "airlift")
+    fits = len(os.fsencode(folder)) + 1 + _NAME <= _MAX_SOCKET and not re.search(r"\s|%", runtime)
+    if not fits or not runtime.startswith("/") or not os.access(runtime, os.W_OK):
+        folder = Path(f"/tmp/airlift-{os.getuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    is_ours = folder.is_dir() and not folder.is_symlink() and status.st_uid == os.getuid()
+    if not is_ours or status.st_mode & 0o077:
+        raise UsageError(
+            f"{folder}: not a folder that only you can enter. Whoever can would have your logins.",
+            f"Look whose it is, then remove it: rm -r {quoted(folder)}",
+        )
+    return folder
+
+
+def _command(ssh: str) -> list[str]:
+    """The user's command as words."""
+    if os.name == "nt":
+        raise UsageError(
+            "Windows' ssh cannot share one login among several commands.",
+            "Run this in WSL: wsl --install, then install airlift there.",
+        )
     command = shlex.split(ssh)
     if not command or shutil.which(command[0]) is None:
         raise UsageError(
             f"--ssh: there is no `{command[0] if command else ''}` on PATH.",
             "Install OpenSSH's client.",
         )
-    is_openssh = Path(command[0]).name == "ssh"
-    is_shared = is_openssh and "ControlPath" not in ssh and "ControlMaster" not in ssh
-    # A short folder: the name of a Unix socket has at most 104 bytes.
-    with tempfile.TemporaryDirectory(prefix="stage-", dir="/tmp") as folder:
-        settings = _plain(command) if is_openssh else ()
-        if is_shared:
-            settings += ("ControlMaster=auto", f"ControlPath={folder}/%C", "ControlPersist=60")
-        options = tuple(part for setting in settings for part in ("-o", setting))
-        host = target.bare_host
-        try:
-            yield RemoteShell(target, (*command, *options, host, "sh -s"), ssh, options)
-        finally:
-            if is_shared:
-                subprocess.run([*command, *options, "-O", "exit", host], capture_output=True)
+    return command
 
 
-def _plain(ssh: Sequence[str]) -> tuple[str, ...]:
-    """Settings that undo what ~/.ssh/config does for a person at a terminal, as scp(1) has them.
+def _options(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("-o", setting)]
 
-    A command or a terminal of the user's own would be in the way of ours, and a forwarded port that
-    another connection uses would end it. OpenSSH before 7.6 does not know `RemoteCommand`.
+
+def _literal(path: str) -> str:
+    return path.replace("%", "%%")
+
+
+def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """A command that asks the local ssh only; None: it hangs."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PAUSE_S
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _open_socket(command: Sequence[str], host: str) -> str | None:
+    """The socket of the master that this command would use; None: none answers.
+
+    ssh resolves its name itself, from the user's configuration with its jumps.
     """
-    settings = ("ClearAllForwardings=yes", "PermitLocalCommand=no", "RequestTTY=no")
-    newer = "RemoteCommand=none"
-    is_known = subprocess.run([*ssh, "-o", newer, "-V"], capture_output=True).returncode == 0
-    return (*settings, newer) if is_known else settings
+    check = _quietly([*command, "-O", "check", host])
+    if check is None or check.returncode != 0:
+        return None
+    settings = _quietly([*command, "-G", host])
+    found = re.search(r"^controlpath (.+)$", settings.stdout if settings else "", re.MULTILINE)
+    return found[1] if found else None
+
+
+def _login_command(ours: Sequence[str], host: str) -> list[str]:
+    """What opens our connection, for hours."""
+    stays = ("ControlMaster=auto", f"ControlPersist={STAYS}")
+    lives = ("ServerAliveInterval=15", "ServerAliveCountMax=3")
+    return [ours[0], *_options(*stays, *lives), *ours[1:], "-f", "-N", host]
+
+
+def _not_open(target: PushTarget, ssh: str, ours: Sequence[str]) -> IncompleteError:
+    return IncompleteError(
+        f"{target.bare_host}: no connection is open, and this command logs nobody in.",
+        f"Log in, once for {STAYS}: {shlex.join(_login_command(ours, target.bare_host))}",
+    )
+
+
+def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> None:
+    """Opens our connection. Nothing of it is captured, for it stays; ssh asks at the terminal.
+
+    Raises:
+        IncompleteError: it failed: why, and what helps.
+    """
+    host, is_typed = target.bare_host, _has_terminal()
+    plain = ["ClearAllForwardings=yes", "PermitLocalCommand=no", "RequestTTY=no"]
+    plain += ["ConnectTimeout=30", *(["BatchMode=yes"] if not is_typed else [])]
+    login = _login_command([ours[0], *_options(*plain), "-E", str(log), *ours[1:]], host)
+    for is_last in (False, True):
+        log.write_bytes(b"")
+        with open(log, "ab") as messages:
+            shown = None if sys.stderr.isatty() else messages
+            with suppress(subprocess.TimeoutExpired):
+                code = subprocess.run(
+                    login,
+                    stdin=None if is_typed else subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=shown,
+                    timeout=None if is_typed else _LOGIN_S,
+                ).returncode
+                if code == 0:
+                    return
+        said = log.read_text("utf-8", "replace")
+        if is_last or not is_worth_a_second_try(said):
+            break
+        time.sleep(_PAUSE_S)
+    print(as_shown(said), end="", file=sys.stderr)
+    raise _why_no_login(said, target, ssh, ours, is_typed)
+
+
+def _why_no_login(
+    said: str, target: PushTarget, ssh: str, ours: Sequence[str], is_typed: bool
+) -> IncompleteError:
+    host = target.bare_host
+    found = fault(said, host, ssh, _by_hand(ssh, target))
+    if "Permission denied" not in said:
+        return found
+    if over := _certificate_over(ours, host):
+        return IncompleteError(
+            f"{host}: it refused the login, and the certificate {over[0]} ended at {over[1]}.",
+            f"Get a new one, by your site's own command. {AGAIN}",
+        )
+    if not is_typed and re.search(r"\((.*,)?(password|keyboard-interactive)", said):
+        return IncompleteError(
+            f"{host}: it asks for a password or a second factor, and here is no terminal to type "
+            "it.",
+            f"Log in once in a terminal, for {STAYS}: {shlex.join(_login_command(ours, host))}   "
+            f"{AGAIN}",
+        )
+    return found
+
+
+def _has_terminal() -> bool:
+    """Whether ssh can ask the person: it opens /dev/tty, whatever stdin is."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+def _certificate_over(command: Sequence[str], host: str) -> tuple[str, str] | None:
+    """The certificate that ssh would offer and whose time is over: (which, until when)."""
+    settings = _quietly([*command, "-G", host])
+    named = re.findall(
+        r"^(identityfile|certificatefile) (.+)$", settings.stdout if settings else "", re.MULTILINE
+    )
+    files = [Path(name).expanduser() for _, name in named]
+    files = [*files, *(Path(f"{file}-cert.pub") for file in files)]
+    for file in files:
+        if file.name.endswith("-cert.pub") and file.is_file():
+            shown = _quietly(["ssh-keygen", "-L", "-f", str(file)])
+            until = re.search(r"Valid: from \S+ to (\S+)", shown.stdout if shown else "")
+            if until and until[1] < time.strftime("%Y-%m-%dT%H:%M:%S"):
+                return str(file), until[1]
+    return None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -16,12 +18,15 @@ SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 class Sshd:
     """An sshd like a login node's, for the user who runs the tests. `ssh`: command to reach it.
 
+    Its alias is `cluster` for the command `ssh` in the folder `laptop`: put that first on PATH.
+
     Args:
         folder: for keys, configuration and log.
         bin: the only folder on PATH of the remote commands.
+        more: lines of sshd_config, before ours.
     """
 
-    def __init__(self, folder: Path, bin: Path) -> None:
+    def __init__(self, folder: Path, bin: Path, more: str = "") -> None:
         folder.mkdir(mode=0o700)
         for name in ("host", "user"):
             subprocess.run(
@@ -34,7 +39,8 @@ class Sshd:
         )
         config = folder / "sshd_config"
         config.write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
+            f"{more}\nPort {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\n"
+            "PidFile none\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\nUsePAM no\n"
             f"PermitRootLogin yes\nStrictModes no\nSetEnv PATH={bin}\n"
         )
@@ -48,7 +54,34 @@ class Sshd:
             f"ssh -F none -p {self.port} -i {folder}/user"
             f" -o UserKnownHostsFile={folder}/known_hosts -o BatchMode=yes"
         )
+        self.laptop = folder / "laptop"
+        self.laptop.mkdir()
+        self.config = folder / "ssh_config"
+        self.config.write_text(
+            f"Host cluster\n  HostName 127.0.0.1\n  Port {self.port}\n  User {getpass.getuser()}\n"
+            f"  IdentityFile {folder}/user\n  UserKnownHostsFile {folder}/known_hosts\n"
+        )
+        (self.laptop / "ssh").write_text(
+            f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.config} "$@"\n'
+        )
+        (self.laptop / "ssh").chmod(0o755)
         self._await()
+
+    @property
+    def logins(self) -> int:
+        """How many authentications it has accepted."""
+        return self._log.read_text().count("Accepted publickey")
+
+    def sessions(self) -> list[int]:
+        """The processes of the connections that are open now, and what runs in them."""
+        found, parents = [self._process.pid], dict[int, int]()
+        for status in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                words = status.read_text().rpartition(") ")[2].split()
+                parents[int(status.parent.name)] = int(words[1])
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found[1:]
 
     def _await(self) -> None:
         for _ in range(200):
@@ -60,7 +93,14 @@ class Sshd:
             time.sleep(0.05)
         raise AssertionError(f"sshd did not start: {self._log.read_text()}")
 
+    def cut(self) -> None:
+        """Ends all connections, as a line that breaks."""
+        for pid in self.sessions():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def close(self) -> None:
+        self.cut()  # the connection of a command stays open after it
         self._process.terminate()
         self._process.wait(10)
 
