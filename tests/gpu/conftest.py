@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,6 +41,12 @@ def device() -> torch.device:
     if os.environ.get(ON_CPU) == "1":
         return torch.device("cpu")
     pytest.skip("no CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks start from nothing: the driver refuses a process that was forked after it was asked."""
+    monkeypatch.setattr("tests.runner.conftest.warm_python", lambda: sys.executable)
 
 
 @pytest.fixture

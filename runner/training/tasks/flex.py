@@ -139,10 +139,15 @@ def block_mask(documents: torch.Tensor, blocks: torch.Tensor) -> Any:
     def sees(row: Any, head: Any, query: Any, key: Any) -> Any:
         return (query >= key) & (documents[row, query] == documents[row, key])
 
-    counts, numbers = blocks[..., 0].contiguous(), blocks[..., 1:].contiguous()
+    # The compiled kernel finds a row by the strides of one head: views of `blocks` would give it
+    # the numbers of another row (torch/_inductor/kernel/flex/templates, `sparse_hz_offset`).
+    partly, wholly = (
+        (of_kind[..., 0].contiguous(), of_kind[..., 1:].contiguous())
+        for of_kind in (blocks[:, :1], blocks[:, 1:])
+    )
     length = documents.shape[1]
     return BlockMask.from_kv_blocks(
-        counts[:, :1], numbers[:, :1], counts[:, 1:], numbers[:, 1:],
+        *partly, *wholly,
         BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length),
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from runner.job.plan import decide
 from runner.job.shapes import shape_of
 from runner.launch.place import Start
 from runner.run_folder.layout import RunFolder
+from runner.training.out_of_memory import is_out_of_memory
 from runner.trials.bench import prepare_trials
 from runner.trials.strategies import STRATEGIES
 from runner.trials.trial import Bench, run_trial
@@ -118,6 +119,8 @@ class Training:
     def trainer(self, micro: int, *, compiled: bool, limit_s: float) -> dict[str, Any]:
         """Runs transformers' Trainer on the same tokens, one rank per GPU.
 
+        That it does not fit is a result.
+
         Raises:
             StageError: it did not run.
         """
@@ -133,6 +136,8 @@ class Training:
         )  # fmt: skip
         log = answer.with_suffix(".log")
         code = run_limited(command, log, limit_s, cwd=self.folder, environ=os.environ)
+        if code and is_out_of_memory(RuntimeError(log.read_text(errors="replace"))):
+            return {"micro": micro, "does not fit": True}
         if code != 0:
             ended = f"not done in {limit_s:.0f} s" if code is None else f"exit code {code}"
             raise StageError(f"Trainer: {ended}.", f"less {log}", 1)
