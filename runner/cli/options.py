@@ -43,8 +43,8 @@ def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path
         UsageError: none is given, and `./bundle` is not the only bundle here.
     """
     found = _look_for_bundle(context, parameter, given)
-    if found is not None or context.resilient_parsing:
-        return found or Path("bundle")
+    if found is not None or context.resilient_parsing or context.params.get("to"):
+        return found or Path("bundle")  # with --to, it is made here first
     names = _bundles_here()
     here = f"the bundles here are {', '.join(names)}" if names else "there is no ./bundle here"
     raise UsageError(
@@ -85,6 +85,11 @@ processes_option = click.option(
     type=click.IntRange(1),
     help="Ranks on this machine. In a Slurm job srun starts them.",
 )
+
+
+def to_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option --to. It is known before the bundle is looked for."""
+    return click.option("--to", metavar="CLUSTER", is_eager=True, help=help)
 
 
 def output_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

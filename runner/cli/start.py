@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.cli import rank
-from runner.cli.options import processes_option, run_options
+from runner.cli.options import processes_option, run_options, to_option
 from runner.errors import (
     StageError,
     UsageError,
@@ -228,6 +228,17 @@ def train(
     metavar="KEY=A,B,...",
     help="A sweep: a job array with one run for each value. May be repeated: every combination.",
 )
+@to_option(
+    "From a laptop: fetch, send, verify and check there, then submit. A name of clusters.yaml, or "
+    "USER@HOST:FOLDER."
+)
+@click.option(
+    "--manifest",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --to: what to fetch. Default: `manifest:` of RUN.",
+)
+@click.option("--logout", is_flag=True, help="With --to: close the connection at the end.")
 @quiet_option
 def submit(
     run: Path,
@@ -236,18 +247,38 @@ def submit(
     overrides: tuple[str, ...],
     only_print: bool,
     axes: tuple[str, ...],
+    to: str | None,
+    manifest: Path | None,
+    logout: bool,
     quiet: bool,
 ) -> None:
     """Write the sbatch script into the run folder and submit it.
 
-    It checks the run first, as `runner check` does.
+    It checks the run first, as `runner check` does. With --to it does so on a cluster, by ssh, and
+    brings there what is missing. Run it again after any interruption: it goes on.
 
     \b
     Examples:
       runner submit runs/my.yaml --bundle bundle
       runner submit runs/my.yaml --bundle bundle --dry-run      # the script
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
+      runner submit runs/my.yaml --to cluster
     """
+    if to is not None:
+        if output is not None:
+            raise UsageError(
+                "runner submit --to: no --output: there, a run is in output/<name>.",
+                "Set `name:` in the run file, or --set name=NAME.",
+            )
+        from runner.remote.submit import start
+
+        options = {"dry_run": only_print, "quiet": quiet, "logout": logout}
+        sys.exit(start(run, to, bundle, manifest, overrides, axes, **options))
+    if manifest is not None or logout:
+        raise UsageError(
+            "runner submit: --manifest and --logout go with --to.",
+            "runner submit RUN --to CLUSTER; without: runner submit RUN --bundle BUNDLE",
+        )
     from runner import offline
     from runner.job.job import Job
     from runner.job.plan import check_batch

@@ -17,6 +17,7 @@ from runner.cli.options import (
 from runner.config.data import TASKS
 from runner.errors import (
     Choice,
+    UsageError,
     print_line,
     quiet_option,
     quoted,
@@ -59,8 +60,9 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})
 @bundle_option
+@click.option("--to", hidden=True, is_eager=True)
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(bundle: Path, command: tuple[str, ...]) -> None:
+def exec_(bundle: Path, to: str | None, command: tuple[str, ...]) -> None:
     """Run COMMAND, unmodified, offline, with the bundle as its Hub.
 
     COMMAND finds models and datasets under the names that they have on the Hub.
@@ -71,6 +73,13 @@ def exec_(bundle: Path, command: tuple[str, ...]) -> None:
       runner exec --bundle B -- accelerate launch their_script.py
       srun runner exec --bundle B -- python their_script.py
     """
+    if to is not None:
+        raise UsageError(
+            "runner exec: --to is for run files; a command of your own is started there by hand.",
+            f"stage push bundle {to}:work/bundle; then on {to}, in work/: "
+            "sh bundle/data/envs/ASSET/bootstrap.sh env; . env/activate; "
+            "srun runner exec --bundle bundle -- COMMAND",
+        )
     from runner.exec.run import run
 
     run(command, bundle, os.environ)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from runner.cli.options import to_option
 from runner.errors import UsageError, json_option, print_json, print_line, quiet_option, silent
 
 ASK_SLURM_EVERY_S = 20
@@ -15,8 +16,9 @@ ASK_SLURM_EVERY_S = 20
 
 @click.command()
 @click.argument("run", required=False)
+@to_option("On this cluster, by ssh.")
 @json_option
-def status(run: str | None, as_json: bool) -> None:
+def status(run: str | None, to: str | None, as_json: bool) -> None:
     """Print the state of RUN, or of all runs below output/.
 
     RUN is a run folder, a folder of them (a sweep), a run file, or a Slurm job's number.
@@ -25,7 +27,12 @@ def status(run: str | None, as_json: bool) -> None:
     Examples:
       runner status
       runner status output/my
+      runner status --to cluster
     """
+    if to is not None:
+        from runner.remote.follow import status as ask
+
+        sys.exit(ask(to, run, as_json=as_json))
     from runner.run_folder.status import SCRIPT, all_runs, find, members, table
     from runner.run_folder.status import status as look
 
@@ -60,7 +67,8 @@ def status(run: str | None, as_json: bool) -> None:
     help="How many of the last lines.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run is over, or Ctrl-C.")
-def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
+@to_option("On this cluster, by ssh.")
+def logs(run: str, rank: int | None, lines: int, follow: bool, to: str | None) -> None:
     """Print the log of RUN: its steps, warnings and errors.
 
     RUN is a run folder, a run file, or a Slurm job's number.
@@ -69,7 +77,13 @@ def logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     Examples:
       runner logs output/my -f
       runner logs 4711 --rank 3
+      runner logs runs/my.yaml --to cluster -f
     """
+    if to is not None:
+        from runner.remote.follow import logs as read
+
+        read(to, run, rank=rank, lines=lines, follow=follow)
+        return
     from runner.run_folder import logs as reading
     from runner.run_folder.history import History
     from runner.run_folder.status import find

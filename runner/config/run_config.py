@@ -185,6 +185,7 @@ class RunConfig:
 
     Attributes:
         path: the run file.
+        manifest: what its bundle is fetched from, relative to the run file; for `submit --to`.
         given: dotted keys that the user set: in the run file, with `--set`, or in a ds_config.json.
         theirs: those of `given` that the user's ds_config.json sets.
         autos: keys that it leaves to the run file.
@@ -197,6 +198,7 @@ class RunConfig:
 
     format: int = setting()
     name: str = setting("auto", "the run file's name", convert=_folder_name)
+    manifest: str | None = setting(None, is_path=True)
     task: Literal[
         "masked-lm",
         "causal-lm",

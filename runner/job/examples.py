@@ -6,6 +6,7 @@ task, bundle -> `new_run_file` -> the text of a run file, and lines that explain
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from runner.config.data import TASKS, data_of
 from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value
-from runner.inputs import Bundle, SplitInput
+from runner.inputs import Bundle, SplitInput, hash_file
 from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
 
@@ -73,6 +74,8 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         "(it prints the other keys, too)\n"
     )
     blocks["name"] = f"name: {_name(path)}\n"
+    if bundle is not None and (manifest := _manifest(path, bundle)):
+        blocks["name"] += f"manifest: {json.dumps(manifest)}   # for runner submit --to CLUSTER\n"
     blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
     if bundle is None:
         said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
@@ -97,6 +100,17 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
         said.append(f"environment {environment}: the ranks run in it")
     return head + "".join(blocks.values()), said
+
+
+def _manifest(path: Path, bundle: Path) -> str | None:
+    """The manifest near a run file whose lock is the bundle's, relative to the run file."""
+    wanted = Bundle.open(bundle).id
+    for folder in dict.fromkeys((Path(), Path("manifests"), path.parent, bundle.parent)):
+        for lock in sorted(folder.glob("*.lock")):
+            manifest = lock.with_suffix(".yaml")
+            if manifest.is_file() and hash_file(lock).sha256 == wanted:
+                return os.path.relpath(manifest, path.parent)
+    return None
 
 
 def _blocks(text: str) -> dict[str, str]:

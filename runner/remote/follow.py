@@ -1,0 +1,158 @@
+"""`runner status --to` and `runner logs --to`: the `runner` of the far end, and its log files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from runner.errors import IncompleteError, UsageError, as_shown, print_line
+from runner.inputs.far import Cluster, RemoteShell, connected, find_cluster
+from runner.remote.plan import OUTPUT, check_system, load_run
+from runner.run_folder.logs import readable
+
+_ASK_EVERY_S = 20.0
+_LONGEST_PAUSE_S = 60.0  # between two tries to connect again
+
+
+def _find(to: str, run: str | None) -> tuple[Cluster, str]:
+    """The cluster, and RUN as it is known there: a run file of this machine is `output/NAME`.
+
+    Raises:
+        UsageError: there is no such cluster; a folder has no queue; this is Windows.
+    """
+    check_system()
+    path = Path(run) if run is not None else Path()
+    cluster = find_cluster(to, path.parent)
+    if cluster.target.host is None:
+        raise UsageError(
+            f"--to {to}: a folder on this machine has no queue to ask.",
+            "On the cluster: runner status. Results that were carried back: runner pull.",
+        )
+    return cluster, f"{OUTPUT}/{load_run(path).name}" if path.is_file() else run or ""
+
+
+def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
+    """Runs `runner WORDS` in the cluster's folder, in the environment that was made there.
+
+    Raises:
+        UsageError: nothing was submitted there yet.
+        IncompleteError: no connection.
+    """
+    folder = shlex.quote(remote.folder)
+    script = f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nsh go.sh --runner"
+    answer = remote.ask(f"{script} {shlex.join(words)}")
+    if answer.code == 99:
+        raise UsageError(
+            f"{remote.target}: nothing was submitted there yet.", "runner submit RUN --to CLUSTER"
+        )
+    return answer.code, answer.text
+
+
+def status(to: str, run: str | None, *, as_json: bool) -> int:
+    """Prints what `runner status` says there, and returns its exit code."""
+    cluster, there = _find(to, run)
+    words = ["status", *[there] * bool(there), *["--json"] * as_json]
+    with connected(cluster.target) as remote:
+        code, text = _runner(remote, *words)
+    sys.stdout.write(as_shown(text))
+    return code
+
+
+def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> None:
+    """Prints the last lines of a run's log there; with `follow`, new ones until the run is over.
+
+    A line that breaks is opened again; nothing is shown twice.
+
+    Raises:
+        UsageError: there is no log.
+        IncompleteError: no connection; with `follow` only from the beginning.
+    """
+    cluster, there = _find(to, run)
+    log, pause = _Log(there, rank, lines), 1.0
+    while True:
+        try:
+            with connected(cluster.target) as remote:
+                log.begin(remote)
+                if follow:
+                    log.follow(remote)
+                return
+        except IncompleteError as error:
+            if not (follow and log.path):
+                raise
+            print_line(f"{error.message} Trying again in {pause:.0f} s.", err=True)
+        time.sleep(pause)
+        pause = min(_LONGEST_PAUSE_S, pause * 2)
+
+
+class _Log:
+    """A log there, and how far it was shown.
+
+    Attributes:
+        run: `output/NAME`, or a job's number.
+    """
+
+    def __init__(self, run: str, rank: int | None, lines: int) -> None:
+        self.run, self.rank, self.lines = run, rank, lines
+        self.path, self.offset = "", 0
+
+    def begin(self, remote: RemoteShell) -> None:
+        """Shows the last lines, once."""
+        if self.path:
+            return
+        path = self._find(remote)
+        print_line(f"{remote.target}/{path}:", err=True)
+        data = remote.read(path)
+        self.path, self.offset = path, data.rfind(b"\n") + 1
+        self._print(b"".join(data[: self.offset].splitlines(True)[-self.lines :][: self.lines]))
+
+    def follow(self, remote: RemoteShell) -> None:
+        """Shows what is written, until the run is over."""
+        asked, pause, over = time.monotonic(), 1.0, False
+        while True:
+            data = remote.read(self.path, self.offset)
+            whole = len(data) if over else data.rfind(b"\n") + 1
+            self._print(data[:whole])
+            self.offset += whole
+            if over:
+                return
+            pause = 1.0 if whole else min(5.0, pause * 1.5)
+            if time.monotonic() - asked > _ASK_EVERY_S:
+                asked = time.monotonic()
+                code, text = _runner(remote, "status", self.run, "--json")
+                over = code == 0 and json.loads(text)["state"] not in ("running", "waiting")
+                continue
+            time.sleep(pause)
+
+    def _print(self, data: bytes) -> None:
+        for line in data.decode("utf-8", "replace").splitlines():
+            print_line(readable(line))
+        sys.stdout.flush()
+
+    def _find(self, remote: RemoteShell) -> str:
+        """The path of the log, as `runner logs` chooses it: the newest job's, or a rank's.
+
+        Raises:
+            UsageError: there is none.
+        """
+        is_job = self.run.isdigit()
+        folder = f"{OUTPUT}/*" if is_job else shlex.quote(self.run)
+        script = f"cd {shlex.quote(remote.folder)} && ls -d {folder}/logs/*"
+        names = remote.ask(f"{script} 2>/dev/null").text.splitlines()
+        job = self.run if is_job else r"\d+"
+        wanted = (
+            rf"slurm-({job})(?:_\d+)?\.out" if self.rank is None else rf"rank-({self.rank})\.log"
+        )
+        found = [(int(m[1]), name) for name in names if (m := re.fullmatch(f".*/{wanted}", name))]
+        if not found:
+            have = as_shown(", ".join(Path(name).name for name in names[:8]))
+            raise UsageError(
+                f"{remote.target}: no such log of {self.run}.",
+                f"There are: {have}."
+                if have
+                else "The job waits, or never began: runner status --to says which.",
+            )
+        return max(found)[1]

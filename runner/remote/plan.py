@@ -1,0 +1,246 @@
+"""What a submit to a cluster is: a run file, its manifest and bundle here, and a folder there.
+
+    RUN, clusters.yaml -> `Road` -> the words for `go.sh` (`.airlift/plan`), and the steps as a
+    person would type them
+
+Nothing is asked of the cluster here, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from runner.config.run_config import RunConfig
+from runner.errors import RUN_FILE, UsageError, __version__, quoted, reading_yaml, suggest_path
+from runner.inputs.far import Cluster, find_cluster
+from runner.inputs.staged import VERIFIER, Here, Manifest
+
+BUNDLE, RUNS, ENVS, OUTPUT = "bundle", "runs", "envs", "output"
+"""Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""
+_OF_CLUSTER = {
+    "slurm.partition": "partition",
+    "slurm.options.account": "account",
+    "slurm.time": "time",
+    "slurm.modules": "modules",
+    "slurm.setup": "setup",
+}
+"""Key of a run file -> what clusters.yaml has for it, where the run file is silent."""
+
+
+@dataclass(frozen=True)
+class Road:
+    """One run on its way to one cluster.
+
+    Attributes:
+        overrides: the `--set` texts of the user.
+        axes: the `--array` texts.
+        files: name in `runs/` there -> the text of it: the run file first, then what it names.
+    """
+
+    config: RunConfig
+    cluster: Cluster
+    here: Here
+    overrides: tuple[str, ...]
+    axes: tuple[str, ...]
+    files: dict[str, str]
+
+    @staticmethod
+    def of(
+        run: Path,
+        to: str,
+        bundle: Path,
+        manifest: Path | None = None,
+        overrides: Sequence[str] = (),
+        axes: Sequence[str] = (),
+    ) -> Road:
+        """Reads what a submit needs of this machine.
+
+        Args:
+            manifest: instead of the one that the run file names.
+
+        Raises:
+            UsageError: a mistake in the run file, the manifest or clusters.yaml; no manifest is
+                named; or its environment is for other nodes than the cluster's.
+        """
+        check_system()
+        cluster = find_cluster(to, run.parent)
+        config = load_run(run, overrides)
+        if manifest is None and config.manifest is None:
+            raise UsageError(
+                f"{run}: it names no manifest, so it is not known what to send.",
+                "Write into it: manifest: ../manifests/YOURS.yaml   (relative to the run file); "
+                "or give --manifest FILE.",
+            )
+        path = manifest or run.parent / str(config.manifest)
+        if not path.is_file():
+            where = "--manifest" if manifest else config.place("manifest")
+            raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
+        here = Here(Manifest.load(path), bundle)
+        if cluster.profile is not None and cluster.file is not None:
+            with reading_yaml(cluster.file) as (_, lines):
+                here.check_profile(cluster.profile, lines.place(cluster.name, "profile"))
+        return Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
+
+    @property
+    def name(self) -> str:
+        """The run file's name in `runs/` there."""
+        return self.config.path.name
+
+    @property
+    def output(self) -> str:
+        """The run folder there, relative to the cluster's folder."""
+        return f"{OUTPUT}/{self.config.name}"
+
+    @cached_property
+    def environment(self) -> str | None:
+        """The environment asset that everything there runs in; None: `setup` lines bring it."""
+        if self.config.environment is not None:
+            return self.config.environment.asset
+        return next(iter(self.here.environments()), None)
+
+    @property
+    def surroundings(self) -> tuple[str, ...]:
+        """The lines that the job's shell runs first: of the run file, else of the cluster."""
+        slurm = self.config.slurm
+        modules = slurm.modules or self.cluster.modules
+        lines = slurm.setup or self.cluster.setup
+        return (*(f"module load {shlex.quote(name)}" for name in modules), *lines)
+
+    @property
+    def options(self) -> list[str]:
+        """The options of `runner check` and `runner submit` there."""
+        texts = list(self.overrides)
+        for key, name in _OF_CLUSTER.items():
+            value = getattr(self.cluster, name)
+            if value and key not in self.config.given:
+                texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        return [word for text in texts for word in ("--set", text)]
+
+    @property
+    def for_submit(self) -> list[str]:
+        """The options of `runner submit` alone."""
+        return [word for axis in self.axes for word in ("--array", axis)]
+
+    def env_facts(self) -> dict[str, Any]:
+        """The env.json of the environment in the bundle here: `tree`, `size`. Empty: there is none.
+
+        It is there once the bundle is fetched.
+        """
+        if self.environment is None:
+            return {}
+        path = self.here.bundle / "data" / "envs" / self.environment / "env.json"
+        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return found
+
+    @property
+    def env_folder(self) -> str:
+        """The folder of the environment there; empty: `setup` lines bring it."""
+        if self.environment is None:
+            return ""
+        return f"{ENVS}/{self.environment}-{str(self.env_facts().get('tree', 'DIGEST'))[:16]}"
+
+    @property
+    def airlift_there(self) -> str | None:
+        """The version of airlift in the locked environment; None: not known here."""
+        asset = self.here.locked(self.environment) if self.environment else None
+        packages = asset.environment.packages if asset and asset.environment else ()
+        return next((p.version for p in packages if p.name == "airlift"), None)
+
+    def plan(self, bundle_id: str) -> dict[str, str]:
+        """The plan for `go.sh`, without its walk."""
+        cluster = self.cluster
+        return {
+            "RUN": self.name,
+            "OUTPUT": self.output,
+            "BUNDLE_ID": bundle_id,
+            "ENVIRONMENT": self.environment or "",
+            "ENV_DIGEST": str(self.env_facts().get("tree", "")),
+            "VERIFY": cluster.verify,
+            "AIRLIFT": __version__,
+            "PARTITION": self.config.slurm.partition or cluster.partition or "",
+            "ACCOUNT": str(self.config.slurm.options.get("account") or cluster.account or ""),
+            "TIME": self.config.slurm.time or cluster.time or "",
+            "SETUP": "\n".join(self.surroundings),
+            "OPTIONS": shlex.join(self.options),
+            "SUBMIT": shlex.join(self.for_submit),
+            "INPUTS": sha256_of(json.dumps(self.files, sort_keys=True)),
+        }
+
+    def commands(self) -> dict[str, str]:
+        """Step -> the command that a person would type for it: here, then there."""
+        target, manifest = self.cluster.target, quoted(self.here.manifest.path)
+        bundle, run = quoted(self.here.bundle), shlex.quote(f"{RUNS}/{self.name}")
+        folder = self.env_folder
+        asset = f"sh {BUNDLE}/data/envs/{self.environment}/bootstrap.sh {folder}"
+        active = f". {folder}/activate && " if folder else ""
+        check = f"{run} --bundle {BUNDLE} {shlex.join(self.options)}".rstrip()
+        return {
+            "lock": f"stage lock {manifest}",
+            "fetch": f"stage fetch {manifest} -o {bundle}",
+            "push": f"stage push {bundle} {shlex.quote(f'{target}/{BUNDLE}')}",
+            "verify": f"python3 -I {BUNDLE}/{VERIFIER} {BUNDLE}",
+            "environment": asset if folder else "\n".join(self.surroundings) or "true",
+            "check": f"{active}runner check {check}",
+            "submit": f"{active}runner submit {check} {shlex.join(self.for_submit)}".rstrip(),
+        }
+
+
+def sha256_of(text: str) -> str:
+    """The digest of a text, as it is written there."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_system() -> None:
+    """Refuses a system whose ssh cannot share a connection.
+
+    Raises:
+        UsageError: it is Windows.
+    """
+    if sys.platform == "win32":
+        raise UsageError(
+            "--to: Windows' own ssh cannot share one connection between commands.",
+            "Run the same command in WSL: wsl --install, then install airlift there.",
+        )
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a run file whose other files are on the cluster.
+
+    Raises:
+        UsageError: as for `RunConfig.load`.
+    """
+    with reading_yaml(path, RUN_FILE) as (data, _):
+        model = data.get("model")
+        init = model.get("init") if isinstance(model, dict) else None
+    # A folder with weights is there, where an earlier run exported it: `runner check` looks there.
+    is_there = isinstance(init, str) and init not in ("pretrained", "scratch")
+    is_there |= any(text.startswith("model.init=") for text in overrides)
+    config = RunConfig.load(path, (*overrides, *["model.init=scratch"] * is_there))
+    return replace(config, given=config.given - {"model.init"}) if is_there else config
+
+
+def _files(config: RunConfig) -> dict[str, str]:
+    """The run file and the ds_config.json that it names, as they are sent.
+
+    Raises:
+        UsageError: that file is not beside the run file.
+    """
+    files = {config.path.name: config.path.read_text("utf-8")}
+    if config.engine.config is not None:
+        path, folder = Path(config.engine.config), config.path.parent.resolve()
+        if not path.is_relative_to(folder):
+            raise UsageError(
+                f"{config.place('engine.config')}: engine.config: {path} is not in {folder}, "
+                f"which becomes {RUNS}/ there.",
+                f"Move it beside the run file: engine: {{config: {path.name}}}",
+            )
+        files[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
+    return files

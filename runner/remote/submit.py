@@ -1,0 +1,311 @@
+"""`runner submit RUN --to CLUSTER`: lock, fetch, push; there verify, environment, check, submit.
+
+Each step is printed as the command that a person would type, and is skipped where it is done. So
+the same command goes on where an earlier one stopped, whatever stopped it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner.errors import (
+    IncompleteError,
+    StageError,
+    UsageError,
+    __version__,
+    as_shown,
+    human_size,
+    print_line,
+    say,
+    silent,
+)
+from runner.inputs import resolve, state_folder
+from runner.inputs.far import PushTarget, RemoteShell, connected, log_out
+from runner.inputs.staged import Reporter, push
+from runner.job.access import disk_needed
+from runner.job.shapes import shape_of
+from runner.remote.plan import BUNDLE, Road, sha256_of
+from runner.remote.there import There, begin, follow, log_size, plan_digest, sending
+
+_THERE = ("verify", "environment", "check", "submit")
+_WALKS = 5  # of others that a submit waits for
+
+
+def start(
+    run: Path,
+    to: str,
+    bundle: Path,
+    manifest: Path | None,
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    *,
+    dry_run: bool,
+    logout: bool,
+    quiet: bool,
+) -> int:
+    """Walks the whole road, or shows it.
+
+    Args:
+        dry_run: print each step with its command, and sizes; touch nothing, here and there.
+        logout: close the connection at the end.
+
+    Returns:
+        The exit code of the far end. 0: the job waits or runs, or the run is finished.
+
+    Raises:
+        StageError: what stops a step here, or the connection.
+    """
+    road = Road.of(run, to, bundle, manifest, overrides, axes)
+    if dry_run:
+        show_road(road)
+        return 0
+    try:
+        with silent(if_=quiet), connected(road.cluster.target) as remote:
+            return _submit(remote, road, quiet)
+    finally:
+        if logout:
+            log_out(road.cluster.target)
+
+
+def show_road(road: Road) -> None:
+    """Prints every step, and sizes. The cluster is asked only over a connection that is open."""
+    there = None
+    try:
+        with connected(road.cluster.target, log_in=False) as remote:
+            there = There.look(remote, road)
+    except StageError as error:
+        print_line(f"{road.cluster.target}: not asked what it has: {error.message}", err=True)
+    done = steps_done(road, there)
+    for name in ("lock", "fetch", "push", *_THERE):
+        _show(road, name, name in done)
+    if "fetch" not in done:
+        print_line("sizes are known when the bundle is here: stage fetch --dry-run shows its own")
+    else:
+        print_line("\n".join(sizes(road, there)))
+
+
+def steps_done(road: Road, there: There | None) -> set[str]:
+    """The steps that need not be done again.
+
+    Args:
+        there: what the cluster has; None: not known.
+    """
+    found = {"lock"} if road.here.is_locked else set[str]()
+    bundle_id = road.here.id
+    if bundle_id is None:
+        return found
+    found |= {"fetch"}
+    if there is not None and there.bundle_id == bundle_id:
+        found |= {"push"} | ({"environment"} if there.has_environment else set())
+        if there.is_done(road, road.plan(bundle_id)):
+            found |= {*_THERE}
+    return found
+
+
+def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
+    there, folder = There.look(remote, road), road.env_folder
+    _check_there(remote, road, there)
+    for name in ("lock", "fetch"):
+        if not _show(road, name, name in steps_done(road, None)):
+            _run(road, name)
+    bundle_id = road.here.id
+    if bundle_id is None:
+        raise IncompleteError(
+            f"{road.here.bundle}: not the bundle of {road.here.manifest.lock_path}: one of them "
+            "changed meanwhile.",
+            "Run the same command again.",
+        )
+    _say_version(road.airlift_there)
+    if road.env_folder != folder:
+        there = There.look(remote, road)
+    _check_job(road, there)
+    if not _show(road, "push", there.bundle_id == bundle_id):
+        _check_room(road, there)
+        _push(remote, road, bundle_id, quiet)
+    plan = road.plan(bundle_id)
+    done = steps_done(road, there)
+    for name in _THERE:
+        _show(road, name, name in done)
+    if "submit" in done and (job := there.job_of(road)):
+        return _say_job(road, *job)
+    return _walk(remote, road, plan)
+
+
+def _show(road: Road, name: str, is_done: bool) -> bool:
+    """Prints a step; returns whether it is done."""
+    print_line(f"{name:<12} {road.commands()[name]}{'   # done' if is_done else ''}")
+    sys.stdout.flush()
+    return is_done
+
+
+def _run(road: Road, name: str) -> None:
+    """Runs a step of `stage` on this machine."""
+    words = shlex.split(road.commands()[name])
+    code = subprocess.run([sys.executable, "-m", *words]).returncode
+    if code:
+        raise StageError(
+            f"`{' '.join(words[:2])}` ended with {code}: its words are above.",
+            "Correct that, then run the same command again: it goes on here.",
+            code if 0 < code < 6 else 5,
+        )
+
+
+def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
+    """Refuses a cluster where no job could be submitted, before anything is fetched or sent.
+
+    Raises:
+        UsageError: there is no sbatch, or nothing brings `runner`.
+    """
+    if not there.has_slurm:
+        raise UsageError(
+            f"{remote.target}: there is no sbatch there, in a login shell neither.",
+            "Give the cluster's login node as host.",
+        )
+    if road.environment is not None:
+        return
+    lines = "\n".join(("set -e", *road.surroundings, "runner --version"))
+    said = remote.ask(f"bash -lc {shlex.quote(lines)} </dev/null 2>&1 | tail -n 20").text
+    found = re.search(r"^runner, version (\S+)", said, re.MULTILINE)
+    if found is None:
+        shown = as_shown(said.strip()[-300:]) or "nothing is printed"
+        raise UsageError(
+            f"{remote.target}: {road.here.manifest.path} has no environment asset, and `runner` "
+            f"does not start there after the `setup` lines: {shown}",
+            "Let the manifest bring one (stage init --profile FILE writes the entry), or name the "
+            "lines that bring it: setup:, modules: in clusters.yaml.",
+        )
+    _say_version(found[1])
+
+
+def _say_version(there: str | None) -> None:
+    if there not in (None, __version__):
+        say(f"note: airlift {there} runs there, and {__version__} here")
+
+
+def _check_job(road: Road, there: There) -> None:
+    """Refuses to change the run file of a job in the queue, which reads it when it starts.
+
+    Raises:
+        UsageError: there is such a job.
+    """
+    job = there.job_of(road)
+    if job is None or there.run_digest in ("", sha256_of(road.files[road.name])):
+        return
+    raise UsageError(
+        f"{road.config.path}: job {job[0]} ({job[1].lower()}) writes {road.output} there. It was "
+        "submitted with another text of this file, and reads it when it starts. Nothing was sent.",
+        f"Let it end, or: ssh {road.cluster.target.bare_host} scancel {job[0]}. For a run beside "
+        "it, write a run file with another name.",
+    )
+
+
+def _peak(road: Road) -> dict[str, int]:
+    """Bytes of what the folder there holds at its fullest, by part."""
+    inputs, facts = resolve(road.config, road.here.bundle), road.env_facts()
+    return {
+        "bundle": road.here.size,
+        "environment": int(facts.get("size", 0)),
+        "checkpoints": disk_needed(road.config, shape_of(road.config, inputs.model)),
+    }
+
+
+def sizes(road: Road, there: There | None) -> list[str]:
+    """Lines on what is sent and what the folder there holds at most, beside what is free."""
+    parts = _peak(road)
+    is_sent = there is not None and there.bundle_id == road.here.id
+    send = 0 if is_sent else max(0, parts["bundle"] - (there.kib * 1024 if there else 0))
+    listed = ", ".join(f"{name} {human_size(size)}" for name, size in parts.items() if size)
+    return [
+        f"to send: about {human_size(send)} of {human_size(parts['bundle'])}",
+        f"there at most: {human_size(sum(parts.values()))} ({listed})",
+        *([there.describe_room()] if there is not None else []),
+    ]
+
+
+def _check_room(road: Road, there: There) -> None:
+    """Prints the sizes, and refuses what cannot fit.
+
+    Raises:
+        IncompleteError: quota or disk have no room for bundle and environment.
+    """
+    print_line("\n".join(sizes(road, there)))
+    parts = _peak(road)
+    needed = max(0, parts["bundle"] - there.kib * 1024)
+    needed += 0 if there.has_environment else parts["environment"]
+    if there.free is not None and there.free < needed:
+        raise IncompleteError(
+            f"{road.cluster.target}: bundle and environment need {human_size(needed)} more there, "
+            f"and {there.describe_room()}. Nothing was sent.",
+            "Free space there, or give another folder in clusters.yaml.",
+        )
+
+
+def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
+    """Sends the bundle. Another machine that sends it is waited for."""
+    host = road.cluster.copy or road.cluster.target.host
+    target = PushTarget(host, f"{road.cluster.target.folder}/{BUNDLE}")
+    with sending(remote), Reporter(quiet=quiet) as reporter:
+        if There.look(remote, road).bundle_id == bundle_id:
+            return
+        push(
+            road.here.bundle,
+            target,
+            ssh="ssh",
+            delete=False,
+            reporter=reporter,
+            quiet=quiet,
+            state=state_folder(os.environ),
+            remote=None if road.cluster.copy else remote,
+            verify_there=False,
+        )
+
+
+def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> int:
+    """Lets `go.sh` do its steps, or joins one that is at work.
+
+    Raises:
+        IncompleteError: the line broke, or `go.sh` was ended from outside.
+    """
+    say(f"go.sh does this in {remote.target}, and goes on if this line breaks")
+    for _ in range(_WALKS):
+        offset = log_size(remote)
+        if (walk := begin(remote, road, plan)) is None:
+            say("one is at work there already: joined")
+        try:
+            end = follow(remote, offset, walk, _show_log)
+        except IncompleteError as error:
+            raise IncompleteError(
+                f"{error.message} What go.sh does there goes on.",
+                f"{error.remedy} The same command again joins it.",
+            ) from None
+        if end is None:
+            raise IncompleteError(
+                f"{remote.target}: go.sh ended there without a result: it was killed (a limit of "
+                "the login node?), or the node went down.",
+                "Run the same command again: it goes on. Where login nodes end long work: "
+                "verify: job in clusters.yaml.",
+            )
+        if walk is not None or end.plan == plan_digest(plan):
+            return _say_job(road, end.job, "") if end.job and not end.code else end.code
+    raise IncompleteError(
+        f"{remote.target}: other submits are at work there, one after another.",
+        "Run the same command again later.",
+    )
+
+
+def _show_log(text: str) -> None:
+    sys.stdout.write(as_shown(text))
+    sys.stdout.flush()
+
+
+def _say_job(road: Road, job: int, state: str) -> int:
+    to, run = shlex.quote(road.cluster.name), shlex.quote(str(road.config.path))
+    print_line(f"job {job}{f' ({state.lower()})' if state else ''}: {road.output} in {to}")
+    print_line(f"next: runner status --to {to}; runner logs {run} --to {to} -f")
+    return 0

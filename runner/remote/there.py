@@ -1,0 +1,285 @@
+"""What is in a cluster's folder; and the walk of `go.sh` there, which is begun and followed.
+
+Nothing is remembered on this machine: locks, plan, log and result are files of that folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import IncompleteError, as_shown, human_size, print_line
+from runner.inputs.far import RemoteShell
+from runner.remote.plan import Road, sha256_of
+
+_BEAT_S, _DEAD_AFTER_S = 15, 60  # of who sends; by the clock of that disk
+_LIVES_S = 60  # a go.sh that was seen within this time is at work
+_BEGINS_WITHIN_S = 20.0
+_MOST = 60_000  # bytes of a log in one answer
+_HERE = Path(__file__).parent
+# `--state` prints WALK HOST PID SECONDS, or `none`.
+_IS_ALIVE = (
+    "is_alive() { state=$(sh go.sh --state) && "
+    f'[ "${{state##* }}" -lt {_LIVES_S} ]; }} 2>/dev/null'
+)
+
+
+@dataclass(frozen=True)
+class There:
+    """What is in the cluster's folder.
+
+    Attributes:
+        folder: its absolute path; empty: it is not there yet.
+        bundle_id: of the finished bundle in it; empty: none. `kib`: of what is in `bundle/`.
+        run_digest: of the run file there; `plan`: of the last plan, without its walk.
+        made: the job that the last plan's walk made; 0: none, or it did not end well.
+        jobs: (number, state, script) of those in the queue.
+        free: bytes that may be written; None: not known.
+        is_quota: whether a quota says so, and not the disk.
+    """
+
+    folder: str
+    bundle_id: str
+    kib: int
+    run_digest: str
+    plan: str
+    made: int
+    has_environment: bool
+    has_slurm: bool
+    jobs: tuple[tuple[int, str, str], ...]
+    free: int | None
+    is_quota: bool
+
+    @staticmethod
+    def look(remote: RemoteShell, road: Road) -> There:
+        """Asks all of it in one session; writes nothing.
+
+        Raises:
+            IncompleteError: no connection, or squeue does not answer there.
+        """
+        words = shlex.join([remote.folder, road.name, road.env_folder])
+        script = f"set -- {words}\n{(_HERE / 'look.sh').read_text('utf-8')}"
+        text = remote.run(script, f"{remote.target}: cannot look there")
+        lines = [line.partition("=") for line in text.splitlines()]
+        found = {key: value for key, _, value in lines if key != "job"}
+        if "slurm" in found and "noqueue" in found:
+            raise IncompleteError(
+                f"{remote.target}: Slurm's squeue does not answer there.",
+                "Run the same command again: nothing was sent, and no second job is made.",
+            )
+        jobs = [value.split("|", 2) for key, _, value in lines if key == "job"]
+        planned, *result = found.get("result", "").split()[:4] or [""]
+        is_last = result[:2] == [planned.removeprefix("WALK="), "0"]
+        free, is_quota = room(found)
+        return There(
+            folder=found.get("folder", ""),
+            bundle_id=found.get("bundle", ""),
+            kib=int(found.get("kib") or 0),
+            run_digest=found.get("run", ""),
+            plan=found.get("plan", ""),
+            made=int(result[2]) if is_last else 0,
+            has_environment="environment" in found,
+            has_slurm="slurm" in found,
+            jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
+            free=free,
+            is_quota=is_quota,
+        )
+
+    def job_of(self, road: Road) -> tuple[int, str] | None:
+        """The job in the queue that writes the run's folder: its number and state."""
+        script = f"{self.folder}/{road.output}/submit.sbatch"
+        return next(((job, state) for job, state, its in self.jobs if its == script), None)
+
+    def is_done(self, road: Road, plan: Mapping[str, str]) -> bool:
+        """Whether the last walk there was for just this, and its job waits or runs."""
+        job = self.job_of(road)
+        return job is not None and self.made == job[0] and self.plan == plan_digest(plan)
+
+    def describe_room(self) -> str:
+        """What is free there, in words."""
+        if self.free is None:
+            return "what is free there cannot be known"
+        if self.is_quota:
+            return f"{human_size(self.free)} are free of your quota there"
+        return f"{human_size(self.free)} are free on that disk; a quota could not be asked"
+
+
+def room(found: Mapping[str, str]) -> tuple[int | None, bool]:
+    """Bytes that may be written there, and whether a quota says so; None: not known.
+
+    Args:
+        found: the last lines of `lfs quota -q`, `quota -w` and `df -Pk`, by these names: `lustre`,
+            `quota`, `disk`. The first two are: file system, KiB in use, soft limit, hard limit.
+    """
+    for name in ("lustre", "quota"):
+        words = [word.rstrip("*") for word in found.get(name, "").split()][1:4]
+        if len(words) == 3 and all(word.isdigit() for word in words):
+            used, soft, hard = map(int, words)
+            if limit := hard or soft:
+                return max(0, limit - used) * 1024, True
+    words = found.get("disk", "").split()
+    return (int(words[3]) * 1024 if len(words) > 5 and words[3].isdigit() else None), False
+
+
+def plan_text(plan: Mapping[str, str]) -> str:
+    """Assignments of sh, as `go.sh` reads them."""
+    return "".join(f"{key}={shlex.quote(value)}\n" for key, value in plan.items())
+
+
+def plan_digest(plan: Mapping[str, str]) -> str:
+    """Of a plan without its walk, which is the first line of the file there."""
+    return sha256_of(plan_text(plan))
+
+
+_TAKE = f"""
+cd "$1" && mkdir -p .airlift || exit 1
+lock=.airlift/sending
+: >.airlift/now
+now=$(stat -c %Y .airlift/now) beat=$(stat -c %Y $lock/beat 2>/dev/null || echo 0)
+holder=$(cat $lock/holder 2>/dev/null)
+if [ -d $lock ] && [ $((now - beat)) -lt {_DEAD_AFTER_S} ] && [ "$holder" != "$3" ]
+then echo "$holder"; exit 0; fi
+rm -rf $lock
+mkdir $lock && : >$lock/beat && echo "$2" >$lock/holder && echo taken
+"""
+
+
+@contextmanager
+def sending(remote: RemoteShell) -> Iterator[None]:
+    """Lets one machine at a time send into the folder; waits for another.
+
+    The lock is a folder there whose `beat` is touched while it is held. One that a process of this
+    machine left is taken over at once, another's when it was not touched for 60 s.
+
+    Raises:
+        IncompleteError: no connection, or the folder cannot be made.
+    """
+    me, dead, told = f"{socket.gethostname()} {os.getpid()}", "", False
+    remote.run(f"mkdir -p {shlex.quote(remote.folder)}", f"{remote.target}: cannot be made")
+    problem = f"{remote.target}: cannot be written"
+    while True:
+        words = shlex.join([remote.folder, me, dead])
+        if (holder := remote.run(f"set -- {words}{_TAKE}", problem).strip()) == "taken":
+            break
+        dead = holder if _has_gone(holder) else ""
+        if not dead:
+            if not told:
+                print_line(f"waiting: {as_shown(holder)} (host, process) sends there", err=True)
+            told = True
+            time.sleep(3)
+    over, lock = threading.Event(), remote.inside(".airlift/sending")
+
+    def beat() -> None:
+        while not over.wait(_BEAT_S):
+            with suppress(IncompleteError):  # rsync says it better
+                remote.ask(f"touch {lock}/beat")
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        with suppress(IncompleteError):
+            remote.ask(f"rm -rf {lock}")
+
+
+def _has_gone(holder: str) -> bool:
+    """Whether a lock's holder was a process of this machine that is no more."""
+    host, _, process = holder.rpartition(" ")
+    return host == socket.gethostname() and not Path("/proc", process).exists()
+
+
+def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | None:
+    """Sends run file, `go.sh` and plan, and starts `go.sh`, detached.
+
+    Returns:
+        The name of its walk; None: another one is at work there, and nothing was sent.
+
+    Raises:
+        IncompleteError: no connection, or the folder cannot be written.
+    """
+    walk = secrets.token_hex(8)
+    files = {f"runs/{name}": text for name, text in road.files.items()}
+    files["go.sh"] = (_HERE / "go.sh").read_text("utf-8")
+    files[".airlift/plan"] = plan_text({"WALK": walk, **plan})
+    put = (
+        'put() { mkdir -p "${1%/*}" && printf %s "$2" >"$1.new" && mv -f "$1.new" "$1" || exit 1; }'
+    )
+    lines = [
+        _IS_ALIVE,
+        put,
+        f"cd {shlex.quote(remote.folder)} || exit 1",
+        "is_alive && exit 0",
+        *(f"put {shlex.quote(f'./{name}')} {shlex.quote(text)}" for name, text in files.items()),
+        "(setsid nohup sh go.sh </dev/null >/dev/null 2>&1 &)",
+        "echo begun",
+    ]
+    said = remote.run("\n".join(lines), f"{remote.target}: cannot write there, or start go.sh")
+    return walk if "begun" in said else None
+
+
+@dataclass(frozen=True)
+class End:
+    """How a walk of `go.sh` ended. `plan`: its digest; empty: it was replaced meanwhile."""
+
+    code: int
+    job: int
+    plan: str
+
+
+_POLL = f"""
+{_IS_ALIVE}
+cd "$1" || exit 1
+is_alive && echo yes || echo no
+echo $(cat .airlift/result 2>/dev/null)
+sed 1q .airlift/plan
+sed 1d .airlift/plan | sha256sum | cut -c1-64
+cat .airlift/log 2>/dev/null | wc -c
+tail -c +$(($2 + 1)) .airlift/log 2>/dev/null | head -c {_MOST}
+"""
+
+
+def log_size(remote: RemoteShell) -> int:
+    """Bytes of the log there, from which on a walk that begins now is followed."""
+    return int(remote.ask(f"cat {remote.inside('.airlift/log')} 2>/dev/null | wc -c").text or 0)
+
+
+def follow(
+    remote: RemoteShell, offset: int, walk: str | None, show: Callable[[str], None]
+) -> End | None:
+    """Shows the log there from an offset on, until no `go.sh` is at work any more.
+
+    Args:
+        walk: that was begun; None: one that is at work already.
+
+    Returns:
+        How it ended; None: without a result.
+
+    Raises:
+        IncompleteError: the line broke: `go.sh` goes on.
+    """
+    began, pause = time.monotonic(), 0.5
+    while True:
+        words = shlex.join([remote.folder, str(offset)])
+        said = remote.run(f"set -- {words}{_POLL}", f"{remote.target}: cannot be read")
+        lives, result, planned, digest, size, log = said.split("\n", 5)
+        if new := max(0, min(int(size) - offset, _MOST)):
+            show(log)
+            offset, pause = offset + new, 0.5
+        its, *end = result.split() or [""]
+        is_ours = len(end) == 2 and walk in (None, its)
+        waits = not is_ours and walk and time.monotonic() - began < _BEGINS_WITHIN_S
+        if lives == "no" and not waits and offset >= int(size):
+            plan = digest if planned == f"WALK={its}" else ""
+            return End(int(end[0]), int(end[1]), plan) if is_ours else None
+        if not new:
+            time.sleep(pause)
+            pause = min(5.0, pause * 1.5)
