@@ -13,7 +13,7 @@ from runner.errors import CommandGroup, __version__
 _SECTIONS = {
     "Login node": ("init", "check", "rehearse", "prepare", "submit"),
     "Job, or one machine": ("train", "evaluate", "exec", "bench"),
-    "During and after": ("status", "logs", "report"),
+    "During and after": ("status", "logs", "pull", "report"),
 }
 
 
@@ -69,7 +69,7 @@ for command in (start.check, rehearse.rehearse, start.prepare, start.submit, sta
     main.add_command(command)
 main.add_command(evaluate.evaluate)
 main.add_command(rank.rank)
-for command in (watch.status, watch.logs, watch.report):
+for command in (watch.status, watch.logs, watch.pull, watch.report):
     main.add_command(command)
 for command in (tools.init, tools.exec_, tools.bench):
     main.add_command(command)

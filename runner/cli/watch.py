@@ -1,4 +1,4 @@
-"""The commands `status`, `logs` and `report`: parse options and print."""
+"""The commands `status`, `logs`, `pull` and `report`: parse options and print."""
 
 from __future__ import annotations
 
@@ -116,6 +116,33 @@ def logs(run: str, rank: int | None, lines: int, follow: bool, to: str | None) -
         for line in text.splitlines():
             print_line(reading.readable(line))
         sys.stdout.flush()
+
+
+@click.command()
+@click.argument("run")
+@click.option("--to", metavar="CLUSTER", required=True, help="As for `submit`; or a carried disk.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Where to. Default: output/<name>.",
+)
+@click.option("--checkpoints", is_flag=True, help="Also the newest checkpoint.")
+@quiet_option
+def pull(run: str, to: str, output: Path | None, checkpoints: bool, quiet: bool) -> None:
+    """Bring model, metrics and report of RUN here, every byte compared.
+
+    RUN is a run file, or the name of a run. Run it again after any interruption: it goes on.
+
+    \b
+    Examples:
+      runner pull runs/my.yaml --to cluster
+      runner pull my --to /media/disk/
+    """
+    from runner.remote.pull import pull as bring
+
+    sys.exit(bring(run, to, output, checkpoints=checkpoints, quiet=quiet))
 
 
 @click.command()

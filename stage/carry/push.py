@@ -460,6 +460,7 @@ def verify_remote(
     """
     folder = shlex.quote(remote.folder)
     if remote.target.host is None:
+        _drop_from_memory(Path(remote.target.folder))
         wait_until_at_rest(Path(remote.target.folder))
         found = verify(Path(remote.target.folder), state=state)
         with suppress(OSError):  # the verdict holds without
@@ -490,6 +491,21 @@ def verify_remote(
         "     (it does not report extra files). Or make python3 available to "
         f"`{remote.by_hand}python3`, and push again.",
     )
+
+
+def _drop_from_memory(root: Path) -> None:
+    """Writes files out and forgets their pages, so that who reads them reads the disk.
+
+    Only where the system can (Linux): elsewhere what is read may be what was just written.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in root.rglob("*"):
+        with suppress(OSError):  # the verification names it
+            if path.is_file() and not path.is_symlink():
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def suggest_repairs(outcome: PushOutcome, bundle: Path, report: Path, ssh: str) -> list[str]:

@@ -1,0 +1,140 @@
+"""`runner submit RUN --to FOLDER`: the same road by a disk that is carried.
+
+It gets the bundle, the run file, the plan and `go.sh`, which takes them into the queue there:
+`sh go.sh FOLDER`. Every byte is read back from the disk before it leaves.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.errors import (
+    DamageError,
+    IncompleteError,
+    UsageError,
+    as_shown,
+    human_size,
+    quoted,
+    write_atomically,
+)
+from runner.inputs import Bundle
+from runner.inputs.far import PushTarget
+from runner.inputs.staged import Reporter, push
+
+_GO = Path(__file__).with_name("go.sh")
+_MOUNTS = Path("/proc/self/mountinfo")
+_FAT = ("vfat", "msdos")
+_MOST_ON_FAT = 2**32 - 1  # bytes of a file
+
+
+def check(disk: Path, bundle: Path) -> list[str]:
+    """Checks that a disk can take a bundle; touches nothing.
+
+    Args:
+        disk: a folder of it.
+        bundle: a finished one.
+
+    Returns:
+        Lines on sizes, for `--dry-run`.
+
+    Raises:
+        UsageError: there is no such folder; or FAT32, and a file of 4 GiB.
+        IncompleteError: there is no room.
+    """
+    if not disk.is_dir():
+        raise UsageError(f"{disk}: is no folder here.", "Plug the disk in, and give its folder.")
+    files = {file.path: file.size or 0 for file in Bundle.open(bundle).lock.files}
+    mounts = _MOUNTS.read_text("utf-8", "replace") if _MOUNTS.exists() else ""
+    check_sizes(disk, kind_of_disk(disk.resolve(), mounts), files)
+    there = disk / "bundle"
+    missing = {path: size for path, size in files.items() if _size(there / path) != size}
+    needed, free = sum(missing.values()), shutil.disk_usage(disk).free
+    if needed > free:
+        raise IncompleteError(
+            f"{disk}: {human_size(needed)} are to be written, and {human_size(free)} are free.",
+            "Free space there, or take a larger disk.",
+        )
+    return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+def kind_of_disk(folder: Path, mounts: str) -> str:
+    """The file system of a folder, by /proc/self/mountinfo (proc(5)); empty: not known. Pure."""
+    found = ("", "")
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 6 and "-" in fields:
+            code = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+            if folder.is_relative_to(code) and len(code) >= len(found[0]):
+                found = (code, fields[fields.index("-") + 1])
+    return found[1]
+
+
+def check_sizes(disk: Path, kind: str, files: Mapping[str, int]) -> None:
+    """Refuses files that the disk's file system cannot hold. Pure.
+
+    Raises:
+        UsageError: FAT32, which has no file of 4 GiB.
+    """
+    path, size = max(files.items(), key=lambda file: file[1], default=("", 0))
+    if kind in _FAT and size > _MOST_ON_FAT:
+        parts = f"tar -c BUNDLE | split -b 3900M - {quoted(disk / 'bundle.tar.')}"
+        raise UsageError(
+            f"{disk}: is FAT32, where no file may have 4 GiB; {path} has {human_size(size)}. "
+            "Nothing was written.",
+            f"Format the disk as exFAT or ext4 (that erases it), or send by ssh: --to HOST:FOLDER. "
+            f"By hand, in parts: {parts}   (there: cat bundle.tar.* | tar -x)",
+        )
+
+
+def write(
+    disk: Path,
+    bundle: Path,
+    files: Mapping[str, bytes],
+    plan_text: str,
+    *,
+    reporter: Reporter,
+    quiet: bool,
+    state: Path,
+) -> list[str]:
+    """Writes all that the run needs to a disk, and reads the bundle back from it.
+
+    Args:
+        files: name in `runs/` -> content.
+        plan_text: of `.airlift/plan`.
+        state: the folder of receipts (`state_folder`).
+
+    Returns:
+        Lines on what to do next.
+
+    Raises:
+        StageError: as `check`; the bundle here is damaged; or what was read back is not it.
+    """
+    check(disk, bundle)
+    target = PushTarget(None, str(disk.absolute() / "bundle"))
+    done = push(bundle, target, ssh="ssh", delete=True, reporter=reporter, quiet=quiet, state=state)
+    if not done.report["ok"]:
+        first = done.report["findings"][0]
+        raise DamageError(
+            f"{target}: written twice, and not as it was read here: {as_shown(first['path'])}.",
+            "Take another disk; this one loses bytes.",
+        )
+    (disk / "runs").mkdir(exist_ok=True)
+    (disk / ".airlift").mkdir(exist_ok=True)
+    for name, content in files.items():
+        (disk / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(disk / "runs" / name, content)
+    write_atomically(disk / ".airlift/plan", plan_text.encode())
+    write_atomically(disk / "go.sh", _GO.read_bytes())
+    return [
+        f"{disk}: bundle, runs/{', runs/'.join(files)} and go.sh; every byte was read back",
+        f"next: eject it; on the cluster: sh {quoted(disk)}/go.sh FOLDER",
+        f"its results: there, sh FOLDER/go.sh --results {quoted(disk)}",
+        f"      and here: runner pull RUN --to {quoted(disk)}/",
+    ]

@@ -1,0 +1,327 @@
+"""`runner pull RUN --to X`: the results of a run come here, every byte compared.
+
+The far end lists size, sha256 and name of each file (`go.sh --list`). Only names of a fixed kind
+are taken. Each file is streamed into the folder `.pull`, from the byte that is here on, and hashed
+as it comes. What belongs together (a model, a checkpoint) is renamed into place when all of it is
+right. So any interruption leaves the results as they were, and the next pull goes on in the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from runner.config.run_config import RunConfig
+from runner.errors import (
+    DamageError,
+    IncompleteError,
+    StageError,
+    UsageError,
+    as_shown,
+    human_count,
+    human_size,
+    print_line,
+    quoted,
+    silent,
+    sync_folder,
+    write_atomically,
+)
+from runner.inputs.far import RemoteShell, connected, find_cluster
+from runner.run_folder.history import History
+from runner.run_folder.report import write as write_report
+
+PARTS, PULLED = ".pull", "pulled.json"
+LIST, RESULTS = "results.sha256", "results"  # on a carried disk
+_REPORT = "report.html"
+_SECTION = "(?:[A-Za-z0-9_][A-Za-z0-9_.+=,@-]*)"
+_NAME = re.compile(
+    r"(?P<member>[A-Za-z_][A-Za-z0-9_.+,-]*=[A-Za-z0-9_.+=,-]*/)?"
+    r"(?P<group>metrics\.jsonl|report\.html|config\.yaml|environment\.json"
+    rf"|(?:model|checkpoints/step-[0-9]{{1,18}})(?P<inner>(?:/{_SECTION}){{1,6}}))"
+)
+_RUN = re.compile(r"[\w+=,@-][\w.+=,@-]*")
+_WHY = {
+    "name": "has a name that no result has",
+    "link": "is a link, or another thing that is no file",
+    "unreadable": "cannot be read there",
+}
+
+
+class Result(NamedTuple):
+    """A file that the far end lists. `group`: what is put into place together."""
+
+    name: str
+    size: int
+    sha256: str
+    group: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """A cluster, where `go.sh` lists the results."""
+
+    remote: RemoteShell
+    name: str
+
+    def listing(self, run: str, *, checkpoints: bool) -> str:
+        words = shlex.join([run, *(["--checkpoints"] if checkpoints else [])])
+        answer = self.remote.ask(f"sh {self.remote.inside('go.sh')} --list {words} 2>&1")
+        if answer.code:
+            said = as_shown(answer.text.partition("\n")[0].removeprefix("error: "))[:300]
+            runs = f"runner status --to {quoted(self.name)}"
+            raise UsageError(f"{self.name}: {said}", f"{runs} shows the runs there.")
+        return answer.text
+
+    def stream(self, run: str, name: str, offset: int, sink: Callable[[bytes], object]) -> None:
+        self.remote.stream(f"output/{run}/{name}", offset, sink)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A carried disk, where `go.sh --results` wrote them and their list."""
+
+    folder: Path
+    name: str
+
+    def listing(self, run: str, *, checkpoints: bool) -> str:
+        path = self.folder / RESULTS / run / LIST
+        if not path.is_file():
+            raise UsageError(
+                f"{path}: is not there: no results of {run} were written to this disk.",
+                f"On the cluster, with the disk: sh FOLDER/go.sh --results DISK {quoted(run)}",
+            )
+        return path.read_text("utf-8", "replace")
+
+    def stream(self, run: str, name: str, offset: int, sink: Callable[[bytes], object]) -> None:
+        with open(self.folder / RESULTS / run / name, "rb") as file:
+            file.seek(offset)
+            while part := file.read(2**20):
+                sink(part)
+
+
+def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bool) -> int:
+    """Brings the results of a run.
+
+    Args:
+        run: a run file, or the name of a run.
+        to: a cluster, as for `runner submit --to`; or a carried disk.
+        output: the folder here; None: `output/<name>`.
+        checkpoints: also the newest checkpoint.
+
+    Returns:
+        0: all that is listed there is here. 1: something was refused, and is named.
+
+    Raises:
+        UsageError: no such run; or the folder here has something else in it.
+        IncompleteError: the connection broke, or this disk is full.
+    """
+    path = Path(run)
+    name = RunConfig.load(path).name if path.is_file() else path.name
+    if not _RUN.fullmatch(name):
+        raise UsageError(f"{run}: no run file, and no name of a run.", "runner status --to CLUSTER")
+    folder = output or Path("output") / name
+    cluster = find_cluster(to, path.parent if path.is_file() else None)
+    with silent(if_=quiet):
+        if cluster.target.host is None:
+            disk = Disk(Path(cluster.target.folder), to)
+            return bring(disk, name, folder, checkpoints=checkpoints)
+        with connected(cluster.target) as remote:
+            return bring(Host(remote, to), name, folder, checkpoints=checkpoints)
+
+
+def bring(source: Host | Disk, run: str, folder: Path, *, checkpoints: bool) -> int:
+    """Brings all results of a run into a folder. As `pull`."""
+    with _own(folder):
+        results, refused = read_listing(source.listing(run, checkpoints=checkpoints))
+        if not results:
+            raise UsageError(
+                f"{source.name}: {run} has no results yet.",
+                f"runner status --to {quoted(source.name)} shows what it does.",
+            )
+        _check_room(folder, results)
+        wrong = [name for result in results if (name := _bring(source, run, folder, result))]
+        groups = {result.group for result in results if result.name in wrong}
+        right = [result for result in results if result.group not in groups]
+        if checkpoints and not any("checkpoints/" in result.name for result in results):
+            refused.append("checkpoints: there is none")
+        _put_in_place(folder, right)
+        if not wrong:
+            shutil.rmtree(folder / PARTS, ignore_errors=True)
+        refused += [f"{name}: its bytes are not those that were listed" for name in wrong]
+    _tell(source, folder, right)
+    for line in refused:
+        print_line(f"refused: {as_shown(line)}", err=True)
+    if wrong:
+        raise DamageError(
+            f"{folder}: {human_count(len(wrong), 'file')} refused, the first: {wrong[0]}. "
+            "It changed while it came, or it was damaged on the way or there.",
+            "Run the same command again. If it says so again, look at that disk.",
+        )
+    return 1 if refused else 0
+
+
+def read_listing(text: str) -> tuple[list[Result], list[str]]:
+    """What a far end lists: the files to bring, and lines on what is refused. Pure."""
+    results, refused = dict[str, Result](), list[str]()
+    for line in text.splitlines():
+        size, digest, name = (*line.split(" ", 2), "", "")[:3]
+        match = _NAME.fullmatch(name)
+        if size == "-":
+            refused.append(f"{name}: {_WHY.get(digest, 'cannot be brought')}")
+        elif not match or not re.fullmatch("[0-9]{1,18}", size):
+            refused.append(f"{name or line}: {_WHY['name']}")
+        elif not re.fullmatch("[0-9a-f]{64}", digest):
+            refused.append(f"{name}: is listed without its sha256")
+        elif name.lower() in results or any(
+            f"{parent}".lower() in results for parent in Path(name).parents
+        ):
+            refused.append(f"{name}: is listed twice")
+        else:
+            group = name.removesuffix(match["inner"] or "")
+            results[name.lower()] = Result(name, int(size), digest, group)
+    return list(results.values()), refused
+
+
+@contextmanager
+def _own(folder: Path) -> Iterator[None]:
+    """Holds the folder, which is new, empty, or of an earlier pull; else UsageError."""
+    parts, mark = folder / PARTS, folder / PULLED
+    if folder.is_dir() and not mark.exists() and {*folder.iterdir()} - {parts}:
+        raise UsageError(
+            f"{folder}: is not a folder that `runner pull` made: a run of this machine?",
+            f"Give another: -o {quoted(folder)}-pulled",
+        )
+    parts.mkdir(parents=True, exist_ok=True)
+    with open(parts / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{folder}: another `runner pull` is at work there.", "Let it end."
+            ) from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # something came
+                Path(lock.name).unlink()
+                parts.rmdir()
+                folder.rmdir()
+
+
+def _check_room(folder: Path, results: Iterable[Result]) -> None:
+    needed = sum(r.size for r in results if not _is_here(folder / r.name, r.size))
+    needed -= sum(part.stat().st_size for part in (folder / PARTS).iterdir())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise IncompleteError(
+            f"{folder}: {human_size(needed)} are to come, and {human_size(free)} are free.",
+            "Free space there, or give another folder: -o FOLDER. What has come is kept.",
+        )
+
+
+def _is_here(path: Path, size: int) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == size
+
+
+def _part_of(folder: Path, result: Result) -> Path:
+    key = hashlib.sha256(f"{result.name}\n{result.sha256}".encode())
+    return folder / PARTS / key.hexdigest()
+
+
+def _bring(source: Host | Disk, run: str, folder: Path, result: Result) -> str:
+    """Brings one file into `.pull`, unless it is here. Its name, if its bytes are not right."""
+    part, known = _part_of(folder, result), folder / result.name
+    if _is_here(known, result.size) and not part.exists():
+        with open(known, "rb") as file:
+            if _hash(file).hexdigest() == result.sha256:
+                return ""
+    with open(part, "a+b") as file:
+        if file.tell() > result.size:
+            file.truncate(0)
+        file.seek(0)
+        digest = _hash(file)
+        if file.tell() < result.size:
+            _stream(source, run, result, file, digest)
+        file.flush()
+        os.fsync(file.fileno())
+        is_whole = file.tell() == result.size
+    if is_whole and digest.hexdigest() == result.sha256:
+        return ""
+    part.unlink()
+    return result.name
+
+
+class _EnoughError(Exception):
+    """All bytes that were listed have come."""
+
+
+def _stream(
+    source: Host | Disk, run: str, result: Result, file: BinaryIO, digest: hashlib._Hash
+) -> None:
+    """Appends the bytes that are missing, and never more than were listed: a log may grow."""
+
+    def take(data: bytes) -> None:
+        data = data[: result.size - file.tell()]
+        file.write(data)
+        digest.update(data)
+        if file.tell() == result.size:
+            raise _EnoughError
+
+    with suppress(_EnoughError):
+        source.stream(run, result.name, file.tell(), take)
+
+
+def _hash(file: BinaryIO) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    while data := file.read(2**20):
+        digest.update(data)
+    return digest
+
+
+def _put_in_place(folder: Path, right: Sequence[Result]) -> None:
+    """Renames what came; removes what an earlier pull brought of the same model, and is no more."""
+    mark, names = folder / PULLED, {result.name for result in right}
+    try:
+        earlier = {name for name in json.loads(mark.read_bytes())["files"] if _NAME.fullmatch(name)}
+    except (OSError, ValueError, TypeError, KeyError):
+        earlier = set()
+    write_atomically(mark, json.dumps({"files": sorted(earlier | names)}, indent=1).encode())
+    groups = tuple(f"{result.group}/" for result in right)
+    for name in earlier - names:
+        if name.startswith(groups):
+            (folder / name).unlink(missing_ok=True)
+    for result in right:
+        part, path = _part_of(folder, result), folder / result.name
+        if part.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(path)
+    for parent in {(folder / name).parent for name in names}:
+        sync_folder(parent)
+
+
+def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
+    """Prints what came, and how far each run is; makes a report where none came."""
+    size = human_size(sum(result.size for result in right))
+    files = human_count(len(right), "file")
+    print_line(f"{folder}: {files}, {size} of {source.name}, every byte compared")
+    names = {result.name for result in right}
+    for member in sorted({name.rpartition("config.yaml")[0] for name in names if "config" in name}):
+        root = folder / member
+        if f"{member}metrics.jsonl" in names and member + _REPORT not in names:
+            with suppress(StageError):
+                write_report([root], None)
+        with suppress(StageError):
+            history = History.read(root)
+            steps = f"step {history.done} of {history.num_steps or '?'}"
+            model = f"model: {history.model}" if history.is_exported else "not finished"
+            print_line(f"{root}: {steps}; {model}")
