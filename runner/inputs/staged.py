@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runner.errors import IncompleteError, UsageError
+from runner.errors import UsageError
 from stage.bundle.bundle import Bundle, holds_bundle
-from stage.bundle.receipt import Receipt
-from stage.bundle.receipt import find as find_receipt
-from stage.bundle.verifier import TAG_MANIFEST, VERIFIER, state_folder
-from stage.carry.push import push as push
+from stage.bundle.verifier import VERIFIER as VERIFIER
+from stage.bundle.verifier import state_folder
+from stage.carry.push import push as push  # for runner.remote.disk
+from stage.carry.push import run_rsync
+from stage.carry.ssh import PushTarget, RemoteShell
 from stage.digests import hash_file
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
@@ -20,8 +21,6 @@ from stage.lock.model import LockedAsset
 from stage.lock.requests import EnvironmentRequest, PathRequest
 from stage.progress import Reporter as Reporter
 from stage.staging.resolve import read_previous, unanswered
-
-__all__ = ["TAG_MANIFEST", "VERIFIER", "Here", "Manifest", "Profile", "Reporter", "push"]
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,6 @@ class Here:
         return found if found == hash_file(self.manifest.lock_path).sha256 else None
 
     @property
-    def why_unread(self) -> str | None:
-        """Why the bundle here must be read before it is sent; None: a receipt covers it."""
-        found = find_receipt(state_folder(os.environ), self.bundle)
-        return None if isinstance(found, Receipt) else found
-
-    @property
     def size(self) -> int:
         """Bytes of the finished bundle's payload."""
         return Bundle.open(self.bundle).lock.size
@@ -88,6 +81,35 @@ class Here:
         """An asset as the lock has it; None: it is not locked."""
         lock = read_previous(self.manifest)
         return lock.assets.get(asset) if lock else None
+
+    def send(
+        self, remote: RemoteShell, folder: str, copy: str | None, damaged: set[str], quiet: bool
+    ) -> None:
+        """Sends the bundle; it is not verified there.
+
+        Args:
+            folder: there.
+            copy: a host for large copies with the same folder; None: that of `remote`.
+            damaged: paths in the bundle that a verification found there; whatever their size and
+                date, their bytes are compared.
+        """
+        target = PushTarget(copy or remote.target.host, folder)
+        locked = Bundle.open(self.bundle).lock.files
+        with Reporter(quiet=quiet) as reporter:
+            push(
+                self.bundle,
+                target,
+                ssh="ssh",
+                delete=False,
+                reporter=reporter,
+                quiet=quiet,
+                state=state_folder(os.environ),
+                remote=None if copy else remote,
+                verify_there=False,
+            )
+        if names := [file.path for file in locked if file.path in damaged]:
+            there = replace(remote, target=PushTarget(remote.target.host, folder))
+            run_rsync(there, self.bundle, "--checksum", names=names, quiet=quiet)
 
     def check_profile(self, theirs: Path, place: str) -> None:
         """Refuses an environment that is for other nodes than the cluster's.
@@ -119,17 +141,3 @@ def _facts(path: Path) -> tuple[object, ...]:
     """What an environment is made for."""
     found = Profile.load(path)
     return found.virtual_packages(), found.compute_capability, found.provides
-
-
-def check_fetched(here: Here) -> str:
-    """The id of the bundle that was fetched.
-
-    Raises:
-        IncompleteError: it is not what the lock describes; the manifest changed meanwhile.
-    """
-    if here.id is None:
-        raise IncompleteError(
-            f"{here.bundle}: not the bundle that {here.manifest.lock_path} describes.",
-            "Run the same command again.",
-        )
-    return here.id

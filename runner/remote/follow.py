@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError, as_shown, print_line
 from runner.inputs.far import Cluster, RemoteShell, connected, find_cluster
-from runner.remote.plan import OUTPUT, check_system, load_run
+from runner.remote.plan import OUTPUT, load_run
 from runner.run_folder.logs import readable
 
 _ASK_EVERY_S = 20.0
@@ -22,10 +22,9 @@ def _find(to: str, run: str | None) -> tuple[Cluster, str]:
     """The cluster, and RUN as it is known there: a run file of this machine is `output/NAME`.
 
     Raises:
-        UsageError: there is no such cluster; a folder has no queue; this is Windows.
+        UsageError: there is no such cluster; a folder has no queue.
     """
-    check_system()
-    path = Path(run) if run is not None else Path()
+    path = Path(run) if run is not None else Path("runs/RUN")
     cluster = find_cluster(to, path.parent)
     if cluster.target.host is None:
         raise UsageError(

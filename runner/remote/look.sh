@@ -14,7 +14,7 @@ answer lustre "$(lfs quota -q -u "$(id -un)" "$near" 2>/dev/null | tr '\n' ' ')"
 answer quota "$(quota -w 2>/dev/null | tail -n 1)"
 cd "$1" 2>/dev/null || exit 0
 answer folder "$(pwd -P)"
-[ -f bundle/tagmanifest-sha256.txt ] && answer bundle "$(digest <bundle/stage.lock)"
+[ -f bundle/tagmanifest-sha256.txt ] && [ ! -s .airlift/damaged ] && answer bundle "$(digest <bundle/stage.lock)"
 answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
 [ -f "runs/$2" ] && answer run "$(digest <"runs/$2")"
 [ -f .airlift/plan ] && answer plan "$(sed 1d .airlift/plan | digest)"

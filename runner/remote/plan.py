@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -70,7 +70,6 @@ class Road:
             UsageError: a mistake in the run file, the manifest or clusters.yaml; no manifest is
                 named; or its environment is for other nodes than the cluster's.
         """
-        check_system()
         cluster = find_cluster(to, run.parent)
         config = load_run(run, overrides)
         if manifest is None and config.manifest is None:
@@ -79,7 +78,7 @@ class Road:
                 "Write into it: manifest: ../manifests/YOURS.yaml   (relative to the run file); "
                 "or give --manifest FILE.",
             )
-        path = manifest or run.parent / str(config.manifest)
+        path = manifest or _near(run.parent / str(config.manifest))
         if not path.is_file():
             where = "--manifest" if manifest else config.place("manifest")
             raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
@@ -198,19 +197,6 @@ def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check_system() -> None:
-    """Refuses a system whose ssh cannot share a connection.
-
-    Raises:
-        UsageError: it is Windows.
-    """
-    if sys.platform == "win32":
-        raise UsageError(
-            "--to: Windows' own ssh cannot share one connection between commands.",
-            "Run the same command in WSL: wsl --install, then install airlift there.",
-        )
-
-
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a run file whose other files are on the cluster.
 
@@ -225,6 +211,12 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     is_there |= any(text.startswith("model.init=") for text in overrides)
     config = RunConfig.load(path, (*overrides, *["model.init=scratch"] * is_there))
     return replace(config, given=config.given - {"model.init"}) if is_there else config
+
+
+def _near(path: Path) -> Path:
+    """The same file by a shorter path: without `x/..`, unless `x` is a link."""
+    short = Path(os.path.normpath(path))
+    return short if short.exists() and short.resolve() == path.resolve() else path
 
 
 def _files(config: RunConfig) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -26,14 +27,16 @@ from runner.errors import (
     silent,
 )
 from runner.inputs import resolve, state_folder
-from runner.inputs.far import PushTarget, RemoteShell, connected, log_out
-from runner.inputs.staged import Reporter, push
+from runner.inputs.far import RemoteShell, connected, log_out
+from runner.inputs.staged import Reporter
 from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
+from runner.remote import disk
 from runner.remote.plan import BUNDLE, Road, sha256_of
-from runner.remote.there import There, begin, follow, log_size, plan_digest, sending
+from runner.remote.there import End, There, begin, follow, log_size, plan_digest, plan_text, sending
 
 _THERE = ("verify", "environment", "check", "submit")
+DAMAGED = ".airlift/damaged"
 _WALKS = 5  # of others that a submit waits for
 
 
@@ -62,32 +65,58 @@ def start(
         StageError: what stops a step here, or the connection.
     """
     road = Road.of(run, to, bundle, manifest, overrides, axes)
+    target = road.cluster.target
     if dry_run:
         show_road(road)
         return 0
     try:
-        with silent(if_=quiet), connected(road.cluster.target) as remote:
-            return _submit(remote, road, quiet)
+        with silent(if_=quiet):
+            if target.host is None:
+                return _to_disk(road, quiet)
+            with connected(target) as remote:
+                return _submit(remote, road, quiet)
     finally:
-        if logout:
-            log_out(road.cluster.target)
+        if logout and target.host is not None:
+            log_out(target)
+
+
+def _to_disk(road: Road, quiet: bool) -> int:
+    bundle_id = _fetch(road)
+    _show(road, "push", False)
+    plan = plan_text({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
+    files = {name: text.encode() for name, text in road.files.items()}
+    with Reporter(quiet=quiet) as reporter:
+        lines = disk.write(
+            Path(road.cluster.target.folder),
+            road.here.bundle,
+            files,
+            plan,
+            reporter=reporter,
+            quiet=quiet,
+            state=state_folder(os.environ),
+        )
+    print_line("\n".join(lines))
+    return 0
 
 
 def show_road(road: Road) -> None:
     """Prints every step, and sizes. The cluster is asked only over a connection that is open."""
-    there = None
+    target, there = road.cluster.target, None
     try:
-        with connected(road.cluster.target, log_in=False) as remote:
-            there = There.look(remote, road)
+        if target.host is not None:
+            with connected(target, log_in=False) as remote:
+                there = There.look(remote, road)
     except StageError as error:
-        print_line(f"{road.cluster.target}: not asked what it has: {error.message}", err=True)
+        print_line(f"{target}: not asked what it has: {error.message}", err=True)
     done = steps_done(road, there)
     for name in ("lock", "fetch", "push", *_THERE):
         _show(road, name, name in done)
     if "fetch" not in done:
         print_line("sizes are known when the bundle is here: stage fetch --dry-run shows its own")
+    elif target.host is None:
+        print_line("\n".join(disk.check(Path(target.folder), road.here.bundle)))
     else:
-        print_line("\n".join(sizes(road, there)))
+        print_line("\n".join(describe(sizes(road), there)))
 
 
 def steps_done(road: Road, there: There | None) -> set[str]:
@@ -111,6 +140,31 @@ def steps_done(road: Road, there: There | None) -> set[str]:
 def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     there, folder = There.look(remote, road), road.env_folder
     _check_there(remote, road, there)
+    bundle_id = _fetch(road)
+    parts = sizes(road)  # before anything is sent: it finds names that the bundle does not have
+    _say_version(road.airlift_there)
+    if road.env_folder != folder:
+        there = There.look(remote, road)
+    _check_job(road, there)
+    if not _show(road, "push", there.bundle_id == bundle_id):
+        print_line("\n".join(describe(parts, there)))
+        _check_room(remote, parts, there)
+        _push(remote, road, bundle_id, quiet)
+    plan, done = road.plan(bundle_id), steps_done(road, there)
+    for name in _THERE:
+        _show(road, name, name in done)
+    if "submit" in done and (job := there.job_of(road)):
+        return _say_job(road, *job)
+    end = _walk(remote, road, plan)
+    if end.code and not There.look(remote, road).bundle_id:
+        say("what is damaged there is sent again")
+        _push(remote, road, bundle_id, quiet)
+        end = _walk(remote, road, plan)
+    return end.code or (_say_job(road, end.job, "") if end.job else 0)
+
+
+def _fetch(road: Road) -> str:
+    """Locks and fetches what is not here yet; returns the bundle's id."""
     for name in ("lock", "fetch"):
         if not _show(road, name, name in steps_done(road, None)):
             _run(road, name)
@@ -121,20 +175,7 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
             "changed meanwhile.",
             "Run the same command again.",
         )
-    _say_version(road.airlift_there)
-    if road.env_folder != folder:
-        there = There.look(remote, road)
-    _check_job(road, there)
-    if not _show(road, "push", there.bundle_id == bundle_id):
-        _check_room(road, there)
-        _push(remote, road, bundle_id, quiet)
-    plan = road.plan(bundle_id)
-    done = steps_done(road, there)
-    for name in _THERE:
-        _show(road, name, name in done)
-    if "submit" in done and (job := there.job_of(road)):
-        return _say_job(road, *job)
-    return _walk(remote, road, plan)
+    return bundle_id
 
 
 def _show(road: Road, name: str, is_done: bool) -> bool:
@@ -205,68 +246,59 @@ def _check_job(road: Road, there: There) -> None:
     )
 
 
-def _peak(road: Road) -> dict[str, int]:
-    """Bytes of what the folder there holds at its fullest, by part."""
-    inputs, facts = resolve(road.config, road.here.bundle), road.env_facts()
+def sizes(road: Road) -> dict[str, int]:
+    """Bytes of what the folder there holds at its fullest, by part.
+
+    Raises:
+        UsageError: the run file names what the bundle does not have.
+    """
+    inputs = resolve(road.config, road.here.bundle)
     return {
         "bundle": road.here.size,
-        "environment": int(facts.get("size", 0)),
+        "environment": int(road.env_facts().get("size", 0)),
         "checkpoints": disk_needed(road.config, shape_of(road.config, inputs.model)),
     }
 
 
-def sizes(road: Road, there: There | None) -> list[str]:
+def _to_send(parts: Mapping[str, int], there: There | None) -> int:
+    return max(0, parts["bundle"] - (there.kib * 1024 if there else 0))
+
+
+def describe(parts: Mapping[str, int], there: There | None) -> list[str]:
     """Lines on what is sent and what the folder there holds at most, beside what is free."""
-    parts = _peak(road)
-    is_sent = there is not None and there.bundle_id == road.here.id
-    send = 0 if is_sent else max(0, parts["bundle"] - (there.kib * 1024 if there else 0))
+    send, most = human_size(_to_send(parts, there)), human_size(sum(parts.values()))
     listed = ", ".join(f"{name} {human_size(size)}" for name, size in parts.items() if size)
-    return [
-        f"to send: about {human_size(send)} of {human_size(parts['bundle'])}",
-        f"there at most: {human_size(sum(parts.values()))} ({listed})",
-        *([there.describe_room()] if there is not None else []),
-    ]
+    lines = [f"to send: about {send}; there at most {most}: {listed}"]
+    return lines if there is None else [*lines, there.describe_room()]
 
 
-def _check_room(road: Road, there: There) -> None:
-    """Prints the sizes, and refuses what cannot fit.
+def _check_room(remote: RemoteShell, parts: Mapping[str, int], there: There) -> None:
+    """Refuses what cannot fit.
 
     Raises:
         IncompleteError: quota or disk have no room for bundle and environment.
     """
-    print_line("\n".join(sizes(road, there)))
-    parts = _peak(road)
-    needed = max(0, parts["bundle"] - there.kib * 1024)
-    needed += 0 if there.has_environment else parts["environment"]
+    needed = _to_send(parts, there) + (0 if there.has_environment else parts["environment"])
     if there.free is not None and there.free < needed:
         raise IncompleteError(
-            f"{road.cluster.target}: bundle and environment need {human_size(needed)} more there, "
-            f"and {there.describe_room()}. Nothing was sent.",
+            f"{remote.target}: bundle and environment need {human_size(needed)} more there, and "
+            f"{there.describe_room()}. Nothing was sent.",
             "Free space there, or give another folder in clusters.yaml.",
         )
 
 
 def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
     """Sends the bundle. Another machine that sends it is waited for."""
-    host = road.cluster.copy or road.cluster.target.host
-    target = PushTarget(host, f"{road.cluster.target.folder}/{BUNDLE}")
-    with sending(remote), Reporter(quiet=quiet) as reporter:
+    with sending(remote):
         if There.look(remote, road).bundle_id == bundle_id:
             return
-        push(
-            road.here.bundle,
-            target,
-            ssh="ssh",
-            delete=False,
-            reporter=reporter,
-            quiet=quiet,
-            state=state_folder(os.environ),
-            remote=None if road.cluster.copy else remote,
-            verify_there=False,
-        )
+        damaged = set(remote.read(DAMAGED).decode("utf-8", "replace").splitlines())
+        folder = f"{road.cluster.target.folder}/{BUNDLE}"
+        road.here.send(remote, folder, road.cluster.copy, damaged, quiet)
+        remote.run(f"rm -f {remote.inside(DAMAGED)}", f"{remote.target}: cannot be written")
 
 
-def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> int:
+def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
     """Lets `go.sh` do its steps, or joins one that is at work.
 
     Raises:
@@ -292,7 +324,7 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> int:
                 "verify: job in clusters.yaml.",
             )
         if walk is not None or end.plan == plan_digest(plan):
-            return _say_job(road, end.job, "") if end.job and not end.code else end.code
+            return end
     raise IncompleteError(
         f"{remote.target}: other submits are at work there, one after another.",
         "Run the same command again later.",
@@ -300,7 +332,7 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> int:
 
 
 def _show_log(text: str) -> None:
-    sys.stdout.write(as_shown(text))
+    sys.stdout.write(as_shown(re.sub(r"^== \w+ (\w+)$", r"-- \1", text, flags=re.MULTILINE)))
     sys.stdout.flush()
 
 

@@ -45,9 +45,21 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Write this example instead: bert-large-wikitext2, cifar10, gpt2-wikitext2, ...",
 )
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What the cluster offers: also an environment for it, and its environment.yml to start "
+    "from.",
+)
 @quiet_option
 def init(
-    names: tuple[str, ...], manifest: Path, endpoint: str | None, example: str | None, quiet: bool
+    names: tuple[str, ...],
+    manifest: Path,
+    endpoint: str | None,
+    example: str | None,
+    profile: Path | None,
+    quiet: bool,
 ) -> None:
     """Write a manifest for names on the Hub and paths of yours.
 
@@ -57,12 +69,17 @@ def init(
     \b
     Examples:
       stage init google-bert/bert-base-uncased datasets/Salesforce/wikitext
-      stage init ./reviews.csv ./my-model
+      stage init ./reviews.csv ./my-model --profile envs/profiles/cluster.yml
       stage init --example bert-large-wikitext2
     """
     if bool(names) == (example is not None):
         raise UsageError("Give NAME..., or --example NAME.", "stage init --help")
     if example is not None:
+        if profile is not None:
+            raise UsageError(
+                "--example and --profile do not go together.",
+                "Write the example, then `profile:` of its environment, if it has one.",
+            )
         _write_example(example, manifest, quiet)
         return
     from stage.installation import TO_FETCH, check_libraries
@@ -70,17 +87,29 @@ def init(
     check_libraries("stage init", *TO_FETCH)
     from stage.files import check_new, write_new
     from stage.lock.manifest import is_local
-    from stage.staging.new_manifest import LocalEntry, look_at, manifest_text, place_for_bundle
+    from stage.staging.new_manifest import (
+        ENVIRONMENT,
+        LocalEntry,
+        look_at,
+        manifest_text,
+        place_for_bundle,
+    )
 
     check_new(manifest)
+    environment = _environment(profile, manifest)
     here = {
         name: look_at(Path(name)) for name in names if is_local(name, Path()) or Path(name).is_dir()
     }
     found = here | _on_the_hub([name for name in names if name not in here], endpoint, quiet)
     every = [found[name] for name in names]
-    write_new(manifest, manifest_text(manifest, every))
+    write_new(manifest, manifest_text(manifest, every, profile))
+    if environment:
+        write_new(*environment)
     if quiet:
         return
+    if profile is not None:
+        how = "written" if environment else "the one that is there"
+        say(f"{manifest.with_name(ENVIRONMENT)}: {how}; for {profile}")
     for item in every:
         if isinstance(item, LocalEntry):
             how = f", `convert: {item.convert}`" if item.convert else ""
@@ -91,6 +120,22 @@ def init(
         )
         say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
     say(f"next: stage fetch {quoted(manifest)} -o {place_for_bundle(every)} --dry-run")
+
+
+def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | None:
+    """The environment file to write beside a manifest, and its text; None: none, or it is there.
+
+    Raises:
+        UsageError: the profile has mistakes.
+    """
+    if profile is None:
+        return None
+    from stage.environment.spec.profile import Profile
+    from stage.environment.spec.starter import starter
+    from stage.staging.new_manifest import ENVIRONMENT
+
+    text, path = starter(Profile.load(profile)), manifest.with_name(ENVIRONMENT)
+    return None if path.exists() else (path, text)
 
 
 def _on_the_hub(

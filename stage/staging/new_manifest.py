@@ -25,6 +25,8 @@ from stage.lock.yaml_lines import scalar
 from stage.paths import folded, problem_with_asset_name
 from stage.staging.sources.listing import Walk
 
+ENVIRONMENT = "environment.yml"
+"""The environment file of a new manifest, beside it."""
 _SHOWN_CONFIGS = 12
 _WHAT = {
     "csv": "a table",
@@ -105,8 +107,14 @@ def look_at(path: Path) -> LocalEntry:
     return LocalEntry(path, what, convert, separator)
 
 
-def manifest_text(path: Path, found: Sequence[RepositoryLookup | LocalEntry]) -> str:
-    """The text of a manifest with one entry for each repository, file or folder."""
+def manifest_text(
+    path: Path, found: Sequence[RepositoryLookup | LocalEntry], profile: Path | None = None
+) -> str:
+    """The text of a manifest with one entry for each repository, file or folder.
+
+    Args:
+        profile: of a cluster's nodes: an environment for them is an entry too.
+    """
     hub = [item for item in found if isinstance(item, RepositoryLookup)]
     names = asset_names(
         item.repository if isinstance(item, RepositoryLookup) else item.name for item in found
@@ -128,6 +136,11 @@ def manifest_text(path: Path, found: Sequence[RepositoryLookup | LocalEntry]) ->
     for name, item in zip(names, found, strict=True):
         entry = item.lines(path) if isinstance(item, LocalEntry) else _entry(item)
         lines += [f"  {scalar(name)}:", *(f"    {line}" for line in entry)]
+    if profile is not None:
+        (name,) = asset_names(["train-env"], names)
+        there = os.path.relpath(profile, path.parent)
+        lines += [f"  {name}:   # Python, torch, stage and runner"]
+        lines += [f"    environment: {ENVIRONMENT}", f"    profile: {scalar(there)}"]
     return "\n".join(lines) + "\n"
 
 

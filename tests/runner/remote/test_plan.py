@@ -1,0 +1,94 @@
+"""What `--to` makes of a run file, a manifest and clusters.yaml, before anything is asked."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from runner.errors import UsageError
+from runner.remote.plan import Road
+from tests.runner.remote.conftest import RUN
+
+PROFILE = 'format: 1\nplatform: linux-64\nglibc: "2.28"\n'
+ENVIRONMENT = "  env: {environment: environment.yml, profile: profile.yml}\n"
+MANIFEST = "format: 1\nname: small\nassets:\n  bert: {model: acme/bert}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("runs", "manifests"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "runs/my.yaml").write_text(RUN)
+    (tmp_path / "manifests/small.yaml").write_text(MANIFEST)
+    return tmp_path
+
+
+def road(folder: Path, cluster: str = "", **more: object) -> Road:
+    text = f"far:\n  host: login\n  folder: work\n{cluster}"
+    (folder / "runs/clusters.yaml").write_text(text)
+    return Road.of(folder / "runs/my.yaml", "far", folder / "bundle", **more)  # type: ignore[arg-type]
+
+
+def test_the_clusters_values_are_defaults_that_the_run_file_wins_over(folder: Path) -> None:
+    cluster = "  partition: gpu\n  account: abc\n  time: 01:00:00\n  modules: [cuda]\n"
+    found = road(folder, cluster).options
+    assert found[1::2] == [
+        'slurm.partition="gpu"',
+        'slurm.options.account="abc"',
+        'slurm.time="01:00:00"',
+        'slurm.modules=["cuda"]',
+    ]
+    run = folder / "runs/my.yaml"
+    run.write_text(f"{RUN}slurm: {{partition: long, modules: [], options: {{account: me}}}}\n")
+    assert road(folder, cluster, overrides=["slurm.time='2'"]).options[1::2] == ["slurm.time='2'"]
+
+
+def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
+    found = road(folder, "  setup: ['. ~/x y', 'export A=\"1 2\"']\n", axes=["seed=1,2"])
+    plan = found.plan("0" * 64)
+    assert plan["SETUP"] == '. ~/x y\nexport A="1 2"' and plan["OUTPUT"] == "output/my"
+    assert shlex.split(plan["OPTIONS"]) == found.options
+    assert plan["SUBMIT"] == "--array seed=1,2"
+
+
+def test_a_run_file_without_a_manifest_is_told_what_to_write(folder: Path) -> None:
+    (folder / "runs/my.yaml").write_text(RUN.replace("manifest: ../manifests/small.yaml\n", ""))
+    with pytest.raises(UsageError, match="names no manifest"):
+        road(folder)
+    assert road(folder, manifest=folder / "manifests/small.yaml").here.bundle == folder / "bundle"
+    (folder / "runs/my.yaml").write_text(RUN.replace("small.yaml", "smal.yaml"))
+    with pytest.raises(UsageError, match=r"my\.yaml:2: .*no such file") as error:
+        road(folder)
+    assert "small.yaml" in error.value.remedy
+
+
+def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path) -> None:
+    (folder / "manifests/small.yaml").write_text(MANIFEST + ENVIRONMENT)
+    (folder / "manifests/profile.yml").write_text(PROFILE)
+    (folder / "runs/node.yml").write_text(PROFILE.replace("2.28", "2.17"))
+    with pytest.raises(UsageError) as error:
+        road(folder, "  profile: node.yml\n")
+    assert "small.yaml:5: profile: profile.yml" in error.value.message
+    assert "clusters.yaml:4: profile: " in error.value.message
+    assert "profile: ../runs/node.yml" in error.value.remedy
+    (folder / "runs/node.yml").write_text(PROFILE)  # the same nodes, in another file
+    assert road(folder, "  profile: node.yml\n").environment == "env"
+
+
+def test_the_ds_config_travels_if_it_is_beside_the_run_file(folder: Path) -> None:
+    run = folder / "runs/my.yaml"
+    (folder / "runs/ds.json").write_text("{}")
+    (folder / "ds.json").write_text("{}")
+    run.write_text(RUN + "engine: {config: ds.json}\n")
+    assert [*road(folder).files] == ["my.yaml", "ds.json"]
+    run.write_text(RUN + "engine: {config: ../ds.json}\n")
+    with pytest.raises(UsageError, match=r"my\.yaml:\d+: engine\.config"):
+        road(folder)
+
+
+def test_first_weights_that_another_run_exported_are_looked_for_there(folder: Path) -> None:
+    run = folder / "runs/my.yaml"
+    run.write_text(RUN.replace("init: scratch", "init: ../output/first/model"))
+    assert "../output/first/model" in road(folder).files["my.yaml"]

@@ -1,0 +1,85 @@
+"""What is asked of a cluster's folder, and the lock of those who send; with this machine's sh."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.inputs.far import PushTarget, connected
+from runner.remote.there import plan_digest, plan_text, sending
+
+ROOT = Path(__file__).parents[3]
+
+
+def look(folder: Path, *words: str) -> dict[str, str]:
+    script = ROOT / "runner/remote/look.sh"
+    done = subprocess.run(
+        ["sh", script, folder, *(words or ("my.yaml", ""))], capture_output=True, text=True
+    )
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+
+
+def test_a_folder_is_looked_at_and_not_touched(tmp_path: Path) -> None:
+    assert "folder" not in look(tmp_path / "not" / "there")
+    there = tmp_path / "there"
+    for name in ("bundle", "runs", ".airlift", "envs/e-1/bin"):
+        (there / name).mkdir(parents=True)
+    (there / "bundle/stage.lock").write_text("{}\n")
+    assert look(there).get("bundle") is None
+    (there / "bundle/tagmanifest-sha256.txt").touch()
+    (there / "envs/e-1/bin/python3").symlink_to(sys.executable)
+    plan = {"WALK": "abc", "RUN": "it's.yaml", "SETUP": "a\nb"}
+    (there / ".airlift/plan").write_text(plan_text(plan))
+    (there / ".airlift/result").write_text("abc 0 7\n")
+    before = sorted(there.rglob("*"))
+    found = look(there, "my.yaml", "envs/e-1")
+    assert len(found["bundle"]) == 64 and found["environment"] == "yes"
+    assert found["result"] == "WALK=abc abc 0 7"
+    del plan["WALK"]
+    assert found["plan"] == plan_digest(plan)
+    assert sorted(there.rglob("*")) == before
+    (there / ".airlift/damaged").write_text("data/x\n")  # it has to be sent again
+    assert "bundle" not in look(there)
+
+
+def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / ".airlift/sending"
+    with connected(PushTarget(None, str(tmp_path))) as remote:
+        with sending(remote):
+            assert lock.is_dir()
+        assert not lock.exists()
+        lock.mkdir()
+        (lock / "beat").touch()
+        (lock / "holder").write_text(f"{os.uname().nodename} 999999999\n")  # was killed
+        with sending(remote):
+            assert str(os.getpid()) in (lock / "holder").read_text()
+        lock.mkdir()
+        (lock / "beat").touch()
+        (lock / "holder").write_text("elsewhere 1\n")
+        os.utime(lock / "beat", (time.time() - 90,) * 2)  # silent
+        with sending(remote):
+            pass
+        lock.mkdir()
+        (lock / "beat").touch()
+        (lock / "holder").write_text("elsewhere 1\n")
+        got = threading.Event()
+
+        def wait() -> None:
+            with sending(remote):
+                got.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert not got.wait(0.5)
+        for path in (*lock.iterdir(), lock):
+            path.unlink() if path.is_file() else path.rmdir()
+        waiting.join(20)
+    assert got.is_set() and "elsewhere 1 (host, process) sends there" in capsys.readouterr().err

@@ -1,0 +1,134 @@
+"""`--to`: from a laptop into the queue of a real Slurm, by a real sshd, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.verify import verify
+from tests.site.conftest import Site
+from tests.site.road import Laptop, laptop_of
+
+pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(900)]
+SUBMIT = ("submit", "runs/my.yaml", "--to", "site")
+
+
+@pytest.fixture
+def laptop(
+    site: Site, staged: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Laptop]:
+    work = f"work-{re.sub(r'[^a-z]+', '-', request.node.name)[:30]}"
+    with laptop_of(site, staged, tmp_path, work) as laptop:
+        laptop.write()
+        yield laptop
+        for job in laptop.jobs("my"):
+            site.run("scancel", str(job), check=False)
+
+
+def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site) -> None:
+    said = laptop.run(*SUBMIT)
+    job = site.job_number(said)
+    for name in ("lock", "fetch"):
+        assert re.search(rf"^{name} .*# done$", said, re.MULTILINE), said
+    assert "stage push bundle" in said and "nothing found that would fail" in said
+    shown = json.loads(laptop.run("status", "output/my", "--to", "site", "--json"))
+    assert shown["job"]["id"] == job
+    assert laptop.jobs("my") == [job]
+    followed = laptop.run("logs", "runs/my.yaml", "--to", "site", "-f")
+    assert "step" in followed and site.state(job) in ("COMPLETED", "COMPLETING")
+    assert "my" in laptop.run("status", "--to", "site")
+    assert laptop.logins == 1
+    assert verify(laptop.work / "bundle").bundle_id == verify(laptop.folder / "bundle").bundle_id
+
+
+def test_a_second_submit_makes_no_second_job_and_takes_seconds(laptop: Laptop, site: Site) -> None:
+    hold(site, True)
+    try:
+        job = site.job_number(laptop.run(*SUBMIT))
+        began = time.monotonic()
+        again = laptop.run(*SUBMIT)
+        took = time.monotonic() - began
+        assert re.search(r"^submit .*# done$", again, re.MULTILINE), again
+        assert f"job {job} (pending)" in again and laptop.jobs("my") == [job]
+        assert took < 5, f"{took:.1f} s"
+        # Another text of the run file would be read by the job that waits.
+        run = laptop.folder / "runs/my.yaml"
+        run.write_text(run.read_text().replace("5.0e-3", "1.0e-3"))
+        refused = laptop.run(*SUBMIT, code=2)
+        assert f"job {job} (pending)" in refused and f"scancel {job}" in refused
+        assert "5.0e-3" in (laptop.work / "runs/my.yaml").read_text()
+    finally:
+        hold(site, False)
+
+
+def hold(site: Site, is_on: bool) -> None:
+    """Lets no job begin."""
+    state = "inactive" if is_on else "up"
+    site.control("exec", "scontrol", "update", "partitionname=batch", f"state={state}")
+
+
+@pytest.mark.parametrize("moment", ["== \\w+ verify", "== \\w+ check", "== \\w+ submit"])
+def test_a_laptop_that_is_killed_is_joined_by_the_same_command(laptop: Laptop, moment: str) -> None:
+    first = laptop.start(*SUBMIT)
+    log = laptop.work / ".airlift/log"
+    laptop.site.wait(lambda: log.exists() and bool(re.search(moment, log.read_text())))
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    said = laptop.run(*SUBMIT)
+    assert laptop.jobs("my") == [laptop.site.job_number(said)]
+
+
+def test_an_sbatch_that_reports_a_time_out_although_the_job_is_queued(
+    laptop: Laptop, site: Site
+) -> None:
+    fake, real = site.home / "fake", "/usr/bin/sbatch"
+    fake.mkdir(exist_ok=True)
+    mark = fake / "timed-out"
+    mark.unlink(missing_ok=True)
+    says = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    lines = [
+        "#!/bin/sh",
+        f"case $* in *--parsable*) if [ ! -e {mark} ]; then",
+        f'{real} "$@" >/dev/null; : >{mark}; echo "{says}" >&2; exit 1; fi ;; esac',
+        f'exec {real} "$@"',
+    ]
+    (fake / "sbatch").write_text("\n".join(lines) + "\n")
+    (fake / "sbatch").chmod(0o755)
+    fake.chmod(0o777)
+    laptop.cluster(f"export PATH={shlex.quote(str(fake))}:$PATH")
+    said = laptop.run(*SUBMIT)
+    assert mark.exists() and laptop.jobs("my") == [site.job_number(said)]
+    laptop.run(*SUBMIT)
+    assert len(laptop.jobs("my")) == 1
+
+
+def test_two_laptops_at_once_make_one_job(
+    laptop: Laptop, site: Site, staged: Path, tmp_path: Path
+) -> None:
+    with laptop_of(site, staged, tmp_path / "other", laptop.work.name) as other:
+        other.write()
+        both = [laptop.start(*SUBMIT), other.start(*SUBMIT)]
+        said = [process.communicate(timeout=300)[0] for process in both]
+        assert [process.returncode for process in both] == [0, 0], said
+        jobs = {re.findall(r"^job (\d+)", text, re.MULTILINE)[-1] for text in said}
+    assert [str(job) for job in laptop.jobs("my")] == [*jobs], said
+    assert verify(laptop.work / "bundle").bundle_id == verify(laptop.folder / "bundle").bundle_id
+
+
+def test_what_check_finds_is_shown_and_nothing_is_queued(laptop: Laptop) -> None:
+    run = laptop.folder / "runs/my.yaml"
+    sound = run.read_text()
+    run.write_text(sound.replace("asset: reference", "asset: referense"))
+    assert "referense" in laptop.run(*SUBMIT, code=2)
+    assert not laptop.work.exists()  # found here, before anything was sent
+    run.write_text(sound.replace("micro: 2", "micro: 3"))
+    said = laptop.run(*SUBMIT, code=2)
+    assert "-- check" in said and "batch" in said and laptop.jobs("my") == []
