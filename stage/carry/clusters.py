@@ -9,47 +9,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from stage.carry.ssh import PushTarget
 from stage.errors import UsageError, quoted, suggest
-from stage.lock.reader import Lines, Reader, WrongValueError, setting
-from stage.lock.yaml_lines import reading_yaml
+from stage.files import make_folder, read_file, write_atomically
+from stage.lock.reader import HIDDEN, Lines, Reader, WrongValueError, setting
+from stage.lock.yaml_lines import reading_yaml, scalar
 
 NAME = "clusters.yaml"
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """One entry of `clusters.yaml`, or what `--to` said.
-
-    Attributes:
-        name: as the user wrote it.
-        target: host and folder; host None: a folder here, such as a carried disk.
-        profile: the profile of its nodes, for environments; None: not known yet.
-        setup: lines of shell that run before each command there.
-        modules: names for `module load`, before `setup`.
-        partition, account, time: defaults for `slurm:` of a run file.
-        verify: where every byte is read there: on the login node, or inside a job.
-        copy: a transfer host that has the same folder; None: the host itself.
-        file: the `clusters.yaml` that has it; None: none has.
-        place: for messages: FILE:LINE, or `--to NAME`.
-    """
-
-    name: str
-    target: PushTarget
-    profile: Path | None = None
-    setup: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    partition: str | None = None
-    account: str | None = None
-    time: str | None = None
-    verify: Literal["login", "job"] = "login"
-    copy: str | None = None
-    file: Path | None = None
-    place: str = ""
 
 
 def _host(text: str) -> str:
@@ -59,27 +29,44 @@ def _host(text: str) -> str:
     return text
 
 
-def _words(text: str) -> str:
-    """A name for Slurm: no option, no second word."""
+def _word(found: str | int) -> str:
+    """A word for Slurm: no option, no second word."""
+    text = str(found)
     if text.startswith("-") or not re.fullmatch(r"[\w.,:@+-]+", text):
         raise WrongValueError("is no name that Slurm takes", "sinfo and sacctmgr list them.")
     return text
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """The keys of one cluster in the file."""
+class Cluster:
+    """One entry of `clusters.yaml`, or what `--to` said.
 
+    Attributes:
+        name: as the user wrote it.
+        target: host and folder; host None: a folder here, such as a carried disk.
+        place: for messages: FILE:LINE, or `--to NAME`.
+        file: the `clusters.yaml` that has it; None: none has.
+        host, folder: as in the file; `target` has both.
+        profile: the profile of its nodes, for environments; None: not known yet.
+        setup: lines of shell that run before each command there.
+        modules: names for `module load`, before `setup`.
+        partition, account, time: defaults for `slurm:` of a run file.
+        verify: where every byte is read there: on the login node, or inside a job.
+        copy: a transfer host that has the same folder; None: the host itself.
+    """
+
+    name: str = field(default="", metadata=HIDDEN)
+    target: PushTarget = field(default=PushTarget(None, "."), metadata=HIDDEN)
+    place: str = field(default="", metadata=HIDDEN)
+    file: Path | None = field(default=None, metadata=HIDDEN)
     host: str | None = setting(None, convert=_host)
     folder: str | None = None
-    profile: str | None = setting(None, is_path=True)
+    profile: Path | None = setting(None, takes=str | None, is_path=True, convert=Path)
     setup: tuple[str, ...] = setting((), is_one=True)
     modules: tuple[str, ...] = setting((), is_one=True)
-    partition: str | None = setting(None, convert=_words)
-    account: str | None = setting(None, convert=_words)
-    time: str | None = setting(
-        None, takes=str | int | None, convert=lambda found: _words(str(found))
-    )
+    partition: str | None = setting(None, convert=_word)
+    account: str | None = setting(None, convert=_word)
+    time: str | None = setting(None, takes=str | int | None, convert=_word)
     verify: Literal["login", "job"] = "login"
     copy: str | None = setting(None, convert=_host)
 
@@ -114,7 +101,7 @@ def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> 
             file, with file:line.
     """
     if ":" not in to and (to.startswith(("/", "./", "../")) or to.endswith("/")):
-        return Cluster(to, PushTarget.parse(to), place=f"--to {to}")
+        return Cluster(name=to, target=PushTarget.parse(to), place=f"--to {to}")
     known: dict[str, Path] = {}
     for file in files_of(beside):
         with reading_yaml(file) as (data, lines):
@@ -123,9 +110,9 @@ def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> 
             for name in data:
                 known.setdefault(str(name), file)
     if ":" in to:
-        return Cluster(to, PushTarget.parse(to), place=f"--to {to}")
+        return Cluster(name=to, target=PushTarget.parse(to), place=f"--to {to}")
     if not needs_folder:
-        return Cluster(to, PushTarget(_host_of(to), "."), place=f"--to {to}")
+        return Cluster(name=to, target=PushTarget(_host_of(to), "."), place=f"--to {to}")
     places = ", ".join(f"{name} ({file})" for name, file in known.items())
     raise UsageError(
         f"--to {to}: no cluster has that name"
@@ -147,33 +134,60 @@ def _host_of(to: str) -> str:
 
 
 def _cluster(name: str, data: Any, lines: Lines, needs_folder: bool) -> Cluster:
-    entry = Reader(lines).read(_Entry, data, (name,))
+    found = Reader(lines).read(Cluster, data, (name,))
     lines.mistakes.check(str(lines.path))
     place = lines.place(name)
-    if entry.folder is None and (needs_folder or entry.host is None):
+    if found.folder is None and (needs_folder or found.host is None):
         raise UsageError(
             f"{place}: `{name}` has no `folder`.",
             "Add `folder:`, a path there. Which folders it has: "
             f"stage env probe --to {quoted(name)}"
-            if entry.host
+            if found.host
             else "Add `host:` and `folder:`, or a `folder:` of this machine.",
         )
+    folder = found.folder or "."
     try:
-        folder = entry.folder or "."
-        target = PushTarget.parse(f"{entry.host}:{folder}" if entry.host else folder)
+        target = PushTarget.parse(f"{found.host}:{folder}" if found.host else folder)
     except UsageError as error:
         raise UsageError(f"{lines.place(name, 'folder')}: {error.message}", error.remedy) from None
-    return Cluster(
-        name=name,
-        target=target,
-        profile=lines.path.parent / entry.profile if entry.profile else None,
-        setup=entry.setup,
-        modules=entry.modules,
-        partition=entry.partition,
-        account=entry.account,
-        time=entry.time,
-        verify=entry.verify,
-        copy=entry.copy,
-        file=lines.path,
-        place=place,
-    )
+    profile = lines.path.parent / found.profile if found.profile else None
+    return replace(found, name=name, target=target, place=place, file=lines.path, profile=profile)
+
+
+def note(file: Path, name: str, found: Mapping[str, str]) -> list[str]:
+    """Adds to a `clusters.yaml` what was found; lines that are there stay as they are.
+
+    Args:
+        file: made if it is not there.
+        found: the keys of the entry, with their values as text.
+
+    Returns:
+        Lines for the user: what was written, and where the file says something else.
+
+    Raises:
+        UsageError: a mistake in the file.
+    """
+    rows, there, said, at = list[str](), None, list[str](), 0
+    if file.exists():
+        with reading_yaml(file) as (data, lines):
+            there = data.get(name)
+            rows = read_file(file).decode("utf-8-sig").splitlines()
+            at = lines.numbers.get((name,), 0)
+        for key, value in found.items():
+            if there and str(there.get(key, value)) != value:
+                place = lines.place(name, key)
+                said.append(f"{place}: kept: `{key}: {there[key]}`; found: `{value}`")
+    new = {key: value for key, value in found.items() if key not in (there or {})}
+    added = [f"{key}: {scalar(value)}" for key, value in new.items()]
+    if not new:
+        return said
+    if there is None:
+        rows += [f"{scalar(name)}:", *(f"  {line}" for line in added)]
+    elif re.fullmatch(r"\S[^#]*:\s*(#.*)?", rows[at - 1]) and len(rows) > at:
+        margin = re.match(r"\s*", rows[at])
+        rows[at:at] = [f"{margin[0] if margin else '  '}{line}" for line in added]
+    else:  # on one line: written in a way of their own
+        return [f"{file}:{at}: add to `{name}`: {', '.join(added)}", *said]
+    make_folder(file.parent)
+    write_atomically(file, ("\n".join(rows) + "\n").encode())
+    return [f"{file}: `{name}`: {'; '.join(added)}", *said]

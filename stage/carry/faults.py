@@ -11,6 +11,10 @@ _TRY = (
     "Try it: {by_hand}true   (port or key: in ~/.ssh/config; for a push also --ssh 'ssh -p 2222 "
     "-i KEY')"
 )
+_TOO_BUSY = (
+    r"(kex|ssh)_exchange_identification|banner exchange|Exceeded MaxStartups|"
+    r"Not allowed at this time"
+)
 # The first that fits. What the server said last stands first: a changed host key also "fails".
 _FAULTS: tuple[tuple[str, str, str], ...] = (
     (
@@ -38,16 +42,10 @@ _FAULTS: tuple[tuple[str, str, str], ...] = (
         "IdentityFile with the key. " + AGAIN,
     ),
     (
-        r"(kex|ssh)_exchange_identification|banner exchange|Exceeded MaxStartups|"
-        r"Not allowed at this time",
+        _TOO_BUSY,
         "it closed the connection before a login: too many at once (MaxStartups), a ban for many "
         "logins (fail2ban), or the node is full. The key was not looked at",
         "Wait some minutes, without trying again meanwhile, or take another login node. " + AGAIN,
-    ),
-    (
-        r"Session open refused by peer|administratively prohibited|session request failed",
-        "it refuses one more session over the connection that is open (MaxSessions)",
-        "End a command or a window that uses this connection. " + AGAIN,
     ),
     (
         r"Cannot execute command-line and remote command",
@@ -75,11 +73,6 @@ _FAULTS: tuple[tuple[str, str, str], ...] = (
         "too late, or the account is locked",
         "Have the second factor at hand. " + AGAIN,
     ),
-    (
-        r"Control socket|mux_client|Shared connection|Broken pipe|UNKNOWN port",
-        "the connection ended",
-        AGAIN,
-    ),
 )
 
 
@@ -100,9 +93,23 @@ def fault(said: str, host: str, ssh: str, by_hand: str) -> IncompleteError:
     return IncompleteError(f"{host}: {what.format(**words)}{shown}.", remedy.format(**words))
 
 
+def lost(said: str, host: str) -> IncompleteError:
+    """The error for a command that found its connection gone, or no room in it.
+
+    Args:
+        said: the lines of an ssh that may only reuse a connection.
+    """
+    if re.search(r"Session open refused|administratively prohibited|session request failed", said):
+        return IncompleteError(
+            f"{host}: it refuses one more session over the connection that is open (MaxSessions).",
+            f"End a command or a window that uses this connection. {AGAIN}",
+        )
+    return IncompleteError(f"{host}: the connection ended.", AGAIN)
+
+
 def is_worth_a_second_try(said: str) -> bool:
     """Whether the server was only too busy: it closed the connection before it looked at a key."""
-    return re.search(_FAULTS[4][0], said) is not None
+    return re.search(_TOO_BUSY, said) is not None
 
 
 def is_full(text: str) -> bool:

@@ -16,7 +16,7 @@ def main(mark: str, *command: str) -> int:
     at = next(
         at for at, word in enumerate(command) if command[at : at + 2] == ("rsync", "--server")
     )
-    there = f"printf %s {mark}; exec {' '.join(command[at:])}"
+    there = f"echo {mark}; exec {' '.join(command[at:])}"
     os.set_blocking(1, True)  # rsync hands over a pipe that is not
     with subprocess.Popen([*command[:at], there], stdout=subprocess.PIPE) as ssh:
         assert ssh.stdout is not None
@@ -24,7 +24,7 @@ def main(mark: str, *command: str) -> int:
         while part := os.read(ssh.stdout.fileno(), 2**18):
             if not is_open:
                 before += part
-                _, is_mark, part = before.partition(mark.encode())
+                _, is_mark, part = before.partition(f"{mark}\n".encode())
                 is_open = bool(is_mark)
             while part:
                 part = part[os.write(1, part) :]

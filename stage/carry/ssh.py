@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from stage.carry.faults import AGAIN, fault, is_full, is_worth_a_second_try
+from stage.carry.faults import AGAIN, fault, is_full, is_worth_a_second_try, lost
 from stage.errors import IncompleteError, UsageError, as_shown, quoted
 
 STAYS = "4h"  # how long our login stays after its last use
@@ -229,8 +229,10 @@ class RemoteShell:
 
     def fault(self) -> IncompleteError:
         """The error for a connection that is not there, or broke, by what ssh wrote."""
-        said = self.log.read_text("utf-8", "replace") if self.log else ""
-        return fault(said, self.target.bare_host, self.ssh, self.by_hand)
+        host = self.target.bare_host
+        if self.log is None:
+            return fault("", host, self.ssh, self.by_hand)
+        return lost(self.log.read_text("utf-8", "replace"), host)
 
     def check_alive(self) -> None:
         """Asks the far end for a sign of life, in a session of its own.
@@ -519,7 +521,8 @@ def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> Non
         if is_last or not is_worth_a_second_try(said):
             break
         time.sleep(_PAUSE_S)
-    print(as_shown(said), end="", file=sys.stderr)
+    if said.count("\n") > 1:
+        print(as_shown(said), end="", file=sys.stderr)
     raise _why_no_login(said, target, ssh, ours, is_typed)
 
 

@@ -14,8 +14,10 @@ from stage.cli.base import (
     Group,
     bundle_argument,
     quiet_option,
+    say,
     silent,
 )
+from stage.errors import UsageError
 
 _SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create")}
 
@@ -93,20 +95,44 @@ def lock(
     is_flag=True,
     help="Print the script itself, to run where airlift is not: sh env-probe.sh.",
 )
-def probe(script: bool) -> None:
+@click.option(
+    "--to",
+    metavar="CLUSTER",
+    help="Ask that cluster, over ssh: a name in clusters.yaml, me@host or me@host:FOLDER.",
+)
+@click.option("--logout", is_flag=True, help="End the login to it that airlift keeps open.")
+def probe(script: bool, to: str | None, logout: bool) -> None:
     """Print the profile of this node, which environments must fit.
 
     Save it in a file. On a login node without a GPU it prints the srun command for a node that has
     one. It changes nothing.
 
+    With --to it asks a cluster from here: shell, Slurm, folders with their room, and by a small job
+    the GPU of a node. It writes envs/profiles/NAME.yml and an entry in clusters.yaml; lines of
+    yours stay.
+
     \b
     Examples:
       stage env probe > cluster.yml
       stage env probe --script > env-probe.sh    # for a cluster without airlift
+      stage env probe --to me@cluster:/scratch/me/airlift
+      stage env probe --to cluster --logout
     """
     from stage.environment.check.node import PROBE, run_script
 
-    if script:
+    if logout and to is None:
+        raise UsageError("--logout: of which cluster?", "stage env probe --to CLUSTER --logout")
+    if logout and to is not None:
+        from stage.carry.clusters import find_cluster
+        from stage.carry.ssh import log_out
+
+        cluster = find_cluster(to, Path.cwd(), needs_folder=False)
+        say(f"{to}: {'logged out' if log_out(cluster.target) else 'no login of airlift is open'}")
+    elif to is not None:
+        from stage.carry.probe import probe as probe_cluster
+
+        probe_cluster(to, "ssh", say)
+    elif script:
         click.echo(PROBE.read_text(encoding="utf-8"), nl=False)
     else:
         sys.exit(run_script(PROBE))

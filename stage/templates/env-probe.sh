@@ -243,7 +243,10 @@ say_where_gpus_are() {
     fi
     complain "$hint"
     echo "# $hint"
-    printf '%s\n' "$partitions" | sed -n 's/^\(..*\)$/#   partition \1/p'
+    printf '%s\n' "$partitions" | while read -r partition gres; do
+        known=$(capability_of_name "$(printf '%s' "$gres" | tr 'a-z:' 'A-Z ')")
+        [ -z "$partition" ] || echo "#   partition $partition $gres${known:+ (compute capability $known)}"
+    done
 }
 
 # A name for the profile: the GPU's model in small letters (NVIDIA A800-SXM4-80GB: a800), or cpu.

@@ -38,7 +38,20 @@ def big_bundle(tmp_path: Path) -> Path:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The /usr/bin of a login node; each test chooses its programs."""
     folder = tmp_path_factory.mktemp("programs")
-    for name in ("sh", "bash", "ls", "cut", "mkdir", "rm", "find", "tail", "rsync"):
+    for name in (
+        "sh",
+        "bash",
+        "ls",
+        "cut",
+        "mkdir",
+        "rm",
+        "find",
+        "tail",
+        "rsync",
+        "cat",
+        "sleep",
+        "true",
+    ):
         (folder / name).symlink_to(shutil.which(name) or name)
     return folder
 

@@ -24,9 +24,10 @@ class Sshd:
         folder: for keys, configuration and log.
         bin: the only folder on PATH of the remote commands.
         more: lines of sshd_config, before ours.
+        environment: further variables of the remote commands.
     """
 
-    def __init__(self, folder: Path, bin: Path, more: str = "") -> None:
+    def __init__(self, folder: Path, bin: Path, more: str = "", **environment: object) -> None:
         folder.mkdir(mode=0o700)
         for name in ("host", "user"):
             subprocess.run(
@@ -37,12 +38,13 @@ class Sshd:
         (folder / "known_hosts").write_text(
             f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}"
         )
+        variables = " ".join(f"{k}={v}" for k, v in {"PATH": bin, **environment}.items())
         config = folder / "sshd_config"
         config.write_text(
             f"{more}\nPort {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\n"
             "PidFile none\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nPasswordAuthentication no\nUsePAM no\n"
-            f"PermitRootLogin yes\nStrictModes no\nSetEnv PATH={bin}\n"
+            f"PermitRootLogin yes\nStrictModes no\nSetEnv {variables}\n"
         )
         if os.geteuid() == 0:
             # The empty home of sshd; its service makes it where there is one.

@@ -1,0 +1,426 @@
+"""The connection to a cluster, with a real sshd: one login for all commands, and words for faults.
+
+Each test has a server of its own: a login that one test leaves open would serve the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.bundle.verify import verify
+from stage.carry import ssh as connection
+from stage.carry.ssh import Answer, PushTarget, RemoteShell, connected, log_out, socket_folder
+from stage.errors import IncompleteError, StageError, UsageError
+from tests.remedies.obeyed import in_it, obeys
+from tests.support.servers.sshd import Sshd
+
+FAULTS = "stage/carry/faults.py"
+SSH = "stage/carry/ssh.py"
+CLUSTER = PushTarget("cluster", ".")
+LOGIN_SHELLS = [shell for shell in ("bash", "tcsh", "fish", "zsh") if shutil.which(shell)]
+START_FILES = {"bash": ".bashrc", "tcsh": ".cshrc", "fish": ".config/fish/config.fish"}
+
+Start = Callable[..., Sshd]
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Sshd]]:
+    """Starts a server with lines of its own in sshd_config; `ssh cluster` then reaches it."""
+    servers: list[Sshd] = []
+
+    def begin(more: str = "", **environment: object) -> Sshd:
+        server = Sshd(tmp_path / f"d{len(servers)}", programs, more, **environment)
+        servers.append(server)
+        monkeypatch.setenv("PATH", f"{server.laptop}:{os.environ['PATH']}")
+        return server
+
+    yield begin
+    for server in servers:
+        server.close()
+
+
+def master_of(target: PushTarget = CLUSTER) -> int:
+    """The process id of our master."""
+    said = subprocess.run(
+        ["ssh", "-o", f"ControlPath={socket_folder()}/%C", "-O", "check", target.bare_host],
+        capture_output=True,
+        text=True,
+    ).stderr
+    return int(in_it(said, r"(?<=pid=)\d+"))
+
+
+def hello() -> Answer:
+    with connected(CLUSTER) as remote:
+        return remote.ask("echo hello")
+
+
+def refused(*, log_in: bool = True) -> StageError:
+    """The error of a command for which there is no connection."""
+    with pytest.raises(StageError) as error, connected(CLUSTER, log_in=log_in) as remote:
+        remote.ask("echo hello")
+    return error.value
+
+
+def test_one_login_serves_all_commands_until_it_is_ended(start: Start) -> None:
+    server = start()
+    for _ in range(3):
+        assert hello() == Answer(0, "hello\n")
+    assert server.logins == 1
+    assert log_out(CLUSTER) and not log_out(CLUSTER)
+    error = refused(log_in=False)
+    assert "no connection is open" in error.message and server.logins == 1
+    assert hello().text == "hello\n" and server.logins == 2
+
+
+@obeys(SSH, "Log in, once for {STAYS}: {}")
+def test_the_command_that_is_printed_logs_in_for_those_that_follow(start: Start) -> None:
+    server = start()
+    login = in_it(refused(log_in=False).remedy, r"(?<=: )ssh .*")
+    subprocess.run(["sh", "-c", login], check=True, timeout=30, stderr=subprocess.DEVNULL)
+    with connected(CLUSTER, log_in=False) as remote:
+        assert remote.ask("exit 3").code == 3
+    assert server.logins == 1
+
+
+def test_two_commands_at_once_make_one_login(start: Start) -> None:
+    server = start()
+    threads = [threading.Thread(target=hello) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert server.logins == 1
+
+
+def test_the_persons_own_master_is_used_and_never_closed(start: Start, tmp_path: Path) -> None:
+    server = start()
+    with open(server.config, "a") as config:
+        config.write(f"  ControlPath /tmp/own-%C-{os.getpid()}\n")
+    subprocess.run(
+        ["ssh", "-M", "-f", "-N", "cluster"], check=True, timeout=30, stderr=subprocess.DEVNULL
+    )
+    assert hello().text == "hello\n"
+    assert not log_out(CLUSTER)
+    assert subprocess.run(["ssh", "-O", "check", "cluster"], capture_output=True).returncode == 0
+    assert hello().text == "hello\n" and server.logins == 1
+    subprocess.run(["ssh", "-O", "exit", "cluster"], check=True, capture_output=True)
+
+
+def test_a_stale_socket_heals(start: Start) -> None:
+    server = start()
+    hello()
+    os.kill(master_of(), signal.SIGKILL)
+    assert hello().text == "hello\n" and server.logins == 2
+
+
+def test_a_line_that_breaks_ends_with_words_and_logs_nobody_in(start: Start) -> None:
+    server = start()
+    with connected(CLUSTER) as remote:
+        assert "ProxyCommand=false" in remote.shell
+        server.cut()
+        with pytest.raises(IncompleteError, match="the connection ended"):
+            for _ in range(2):  # the first may still find the master alive
+                remote.ask("echo hello")
+        assert server.logins == 1
+    assert hello().text == "hello\n"
+
+
+def freeze(server: Sshd) -> None:
+    for pid in server.sessions():
+        os.kill(pid, signal.SIGSTOP)
+
+
+def test_a_frozen_far_end_ends_with_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_QUIET_S", 0.2)
+    monkeypatch.setattr(connection, "_PATIENCE_S", 0.5)
+    server = start()
+    with connected(CLUSTER) as remote:
+        assert remote.ask("sleep 1; echo later").text == "later\n"  # silent, and alive
+        freeze(server)
+        with pytest.raises(IncompleteError, match="no sign of life") as error:
+            remote.ask("echo hello")
+    subprocess.run(
+        ["sh", "-c", in_it(error.value.remedy, r"(?<=connection: )ssh .*? cluster")],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    freeze(server)
+    assert hello().text == "hello\n" and server.logins == 2
+
+
+@pytest.mark.slow
+def test_a_frozen_far_end_takes_at_most_70_s(start: Start) -> None:
+    server = start()
+    with connected(CLUSTER) as remote:
+        remote.ask("true")
+        freeze(server)
+        began = time.monotonic()
+        with pytest.raises(IncompleteError):
+            remote.ask("echo hello")
+        assert time.monotonic() - began < 70
+
+
+@pytest.mark.parametrize("greets", [True, False], ids=["greets", "silent"])
+@pytest.mark.parametrize("shell", LOGIN_SHELLS)
+def test_any_login_shell_will_do_and_may_greet(
+    start: Start, bundle: Path, tmp_path: Path, tools: Path, shell: str, greets: bool
+) -> None:
+    """sshd runs each command by the login shell (bash) with -c; which here starts the others so."""
+    home = tmp_path / "home"
+    file = home / START_FILES.get(shell, ".zshenv")
+    file.parent.mkdir(parents=True)
+    file.write_text("echo Welcome to Gauss\n" if greets else "")
+    forced = f'ForceCommand {shutil.which(shell)} -c "$SSH_ORIGINAL_COMMAND"'
+    forced = "" if shell == "bash" else forced
+    server = start(forced, HOME=home, XDG_CONFIG_HOME=home / ".config", LC_ALL="de_DE.nowhere")
+    with connected(CLUSTER) as remote:
+        assert remote.ask("cat; x=1; echo $x 'a  b'; exit 4") == Answer(4, "1 a  b\n")
+        assert remote.greeting == ("Welcome to Gauss" if greets else "")
+    there = tmp_path / "there"
+    done = subprocess.run(
+        [sys.executable, "-m", "stage", "push", bundle, f"cluster:{there}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert verify(there).ok and server.logins == 1
+
+
+def test_what_stands_in_the_persons_configuration_is_not_in_the_way(start: Start) -> None:
+    server = start("AcceptEnv LC_*")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with open(server.config, "a") as config:
+            config.write(
+                "  RemoteCommand tmux attach\n  RequestTTY force\n  ExitOnForwardFailure yes\n"
+                f"  LocalForward {taken.getsockname()[1]} localhost:80\n  SendEnv LC_*\n"
+                "  PermitLocalCommand yes\n  LocalCommand echo hello\n"
+            )
+        with connected(CLUSTER) as remote:
+            assert remote.ask('echo "${LC_ALL:-none}"').text == "none\n"
+
+
+def test_a_session_too_many_is_named_and_logs_nobody_in(start: Start) -> None:
+    server = start("MaxSessions 1")
+    with connected(CLUSTER) as remote:
+        held = subprocess.Popen(remote.shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert held.stdin and held.stdout
+        held.stdin.write(b"echo begun\n")
+        held.stdin.flush()
+        held.stdout.readline()
+        with pytest.raises(IncompleteError, match="MaxSessions"):
+            remote.ask("echo hello")
+        held.communicate()
+        assert remote.ask("echo hello").text == "hello\n"
+    assert server.logins == 1
+
+
+def test_a_host_that_is_too_busy_is_waited_for_and_not_called_a_refused_key(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_PAUSE_S", 0.01)
+    server = start("MaxStartups 1:100:1")
+    while True:
+        with socket.create_connection(("127.0.0.1", server.port)) as waiting:
+            if waiting.recv(4) == b"SSH-":  # now it is the one that has not logged in yet
+                error = refused()
+                break
+    assert "MaxStartups" in error.message and error.exit_code == 5
+    assert "Wait some minutes" in error.remedy and "Permission" not in str(error)
+    while server.sessions():  # until sshd has seen that it is closed
+        time.sleep(0.01)
+    assert hello().text == "hello\n"
+
+
+@obeys(FAULTS, "Offer one key: in ~/.ssh/config, under `Host {host}`: IdentitiesOnly yes, and")
+def test_too_many_keys_in_the_agent_are_named(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start("MaxAuthTries 2")
+    agent = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL
+    )
+    try:
+        while not (tmp_path / "agent").exists():
+            time.sleep(0.01)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        keys = [tmp_path / f"key{n}" for n in range(3)]
+        for key in keys:
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+        subprocess.run(["ssh-add", "-q", *keys], check=True)
+        error = refused()
+        assert "too many keys" in error.message, error
+        with open(server.config, "a") as config:
+            config.write(f"  {in_it(error.remedy, 'IdentitiesOnly yes')}\n")
+        assert hello().text == "hello\n"
+    finally:
+        agent.terminate()
+        agent.wait(10)
+
+
+@obeys(FAULTS, "Compare the fingerprint above with the one that the site publishes. If it is the")
+def test_a_host_key_that_changed_is_named(start: Start) -> None:
+    server = start()
+    known = server.config.with_name("known_hosts")
+    right = known.read_text()
+    other = server.config.with_name("user.pub").read_text()
+    known.write_text(f"[127.0.0.1]:{server.port} {other}")
+    error = refused()
+    assert "another host key" in error.message and "ssh-keygen -R cluster" in error.remedy
+    known.write_text("")
+    error = refused()
+    assert "not known here" in error.message, error
+    known.write_text(right)
+    assert hello().text == "hello\n"
+
+
+def test_a_key_that_is_refused_is_named(start: Start) -> None:
+    server = start("KbdInteractiveAuthentication no")
+    keys = server.config.with_name("authorized_keys")
+    right = keys.read_text()
+    keys.write_text("")
+    error = refused()
+    assert "it refused the login" in error.message and error.exit_code == 5
+    assert "ssh -v cluster true" in error.remedy
+    keys.write_text(right)
+    assert hello().text == "hello\n"
+
+
+def test_a_certificate_whose_time_is_over_is_named(start: Start, tmp_path: Path) -> None:
+    authority = tmp_path / "authority"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", authority], check=True)
+    server = start(f"KbdInteractiveAuthentication no\nTrustedUserCAKeys {authority}.pub")
+    server.config.with_name("authorized_keys").write_text("")
+    key = server.config.with_name("user.pub")
+    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", "root"]
+    subprocess.run([*sign, "-V", "20200101:20200102", str(key)], check=True)
+    error = refused()
+    assert "user-cert.pub ended at 2020-01-02T00:00:00" in error.message, error
+    assert "site's own command" in error.remedy
+    name = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
+    subprocess.run([*sign[:-1], name, "-V", "-1h:+1h", str(key)], check=True)
+    assert hello().text == "hello\n"
+
+
+def test_without_a_terminal_the_command_to_type_is_said(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_has_terminal", lambda: False)
+    server = start("PasswordAuthentication yes")
+    server.config.with_name("authorized_keys").write_text("")
+    error = refused()
+    assert "no terminal" in error.message and error.exit_code == 5, error
+    assert "ControlPersist=4h" in error.remedy and error.remedy.count("-N cluster") == 1
+
+
+def test_a_second_factor_that_comes_too_late_is_named(start: Start) -> None:
+    """In a terminal of its own: the password is asked for, and nobody types it."""
+    server = start("PasswordAuthentication yes\nLoginGraceTime 1")
+    server.config.with_name("authorized_keys").write_text("")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "stage", "env", "probe", "--to", "cluster"])
+    said = b""
+    while True:
+        try:
+            said += os.read(terminal, 4096)
+        except OSError:
+            break
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    assert b"password:" in said
+    assert "came too late" in " ".join(said.decode().split()), said
+
+
+def test_no_host_and_no_server_are_told_apart(start: Start) -> None:
+    server = start()
+    server.config.write_text(f"Host cluster\n  HostName 127.0.0.1\n  Port {server.port}\n")
+    server.close()
+    assert "no connection by `ssh`" in refused().message
+    server.config.write_text("Host cluster\n  HostName nowhere.invalid\n")
+    assert "no host has that name" in refused().message
+
+
+def test_a_script_that_is_cut_runs_no_line(tmp_path: Path) -> None:
+    """The line may break in the middle of it, and a shell runs what has come."""
+    ran = tmp_path / "ran"
+    script = f"echo x >{ran}\necho done"
+    kept: list[int] = []
+    for size in range(0, 240, 3):
+        cut = RemoteShell(PushTarget(None, "."), ("sh", "-c", f"head -c {size} | sh -s 2>&1"), "")
+        ran.unlink(missing_ok=True)
+        try:
+            answer = cut.ask(script)
+        except IncompleteError:
+            continue
+        kept.append(size)
+        assert answer == Answer(0, "done\n") and ran.exists()
+    assert kept, "240 bytes were too few"
+
+
+def test_an_answer_is_what_the_script_printed_and_no_more(tmp_path: Path) -> None:
+    here = RemoteShell(PushTarget(None, str(tmp_path)), ("sh", "-s"), "")
+    assert here.ask("printf abc") == Answer(0, "abc")
+    assert here.ask("") == Answer(0, "")
+    assert here.ask("cat; exit 7") == Answer(7, "")
+    assert here.ask("cat <<'E'\n$x\nE\n") == Answer(0, "$x\n")
+    loud = RemoteShell(PushTarget(None, "."), ("sh", "-c", "echo hi; sh -v -s"), "")
+    assert loud.ask("echo a") == Answer(0, "a\n") and loud.greeting == "hi"
+    with pytest.raises(IncompleteError, match="no answer within"):
+        here.ask("sleep 5", timeout_s=0.2)
+    with pytest.raises(IncompleteError, match="does not answer as `sh` does"):
+        RemoteShell(PushTarget("h", "."), ("cat",), "ssh").ask("true")
+
+
+def test_a_file_is_read_from_an_offset(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (tmp_path / "a b").write_bytes(content)
+    here = RemoteShell(PushTarget(None, str(tmp_path)), ("sh", "-s"), "")
+    assert here.read("a b") == content
+    assert here.read(str(tmp_path / "a b"), len(content) - 3) == content[-3:]
+    assert here.read("a b", len(content)) == here.read("none") == b""
+    parts: list[bytes] = []
+    assert here.stream("a b", 7, parts.append) == len(content) - 7
+    assert b"".join(parts) == content[7:]
+    with pytest.raises(IncompleteError, match="cannot be read there"):
+        here.stream("none", 0, parts.append)
+
+
+def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = Path(f"/tmp/xdg-{os.getpid()}")
+    short.mkdir(mode=0o700)
+    try:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+        assert socket_folder() == short / "airlift"
+        assert (short / "airlift").stat().st_mode & 0o777 == 0o700
+        (short / "airlift").chmod(0o755)
+        with pytest.raises(UsageError, match="only you can enter"):
+            socket_folder()
+        (short / "airlift").rmdir()
+        (short / "airlift").symlink_to(tmp_path)
+        with pytest.raises(UsageError, match="only you can enter"):
+            socket_folder()
+    finally:
+        shutil.rmtree(short)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/tmp/{'long/' * 20}")
+    assert socket_folder() == Path(f"/tmp/airlift-{os.getuid()}")
+    assert len(str(socket_folder() / ("x" * 40))) <= 86
