@@ -27,6 +27,8 @@ from runner.errors import (
     NoMemoryError,
     StageError,
     UsageError,
+    as_shown,
+    human_size,
     quoted,
 )
 from runner.inputs import on_site, running_tree, unreadable
@@ -100,6 +102,7 @@ def train(
     stop = StopRequest()
     stop.listen()
     place, folder = rank.place, brief.folder
+    facts: Device | None = None
     whole: Resolved | None = None
     trainer: Trainer | None = None
     with open_console(folder.logs / f"rank-{place.rank}.log") as console:
@@ -124,7 +127,9 @@ def train(
             step = trainer.step if trainer else 0
             raise disk_error(fault, brief.bundle, folder, step) from None
         except (RuntimeError, MemoryError) as error:
-            if whole is not None and is_out_of_memory(error):
+            if is_out_of_memory(error):
+                if whole is None or facts is None:
+                    raise _no_memory_to_begin(error, facts, place) from None
                 raise _no_memory(error, whole, trainer, facts, place) from None
             if not is_lost_peer(error):
                 raise
@@ -134,6 +139,18 @@ def train(
                 "Run the same command again: it resumes from the last checkpoint.",
             ) from None
         dist.destroy_process_group()
+
+
+def _no_memory_to_begin(error: BaseException, device: Device | None, place: Place) -> StageError:
+    """Explains a lack of memory before anything of the run is loaded; less of it would not help."""
+    on = f" on {device.name} ({human_size(device.memory)})" if device else ""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return IncompleteError(
+        f"rank {place.rank}: out of memory{on}, and nothing of this run is loaded yet: other "
+        f"processes have it, or a limit is too low. Its last words: {as_shown(said)}",
+        "nvidia-smi   (there: which processes; take another GPU or node, or end them. On a CPU: "
+        "ulimit -a). Then run it again.",
+    )
 
 
 def _no_memory(

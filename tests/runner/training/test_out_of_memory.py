@@ -67,6 +67,29 @@ def test_a_rank_without_memory_says_in_one_paragraph_what_would_fit(cluster: Clu
     assert "Set batch.micro: 4" in done.stderr
 
 
+NO_ROOM = """
+import runner.training.start
+def full(*_):
+    raise torch.distributed.DistBackendError(sys.argv[3])
+runner.training.start.meet = full
+run = Job.load"""
+
+
+def test_a_device_that_is_full_before_the_run_begins_is_explained(cluster: Cluster) -> None:
+    """On an H100 that another process had filled, NCCL's error came with a traceback."""
+    path = cluster.write("full", engine={"name": "ddp"}, batch={"global": 2, "micro": "auto"})
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "AIRLIFT_MEETING_FILE": str(cluster.folder / "meet")}
+    words = "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"
+    rank = RANK.replace("\nrun = Job.load", NO_ROOM)
+    arguments = (str(path), str(cluster.bundle), words)
+    done = run_warm(rank, *arguments, cwd=cluster.folder, env=os.environ | place)
+    assert done.returncode == 5, done
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "rank 0: out of memory on CPU" in done.stderr and "nvidia-smi" in done.stderr
+    assert "Cuda failure 2 'out of memory'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("changes", "world_size", "advice", "absent"),
     [
