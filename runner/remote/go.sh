@@ -73,9 +73,9 @@ end() { # exit code: writes the result
 }
 
 # --- Programs.
-in_setup() { # a command as the job runs it: after the lines of SETUP, in a login shell
-  if [ -z "$SETUP" ] && { command -v sbatch || ! command -v bash; } >/dev/null 2>&1; then "$@"; else
-    bash -l -c "set -e$newline$SETUP${newline}exec \"\$@\"" bash "$@"
+in_setup() { # a command as the job runs it: after the lines of SETUP, in a login shell. It takes the place of this shell.
+  if [ -z "$SETUP" ] && { command -v sbatch || ! command -v bash; } >/dev/null 2>&1; then exec "$@"; else
+    exec bash -l -c "set -e$newline$SETUP${newline}exec \"\$@\"" bash "$@"
   fi
 }
 in_queue() { # the state of a job that waits or runs; `?`: Slurm does not answer. A login shell may print a greeting first.
@@ -136,7 +136,7 @@ verify_here() {
   say "no Python 3.6 here: sha256sum compares the bytes of all files that are listed"
   cd bundle || exit 5
   [ "$(digest <stage.lock)" = "$BUNDLE_ID" ] || stop 1 "bundle: its id is not $BUNDLE_ID." "Send the bundle again."
-  nice -n 10 sha256sum -c tagmanifest-sha256.txt manifest-sha256.txt >../.airlift/sums && return
+  nice -n 10 sha256sum -c tagmanifest-sha256.txt manifest-sha256.txt >../.airlift/sums && rm -f ../.airlift/damaged && return
   sed -n 's/: FAILED.*//p' ../.airlift/sums | tee ../.airlift/damaged
   stop 1 "bundle: these files are damaged or missing." "Send the bundle again: it replaces them."
 }
@@ -161,7 +161,7 @@ verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
 is_environment() {
   [ -n "$ENVIRONMENT" ] || return 0
   [ -f "$prefix/.airlift/tree.txt" ] && [ "$(digest <"$prefix/.airlift/tree.txt")" = "$ENV_DIGEST" ] &&
-    in_setup "$prefix/bin/python" -c '' </dev/null >/dev/null 2>&1
+    (in_setup "$prefix/bin/python" -c '') </dev/null >/dev/null 2>&1
 }
 do_environment() { mkdir -p envs && in_setup nice -n 10 sh "bundle/data/envs/$ENVIRONMENT/bootstrap.sh" "$prefix"; }
 submitted() { cat "$OUTPUT/submitted" 2>/dev/null; } # the number that `runner submit` wrote last
@@ -201,8 +201,7 @@ show='for file; do
 done'
 list() { # RUN [--checkpoints]: its results, and those of each run of a sweep; `- WHY NAME` for what cannot be brought
   case $1 in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac || stop 2 "$here/output has no run '$1'."
-  for at in '' */; do
-    case $at in model/ | checkpoints/ | logs/ | tensorboard/) continue ;; esac
+  for at in '' *=*/; do
     [ -z "$at" ] || { [ ! -L "${at%/}" ] && [ -f "${at}config.yaml" ]; } || continue
     newest=none
     [ -z "${2:-}" ] || newest=$(ls "${at}checkpoints" 2>/dev/null | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
@@ -243,7 +242,7 @@ main() {
     --list) list "${2:-}" "${3:-}" && exit ;;
     --state) { [ -d .airlift/lock ] && say "$(owner) $(silence)" || say none; } && exit ;;
     --results) disk=$(cd "$OLDPWD" && cd "${2:-.}" && pwd) && read_plan && results "$disk" "${3:-${OUTPUT##*/}}" && exit ;;
-    --runner) read_plan && shift && run "$@" && exit ;;
+    --runner) read_plan && shift && run "$@" ;;
     --verify) read_plan && find_python && verify_here && exit ;;
     --*) stop 2 "there is no option $1." "sed -n 2,11p '$here/go.sh' names all." ;;
   esac || exit

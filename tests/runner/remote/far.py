@@ -1,0 +1,147 @@
+"""The folder of a cluster with `go.sh`, a real bundle, and a PATH of our choice.
+
+`runner`, `squeue` and `sbatch` are stand-ins that note what they are asked: what they really do is
+tested in tests/site. `sleep` is 20 times as fast.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import runner.remote
+from tests.stage.bundles import make_bundle
+
+GO = Path(runner.remote.__file__).with_name("go.sh")
+SHELLS = [
+    command for command in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(command[0])
+]
+each_shell = pytest.mark.parametrize("shell", SHELLS, ids=lambda command: command[0])
+TOOLS = (
+    "sh", "bash", "sed", "tr", "cut", "sort", "grep", "cat", "rm", "mkdir", "rmdir", "uname",
+    "kill", "touch", "stat", "mv", "cp", "date", "head", "tail", "tee", "find", "cmp", "dirname",
+    "nice", "sha256sum", "sync", "ls", "nohup", "setsid", "python3", "env", "id", "tar", "gzip",
+)  # fmt: skip
+PROGRAMS = {
+    "sleep": 'exec /bin/sleep "$(echo "$1" | sed "s/.*/0.05/")"',
+    "runner": """\
+echo "runner $*" >>"$FAR/calls"
+echo "runner $1 speaks"
+case $1 in
+  check) [ ! -f "$FAR/check" ] || exit "$(cat "$FAR/check")" ;;
+  submit)  # as the real one: it finds the job that an earlier call made
+    mkdir -p output/my && : >>"$FAR/queue"
+    [ -s "$FAR/queue" ] || echo 17 >>"$FAR/queue"
+    cp "$FAR/queue" output/my/submitted.new && mv output/my/submitted.new output/my/submitted ;;
+esac
+""",
+    "squeue": '! grep -q "$3" "$FAR/queue" 2>/dev/null || echo PENDING',
+    "sbatch": "exit 1",
+}
+
+
+class Far:
+    """A folder on a cluster.
+
+    Args:
+        folder: new; everything is in it.
+        bundle: that is copied there; None: a small one is made.
+    """
+
+    def __init__(self, folder: Path, bundle: Path | None = None) -> None:
+        self.folder, self.bin, self.notes = folder / "work", folder / "bin", folder / "notes"
+        for made in (self.folder / ".airlift", self.folder / "runs", self.bin, self.notes):
+            made.mkdir(parents=True)
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool) or tool)
+        for name, text in PROGRAMS.items():
+            self.add(name, text)
+        shutil.copy(GO, self.folder)
+        (self.folder / "runs/my.yaml").write_text("name: my\n")
+        if bundle is None:
+            self.id = make_bundle(self.folder / "bundle", big=False).id
+        else:
+            shutil.copytree(bundle, self.folder / "bundle")
+            self.id = bundle.name
+        self.plan()
+
+    def add(self, name: str, text: str) -> None:
+        (self.bin / name).unlink(missing_ok=True)
+        (self.bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.bin / name).chmod(0o755)
+
+    def plan(self, **changes: str) -> None:
+        keys = {"WALK": "w1", "RUN": "my.yaml", "OUTPUT": "output/my", "BUNDLE_ID": self.id}
+        text = "".join(f"{key}={shlex.quote(text)}\n" for key, text in {**keys, **changes}.items())
+        (self.folder / ".airlift/plan").write_text(text)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "PATH": str(self.bin),
+            "HOME": str(self.notes),
+            "XDG_STATE_HOME": str(self.notes / "state"),
+            "FAR": str(self.notes),
+        }
+
+    def start(self, shell: list[str], *words: str | Path, go: Path | None = None) -> Popen:
+        """Starts go.sh in a session of its own."""
+        command = [shutil.which(shell[0]) or "", *shell[1:], go or self.folder / "go.sh", *words]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=self.environ, cwd=self.notes, stdin=subprocess.DEVNULL, stdout=pipe,
+            stderr=pipe, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def go(
+        self, shell: list[str], *words: str | Path, go: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        running = self.start(shell, *words, go=go)
+        said, complaints = running.communicate(timeout=60)
+        return subprocess.CompletedProcess(running.args, running.returncode, said, complaints)
+
+    def read(self, name: str) -> str:
+        path = self.folder / ".airlift" / name
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def steps(self) -> list[str]:
+        """The lines of `steps`, without walk and seconds."""
+        return [" ".join(line.split()[1:4]) for line in self.read("steps").splitlines()]
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.notes / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def age_lock(self, seconds: float) -> None:
+        """As if its owner had been silent for some time."""
+        then = time.time() - seconds
+        for path in (self.folder / ".airlift/lock", self.folder / ".airlift/lock/beat"):
+            os.utime(path, (then, then))
+
+
+Popen = subprocess.Popen[str]
+
+
+def wait(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def kill_all(running: Popen) -> None:
+    """kill -9 of the whole session, as a node that dies."""
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()

@@ -1,0 +1,207 @@
+"""`go.sh`: from a bundle on the cluster into its queue, under each shell, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runner.remote.far import Far, each_shell, kill_all, wait
+from tests.stage.carry.conftest import WEIGHTS, flip
+
+ALL = [
+    line
+    for step in ("verify", "environment", "check", "submit")
+    for line in (f"{step} begin 0", f"{step} {'skipped' if step == 'environment' else 'done'} 0")
+]
+SKIPPED = [
+    line
+    for step in ("verify", "environment", "check", "submit")
+    for line in (f"{step} begin 0", f"{step} skipped 0")
+]
+CALLS = [
+    "runner check runs/my.yaml --bundle bundle --output output/my --set a=b c",
+    "runner submit runs/my.yaml --bundle bundle --output output/my --set a=b c --array seed=1,2",
+]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Far:
+    return Far(tmp_path)
+
+
+@each_shell
+def test_a_run_reaches_the_queue_and_a_second_walk_skips_all(far: Far, shell: list[str]) -> None:
+    far.plan(OPTIONS="--set 'a=b c'", SUBMIT="--array seed=1,2")
+    done = far.go(shell)
+    assert (done.returncode, far.read("result")) == (0, "w1 0 17\n"), done.stderr + far.read("log")
+    assert far.steps == ALL
+    assert far.calls == CALLS
+    log = far.read("log")
+    assert (
+        "== w1 verify\n" in log and "runner submit speaks" in log and f"bundle id {far.id}" in log
+    )
+    assert not (far.folder / ".airlift/lock").exists()
+
+    far.plan(WALK="w2", OPTIONS="--set 'a=b c'", SUBMIT="--array seed=1,2")
+    done = far.go(shell)
+    assert (done.returncode, far.read("result")) == (0, "w2 0 17\n"), done.stderr
+    assert far.steps == ALL + SKIPPED and far.calls == CALLS
+
+    # A changed file: read again. A job of another run file: `runner submit` decides.
+    flip(far.folder / "bundle" / WEIGHTS)
+    flip(far.folder / "bundle" / WEIGHTS)
+    (far.folder / "runs/my.yaml").write_text("name: my\nseed: 2\n")
+    assert far.go(shell).returncode == 0
+    assert far.steps[16:] == ALL and len(far.calls) == 4
+
+
+@each_shell
+def test_what_fails_ends_it_with_its_code_and_the_next_walk_goes_on(
+    far: Far, shell: list[str]
+) -> None:
+    flip(far.folder / "bundle" / WEIGHTS)
+    assert far.go(shell).returncode == 1
+    assert far.read("result") == "w1 1 0\n" and far.steps[-1] == "verify failed 1"
+    assert far.read("damaged") == f"{WEIGHTS}\n" and far.calls == []
+    flip(far.folder / "bundle" / WEIGHTS)
+    (far.notes / "check").write_text("3")
+    assert far.go(shell).returncode == 3
+    assert far.read("result") == "w1 3 0\n" and far.steps[-1] == "check failed 3"
+    (far.notes / "check").unlink()
+    assert far.go(shell).returncode == 0
+    assert far.steps[-8:] == ["verify begin 0", "verify skipped 0", *ALL[2:]]
+    far.plan(BUNDLE_ID="0" * 64)
+    assert far.go(shell).returncode == 1 and "another" in far.read("log")
+
+
+@each_shell
+def test_without_a_python_sha256sum_compares_the_bytes(far: Far, shell: list[str]) -> None:
+    (far.bin / "python3").unlink()
+    assert far.go(shell).returncode == 0, far.read("log")
+    assert "no Python 3.6 here" in far.read("log")
+    flip(far.folder / "bundle" / WEIGHTS)
+    assert far.go(shell).returncode == 1
+    assert far.read("damaged") == f"{WEIGHTS}\n"
+
+
+def states(far: Far) -> list[str]:
+    """What can be seen of a walk from outside; it only grows."""
+    return far.read("steps").splitlines() + far.calls
+
+
+@each_shell
+def test_killed_at_ten_moments_it_ends_with_one_job(tmp_path: Path, shell: list[str]) -> None:
+    for moment in range(10):  # after as many signs of life; the last ones are of the end
+        far = Far(tmp_path / str(moment))
+        running = far.start(shell)
+        while len(states(far)) < moment and running.poll() is None:
+            time.sleep(0.005)
+        kill_all(running)
+        if (far.folder / ".airlift/lock").exists():
+            assert far.go(shell).returncode == 75  # its silence is short yet
+            far.age_lock(16)
+        done = far.go(shell)
+        assert done.returncode == 0, f"{moment}: {done.stderr}{far.read('log')}"
+        assert far.read("result") == "w1 0 17\n"
+        assert (far.notes / "queue").read_text() == "17\n"
+        assert sum(call.startswith("runner submit") for call in far.calls) <= 2
+        assert not (far.folder / ".airlift/lock").exists()
+
+
+@each_shell
+def test_killed_alone_its_step_goes_on_and_holds_the_lock_till_its_end(
+    far: Far, shell: list[str]
+) -> None:
+    far.add("runner", 'echo $$ >"$FAR/pid"; until [ -e "$FAR/over" ]; do sleep 1; done')
+    running = far.start(shell)
+    wait((far.notes / "pid").exists)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    for _ in range(3):
+        assert far.go(shell).returncode == 75
+    (far.notes / "over").touch()
+    wait(lambda: not (far.folder / ".airlift/lock").exists())
+    assert far.read("result") == ""
+
+
+@each_shell
+def test_the_line_is_cut_and_it_goes_on(far: Far, shell: list[str]) -> None:
+    running = far.start(shell)
+    wait(lambda: "verify begin 0" in far.steps)
+    assert running.stdout is not None and running.stderr is not None
+    running.stdout.close()
+    running.stderr.close()
+    os.killpg(running.pid, signal.SIGHUP)
+    wait(lambda: far.read("result") == "w1 0 17\n")
+    assert far.steps == ALL
+
+
+@each_shell
+def test_two_at_once_are_one_walk(far: Far, shell: list[str]) -> None:
+    both = [far.start(shell) for _ in range(2)]
+    for running in both:
+        running.communicate(timeout=60)
+    assert sorted(running.returncode for running in both) in ([0, 75], [0, 0])
+    assert sum(call.startswith("runner submit") for call in far.calls) == 1
+    assert (far.notes / "queue").read_text() == "17\n"
+
+
+@each_shell
+def test_a_dead_lock_is_taken_over_and_a_living_one_is_not(far: Far, shell: list[str]) -> None:
+    lock = far.folder / ".airlift/lock"
+    lock.mkdir()
+    (lock / "holder").write_text("w0 login7 1\n")
+    (lock / "beat").touch()
+    far.age_lock(50)
+    state = far.go(shell, "--state").stdout.split()
+    assert state[:3] == ["w0", "login7", "1"] and 50 <= int(state[3]) <= 55
+    done = far.go(shell)
+    assert done.returncode == 75 and "login7" in done.stderr and far.steps == []
+    far.age_lock(61)
+    assert far.go(shell).returncode == 0 and far.steps == ALL
+    assert far.go(shell, "--state").stdout == "none\n"
+    lock.mkdir()  # killed before it wrote its name
+    assert far.go(shell).returncode == 75
+    then = lock.stat().st_mtime - 61
+    os.utime(lock, (then, then))
+    assert far.go(shell).returncode == 0
+
+
+@each_shell
+def test_a_stop_by_hand_is_a_result_too(far: Far, shell: list[str]) -> None:
+    far.add("runner", 'echo $$ >"$FAR/pid"; exec sleep 600')
+    far.add("sleep", 'exec /bin/sleep "$@"')
+    running = far.start(shell)
+    wait(lambda: (far.notes / "pid").exists() and (far.notes / "pid").read_text() != "")
+    os.kill(running.pid, signal.SIGTERM)
+    running.communicate(timeout=20)
+    assert running.returncode == 5 and far.read("result") == "w1 5 0\n"
+    wait(lambda: not Path("/proc", (far.notes / "pid").read_text().strip()).exists())
+
+
+@each_shell
+def test_the_runner_of_the_folder_and_wrong_usage(far: Far, shell: list[str]) -> None:
+    far.plan(SETUP=f'PATH={far.bin}\nexport SITE="yes indeed"')
+    far.add("runner", 'echo "$SITE $*"; exit 4')
+    done = far.go(shell, "--runner", "status", "--json")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (4, "yes indeed status --json")
+    done = far.go(shell, "--nothing")
+    assert done.returncode == 2 and "there is no option --nothing" in done.stderr
+    (far.folder / ".airlift/plan").unlink()
+    done = far.go(shell)
+    assert done.returncode == 2 and "has no .airlift/plan" in done.stderr
+
+
+@each_shell
+def test_a_greeting_is_no_answer_of_slurm(far: Far, shell: list[str]) -> None:
+    """A login shell that greets: no job is taken for one that waits."""
+    (far.notes / ".bash_profile").write_text('echo "Welcome. 17 PENDING"; echo PENDING\n')
+    far.plan(SETUP=f"PATH={far.bin}")
+    assert far.go(shell).returncode == 0
+    (far.notes / "queue").write_text("")
+    assert far.go(shell).returncode == 0
+    assert sum(call.startswith("runner submit") for call in far.calls) == 2
