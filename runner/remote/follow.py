@@ -19,11 +19,7 @@ _LONGEST_PAUSE_S = 60.0  # between two tries to connect again
 
 
 def _find(to: str, run: str | None) -> tuple[Cluster, str]:
-    """The cluster, and RUN as it is known there: a run file of this machine is `output/NAME`.
-
-    Raises:
-        UsageError: there is no such cluster; a folder has no queue.
-    """
+    """The cluster, and RUN as it is known there: a run file of this machine is `output/NAME`."""
     path = Path(run) if run is not None else Path("runs/RUN")
     cluster = find_cluster(to, path.parent)
     if cluster.target.host is None:
@@ -35,12 +31,7 @@ def _find(to: str, run: str | None) -> tuple[Cluster, str]:
 
 
 def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
-    """Runs `runner WORDS` in the cluster's folder, in the environment that was made there.
-
-    Raises:
-        UsageError: nothing was submitted there yet.
-        IncompleteError: no connection.
-    """
+    """Runs `runner WORDS` in the cluster's folder, in the environment that was made there."""
     folder = shlex.quote(remote.folder)
     script = f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nsh go.sh --runner"
     answer = remote.ask(f"{script} {shlex.join(words)}")
@@ -65,10 +56,6 @@ def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> No
     """Prints the last lines of a run's log there; with `follow`, new ones until the run is over.
 
     A line that breaks is opened again; nothing is shown twice.
-
-    Raises:
-        UsageError: there is no log.
-        IncompleteError: no connection; with `follow` only from the beginning.
     """
     cluster, there = _find(to, run)
     log, pause = _Log(there, rank, lines), 1.0
@@ -132,11 +119,7 @@ class _Log:
         sys.stdout.flush()
 
     def _find(self, remote: RemoteShell) -> str:
-        """The path of the log, as `runner logs` chooses it: the newest job's, or a rank's.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """The path of the log, as `runner logs` chooses it: the newest job's, or a rank's."""
         is_job = self.run.isdigit()
         folder = f"{OUTPUT}/*" if is_job else shlex.quote(self.run)
         script = f"cd {shlex.quote(remote.folder)} && ls -d {folder}/logs/*"

@@ -1,24 +1,21 @@
-# What is in a cluster's folder: sh look.sh FOLDER RUN ENVIRONMENT. One `name=value` a line; nothing is written.
+# What is in a cluster's folder: sh look.sh FOLDER ENVIRONMENT FILE...   (the files in runs/ that a run needs)
+# Prints `name=value` lines; writes nothing.
 
 answer() { printf '%s=%s\n' "$1" "$2"; }
 digest() { sha256sum 2>/dev/null | cut -c1-64; }
 
-near=$1
-while [ ! -d "$near" ]; do near=$(dirname "$near"); done
 # sbatch is only in a login shell's PATH at some sites; a greeting stands before the last line.
 command -v sbatch >/dev/null 2>&1 ||
   PATH=$PATH:$(bash -lc 'printf "\n%s" "$PATH"' 2>/dev/null </dev/null | tail -n 1)
 command -v sbatch >/dev/null 2>&1 && answer slurm yes
-answer disk "$(df -Pk "$near" 2>/dev/null | tail -n 1)"
-answer lustre "$(lfs quota -q -u "$(id -un)" "$near" 2>/dev/null | tr '\n' ' ')"
-answer quota "$(quota -w 2>/dev/null | tail -n 1)"
 cd "$1" 2>/dev/null || exit 0
 answer folder "$(pwd -P)"
 [ -f bundle/tagmanifest-sha256.txt ] && [ ! -s .airlift/damaged ] && answer bundle "$(digest <bundle/stage.lock)"
 answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
-[ -f "runs/$2" ] && answer run "$(digest <"runs/$2")"
 [ -f .airlift/plan ] && answer plan "$(sed 1d .airlift/plan | digest)"
 [ -f .airlift/result ] && answer result "$(sed 1q .airlift/plan) $(cat .airlift/result)"
-[ -n "$3" ] && "$3/bin/python3" -c '' >/dev/null 2>&1 && answer environment yes
+[ -n "$2" ] && "$2/bin/python3" -c '' >/dev/null 2>&1 && answer environment yes
+shift 2
+[ -f "runs/$1" ] && answer run "$(cd runs && cat -- "$@" 2>/dev/null | digest)"
 squeue -h -u "$(id -un)" -o 'job=%A|%T|%o' || answer noqueue yes
 exit 0

@@ -61,15 +61,7 @@ class Road:
         overrides: Sequence[str] = (),
         axes: Sequence[str] = (),
     ) -> Road:
-        """Reads what a submit needs of this machine.
-
-        Args:
-            manifest: instead of the one that the run file names.
-
-        Raises:
-            UsageError: a mistake in the run file, the manifest or clusters.yaml; no manifest is
-                named; or its environment is for other nodes than the cluster's.
-        """
+        """Reads what a submit needs of this machine."""
         cluster = find_cluster(to, run.parent)
         config = load_run(run, overrides)
         if manifest is None and config.manifest is None:
@@ -83,10 +75,16 @@ class Road:
             where = "--manifest" if manifest else config.place("manifest")
             raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
         here = Here(Manifest.load(path), bundle)
+        road = Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
+        road.check_profile()
+        return road
+
+    def check_profile(self) -> None:
+        """Refuses an environment that is for other nodes than the cluster's."""
+        cluster = self.cluster
         if cluster.profile is not None and cluster.file is not None:
             with reading_yaml(cluster.file) as (_, lines):
-                here.check_profile(cluster.profile, lines.place(cluster.name, "profile"))
-        return Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
+                self.here.check_profile(cluster.profile, lines.place(cluster.name, "profile"))
 
     @property
     def name(self) -> str:
@@ -198,11 +196,7 @@ def sha256_of(text: str) -> str:
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads a run file whose other files are on the cluster.
-
-    Raises:
-        UsageError: as for `RunConfig.load`.
-    """
+    """Reads a run file whose other files are on the cluster."""
     with reading_yaml(path, RUN_FILE) as (data, _):
         model = data.get("model")
         init = model.get("init") if isinstance(model, dict) else None
@@ -220,11 +214,7 @@ def _near(path: Path) -> Path:
 
 
 def _files(config: RunConfig) -> dict[str, str]:
-    """The run file and the ds_config.json that it names, as they are sent.
-
-    Raises:
-        UsageError: that file is not beside the run file.
-    """
+    """The run file and the ds_config.json that it names, as they are sent."""
     files = {config.path.name: config.path.read_text("utf-8")}
     if config.engine.config is not None:
         path, folder = Path(config.engine.config), config.path.parent.resolve()

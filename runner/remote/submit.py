@@ -27,12 +27,12 @@ from runner.errors import (
     silent,
 )
 from runner.inputs import resolve, state_folder
-from runner.inputs.far import RemoteShell, connected, log_out
+from runner.inputs.far import RemoteShell, collect, connected, log_out, room_of
 from runner.inputs.staged import Reporter
 from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
-from runner.remote.plan import BUNDLE, Road, sha256_of
+from runner.remote.plan import BUNDLE, OUTPUT, Road, sha256_of
 from runner.remote.there import End, There, begin, follow, log_size, plan_digest, plan_text, sending
 
 _THERE = ("verify", "environment", "check", "submit")
@@ -52,18 +52,7 @@ def start(
     logout: bool,
     quiet: bool,
 ) -> int:
-    """Walks the whole road, or shows it.
-
-    Args:
-        dry_run: print each step with its command, and sizes; touch nothing, here and there.
-        logout: close the connection at the end.
-
-    Returns:
-        The exit code of the far end. 0: the job waits or runs, or the run is finished.
-
-    Raises:
-        StageError: what stops a step here, or the connection.
-    """
+    """Walks the whole road, or shows it."""
     road = Road.of(run, to, bundle, manifest, overrides, axes)
     target = road.cluster.target
     if dry_run:
@@ -116,15 +105,11 @@ def show_road(road: Road) -> None:
     elif target.host is None:
         print_line("\n".join(disk.check(Path(target.folder), road.here.bundle)))
     else:
-        print_line("\n".join(describe(sizes(road), there)))
+        print_line(describe(sizes(road), there))
 
 
 def steps_done(road: Road, there: There | None) -> set[str]:
-    """The steps that need not be done again.
-
-    Args:
-        there: what the cluster has; None: not known.
-    """
+    """The steps that need not be done again."""
     found = {"lock"} if road.here.is_locked else set[str]()
     bundle_id = road.here.id
     if bundle_id is None:
@@ -138,6 +123,9 @@ def steps_done(road: Road, there: There | None) -> set[str]:
 
 
 def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
+    if said := collect(remote, road.cluster):
+        say(said)
+        road.check_profile()
     there, folder = There.look(remote, road), road.env_folder
     _check_there(remote, road, there)
     bundle_id = _fetch(road)
@@ -147,7 +135,7 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
         there = There.look(remote, road)
     _check_job(road, there)
     if not _show(road, "push", there.bundle_id == bundle_id):
-        print_line("\n".join(describe(parts, there)))
+        print_line(describe(parts, there))
         _check_room(remote, parts, there)
         _push(remote, road, bundle_id, quiet)
     plan, done = road.plan(bundle_id), steps_done(road, there)
@@ -198,11 +186,7 @@ def _run(road: Road, name: str) -> None:
 
 
 def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
-    """Refuses a cluster where no job could be submitted, before anything is fetched or sent.
-
-    Raises:
-        UsageError: there is no sbatch, or nothing brings `runner`.
-    """
+    """Refuses a cluster where no job could be submitted, before anything is fetched or sent."""
     if not there.has_slurm:
         raise UsageError(
             f"{remote.target}: there is no sbatch there, in a login shell neither.",
@@ -230,28 +214,27 @@ def _say_version(there: str | None) -> None:
 
 
 def _check_job(road: Road, there: There) -> None:
-    """Refuses to change the run file of a job in the queue, which reads it when it starts.
-
-    Raises:
-        UsageError: there is such a job.
-    """
-    job = there.job_of(road)
-    if job is None or there.run_digest in ("", sha256_of(road.files[road.name])):
+    """Refuses to change what a job in the queue reads when it starts."""
+    job, ours = there.job_of(road), f"{there.folder}/{OUTPUT}/"
+    jobs = ", ".join(str(number) for number, _, script in there.jobs if script.startswith(ours))
+    if jobs and there.bundle_id not in ("", road.here.id):
+        raise UsageError(
+            f"{road.cluster.target}: another bundle is there, and jobs that wait or run read it: "
+            f"{jobs}. Nothing was sent.",
+            "Let them end, or give this bundle another folder: --to HOST:FOLDER.",
+        )
+    if job is None or there.run_digest in ("", sha256_of("".join(road.files.values()))):
         return
     raise UsageError(
         f"{road.config.path}: job {job[0]} ({job[1].lower()}) writes {road.output} there. It was "
         "submitted with another text of this file, and reads it when it starts. Nothing was sent.",
         f"Let it end, or: ssh {road.cluster.target.bare_host} scancel {job[0]}. For a run beside "
-        "it, write a run file with another name.",
+        "it, take another run file and `name:`.",
     )
 
 
 def sizes(road: Road) -> dict[str, int]:
-    """Bytes of what the folder there holds at its fullest, by part.
-
-    Raises:
-        UsageError: the run file names what the bundle does not have.
-    """
+    """Bytes of what the folder there holds at its fullest, by part."""
     inputs = resolve(road.config, road.here.bundle)
     return {
         "bundle": road.here.size,
@@ -264,25 +247,23 @@ def _to_send(parts: Mapping[str, int], there: There | None) -> int:
     return max(0, parts["bundle"] - (there.kib * 1024 if there else 0))
 
 
-def describe(parts: Mapping[str, int], there: There | None) -> list[str]:
-    """Lines on what is sent and what the folder there holds at most, beside what is free."""
+def describe(parts: Mapping[str, int], there: There | None) -> str:
+    """A line on what is sent, and what the folder there holds at most."""
     send, most = human_size(_to_send(parts, there)), human_size(sum(parts.values()))
     listed = ", ".join(f"{name} {human_size(size)}" for name, size in parts.items() if size)
-    lines = [f"to send: about {send}; there at most {most}: {listed}"]
-    return lines if there is None else [*lines, there.describe_room()]
+    return f"to send: about {send}; there at most {most}: {listed}"
 
 
 def _check_room(remote: RemoteShell, parts: Mapping[str, int], there: There) -> None:
-    """Refuses what cannot fit.
-
-    Raises:
-        IncompleteError: quota or disk have no room for bundle and environment.
-    """
+    """Says what is free there, and refuses what cannot fit."""
+    room = room_of(remote)
+    unknown = "" if room.quota is not None else "; a quota, if there is one, cannot be asked"
+    print_line(f"there: {room}{unknown}")
     needed = _to_send(parts, there) + (0 if there.has_environment else parts["environment"])
-    if there.free is not None and there.free < needed:
+    if room.left is not None and room.left < needed:
         raise IncompleteError(
             f"{remote.target}: bundle and environment need {human_size(needed)} more there, and "
-            f"{there.describe_room()}. Nothing was sent.",
+            f"{human_size(room.left)} are left. Nothing was sent.",
             "Free space there, or give another folder in clusters.yaml.",
         )
 
@@ -299,11 +280,7 @@ def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
 
 
 def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
-    """Lets `go.sh` do its steps, or joins one that is at work.
-
-    Raises:
-        IncompleteError: the line broke, or `go.sh` was ended from outside.
-    """
+    """Lets `go.sh` do its steps, or joins one that is at work."""
     say(f"go.sh does this in {remote.target}, and goes on if this line breaks")
     for _ in range(_WALKS):
         offset = log_size(remote)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import IncompleteError, as_shown, human_size, print_line
+from runner.errors import IncompleteError, as_shown, print_line
 from runner.inputs.far import RemoteShell
 from runner.remote.plan import Road, sha256_of
 
@@ -39,11 +39,10 @@ class There:
     Attributes:
         folder: its absolute path; empty: it is not there yet.
         bundle_id: of the finished bundle in it; empty: none. `kib`: of what is in `bundle/`.
-        run_digest: of the run file there; `plan`: of the last plan, without its walk.
+        run_digest: of the run file there and what it names.
+        plan: of the last plan, without its walk.
         made: the job that the last plan's walk made; 0: none, or it did not end well.
         jobs: (number, state, script) of those in the queue.
-        free: bytes that may be written; None: not known.
-        is_quota: whether a quota says so, and not the disk.
     """
 
     folder: str
@@ -55,17 +54,11 @@ class There:
     has_environment: bool
     has_slurm: bool
     jobs: tuple[tuple[int, str, str], ...]
-    free: int | None
-    is_quota: bool
 
     @staticmethod
     def look(remote: RemoteShell, road: Road) -> There:
-        """Asks all of it in one session; writes nothing.
-
-        Raises:
-            IncompleteError: no connection, or squeue does not answer there.
-        """
-        words = shlex.join([remote.folder, road.name, road.env_folder])
+        """Asks all of it in one session; writes nothing."""
+        words = shlex.join([remote.folder, road.env_folder, *road.files])
         script = f"set -- {words}\n{(_HERE / 'look.sh').read_text('utf-8')}"
         text = remote.run(script, f"{remote.target}: cannot look there")
         lines = [line.partition("=") for line in text.splitlines()]
@@ -78,7 +71,6 @@ class There:
         jobs = [value.split("|", 2) for key, _, value in lines if key == "job"]
         planned, *result = found.get("result", "").split()[:4] or [""]
         is_last = result[:2] == [planned.removeprefix("WALK="), "0"]
-        free, is_quota = room(found)
         return There(
             folder=found.get("folder", ""),
             bundle_id=found.get("bundle", ""),
@@ -89,8 +81,6 @@ class There:
             has_environment="environment" in found,
             has_slurm="slurm" in found,
             jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
-            free=free,
-            is_quota=is_quota,
         )
 
     def job_of(self, road: Road) -> tuple[int, str] | None:
@@ -102,31 +92,6 @@ class There:
         """Whether the last walk there was for just this, and its job waits or runs."""
         job = self.job_of(road)
         return job is not None and self.made == job[0] and self.plan == plan_digest(plan)
-
-    def describe_room(self) -> str:
-        """What is free there, in words."""
-        if self.free is None:
-            return "what is free there cannot be known"
-        if self.is_quota:
-            return f"{human_size(self.free)} are free of your quota there"
-        return f"{human_size(self.free)} are free on that disk; a quota could not be asked"
-
-
-def room(found: Mapping[str, str]) -> tuple[int | None, bool]:
-    """Bytes that may be written there, and whether a quota says so; None: not known.
-
-    Args:
-        found: the last lines of `lfs quota -q`, `quota -w` and `df -Pk`, by these names: `lustre`,
-            `quota`, `disk`. The first two are: file system, KiB in use, soft limit, hard limit.
-    """
-    for name in ("lustre", "quota"):
-        words = [word.rstrip("*") for word in found.get(name, "").split()][1:4]
-        if len(words) == 3 and all(word.isdigit() for word in words):
-            used, soft, hard = map(int, words)
-            if limit := hard or soft:
-                return max(0, limit - used) * 1024, True
-    words = found.get("disk", "").split()
-    return (int(words[3]) * 1024 if len(words) > 5 and words[3].isdigit() else None), False
 
 
 def plan_text(plan: Mapping[str, str]) -> str:
@@ -158,9 +123,6 @@ def sending(remote: RemoteShell) -> Iterator[None]:
 
     The lock is a folder there whose `beat` is touched while it is held. One that a process of this
     machine left is taken over at once, another's when it was not touched for 60 s.
-
-    Raises:
-        IncompleteError: no connection, or the folder cannot be made.
     """
     me, dead, told = f"{socket.gethostname()} {os.getpid()}", "", False
     remote.run(f"mkdir -p {shlex.quote(remote.folder)}", f"{remote.target}: cannot be made")
@@ -198,14 +160,7 @@ def _has_gone(holder: str) -> bool:
 
 
 def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | None:
-    """Sends run file, `go.sh` and plan, and starts `go.sh`, detached.
-
-    Returns:
-        The name of its walk; None: another one is at work there, and nothing was sent.
-
-    Raises:
-        IncompleteError: no connection, or the folder cannot be written.
-    """
+    """Sends run file, `go.sh` and plan, and starts `go.sh`, detached."""
     walk = secrets.token_hex(8)
     files = {f"runs/{name}": text for name, text in road.files.items()}
     files["go.sh"] = (_HERE / "go.sh").read_text("utf-8")
@@ -255,17 +210,7 @@ def log_size(remote: RemoteShell) -> int:
 def follow(
     remote: RemoteShell, offset: int, walk: str | None, show: Callable[[str], None]
 ) -> End | None:
-    """Shows the log there from an offset on, until no `go.sh` is at work any more.
-
-    Args:
-        walk: that was begun; None: one that is at work already.
-
-    Returns:
-        How it ended; None: without a result.
-
-    Raises:
-        IncompleteError: the line broke: `go.sh` goes on.
-    """
+    """Shows the log there from an offset on, until no `go.sh` is at work any more."""
     began, pause = time.monotonic(), 0.5
     while True:
         words = shlex.join([remote.folder, str(offset)])

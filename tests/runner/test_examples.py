@@ -242,3 +242,15 @@ def test_the_environments_that_manifests_name_are_there() -> None:
     for path in (ROOT / "manifests").glob("*.yaml"):
         for found in re.findall(r"\.\./envs/[\w./-]+\.yml", path.read_text(encoding="utf-8")):
             assert (path.parent / found).is_file(), f"{path}: {found}"
+
+
+def test_the_manifest_of_the_bundle_is_named_where_it_is_found(bundle: Path) -> None:
+    """`runner submit --to` fetches from it."""
+    Path("manifests").mkdir()
+    Path("runs").mkdir()
+    Path("manifests/mine.yaml").touch()
+    assert init("masked-lm", "--bundle", bundle, "-o", "runs/none.yaml").exit_code == 0
+    assert RunConfig.load(Path("runs/none.yaml")).manifest is None
+    Path("manifests/mine.lock").write_bytes((bundle / "stage.lock").read_bytes())
+    assert init("masked-lm", "--bundle", bundle, "-o", "runs/one.yaml").exit_code == 0
+    assert RunConfig.load(Path("runs/one.yaml")).manifest == "../manifests/mine.yaml"

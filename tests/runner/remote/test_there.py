@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 def look(folder: Path, *words: str) -> dict[str, str]:
     script = ROOT / "runner/remote/look.sh"
     done = subprocess.run(
-        ["sh", script, folder, *(words or ("my.yaml", ""))], capture_output=True, text=True
+        ["sh", script, folder, *(words or ("", "my.yaml"))], capture_output=True, text=True
     )
     return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
 
@@ -38,7 +38,7 @@ def test_a_folder_is_looked_at_and_not_touched(tmp_path: Path) -> None:
     (there / ".airlift/plan").write_text(plan_text(plan))
     (there / ".airlift/result").write_text("abc 0 7\n")
     before = sorted(there.rglob("*"))
-    found = look(there, "my.yaml", "envs/e-1")
+    found = look(there, "envs/e-1", "my.yaml")
     assert len(found["bundle"]) == 64 and found["environment"] == "yes"
     assert found["result"] == "WALK=abc abc 0 7"
     del plan["WALK"]
