@@ -154,6 +154,10 @@ def _cluster(name: str, data: Any, lines: Lines, needs_folder: bool) -> Cluster:
     return replace(found, name=name, target=target, place=place, file=lines.path, profile=profile)
 
 
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else [str(value)]
+
+
 def note(file: Path, name: str, found: Mapping[str, str]) -> list[str]:
     """Adds to a `clusters.yaml` what was found; lines that are there stay as they are.
 
@@ -174,7 +178,7 @@ def note(file: Path, name: str, found: Mapping[str, str]) -> list[str]:
             rows = read_file(file).decode("utf-8-sig").splitlines()
             at = lines.numbers.get((name,), 0)
         for key, value in found.items():
-            if there and str(there.get(key, value)) != value:
+            if there and value not in (there.get(key, value), *_items(there.get(key))):
                 place = lines.place(name, key)
                 said.append(f"{place}: kept: `{key}: {there[key]}`; found: `{value}`")
     new = {key: value for key, value in found.items() if key not in (there or {})}

@@ -110,8 +110,8 @@ def probe(to: str, ssh: str, say: Say, *, wait_s: int = 60) -> None:
         raise UsageError(
             f"--to {to}: a folder here is no cluster.", "stage env probe asks this machine."
         )
-    name = cluster.name
-    if cluster.file is None:
+    name, is_listed = cluster.name, cluster.file is not None
+    if not is_listed:
         name = _name_of(cluster.target.bare_host)
         known = find_cluster(name, Path.cwd(), needs_folder=False)
         if known.host == cluster.target.bare_host:
@@ -135,12 +135,15 @@ def probe(to: str, ssh: str, say: Say, *, wait_s: int = 60) -> None:
     for line in _write_profile(profile, profile_text(name, answer or login, is_assumed, waits)):
         say(line)
     file = cluster.file or next(iter(files_of(Path.cwd())), users_file())
-    found = {"host": cluster.target.bare_host} | ({"folder": chosen} if chosen else {})
-    partition = _partitions(login)
-    found |= {"partition": partition[0][0]} if partition and not cluster.partition else {}
+    found = {} if is_listed else {"host": cluster.target.bare_host}
+    found |= {"folder": chosen} if chosen and not is_listed else {}
+    partitions = _partitions(login)
+    found |= {"partition": partitions[0][0]} if partitions and not cluster.partition else {}
     if "slurm_folder" in node.values:
         found |= {"setup": f"export PATH=$PATH:{quoted(node.values['slurm_folder'])}"}
-    found |= {"profile": str(cluster.profile or profile.resolve())}
+    if cluster.profile is None:
+        whole, near = profile.resolve(), file.parent.resolve()
+        found |= {"profile": str(whole.relative_to(near) if near in whole.parents else whole)}
     for line in note(file, name, found):
         say(line)
     if not chosen:

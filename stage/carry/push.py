@@ -28,7 +28,7 @@ from stage.bundle.bundle import VERIFIER, Bundle
 from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
 from stage.bundle.verify import failure_of, verify
-from stage.carry.ssh import PushTarget, RemoteShell, connected
+from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected
 from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
 from stage.files import human_count, join_limited, read_file
@@ -296,7 +296,12 @@ def run_rsync(
     output = subprocess.PIPE if capture else sys.stderr
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output) as running:
         try:
-            printed, _ = running.communicate(listed)
+            while True:
+                try:
+                    printed, _ = running.communicate(listed, timeout=QUIET_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    remote.check_alive()
         except BaseException:  # SIGTERM: its remote half then keeps the partial file
             running.terminate()
             try:

@@ -30,7 +30,7 @@ from stage.errors import IncompleteError, UsageError, as_shown, quoted
 STAYS = "4h"  # how long our login stays after its last use
 _MAX_SOCKET = 86  # bytes of a socket's path: macOS has 104, and ssh adds up to 17
 _NAME = 40  # bytes of ssh's %C
-_QUIET_S = 20.0  # without a byte, before the far end is asked whether it lives
+QUIET_S = 20.0  # without a byte, before the far end is asked whether it lives
 _PATIENCE_S = 40.0  # for its answer
 _LOGIN_S = 60.0  # for a login where nobody can type
 _PAUSE_S = 10.0  # before a busy host is tried once more
@@ -104,6 +104,8 @@ class RemoteShell:
         over: ssh and the options that reuse the open connection, and never open one; empty for a
             folder here, and for a command that is not OpenSSH's.
         log: the file with ssh's own messages.
+        is_theirs: the connection is the person's own. Ours ends by itself where the far end is
+            frozen; theirs may wait for ever.
         greeting: what the login shell there printed before the last script.
     """
 
@@ -112,6 +114,7 @@ class RemoteShell:
     ssh: str
     over: tuple[str, ...] = ()
     log: Path | None = None
+    is_theirs: bool = False
     greeting: str = ""
 
     @property
@@ -235,14 +238,14 @@ class RemoteShell:
         return lost(self.log.read_text("utf-8", "replace"), host)
 
     def check_alive(self) -> None:
-        """Asks the far end for a sign of life, in a session of its own.
+        """Asks the far end of a person's connection for a sign of life, in a session of its own.
 
         ssh's own check asks the local process only, which answers for a far end that is frozen.
 
         Raises:
             IncompleteError: none came.
         """
-        if not self.over:
+        if not self.is_theirs:
             return
         host = self.target.bare_host
         nothing = subprocess.DEVNULL
@@ -252,11 +255,10 @@ class RemoteShell:
                 command, stdin=nothing, stdout=nothing, stderr=nothing, timeout=_PATIENCE_S
             )
         except subprocess.TimeoutExpired:
-            end = shlex.join([*self.over, "-O", "exit", host])
             raise IncompleteError(
-                f"{host}: no sign of life for {_QUIET_S + _PATIENCE_S:.0f} s. What began there "
+                f"{host}: no sign of life for {QUIET_S + _PATIENCE_S:.0f} s. What began there "
                 "goes on, if that machine lives.",
-                f"Close this connection: {end}   {AGAIN}",
+                f"Close your connection: {self.ssh} -O exit {quoted(host)}   {AGAIN}",
             ) from None
 
     def _run(
@@ -306,12 +308,12 @@ class RemoteShell:
             assert running.stdout is not None
             try:
                 while True:
-                    left = _QUIET_S if deadline is None else deadline - time.monotonic()
+                    left = QUIET_S if deadline is None else deadline - time.monotonic()
                     if left <= 0:
                         raise IncompleteError(
                             f"{self.target}: no answer within {timeout_s:.0f} s.", AGAIN
                         )
-                    if not select.select([running.stdout], [], [], min(left, _QUIET_S))[0]:
+                    if not select.select([running.stdout], [], [], min(left, QUIET_S))[0]:
                         self.check_alive()
                     elif part := os.read(running.stdout.fileno(), 2**18):
                         yield part
@@ -374,6 +376,7 @@ def connected(
         # Ours wins over the user's: ssh takes the first value of an option.
         ours = [command[0], *_options(f"ControlPath={folder}/%C"), *command[1:]]
         path = _open_socket(command, host)
+        is_theirs = path is not None
         if path is None:
             with open(folder / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two commands at once make one login
@@ -391,7 +394,8 @@ def connected(
         # no jump. `false`: where the master is gone, this fails, and logs nobody in.
         reuse = _options(f"ControlPath={_literal(path)}", "ControlMaster=no", "ProxyCommand=false")
         over = (command[0], "-F", "/dev/null", "-E", log.name, *reuse)
-        yield RemoteShell(target, (*over, host, "sh -s"), ssh, over, Path(log.name))
+        shell = (*over, host, "sh -s")
+        yield RemoteShell(target, shell, ssh, over, Path(log.name), is_theirs)
 
 
 def log_out(target: PushTarget, ssh: str = "ssh") -> bool:

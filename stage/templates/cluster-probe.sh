@@ -1,5 +1,5 @@
 # What a login node is, for `stage env probe --to`. Sent to `sh -s`, after lines that set `folder` (may be empty).
-# Prints `KEY<tab>VALUE` lines. Changes nothing; no command asked here can hold it up for long.
+# Prints `KEY<tab>VALUE` lines. It makes and removes one folder on each disk, and changes nothing else; no command asked here can hold it up for long.
 LC_ALL=C
 export LC_ALL
 tab=$(printf '\t')
@@ -33,8 +33,11 @@ room() {
     # Filesystem, used, quota, limit, ...; `*` after what is over, 0 for no limit.
     left=$(printf '%s\n' "$quota" | tr -d '*[]' |
         awk '{ most = $4 + 0 > 0 ? $4 : $3; if (most + 0 > 0) print (most > $2 ? most - $2 : 0) }')
-    is_writable=no
-    [ ! -w "$near" ] || is_writable=yes
+    is_writable=no # what a disk refuses is best learned by asking it
+    if mkdir "$near/.airlift-probe.$$" 2>/dev/null; then
+        rmdir "$near/.airlift-probe.$$"
+        is_writable=yes
+    fi
     say room "$is_writable$tab${free:--}$tab${left:--}$tab$1$tab$2"
 }
 

@@ -106,13 +106,17 @@ def test_two_commands_at_once_make_one_login(start: Start) -> None:
     assert server.logins == 1
 
 
-def test_the_persons_own_master_is_used_and_never_closed(start: Start, tmp_path: Path) -> None:
-    server = start()
+def open_ones_own(server: Sshd) -> None:
+    """As a person does who has a ControlPath in ~/.ssh/config."""
     with open(server.config, "a") as config:
         config.write(f"  ControlPath /tmp/own-%C-{os.getpid()}\n")
-    subprocess.run(
-        ["ssh", "-M", "-f", "-N", "cluster"], check=True, timeout=30, stderr=subprocess.DEVNULL
-    )
+    command = ["ssh", "-M", "-f", "-N", "cluster"]
+    subprocess.run(command, check=True, timeout=30, stderr=subprocess.DEVNULL)
+
+
+def test_the_persons_own_master_is_used_and_never_closed(start: Start) -> None:
+    server = start()
+    open_ones_own(server)
     assert hello().text == "hello\n"
     assert not log_out(CLUSTER)
     assert subprocess.run(["ssh", "-O", "check", "cluster"], capture_output=True).returncode == 0
@@ -144,28 +148,30 @@ def freeze(server: Sshd) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
-def test_a_frozen_far_end_ends_with_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_QUIET_S", 0.2)
+@obeys(SSH, "Close your connection: {} -O exit {} {}")
+def test_a_frozen_far_end_of_a_persons_connection_ends_with_words(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "QUIET_S", 0.2)
     monkeypatch.setattr(connection, "_PATIENCE_S", 0.5)
     server = start()
+    open_ones_own(server)
     with connected(CLUSTER) as remote:
         assert remote.ask("sleep 1; echo later").text == "later\n"  # silent, and alive
         freeze(server)
         with pytest.raises(IncompleteError, match="no sign of life") as error:
             remote.ask("echo hello")
-    subprocess.run(
-        ["sh", "-c", in_it(error.value.remedy, r"(?<=connection: )ssh .*? cluster")],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    freeze(server)
+    close = in_it(error.value.remedy, r"(?<=connection: )ssh .*? cluster")
+    subprocess.run(["sh", "-c", close], check=True, capture_output=True, timeout=30)
     assert hello().text == "hello\n" and server.logins == 2
 
 
 @pytest.mark.slow
-def test_a_frozen_far_end_takes_at_most_70_s(start: Start) -> None:
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_frozen_far_end_takes_at_most_70_s(start: Start, whose: str) -> None:
     server = start()
+    if whose == "theirs":
+        open_ones_own(server)
     with connected(CLUSTER) as remote:
         remote.ask("true")
         freeze(server)

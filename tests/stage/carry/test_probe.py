@@ -1,0 +1,186 @@
+"""`stage env probe --to`, with a real sshd: what it prints, writes, keeps and collects.
+
+There is no Slurm on these login nodes; `tests/site/test_probe_on_slurm.py` has one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage.carry.clusters import find_cluster
+from stage.carry.probe import (
+    collect,
+    describe,
+    login_node_of,
+    profile_text,
+    room_script,
+    rooms_of,
+)
+from stage.carry.ssh import PushTarget, RemoteShell
+from stage.environment.spec.profile import Profile
+from tests.remedies.obeyed import in_it, obeys
+from tests.support.servers.sshd import Sshd
+
+PROBE = "stage/carry/probe.py"
+TOOLS = (
+    "sh bash ls cut mkdir rm mv find tail cat sleep true id uname dirname df sed awk tr grep sort "
+    "env timeout getconf rmdir rsync tar gzip sha256sum setsid nice python3"
+)
+LOGIN = """\
+# Profile of login1, by env-probe.sh. What stands in quotes may be corrected by hand.
+format: 1
+name: "cpu"
+platform: linux-64
+glibc: "2.28"
+linux: "4.18"
+# This node has no GPU that answers. Slurm has some: srun -p gpu --gres=gpu:1 -t 5 sh sh
+#   partition gpu gpu:h100:4 (compute capability 9.0)
+#   partition old gpu:8
+"""
+NODE = LOGIN[: LOGIN.index("# This")].replace("login1", "n1").replace("cpu", "h100") + (
+    'cuda: "12.4"      # driver 550.1\ncompute_capability: "9.0"\ngpu: "NVIDIA H100"\n'
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Sshd]:
+    """A login node with a home and a scratch disk of its own."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in TOOLS.split():
+        (programs / name).symlink_to(shutil.which(name) or name)
+    for name in ("home", "scratch", "laptop"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "home/.bash_profile").write_text(
+        f"export SCRATCH={tmp_path}/scratch PATH={programs}\necho Welcome\n"
+        "module() { test \"$1 $2\" = 'load torch' && export LOADEDMODULES=torch/2.7; }\n"
+    )
+    (tmp_path / "home/.bashrc").write_text("echo Greetings\n")
+    server = Sshd(tmp_path / "d", programs, HOME=tmp_path / "home")
+    yield server
+    server.close()
+
+
+def probe(server: Sshd, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a person does on their laptop."""
+    environment = os.environ | {
+        "PATH": f"{server.laptop}:{os.environ['PATH']}",
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "stage", "env", "probe", *arguments],
+        cwd=folder / "laptop",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@obeys(PROBE, "stage env probe asks this machine")
+def test_a_cluster_is_asked_and_noted_and_what_is_there_is_kept(
+    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    done = probe(server, tmp_path, "--to", "cluster")
+    assert done.returncode == 0, done.stderr
+    assert "which greets: 'Greetings'" in done.stdout and "no Slurm" in done.stdout
+    assert f"{tmp_path}/home   (home: " in done.stdout
+    assert not list((tmp_path / "home").glob(".airlift*"))
+    profile = tmp_path / "laptop/envs/profiles/cluster.yml"
+    glibc = os.confstr("CS_GNU_LIBC_VERSION")
+    assert f"glibc {Profile.load(profile).glibc}" == glibc
+    assert "assumed" not in profile.read_text()
+    next_ = in_it(done.stdout, r"(?<=stage env probe )--to cluster:FOLDER/airlift")
+    folder = tmp_path / "scratch"
+    done = probe(server, tmp_path, *next_.replace("FOLDER", str(folder)).split())
+    assert "next: runner submit RUN --to cluster" in done.stdout, done.stderr
+    found = find_cluster("cluster", None)
+    assert found.target == PushTarget("cluster", f"{folder}/airlift")
+    assert found.profile == profile and server.logins == 1
+    with open(profile, "a") as file:
+        file.write("# my own\n")
+    listed = tmp_path / "config/airlift/clusters.yaml"
+    listed.write_text(listed.read_text() + "  modules: [torch]\n")
+    done = probe(server, tmp_path, "--to", "cluster")
+    assert "yours, kept" in done.stdout, done.stdout
+    assert profile.read_text().endswith("# my own\n")
+    assert 'modules: ["torch/2.7"]' in profile.with_name("cluster.new.yml").read_text()
+    assert listed.read_text().endswith("modules: [torch]\n")
+    assert probe(server, tmp_path, "--to", "cluster", "--logout").stdout == "cluster: logged out\n"
+    assert "no login" in probe(server, tmp_path, "--to", "cluster", "--logout").stdout
+    assert probe(server, tmp_path, "--to", "./here").returncode == 2
+    assert probe(server, tmp_path, "--logout").returncode == 2
+
+
+def test_a_folder_that_cannot_be_written_is_refused(server: Sshd, tmp_path: Path) -> None:
+    done = probe(server, tmp_path, "--to", "cluster:/proc/airlift")
+    assert done.returncode == 2 and "not writable by you there" in done.stderr
+    assert not (tmp_path / "config").exists()
+
+
+def test_modules_that_do_not_load_are_named(server: Sshd, tmp_path: Path) -> None:
+    (tmp_path / "laptop/clusters.yaml").write_text("c: {host: cluster, setup: exit 3}\n")
+    done = probe(server, tmp_path, "--to", "c")
+    assert done.returncode == 5 and "`setup` failed" in done.stderr, done.stderr
+
+
+def test_the_room_at_a_folder_is_the_least_of_disk_and_quota(tmp_path: Path) -> None:
+    here = RemoteShell(PushTarget(None, "."), ("sh", "-s"), "")
+    (room,) = rooms_of(here.ask(room_script(str(tmp_path / "a b/c"))).text)
+    assert room.folder == f"{tmp_path}/a b/c" and room.is_writable
+    assert room.left is not None and abs(room.left - shutil.disk_usage(tmp_path).free) < 2**30
+    lfs = tmp_path / "bin/lfs"
+    lfs.parent.mkdir()
+    lfs.write_text("#!/bin/sh\necho '  /a/very/long/path'\necho '  2048* 3072 4096 - 5 0 0 -'\n")
+    lfs.chmod(0o755)
+    there = RemoteShell(
+        PushTarget(None, "."), ("env", f"PATH={lfs.parent}:{os.environ['PATH']}", "sh", "-s"), ""
+    )
+    (room,) = rooms_of(there.ask(room_script(str(tmp_path))).text)
+    assert room.quota == room.left == 2 * 2**20
+
+
+def test_what_is_assumed_is_marked_until_a_node_answers(tmp_path: Path) -> None:
+    path = tmp_path / "gauss.yml"
+    path.write_text(profile_text("gauss", LOGIN, True, f"{tmp_path}/answer"))
+    profile = Profile.load(path)
+    assert (profile.name, profile.cuda, profile.compute_capability) == ("gauss", "12.2", "9.0")
+    marked = re.findall("^(\\w+):.*# assumed", path.read_text(), re.MULTILINE)
+    assert set(marked) == {"glibc", "linux", "cuda", "compute_capability"}
+    (tmp_path / "clusters.yaml").write_text("gauss: {host: h, folder: f, profile: gauss.yml}\n")
+    cluster = find_cluster("gauss", tmp_path)
+    here = RemoteShell(PushTarget(None, "."), ("sh", "-s"), "")
+    assert "still assumed" in str(collect(here, cluster))
+    (tmp_path / "answer").write_text(f"Welcome\n{NODE}")
+    assert "written" in str(collect(here, cluster))
+    profile = Profile.load(path)
+    assert (profile.cuda, profile.gpu) == ("12.4", "NVIDIA H100")
+    assert "assumed" not in path.read_text() and not (tmp_path / "answer").exists()
+    assert collect(here, cluster) is None
+
+
+def test_a_login_node_is_described() -> None:
+    node = login_node_of(
+        "host\tlogin1\nshell\t/bin/tcsh\ntool\trsync\n"
+        "slurm\tslurm 23.11\nslurm_folder\t/opt/slurm\n"
+        "modules\tyes\nroom\tyes\t1048576\t-\t/scratch/me\t$SCRATCH\nroom\tno\t-\t0\t/work\tdisk\n"
+    )
+    assert node.has_slurm
+    lines = describe(node, "Welcome \x1b[31m")
+    assert lines[0].startswith("login1: shell /bin/tcsh, which greets: 'Welcome \\\\x1b")
+    assert "slurm 23.11 (only login shells have it: /opt/slurm); modules" in lines[1]
+    assert "not there: python3, sha256sum, setsid" in lines[1]
+    assert lines[3:] == [
+        "  /scratch/me   ($SCRATCH: 1.07 GB free)",
+        "  /work   (disk: room not known, quota leaves 0 B, NOT WRITABLE by you)",
+    ]
