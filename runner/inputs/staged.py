@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runner.errors import UsageError
 from stage.bundle.bundle import Bundle, holds_bundle
@@ -17,7 +19,6 @@ from stage.digests import hash_file
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
 from stage.lock.manifest import Manifest as Manifest
-from stage.lock.model import LockedAsset
 from stage.lock.requests import EnvironmentRequest, PathRequest
 from stage.progress import Reporter as Reporter
 from stage.staging.resolve import read_previous, unanswered
@@ -77,10 +78,11 @@ class Here:
         requests = self.manifest.requests.items()
         return {name: r for name, r in requests if isinstance(r, EnvironmentRequest)}
 
-    def locked(self, asset: str) -> LockedAsset | None:
-        """An asset as the lock has it; None: it is not locked."""
-        lock = read_previous(self.manifest)
-        return lock.assets.get(asset) if lock else None
+    def env_facts(self, asset: str) -> dict[str, Any]:
+        """The env.json of an environment: `tree`, `size`. Empty: it is not fetched yet."""
+        path = self.bundle / "data" / "envs" / asset / "env.json"
+        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return found
 
     def send(
         self, remote: RemoteShell, folder: str, copy: str | None, damaged: set[str], quiet: bool

@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.errors import IncompleteError, UsageError, as_shown, print_line
 from runner.inputs.far import Cluster, RemoteShell, connected, find_cluster
 from runner.remote.plan import OUTPUT, load_run
-from runner.run_folder.logs import readable
+from runner.run_folder.logs import READ_BACK, readable
 
 _ASK_EVERY_S = 20.0
 _LONGEST_PAUSE_S = 60.0  # between two tries to connect again
@@ -48,8 +48,13 @@ def status(to: str, run: str | None, *, as_json: bool) -> int:
     words = ["status", *[there] * bool(there), *["--json"] * as_json]
     with connected(cluster.target) as remote:
         code, text = _runner(remote, *words)
-    sys.stdout.write(as_shown(text))
+    sys.stdout.write(as_shown(_document(text) if as_json else text))
     return code
+
+
+def _document(text: str) -> str:
+    """JSON without what a login shell there printed before it."""
+    return text[max(0, text.find("\n{") + 1) :] if not text.startswith("{") else text
 
 
 def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> None:
@@ -91,9 +96,12 @@ class _Log:
             return
         path = self._find(remote)
         print_line(f"{remote.target}/{path}:", err=True)
-        data = remote.read(path)
-        self.path, self.offset = path, data.rfind(b"\n") + 1
-        self._print(b"".join(data[: self.offset].splitlines(True)[-self.lines :][: self.lines]))
+        size = remote.ask(f"wc -c <{remote.inside(path)}").text
+        start = max(0, int(size) - READ_BACK)
+        data = remote.read(path, start)
+        whole = data.rfind(b"\n") + 1
+        self.path, self.offset = path, start + whole
+        self._print(b"".join(data[:whole].splitlines(True)[-self.lines :][: self.lines]))
 
     def follow(self, remote: RemoteShell) -> None:
         """Shows what is written, until the run is over."""
@@ -109,7 +117,10 @@ class _Log:
             if time.monotonic() - asked > _ASK_EVERY_S:
                 asked = time.monotonic()
                 code, text = _runner(remote, "status", self.run, "--json")
-                over = code == 0 and json.loads(text)["state"] not in ("running", "waiting")
+                over = code == 0 and json.loads(_document(text))["state"] not in (
+                    "running",
+                    "waiting",
+                )
                 continue
             time.sleep(pause)
 

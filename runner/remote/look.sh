@@ -14,7 +14,7 @@ answer folder "$(pwd -P)"
 answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
 [ -f .airlift/plan ] && answer plan "$(sed 1d .airlift/plan | digest)"
 [ -f .airlift/result ] && answer result "$(sed 1q .airlift/plan) $(cat .airlift/result)"
-[ -n "$2" ] && "$2/bin/python3" -c '' >/dev/null 2>&1 && answer environment yes
+[ -n "$2" ] && answer airlift "$("$2/bin/python3" -c 'import stage; print(stage.__version__)' 2>/dev/null)"
 shift 2
 [ -f "runs/$1" ] && answer run "$(cd runs && cat -- "$@" 2>/dev/null | digest)"
 squeue -h -u "$(id -un)" -o 'job=%A|%T|%o' || answer noqueue yes

@@ -126,30 +126,17 @@ class Road:
         """The options of `runner submit` alone."""
         return [word for axis in self.axes for word in ("--array", axis)]
 
+    @property
     def env_facts(self) -> dict[str, Any]:
-        """The env.json of the environment in the bundle here: `tree`, `size`. Empty: there is none.
-
-        It is there once the bundle is fetched.
-        """
-        if self.environment is None:
-            return {}
-        path = self.here.bundle / "data" / "envs" / self.environment / "env.json"
-        found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        return found
+        """Of the environment in the bundle here: `tree`, `size`; empty: none, or not fetched."""
+        return self.here.env_facts(self.environment) if self.environment else {}
 
     @property
     def env_folder(self) -> str:
         """The folder of the environment there; empty: `setup` lines bring it."""
         if self.environment is None:
             return ""
-        return f"{ENVS}/{self.environment}-{str(self.env_facts().get('tree', 'DIGEST'))[:16]}"
-
-    @property
-    def airlift_there(self) -> str | None:
-        """The version of airlift in the locked environment; None: not known here."""
-        asset = self.here.locked(self.environment) if self.environment else None
-        packages = asset.environment.packages if asset and asset.environment else ()
-        return next((p.version for p in packages if p.name == "airlift"), None)
+        return f"{ENVS}/{self.environment}-{str(self.env_facts.get('tree', 'DIGEST'))[:16]}"
 
     def plan(self, bundle_id: str) -> dict[str, str]:
         """The plan for `go.sh`, without its walk."""
@@ -159,7 +146,7 @@ class Road:
             "OUTPUT": self.output,
             "BUNDLE_ID": bundle_id,
             "ENVIRONMENT": self.environment or "",
-            "ENV_DIGEST": str(self.env_facts().get("tree", "")),
+            "ENV_DIGEST": str(self.env_facts.get("tree", "")),
             "VERIFY": cluster.verify,
             "AIRLIFT": __version__,
             "PARTITION": self.config.slurm.partition or cluster.partition or "",

@@ -33,7 +33,7 @@ from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
 from runner.remote.plan import BUNDLE, OUTPUT, Road, sha256_of
-from runner.remote.there import End, There, begin, follow, log_size, plan_digest, plan_text, sending
+from runner.remote.there import End, There, plan_digest, plan_text, sending, walk
 
 _THERE = ("verify", "environment", "check", "submit")
 DAMAGED = ".airlift/damaged"
@@ -116,7 +116,7 @@ def steps_done(road: Road, there: There | None) -> set[str]:
         return found
     found |= {"fetch"}
     if there is not None and there.bundle_id == bundle_id:
-        found |= {"push"} | ({"environment"} if there.has_environment else set())
+        found |= {"push"} | ({"environment"} if there.airlift else set())
         if there.is_done(road, road.plan(bundle_id)):
             found |= {*_THERE}
     return found
@@ -130,9 +130,9 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     _check_there(remote, road, there)
     bundle_id = _fetch(road)
     parts = sizes(road)  # before anything is sent: it finds names that the bundle does not have
-    _say_version(road.airlift_there)
     if road.env_folder != folder:
         there = There.look(remote, road)
+    _say_version(there.airlift)
     _check_job(road, there)
     if not _show(road, "push", there.bundle_id == bundle_id):
         print_line(describe(parts, there))
@@ -148,6 +148,8 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
         say("what is damaged there is sent again")
         _push(remote, road, bundle_id, quiet)
         end = _walk(remote, road, plan)
+    if road.environment and not there.airlift:
+        _say_version(There.look(remote, road).airlift)
     return end.code or (_say_job(road, end.job, "") if end.job else 0)
 
 
@@ -208,8 +210,8 @@ def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
     _say_version(found[1])
 
 
-def _say_version(there: str | None) -> None:
-    if there not in (None, __version__):
+def _say_version(there: str) -> None:
+    if there not in ("", __version__):
         say(f"note: airlift {there} runs there, and {__version__} here")
 
 
@@ -238,7 +240,7 @@ def sizes(road: Road) -> dict[str, int]:
     inputs = resolve(road.config, road.here.bundle)
     return {
         "bundle": road.here.size,
-        "environment": int(road.env_facts().get("size", 0)),
+        "environment": int(road.env_facts.get("size", 0)),
         "checkpoints": disk_needed(road.config, shape_of(road.config, inputs.model)),
     }
 
@@ -259,7 +261,7 @@ def _check_room(remote: RemoteShell, parts: Mapping[str, int], there: There) -> 
     room = room_of(remote)
     unknown = "" if room.quota is not None else "; a quota, if there is one, cannot be asked"
     print_line(f"there: {room}{unknown}")
-    needed = _to_send(parts, there) + (0 if there.has_environment else parts["environment"])
+    needed = _to_send(parts, there) + (0 if there.airlift else parts["environment"])
     if room.left is not None and room.left < needed:
         raise IncompleteError(
             f"{remote.target}: bundle and environment need {human_size(needed)} more there, and "
@@ -282,26 +284,25 @@ def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
 def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
     """Lets `go.sh` do its steps, or joins one that is at work."""
     say(f"go.sh does this in {remote.target}, and goes on if this line breaks")
+    lost = 0
     for _ in range(_WALKS):
-        offset = log_size(remote)
-        if (walk := begin(remote, road, plan)) is None:
-            say("one is at work there already: joined")
         try:
-            end = follow(remote, offset, walk, _show_log)
+            begun, end = walk(remote, road, plan, _show_log)
         except IncompleteError as error:
             raise IncompleteError(
                 f"{error.message} What go.sh does there goes on.",
                 f"{error.remedy} The same command again joins it.",
             ) from None
-        if end is None:
+        if end is not None and (end.walk == begun or end.plan == plan_digest(plan)):
+            return end
+        lost += end is None
+        if lost == 2:
             raise IncompleteError(
-                f"{remote.target}: go.sh ended there without a result: it was killed (a limit of "
-                "the login node?), or the node went down.",
+                f"{remote.target}: go.sh ended there twice without a result: it was killed (a "
+                "limit of the login node?), or the node went down.",
                 "Run the same command again: it goes on. Where login nodes end long work: "
                 "verify: job in clusters.yaml.",
             )
-        if walk is not None or end.plan == plan_digest(plan):
-            return end
     raise IncompleteError(
         f"{remote.target}: other submits are at work there, one after another.",
         "Run the same command again later.",

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import IncompleteError, as_shown, print_line
+from runner.errors import IncompleteError, as_shown, print_line, say
 from runner.inputs.far import RemoteShell
 from runner.remote.plan import Road, sha256_of
 
@@ -41,6 +41,7 @@ class There:
         bundle_id: of the finished bundle in it; empty: none. `kib`: of what is in `bundle/`.
         run_digest: of the run file there and what it names.
         plan: of the last plan, without its walk.
+        airlift: its version in the environment there; empty: that is not there.
         made: the job that the last plan's walk made; 0: none, or it did not end well.
         jobs: (number, state, script) of those in the queue.
     """
@@ -51,7 +52,7 @@ class There:
     run_digest: str
     plan: str
     made: int
-    has_environment: bool
+    airlift: str
     has_slurm: bool
     jobs: tuple[tuple[int, str, str], ...]
 
@@ -78,7 +79,7 @@ class There:
             run_digest=found.get("run", ""),
             plan=found.get("plan", ""),
             made=int(result[2]) if is_last else 0,
-            has_environment="environment" in found,
+            airlift=found.get("airlift", ""),
             has_slurm="slurm" in found,
             jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
         )
@@ -185,6 +186,7 @@ def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | Non
 class End:
     """How a walk of `go.sh` ended. `plan`: its digest; empty: it was replaced meanwhile."""
 
+    walk: str
     code: int
     job: int
     plan: str
@@ -195,36 +197,48 @@ _POLL = f"""
 cd "$1" || exit 1
 is_alive && echo yes || echo no
 echo $(cat .airlift/result 2>/dev/null)
-sed 1q .airlift/plan
-sed 1d .airlift/plan | sha256sum | cut -c1-64
+sed 1q .airlift/plan 2>/dev/null || echo
+sed 1d .airlift/plan 2>/dev/null | sha256sum | cut -c1-64
 cat .airlift/log 2>/dev/null | wc -c
 tail -c +$(($2 + 1)) .airlift/log 2>/dev/null | head -c {_MOST}
 """
 
 
-def log_size(remote: RemoteShell) -> int:
-    """Bytes of the log there, from which on a walk that begins now is followed."""
-    return int(remote.ask(f"cat {remote.inside('.airlift/log')} 2>/dev/null | wc -c").text or 0)
+def _poll(remote: RemoteShell, offset: int) -> list[str]:
+    """Whether go.sh lives, result, walk and digest of the plan, the log's size, and its text."""
+    words = shlex.join([remote.folder, str(offset)])
+    return remote.run(f"set -- {words}{_POLL}", f"{remote.target}: cannot be read").split("\n", 5)
 
 
-def follow(
-    remote: RemoteShell, offset: int, walk: str | None, show: Callable[[str], None]
-) -> End | None:
-    """Shows the log there from an offset on, until no `go.sh` is at work any more."""
+def walk(
+    remote: RemoteShell, road: Road, plan: Mapping[str, str], show: Callable[[str], None]
+) -> tuple[str | None, End | None]:
+    """Begins a walk, or joins one; shows the log of it, until no `go.sh` is at work any more.
+
+    Returns:
+        The walk that was begun; None: joined. And how the last one ended; None: without a result.
+
+    Raises:
+        IncompleteError: the line broke: `go.sh` goes on.
+    """
+    _, before, _, _, size, _ = _poll(remote, 2**62)
+    begun, offset = begin(remote, road, plan), int(size)
+    if begun is None:
+        say("a go.sh is at work there already: joined")
     began, pause = time.monotonic(), 0.5
     while True:
-        words = shlex.join([remote.folder, str(offset)])
-        said = remote.run(f"set -- {words}{_POLL}", f"{remote.target}: cannot be read")
-        lives, result, planned, digest, size, log = said.split("\n", 5)
+        lives, result, planned, digest, size, log = _poll(remote, offset)
         if new := max(0, min(int(size) - offset, _MOST)):
             show(log)
             offset, pause = offset + new, 0.5
-        its, *end = result.split() or [""]
-        is_ours = len(end) == 2 and walk in (None, its)
-        waits = not is_ours and walk and time.monotonic() - began < _BEGINS_WITHIN_S
+        is_new = result != before and len(result.split()) == 3
+        waits = begun and not is_new and time.monotonic() - began < _BEGINS_WITHIN_S
         if lives == "no" and not waits and offset >= int(size):
-            plan = digest if planned == f"WALK={its}" else ""
-            return End(int(end[0]), int(end[1]), plan) if is_ours else None
+            if not is_new:
+                return begun, None
+            its, code, job = result.split()
+            of = digest if planned == f"WALK={its}" else ""
+            return begun, End(its, int(code), int(job), of)
         if not new:
             time.sleep(pause)
             pause = min(5.0, pause * 1.5)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import __version__
 from runner.inputs.far import PushTarget, connected
 from runner.remote.there import plan_digest, plan_text, sending
 
@@ -33,13 +34,14 @@ def test_a_folder_is_looked_at_and_not_touched(tmp_path: Path) -> None:
     (there / "bundle/stage.lock").write_text("{}\n")
     assert look(there).get("bundle") is None
     (there / "bundle/tagmanifest-sha256.txt").touch()
-    (there / "envs/e-1/bin/python3").symlink_to(sys.executable)
+    (there / "envs/e-1/bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (there / "envs/e-1/bin/python3").chmod(0o755)
     plan = {"WALK": "abc", "RUN": "it's.yaml", "SETUP": "a\nb"}
     (there / ".airlift/plan").write_text(plan_text(plan))
     (there / ".airlift/result").write_text("abc 0 7\n")
     before = sorted(there.rglob("*"))
     found = look(there, "envs/e-1", "my.yaml")
-    assert len(found["bundle"]) == 64 and found["environment"] == "yes"
+    assert len(found["bundle"]) == 64 and found["airlift"] == __version__
     assert found["result"] == "WALK=abc abc 0 7"
     del plan["WALK"]
     assert found["plan"] == plan_digest(plan)

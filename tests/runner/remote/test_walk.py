@@ -1,0 +1,55 @@
+"""The walk of the real `go.sh`, begun, joined and followed, by this machine's sh."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.inputs.far import PushTarget, connected
+from runner.remote.plan import Road
+from runner.remote.there import End, plan_digest, walk
+from tests.runner.remote.conftest import RUN
+
+
+@pytest.fixture
+def road(tmp_path: Path) -> Road:
+    for name in ("runs", "manifests", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "runs/my.yaml").write_text(RUN)
+    (tmp_path / "manifests/small.yaml").write_text(
+        "format: 1\nname: small\nassets:\n  bert: {model: acme/bert}\n"
+    )
+    (tmp_path / "runs/clusters.yaml").write_text(f"far:\n  folder: {tmp_path}/there\n")
+    return Road.of(tmp_path / "runs/my.yaml", "far", tmp_path / "bundle")
+
+
+def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -> None:
+    """There is no bundle, so its first step ends with 5."""
+    there, plan = tmp_path / "there", road.plan("0" * 64)
+    seen: list[list[str]] = [[], []]
+    found: list[tuple[str | None, End | None]] = []
+
+    def one(number: int) -> None:
+        with connected(PushTarget(None, str(there))) as remote:
+            found.append(walk(remote, road, plan, seen[number].append))
+
+    first = threading.Thread(target=one, args=(0,))
+    first.start()
+    deadline = time.monotonic() + 20
+    while not (there / ".airlift/lock/step").exists():
+        assert time.monotonic() < deadline and first.is_alive()
+        time.sleep(0.02)
+    one(1)
+    first.join(30)
+    begun = {walked for walked, _ in found}
+    assert None in begun and len(begun) == 2, found  # the second one joined
+    (name,) = begun - {None}
+    assert {end for _, end in found} == {End(str(name), 5, 0, plan_digest(plan))}
+    assert f"== {name} verify" in "".join(seen[0])
+    assert (there / "runs/my.yaml").read_text() == RUN
+    again = ["".join(text) for text in seen]
+    one(0)  # it is not taken for the end of the first
+    assert found[-1][0] not in begun and again[0] in "".join(seen[0])
