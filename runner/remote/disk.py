@@ -49,19 +49,15 @@ def check(disk: Path, bundle: Path) -> list[str]:
     files = {file.path: file.size or 0 for file in Bundle.open(bundle).lock.files}
     mounts = _MOUNTS.read_text("utf-8", "replace") if _MOUNTS.exists() else ""
     check_sizes(disk, kind_of_disk(disk.resolve(), mounts), files)
-    there = disk / "bundle"
-    missing = {path: size for path, size in files.items() if _size(there / path) != size}
-    needed, free = sum(missing.values()), shutil.disk_usage(disk).free
+    there = {path: disk / "bundle" / path for path in files}
+    kept = sum(path.stat().st_size for path in there.values() if path.is_file())
+    needed, free = max(0, sum(files.values()) - kept), shutil.disk_usage(disk).free
     if needed > free:
         raise IncompleteError(
             f"{disk}: {human_size(needed)} are to be written, and {human_size(free)} are free.",
             "Free space there, or take a larger disk.",
         )
     return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
 
 
 def kind_of_disk(folder: Path, mounts: str) -> str:
@@ -77,11 +73,7 @@ def kind_of_disk(folder: Path, mounts: str) -> str:
 
 
 def check_sizes(disk: Path, kind: str, files: Mapping[str, int]) -> None:
-    """Refuses files that the disk's file system cannot hold. Pure.
-
-    Raises:
-        UsageError: FAT32, which has no file of 4 GiB.
-    """
+    """Refuses a file of 4 GiB on FAT32, with UsageError. Pure."""
     path, size = max(files.items(), key=lambda file: file[1], default=("", 0))
     if kind in _FAT and size > _MOST_ON_FAT:
         parts = f"tar -c BUNDLE | split -b 3900M - {quoted(disk / 'bundle.tar.')}"
@@ -125,13 +117,11 @@ def write(
             f"{target}: written twice, and not as it was read here: {as_shown(first['path'])}.",
             "Take another disk; this one loses bytes.",
         )
-    (disk / "runs").mkdir(exist_ok=True)
-    (disk / ".airlift").mkdir(exist_ok=True)
-    for name, content in files.items():
-        (disk / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(disk / "runs" / name, content)
-    write_atomically(disk / ".airlift/plan", plan_text.encode())
-    write_atomically(disk / "go.sh", _GO.read_bytes())
+    texts = {f"runs/{name}": content for name, content in files.items()}
+    texts |= {".airlift/plan": plan_text.encode(), "go.sh": _GO.read_bytes()}
+    for name, content in texts.items():
+        (disk / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(disk / name, content)
     return [
         f"{disk}: bundle, runs/{', runs/'.join(files)} and go.sh; every byte was read back",
         f"next: eject it; on the cluster: sh {quoted(disk)}/go.sh FOLDER",

@@ -42,7 +42,6 @@ from runner.run_folder.report import write as write_report
 
 PARTS, PULLED = ".pull", "pulled.json"
 LIST, RESULTS = "results.sha256", "results"  # on a carried disk
-_REPORT = "report.html"
 _SECTION = "(?:[A-Za-z0-9_][A-Za-z0-9_.+=,@-]*)"
 _NAME = re.compile(
     r"(?P<member>[A-Za-z_][A-Za-z0-9_.+,-]*=[A-Za-z0-9_.+=,-]*/)?"
@@ -130,7 +129,7 @@ def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bo
     if not _RUN.fullmatch(name):
         raise UsageError(f"{run}: no run file, and no name of a run.", "runner status --to CLUSTER")
     folder = output or Path("output") / name
-    cluster = find_cluster(to, path.parent if path.is_file() else None)
+    cluster = find_cluster(to, path.parent if path.is_file() else Path("runs"))
     with silent(if_=quiet):
         if cluster.target.host is None:
             disk = Disk(Path(cluster.target.folder), to)
@@ -206,9 +205,8 @@ def _own(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(
-                f"{folder}: another `runner pull` is at work there.", "Let it end."
-            ) from None
+            problem = f"{folder}: another `runner pull` is at work there."
+            raise UsageError(problem, "Let it end.") from None
         try:
             yield
         finally:
@@ -261,10 +259,6 @@ def _bring(source: Host | Disk, run: str, folder: Path, result: Result) -> str:
     return result.name
 
 
-class _EnoughError(Exception):
-    """All bytes that were listed have come."""
-
-
 def _stream(
     source: Host | Disk, run: str, result: Result, file: BinaryIO, digest: hashlib._Hash
 ) -> None:
@@ -275,9 +269,9 @@ def _stream(
         file.write(data)
         digest.update(data)
         if file.tell() == result.size:
-            raise _EnoughError
+            raise EOFError  # all that was listed
 
-    with suppress(_EnoughError):
+    with suppress(EOFError):
         source.stream(run, result.name, file.tell(), take)
 
 
@@ -312,12 +306,11 @@ def _put_in_place(folder: Path, right: Sequence[Result]) -> None:
 def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
     """Prints what came, and how far each run is; makes a report where none came."""
     size = human_size(sum(result.size for result in right))
-    files = human_count(len(right), "file")
-    print_line(f"{folder}: {files}, {size} of {source.name}, every byte compared")
+    print_line(f"{folder}: {len(right)} files, {size} of {source.name}, every byte compared")
     names = {result.name for result in right}
     for member in sorted({name.rpartition("config.yaml")[0] for name in names if "config" in name}):
         root = folder / member
-        if f"{member}metrics.jsonl" in names and member + _REPORT not in names:
+        if f"{member}metrics.jsonl" in names and f"{member}report.html" not in names:
             with suppress(StageError):
                 write_report([root], None)
         with suppress(StageError):

@@ -1,0 +1,204 @@
+"""The road by a carried disk: refused before the copy, read back from it, and the way back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.errors import StageError
+from runner.remote import disk as carried
+from runner.remote.disk import check, check_sizes, kind_of_disk, write
+from runner.remote.pull import Disk, bring
+from runner.remote.there import plan_text
+from stage.bundle.verifier import state_folder
+from stage.bundle.verify import verify
+from stage.carry import push as pushing
+from stage.progress import Reporter
+from tests.runner.folders import run_folder
+from tests.runner.remote.far import Far, each_shell
+from tests.stage.bundles import make_bundle
+from tests.stage.carry.conftest import WEIGHTS, flip
+
+MOUNTS = """\
+22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
+40 22 8:17 / /media/my\\040disk rw,nosuid - vfat /dev/sdb1 rw,uid=1000
+41 22 8:33 / /media/other rw - exfat /dev/sdc1 rw
+42 41 8:34 / /media/other/inner rw master:2 - msdos /dev/sdd1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    "folder, kind",
+    [
+        ("/media/my disk", "vfat"),
+        ("/media/my disk/a", "vfat"),
+        ("/media/my disks", "ext4"),
+        ("/media/other/x", "exfat"),
+        ("/media/other/inner/x", "msdos"),
+        ("/home", "ext4"),
+    ],
+)
+def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(folder: str, kind: str) -> None:
+    assert kind_of_disk(Path(folder), MOUNTS) == kind
+    assert kind_of_disk(Path(folder), "") == ""
+
+
+def test_fat32_takes_no_file_of_4_gib() -> None:
+    largest = {"data/a": 2**32 - 1, "data/b": 0}
+    check_sizes(Path("/media/d"), "vfat", largest)
+    with pytest.raises(StageError, match="is FAT32") as refused:
+        check_sizes(Path("/media/d"), "vfat", {**largest, "data/c": 2**32})
+    assert refused.value.exit_code == 2 and "data/c has 4.29 GB" in refused.value.message
+    assert "exFAT" in refused.value.remedy and "split -b 3900M" in refused.value.remedy
+    for kind in ("exfat", "ext4", ""):
+        check_sizes(Path("/media/d"), kind, {"data/c": 2**40})
+    check_sizes(Path("/media/d"), "vfat", {})
+
+
+def test_it_is_refused_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, disk = make_bundle(tmp_path / "bundle", big=False).root, tmp_path / "disk"
+    with pytest.raises(StageError, match="is no folder here"):
+        check(disk, bundle)
+    disk.mkdir()
+    assert check(disk, bundle)[0].startswith("to write: 210 kB; free on ")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"40 22 8:17 / {disk} rw - vfat /dev/sdb1 rw\n")
+    monkeypatch.setattr(carried, "_MOUNTS", mounts)
+    monkeypatch.setattr(carried, "_MOST_ON_FAT", 100_000)
+    with pytest.raises(StageError, match="is FAT32"):
+        put(disk, bundle)
+    monkeypatch.setattr(carried, "_MOUNTS", tmp_path / "none")
+    usage = shutil.disk_usage(disk)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StageError, match=r"210 kB are to be written, and 1 kB are free"):
+        put(disk, bundle)
+    assert list(disk.iterdir()) == []
+
+
+def put(disk: Path, bundle: Path, **changes: str) -> list[str]:
+    """Writes a run to a disk."""
+    keys = {"WALK": "w1", "RUN": "my.yaml", "OUTPUT": "output/my"}
+    plan = {**keys, "BUNDLE_ID": verify(bundle, "fast").bundle_id or "", **changes}
+    state = state_folder(os.environ)
+    return write(
+        disk, bundle, {"my.yaml": b"name: my\n"}, plan_text(plan),
+        reporter=Reporter(quiet=True), quiet=True, state=state,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def ext4(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own: a file with ext4, mounted through a loop device."""
+    if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):
+        pytest.skip("a loop device needs root, and mkfs.ext4")
+    image, folder = tmp_path / "image", tmp_path / "media"
+    with open(image, "wb") as file:
+        file.truncate(32 * 2**20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    folder.mkdir()
+    if subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True).returncode:
+        pytest.skip("no loop device may be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@each_shell
+def test_there_and_back_by_a_disk(
+    ext4: Path, tmp_path: Path, shell: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    said = put(ext4, bundle)
+    assert said[1] == f"next: eject it; on the cluster: sh {ext4}/go.sh FOLDER"
+    assert put(ext4, bundle) == said  # again: nothing to send
+    far = Far(tmp_path / "cluster")
+    shutil.rmtree(far.folder)
+    done = far.go(shell, "../work", go=ext4 / "go.sh")
+    assert done.returncode == 0, done.stderr + far.read("log")
+    assert far.steps[:4] == ["copy begin 0", "copy done 0", "verify begin 0", "verify done 0"]
+    assert far.read("result") == "w1 0 17\n" and verify(far.folder / "bundle").ok
+    # Again, from the disk and without it.
+    for go in (ext4 / "go.sh", far.folder / "go.sh"):
+        done = far.go(shell, *(["../work"] if go.parent == ext4 else []), go=go)
+        assert done.returncode == 0 and far.steps[-1] == "submit skipped 0"
+    assert far.steps.count("copy skipped 0") == 1 and len(far.calls) == 2
+
+    root = run_folder(far.folder / "output/my", name="my")
+    (root / "model").mkdir()
+    (root / "model/config.json").write_text("{}")
+    (root / "model/link").symlink_to("config.json")
+    done = far.go(shell, "--results", ext4)
+    assert done.returncode == 0 and "not brought: model/link (link)" in done.stdout, done.stderr
+    out = tmp_path / "out"
+    disk = Disk(ext4, str(ext4))
+    assert bring(disk, "my", out, checkpoints=False) == 1
+    assert "refused: model/link: is a link" in capfd.readouterr().err
+    for name in ("metrics.jsonl", "config.yaml", "environment.json", "model/config.json"):
+        assert (out / name).read_bytes() == (root / name).read_bytes()
+    flip(ext4 / "results/my/model/config.json", 0)
+    (out / "model/config.json").unlink()
+    with pytest.raises(StageError, match=r"refused, the first: model/config\.json"):
+        bring(disk, "my", out, checkpoints=False)
+    with pytest.raises(StageError, match="no results of other were written to this disk"):
+        bring(disk, "other", tmp_path / "none", checkpoints=False)
+
+
+@each_shell
+def test_a_copy_that_is_cut_or_damaged_is_copied_again(tmp_path: Path, shell: list[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    put(disk, make_bundle(tmp_path / "bundle", big=False).root)
+    far = Far(tmp_path / "cluster")
+    shutil.rmtree(far.folder)
+    far.add("cp", f'case $1 in *model.safetensors) exit 1 ;; esac; exec {shutil.which("cp")} "$@"')
+    done = far.go(shell, far.folder, go=disk / "go.sh")
+    assert done.returncode == 5 and far.steps[-1] == "copy failed 5"
+    assert not (far.folder / "bundle/tagmanifest-sha256.txt").exists()
+    far.add("cp", f'exec {shutil.which("cp")} "$@"')
+    flip(next((far.folder / "bundle/data/models").rglob("vocab.txt")))
+    done = far.go(shell, far.folder, go=disk / "go.sh")
+    assert done.returncode == 1 and far.read("damaged").endswith("vocab.txt\n")
+    done = far.go(shell, far.folder, go=disk / "go.sh")
+    assert done.returncode == 0, far.read("log")
+    # A newer version of the bundle: what it has no more goes; another bundle is refused.
+    shutil.rmtree(disk)
+    disk.mkdir()
+    put(disk, make_bundle(tmp_path / "newer", files={"data/files/notes/a": b"1"}, big=False).root)
+    assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0, far.read("log")
+    assert not (far.folder / "bundle" / WEIGHTS).exists() and verify(far.folder / "bundle").ok
+    other = make_bundle(tmp_path / "other", big=False, name="other").root
+    shutil.rmtree(disk / "bundle")
+    put(disk, other)
+    assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 2
+    assert "is another bundle. Nothing was changed." in far.read("log")
+    assert verify(far.folder / "bundle").ok
+
+
+def test_what_is_read_back_is_the_disk_and_not_the_memory(ext4: Path, tmp_path: Path) -> None:
+    """A byte that rots below the file system is seen, though the file was just written."""
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    put(ext4, bundle)
+    marker = (bundle / WEIGHTS).read_bytes()[-200:]
+    image = (tmp_path / "image").read_bytes()
+    at = image.find(marker)
+    assert at > 0
+    with open(tmp_path / "image", "r+b") as raw:
+        raw.seek(at)
+        raw.write(bytes(200))
+        os.fsync(raw.fileno())
+    device = subprocess.run(
+        ["findmnt", "-no", "SOURCE", ext4], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    subprocess.run(["blockdev", "--flushbufs", device], check=True)
+    assert verify(ext4 / "bundle").ok  # the kernel's memory answers
+    pushing._drop_from_memory(ext4 / "bundle")
+    assert [finding.path for finding in verify(ext4 / "bundle").findings] == [WEIGHTS]
+    put(ext4, bundle)  # it is seen, and written again
+    pushing._drop_from_memory(ext4 / "bundle")
+    assert verify(ext4 / "bundle").ok

@@ -1,0 +1,375 @@
+"""`runner pull`: from a real sshd, killed and cut, and from hosts that do not answer honestly."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from runner.remote import pull as pulling
+from runner.remote.pull import Disk, bring, read_listing
+from runner.run_folder.layout import EXPORTED
+from tests.runner.folders import run_folder
+from tests.runner.remote.conftest import Laptop
+from tests.runner.remote.far import GO
+from tests.support.servers.sshd import Sshd
+
+DIGEST = "0" * 64
+BIG = 192 * 2**20
+
+
+@pytest.fixture
+def far(laptop: Laptop, programs: Path) -> Path:
+    """A finished run on the cluster."""
+    for name in ("sort", "python3"):
+        if not (programs / name).exists():
+            (programs / name).symlink_to(shutil.which(name) or name)
+    root = run_folder(laptop.there / "output/my", name="my", **{EXPORTED: 40})
+    (root / "model").mkdir()
+    (root / "model/model.safetensors").write_bytes(os.urandom(300_000))
+    (root / "model/config.json").write_text('{"model_type": "bert"}')
+    (root / "checkpoints/step-20/rank-0.pt").write_bytes(b"20")
+    (root / "checkpoints/step-9").mkdir()
+    (root / "checkpoints/step-9/rank-0.pt").write_bytes(b"9")
+    (root / "logs/rank-0.log").write_text("no result")
+    shutil.copy(GO, laptop.there)
+    return root
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def results(root: Path) -> dict[str, bytes]:
+    """What a pull brings of a run."""
+    own = files(root)
+    return {name: own[name] for name in own if not name.startswith(("checkpoints", "logs"))}
+
+
+OURS = {"pulled.json", "report.html"}
+
+
+def test_results_come_whole_once_and_only_what_changed_later(laptop: Laptop, far: Path) -> None:
+    said = laptop.runner("pull", "runs/my.yaml", "--to", "far")
+    here = laptop.folder / "output/my"
+    got = files(here)
+    assert {name: got[name] for name in got.keys() - OURS} == results(far)
+    assert b"<html" in got["report.html"] and "every byte compared" in said
+    assert "step 40 of 40; model: output/my/model" in said
+    before = {path: path.stat().st_mtime_ns for path in here.rglob("model/*")}
+    # Another state there: a model in two files, a longer log.
+    (far / "model/model.safetensors").unlink()
+    (far / "model/model-00001-of-00002.safetensors").write_bytes(b"1")
+    with open(far / "metrics.jsonl", "a") as log:
+        log.write("{}\n")
+    said = laptop.runner("pull", "my", "--to", "far", "--checkpoints", "-o", "output/my")
+    got = files(here)
+    assert {name: got[name] for name in got.keys() - OURS} == {
+        **results(far),
+        "checkpoints/step-20/rank-0.pt": b"20",
+        "checkpoints/step-20/files.json": b"{}",
+    }
+    assert (here / "model/config.json").stat().st_mtime_ns == before[here / "model/config.json"]
+    # The checkpoint stays, where none is asked for.
+    laptop.runner("pull", "my", "--to", "far")
+    assert "checkpoints/step-20/rank-0.pt" in files(here)
+
+
+def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
+    laptop: Laptop, far: Path, tmp_path: Path
+) -> None:
+    own = run_folder(laptop.folder / "output/my")
+    before = files(own)
+    said = laptop.runner("pull", "runs/my.yaml", "--to", "far", code=2)
+    assert "is not a folder that `runner pull` made" in said and files(own) == before
+    said = laptop.runner(
+        "pull", "runs/my.yaml", "--to", f"cluster:{laptop.there}", "-o", "elsewhere"
+    )
+    assert results(far).items() <= files(laptop.folder / "elsewhere").items()
+    said = laptop.runner("pull", "nothing", "--to", "far", "-o", "nothing", code=2)
+    assert "has no run 'nothing'" in said and "runner status --to far" in said
+    assert not (laptop.folder / "nothing").exists()
+
+
+def test_a_run_that_is_not_finished_gives_what_there_is(laptop: Laptop, far: Path) -> None:
+    shutil.rmtree(far / "model")
+    run_folder(far.with_name("soon"), name="soon", steps=7)
+    said = laptop.runner("pull", "soon", "--to", "far")
+    assert "step 7 of 40; not finished" in said
+    (far.with_name("empty")).mkdir()
+    said = laptop.runner("pull", "empty", "--to", "far", code=2)
+    assert "has no results yet" in said and not (laptop.folder / "output/empty").exists()
+
+
+def test_a_sweep_brings_each_of_its_runs(laptop: Laptop, far: Path) -> None:
+    root = far.with_name("sweep")
+    for seed in (1, 2):
+        run_folder(root / f"seed={seed}", name="sweep", steps=seed)
+    run_folder(root / "notes", name="sweep")
+    laptop.runner("pull", "sweep", "--to", "far")
+    got = files(laptop.folder / "output/sweep")
+    assert {name.split("/")[0] for name in got} == {"seed=1", "seed=2", "pulled.json"}
+    assert got["seed=2/metrics.jsonl"] == (root / "seed=2/metrics.jsonl").read_bytes()
+
+
+def pulls(laptop: Laptop) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "runner", "pull", "my", "--to", "far", "-q"],
+        cwd=laptop.folder,
+        env={
+            **os.environ,
+            "PATH": f"{laptop.sshd.laptop}:{os.environ['PATH']}",
+            "HOME": str(laptop.folder),
+            "XDG_RUNTIME_DIR": str(laptop.sshd.laptop.parent),
+        },
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def came(laptop: Laptop) -> int:
+    """Bytes of the largest file that is still on its way."""
+    sizes = [0]
+    with suppress(OSError):
+        for path in (laptop.folder / "output/my/.pull").iterdir():
+            with suppress(OSError):
+                sizes.append(path.stat().st_size)
+    return max(sizes)
+
+
+COUNTING = """\
+#!{python} -I
+import os, sys
+offset, path = int(sys.argv[2][1:]) - 1, sys.argv[3]
+source = os.open(path, os.O_RDONLY)
+os.lseek(source, offset, os.SEEK_SET)
+log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+while True:
+    data = os.read(source, 65536)
+    if not data:
+        break
+    while data:
+        sent = os.write(1, data)
+        os.write(log, b"%d\\n" % sent)
+        data = data[sent:]
+"""
+
+
+@pytest.fixture
+def counted(programs: Path, tmp_path: Path) -> Iterator[Path]:
+    """The `tail` of the cluster notes how many bytes it sends."""
+    log, tail = tmp_path / "sent", programs / "tail"
+    original = tail.readlink()
+    tail.unlink()
+    tail.write_text(COUNTING.format(python=sys.executable, log=str(log)))
+    tail.chmod(0o755)
+    yield log
+    tail.unlink()
+    tail.symlink_to(original)
+
+
+@pytest.mark.slow
+def test_killed_at_five_moments_and_cut_at_five_it_sends_little_twice(
+    laptop: Laptop, far: Path, sshd: Sshd, counted: Path
+) -> None:
+    with open(far / "model/model.safetensors", "wb") as big:
+        for _ in range(BIG // 2**20):
+            big.write(os.urandom(2**20))
+    for moment in range(10):
+        running = pulls(laptop)
+        while running.poll() is None and came(laptop) < BIG * (moment + 1) / 12:
+            time.sleep(0.002)
+        assert running.poll() is None, running.stderr and running.stderr.read()
+        assert not (laptop.folder / "output/my/model").exists()
+        if moment % 2:
+            sshd.cut()
+            assert running.stderr is not None
+            said = running.stderr.read().decode()
+            assert running.wait(60) == 5 and "Run the same command again" in said, said
+        else:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+    last = pulls(laptop)
+    assert last.wait(60) == 0, last.stderr and last.stderr.read()
+    got = files(laptop.folder / "output/my")
+    assert {name: got[name] for name in got.keys() - OURS} == results(far)
+    sent = sum(map(int, counted.read_text().split()))
+    whole = sum(map(len, results(far).values()))
+    assert sent <= 1.1 * whole, sent / whole
+
+
+def hostile(laptop: Laptop, far: Path, *lines: str, then: str = "") -> None:
+    """The cluster's go.sh lists these lines."""
+    (laptop.there / "go.sh").write_text(
+        f"cat <<'END'\n{chr(10).join(lines)}\nEND\ncd '{far}'\n{then}\n"
+    )
+
+
+def test_names_that_no_result_has_are_refused_and_nothing_is_written_outside(
+    laptop: Laptop, far: Path
+) -> None:
+    good = hashlib.sha256((far / "metrics.jsonl").read_bytes()).hexdigest()
+    size = (far / "metrics.jsonl").stat().st_size
+    (far / "link").symlink_to("/etc/passwd")
+    names = [
+        "../../.bashrc", "/etc/cron.d/x", "model/../../x", "model/..", "model", ".bashrc", "x.py",
+        "model/.hidden", "checkpoints/step-1/../../../x", "model/a\\nb", "model//x",
+        "a/config.yaml", "=/config.yaml", "../a=b/config.yaml", "pulled.json", ".pull/x",
+        "model/a b", "logs/x", "model/-x", "seed=1/../config.yaml", "config.yaml/x",
+        "checkpoints/step-x/a",
+    ]  # fmt: skip
+    lines = [f"1 {DIGEST} {name}" for name in names]
+    lines += [f"{size} {good} metrics.jsonl", f"{size} {good} metrics.jsonl"]
+    lines += [
+        "- link model/passwd",
+        f"1 {DIGEST} model/x\x1b[2J",
+        "",
+        "nonsense",
+        f"-5 {DIGEST} model/x",
+    ]
+    lines += [f"1 {DIGEST[1:]} model/y", f"9{'9' * 30} {DIGEST} model/z"]
+    hostile(laptop, far, *lines)
+    before = files(laptop.folder)
+    said = laptop.runner("pull", "my", "--to", "far", code=1)
+    after = files(laptop.folder)
+    new = {name for name in after.keys() - before.keys() if not name.startswith(".cache")}
+    assert new == {"output/my/metrics.jsonl", "output/my/pulled.json"}, new
+    assert said.count("refused: ") == len(lines) - 1
+    assert "../../.bashrc: has a name that no result has" in said and "\x1b" not in said
+    assert "metrics.jsonl: is listed twice" in said and "model/passwd: is a link" in said
+
+
+def test_more_bytes_than_listed_do_not_come_and_fewer_are_refused(
+    laptop: Laptop, far: Path
+) -> None:
+    content = (far / "model/model.safetensors").read_bytes()
+    less = hashlib.sha256(content[:1000]).hexdigest()
+    hostile(laptop, far, f"1000 {less} model/model.safetensors")
+    laptop.runner("pull", "my", "--to", "far")
+    assert (laptop.folder / "output/my/model/model.safetensors").read_bytes() == content[:1000]
+    more = hashlib.sha256(content + b"x").hexdigest()
+    hostile(laptop, far, f"{len(content) + 1} {more} model/model.safetensors")
+    said = laptop.runner("pull", "my", "--to", "far", code=1)
+    assert "model/model.safetensors" in said
+    assert (laptop.folder / "output/my/model/model.safetensors").read_bytes() == content[:1000]
+    huge = 10**17
+    hostile(laptop, far, f"{huge} {more} model/model.safetensors")
+    said = laptop.runner("pull", "my", "--to", "far", code=5)
+    assert "are to come, and" in said
+
+
+def test_a_byte_that_changes_during_the_pull_is_refused_by_name(laptop: Laptop, far: Path) -> None:
+    lists = (laptop.there / "go.sh").read_text()
+    (laptop.there / "real.sh").write_text(lists)
+    (laptop.there / "go.sh").write_text(
+        f'sh {laptop.there}/real.sh "$@"\n'
+        f"cat {far}/model/config.json >{laptop.there}/old\n"
+        f"{{ printf y; tail -c +2 {laptop.there}/old; }} >{far}/model/config.json\n"
+    )
+    said = laptop.runner("pull", "my", "--to", "far", code=1)
+    assert "1 file refused, the first: model/config.json" in said
+    here = laptop.folder / "output/my"
+    assert not (here / "model").exists() and (here / "metrics.jsonl").exists()
+    (laptop.there / "go.sh").write_text(lists)
+    laptop.runner("pull", "my", "--to", "far")
+    got = files(here)
+    assert results(far).items() <= got.items() and not (here / ".pull").exists()
+
+
+def on_disk(folder: Path, root: Path, run: str = "my") -> Disk:
+    """A carried disk with the results of a run, as `go.sh --results` writes them."""
+    own, to = results(root), folder / "results" / run
+    for name, content in own.items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_bytes(content)
+    lines = [f"{len(c)} {hashlib.sha256(c).hexdigest()} {n}\n" for n, c in own.items()]
+    (to / "results.sha256").write_text("".join(lines))
+    return Disk(folder, str(folder))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mount needs root")
+    folder = tmp_path / "full"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no tmpfs may be mounted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_here_leaves_no_half_file(
+    far: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = on_disk(tmp_path / "carried", far)
+    with pytest.raises(Exception, match="are to come, and"):
+        bring(disk, "my", small_disk / "out", checkpoints=False)
+    assert not (small_disk / "out").exists()
+    # It fills while the file comes.
+    monkeypatch.setattr(pulling, "_check_room", lambda *_: None)
+    with pytest.raises(OSError, match="No space") as full:
+        bring(disk, "my", small_disk / "out", checkpoints=False)
+    assert full.value.errno == errno.ENOSPC
+    assert {name.split("/")[0] for name in files(small_disk / "out")} == {".pull"}
+
+
+def test_an_interruption_leaves_the_old_results_as_they_were(
+    far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
+    assert bring(disk, "my", out, checkpoints=False) == 0
+    before = files(out)
+    (far / "model/model.safetensors").write_bytes(os.urandom(5_000_000))
+    (far / "model/config.json").write_text("{}")
+    disk = on_disk(tmp_path / "carried", far)
+    real = Disk.stream
+
+    def stops(self: Disk, run: str, name: str, offset: int, sink: object) -> None:
+        def take(part: bytes) -> None:
+            sink(part[:1000])  # type: ignore[operator]
+            raise KeyboardInterrupt
+
+        real(self, run, name, offset, take if name.endswith("safetensors") else sink)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "stream", stops)
+        with pytest.raises(KeyboardInterrupt):
+            bring(disk, "my", out, checkpoints=False)
+    after = {name: text for name, text in files(out).items() if not name.startswith(".pull")}
+    assert after == before
+    assert bring(disk, "my", out, checkpoints=False) == 0
+    assert results(far).items() <= files(out).items() and not (out / ".pull").exists()
+
+
+def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> None:
+    disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
+    with pulling._own(out), pytest.raises(Exception, match="another `runner pull` is at work"):
+        bring(disk, "my", out, checkpoints=False)
+
+
+def test_a_list_says_what_belongs_together() -> None:
+    text = "\n".join(
+        f"3 {DIGEST} {name}"
+        for name in ("seed=1,lr=3e-4/model/a/b", "checkpoints/step-12/x", "metrics.jsonl")
+    )
+    found, refused = read_listing(text)
+    groups = ["seed=1,lr=3e-4/model", "checkpoints/step-12", "metrics.jsonl"]
+    assert [result.group for result in found] == groups and refused == []
+    assert json.dumps(found[0]) == json.dumps(["seed=1,lr=3e-4/model/a/b", 3, DIGEST, groups[0]])
