@@ -23,7 +23,7 @@ from runner.errors import RUN_FILE, UsageError, __version__, quoted, reading_yam
 from runner.inputs.far import Cluster, find_cluster
 from runner.inputs.staged import VERIFIER, Here, Manifest
 
-BUNDLE, RUNS, ENVS, OUTPUT = "bundle", "runs", "envs", "output"
+RUNS, ENVS, OUTPUT = "runs", "envs", "output"
 """Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""
 _OF_CLUSTER = {
     "slurm.partition": "partition",
@@ -163,14 +163,14 @@ class Road:
         target, manifest = self.cluster.target, quoted(self.here.manifest.path)
         bundle, run = quoted(self.here.bundle), shlex.quote(f"{RUNS}/{self.name}")
         folder = self.env_folder
-        asset = f"sh {BUNDLE}/data/envs/{self.environment}/bootstrap.sh {folder}"
+        asset = f"sh bundle/data/envs/{self.environment}/bootstrap.sh {folder}"
         active = f". {folder}/activate && " if folder else ""
-        check = f"{run} --bundle {BUNDLE} {shlex.join(self.options)}".rstrip()
+        check = f"{run} --bundle bundle {shlex.join(self.options)}".rstrip()
         return {
             "lock": f"stage lock {manifest}",
             "fetch": f"stage fetch {manifest} -o {bundle}",
-            "push": f"stage push {bundle} {shlex.quote(f'{target}/{BUNDLE}')}",
-            "verify": f"python3 -I {BUNDLE}/{VERIFIER} {BUNDLE}",
+            "push": f"stage push {bundle} {shlex.quote(f'{target}/bundle')}",
+            "verify": f"python3 -I bundle/{VERIFIER} bundle",
             "environment": asset if folder else "\n".join(self.surroundings) or "true",
             "check": f"{active}runner check {check}",
             "submit": f"{active}runner submit {check} {shlex.join(self.for_submit)}".rstrip(),

@@ -32,7 +32,7 @@ from runner.inputs.staged import Reporter
 from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
-from runner.remote.plan import BUNDLE, OUTPUT, Road, sha256_of
+from runner.remote.plan import OUTPUT, Road, sha256_of
 from runner.remote.there import End, There, plan_digest, plan_text, sending, walk
 
 _THERE = ("verify", "environment", "check", "submit")
@@ -276,7 +276,7 @@ def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
         if There.look(remote, road).bundle_id == bundle_id:
             return
         damaged = set(remote.read(DAMAGED).decode("utf-8", "replace").splitlines())
-        folder = f"{road.cluster.target.folder}/{BUNDLE}"
+        folder = f"{road.cluster.target.folder}/bundle"
         road.here.send(remote, folder, road.cluster.copy, damaged, quiet)
         remote.run(f"rm -f {remote.inside(DAMAGED)}", f"{remote.target}: cannot be written")
 

@@ -138,12 +138,12 @@ def sending(remote: RemoteShell) -> Iterator[None]:
                 print_line(f"waiting: {as_shown(holder)} (host, process) sends there", err=True)
             told = True
             time.sleep(3)
-    over, lock = threading.Event(), remote.inside(".airlift/sending")
+    over = threading.Event()
 
     def beat() -> None:
         while not over.wait(_BEAT_S):
             with suppress(IncompleteError):  # rsync says it better
-                remote.ask(f"touch {lock}/beat")
+                remote.ask(f"touch {remote.inside('.airlift/sending/beat')}")
 
     threading.Thread(target=beat, daemon=True).start()
     try:
@@ -151,7 +151,7 @@ def sending(remote: RemoteShell) -> Iterator[None]:
     finally:
         over.set()
         with suppress(IncompleteError):
-            remote.ask(f"rm -rf {lock}")
+            remote.ask(f"rm -rf {remote.inside('.airlift/sending')}")
 
 
 def _has_gone(holder: str) -> bool:

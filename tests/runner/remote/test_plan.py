@@ -9,8 +9,10 @@ import pytest
 
 from runner.errors import UsageError
 from runner.remote.plan import Road
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.remote.conftest import RUN
 
+PLAN = "runner/remote/plan.py"
 PROFILE = 'format: 1\nplatform: linux-64\nglibc: "2.28"\n'
 ENVIRONMENT = "  env: {environment: environment.yml, profile: profile.yml}\n"
 MANIFEST = "format: 1\nname: small\nassets:\n  bert: {model: acme/bert}\n"
@@ -53,10 +55,17 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     assert plan["SUBMIT"] == "--array seed=1,2"
 
 
+@obeys(PLAN, "Write into it: manifest: ")
 def test_a_run_file_without_a_manifest_is_told_what_to_write(folder: Path) -> None:
     (folder / "runs/my.yaml").write_text(RUN.replace("manifest: ../manifests/small.yaml\n", ""))
-    with pytest.raises(UsageError, match="names no manifest"):
+    with pytest.raises(UsageError, match="names no manifest") as error:
         road(folder)
+    line = in_it(error.value.remedy, r"manifest: \S+").replace("YOURS", "small")
+    (folder / "runs/my.yaml").write_text(
+        f"{RUN.partition('manifest')[0]}{line}\n{RUN.partition('small.yaml')[2]}"
+    )
+    assert road(folder).here.manifest.path == folder / "manifests/small.yaml"
+    (folder / "runs/my.yaml").write_text(RUN.replace("manifest: ../manifests/small.yaml\n", ""))
     assert road(folder, manifest=folder / "manifests/small.yaml").here.bundle == folder / "bundle"
     (folder / "runs/my.yaml").write_text(RUN.replace("small.yaml", "smal.yaml"))
     with pytest.raises(UsageError, match=r"my\.yaml:2: .*no such file") as error:
@@ -64,6 +73,7 @@ def test_a_run_file_without_a_manifest_is_told_what_to_write(folder: Path) -> No
     assert "small.yaml" in error.value.remedy
 
 
+@obeys("runner/inputs/staged.py", "Write the cluster's profile into the manifest")
 def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path) -> None:
     (folder / "manifests/small.yaml").write_text(MANIFEST + ENVIRONMENT)
     (folder / "manifests/profile.yml").write_text(PROFILE)
@@ -72,11 +82,17 @@ def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path)
         road(folder, "  profile: node.yml\n")
     assert "small.yaml:5: profile: profile.yml" in error.value.message
     assert "clusters.yaml:4: profile: " in error.value.message
-    assert "profile: ../runs/node.yml" in error.value.remedy
+    line = in_it(error.value.remedy, r"profile: \S+")
+    assert line == "profile: ../runs/node.yml"
+    manifest = MANIFEST + ENVIRONMENT.replace("profile: profile.yml", line)
+    (folder / "manifests/small.yaml").write_text(manifest)
+    assert road(folder, "  profile: node.yml\n").environment == "env"
+    (folder / "manifests/small.yaml").write_text(MANIFEST + ENVIRONMENT)
     (folder / "runs/node.yml").write_text(PROFILE)  # the same nodes, in another file
     assert road(folder, "  profile: node.yml\n").environment == "env"
 
 
+@obeys(PLAN, "Move it beside the run file")
 def test_the_ds_config_travels_if_it_is_beside_the_run_file(folder: Path) -> None:
     run = folder / "runs/my.yaml"
     (folder / "runs/ds.json").write_text("{}")
@@ -84,8 +100,9 @@ def test_the_ds_config_travels_if_it_is_beside_the_run_file(folder: Path) -> Non
     run.write_text(RUN + "engine: {config: ds.json}\n")
     assert [*road(folder).files] == ["my.yaml", "ds.json"]
     run.write_text(RUN + "engine: {config: ../ds.json}\n")
-    with pytest.raises(UsageError, match=r"my\.yaml:\d+: engine\.config"):
+    with pytest.raises(UsageError, match=r"my\.yaml:\d+: engine\.config") as error:
         road(folder)
+    assert "engine: {config: ds.json}" in error.value.remedy
 
 
 def test_first_weights_that_another_run_exported_are_looked_for_there(folder: Path) -> None:
