@@ -226,7 +226,7 @@ class RemoteShell:
         if code != 0:
             raise IncompleteError(
                 f"{self.target.host}:{path}: cannot be read there (exit code {code}): see above.",
-                f"Look at it: {self.by_hand}{shlex.quote(f'ls -l {self.inside(path)}')}",
+                f"Look at it: {self.by_hand}ls -l {quoted(self.inside(path))}",
             )
         return came
 

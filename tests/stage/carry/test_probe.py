@@ -86,7 +86,7 @@ def probe(server: Sshd, folder: Path, *arguments: str) -> subprocess.CompletedPr
     )
 
 
-@obeys(PROBE, "stage env probe asks this machine")
+@obeys("stage/cli/env.py", "stage env probe --to CLUSTER --logout")
 def test_a_cluster_is_asked_and_noted_and_what_is_there_is_kept(
     server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,11 @@ def test_a_cluster_is_asked_and_noted_and_what_is_there_is_kept(
     assert probe(server, tmp_path, "--to", "cluster", "--logout").stdout == "cluster: logged out\n"
     assert "no login" in probe(server, tmp_path, "--to", "cluster", "--logout").stdout
     assert probe(server, tmp_path, "--to", "./here").returncode == 2
-    assert probe(server, tmp_path, "--logout").returncode == 2
+    error = probe(server, tmp_path, "--logout").stderr
+    again = in_it(error, r"(?<=stage env probe )--to CLUSTER --logout").replace(
+        "CLUSTER", "cluster"
+    )
+    assert "no login" in probe(server, tmp_path, *again.split()).stdout
 
 
 def test_a_folder_that_cannot_be_written_is_refused(server: Sshd, tmp_path: Path) -> None:
@@ -128,10 +132,17 @@ def test_a_folder_that_cannot_be_written_is_refused(server: Sshd, tmp_path: Path
     assert not (tmp_path / "config").exists()
 
 
+@obeys(PROBE, "Look: stage env probe --script | {}sh -s")
 def test_modules_that_do_not_load_are_named(server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "laptop/clusters.yaml").write_text("c: {host: cluster, setup: exit 3}\n")
     done = probe(server, tmp_path, "--to", "c")
     assert done.returncode == 5 and "`setup` failed" in done.stderr, done.stderr
+    look = in_it(done.stderr, r"(?<=Look: )stage env probe .*").replace(
+        "ssh", f"{server.laptop}/ssh"
+    )
+    run = f'stage() {{ {sys.executable} -m stage "$@"; }}; {look}'
+    looked = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=60)
+    assert "\nglibc: " in looked.stdout, looked
 
 
 def test_the_room_at_a_folder_is_the_least_of_disk_and_quota(tmp_path: Path) -> None:

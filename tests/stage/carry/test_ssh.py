@@ -395,6 +395,13 @@ def test_an_answer_is_what_the_script_printed_and_no_more(tmp_path: Path) -> Non
         RemoteShell(PushTarget("h", "."), ("cat",), "ssh").ask("true")
 
 
+def test_a_full_disk_or_quota_is_named() -> None:
+    there = RemoteShell(PushTarget("h", "."), ("sh", "-s"), "ssh")
+    with pytest.raises(IncompleteError, match=r"cannot write.*No space left") as error:
+        there.run("echo x | cat >/dev/full", "cannot write")
+    assert "Free space or quota there" in error.value.remedy
+
+
 def test_a_file_is_read_from_an_offset(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000
     (tmp_path / "a b").write_bytes(content)
@@ -409,6 +416,7 @@ def test_a_file_is_read_from_an_offset(tmp_path: Path) -> None:
         here.stream("none", 0, parts.append)
 
 
+@obeys(SSH, "Look whose it is, then remove it: rm -r {}")
 def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,8 +427,10 @@ def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
         assert socket_folder() == short / "airlift"
         assert (short / "airlift").stat().st_mode & 0o777 == 0o700
         (short / "airlift").chmod(0o755)
-        with pytest.raises(UsageError, match="only you can enter"):
+        with pytest.raises(UsageError, match="only you can enter") as error:
             socket_folder()
+        subprocess.run(in_it(error.value.remedy, "rm -r .*"), shell=True, check=True)
+        assert socket_folder() == short / "airlift"
         (short / "airlift").rmdir()
         (short / "airlift").symlink_to(tmp_path)
         with pytest.raises(UsageError, match="only you can enter"):
