@@ -308,7 +308,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mount needs root")
     folder = tmp_path / "full"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("no tmpfs may be mounted here")
     yield folder
