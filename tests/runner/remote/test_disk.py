@@ -19,6 +19,7 @@ from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.carry import push as pushing
 from stage.progress import Reporter
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.far import Far, each_shell
 from tests.stage.bundles import make_bundle
@@ -110,6 +111,7 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
 
 
 @each_shell
+@obeys("runner/remote/pull.py", "On the cluster, with the disk: sh FOLDER/go.sh --results DISK")
 def test_there_and_back_by_a_disk(
     ext4: Path, tmp_path: Path, shell: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,10 +135,12 @@ def test_there_and_back_by_a_disk(
     (root / "model").mkdir()
     (root / "model/config.json").write_text("{}")
     (root / "model/link").symlink_to("config.json")
-    done = far.go(shell, "--results", ext4)
+    out, disk = tmp_path / "out", Disk(ext4, str(ext4))
+    with pytest.raises(StageError, match="no results of my were written to this disk") as missing:
+        bring(disk, "my", out, checkpoints=False)
+    words = in_it(missing.value.remedy, r"(?<=go\.sh )--results DISK my").split()
+    done = far.go(shell, *(str(ext4) if word == "DISK" else word for word in words))
     assert done.returncode == 0 and "not brought: model/link (link)" in done.stdout, done.stderr
-    out = tmp_path / "out"
-    disk = Disk(ext4, str(ext4))
     assert bring(disk, "my", out, checkpoints=False) == 1
     assert "refused: model/link: is a link" in capfd.readouterr().err
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "model/config.json"):
@@ -145,8 +149,6 @@ def test_there_and_back_by_a_disk(
     (out / "model/config.json").unlink()
     with pytest.raises(StageError, match=r"refused, the first: model/config\.json"):
         bring(disk, "my", out, checkpoints=False)
-    with pytest.raises(StageError, match="no results of other were written to this disk"):
-        bring(disk, "other", tmp_path / "none", checkpoints=False)
 
 
 @each_shell

@@ -20,11 +20,13 @@ import pytest
 from runner.remote import pull as pulling
 from runner.remote.pull import Disk, bring, read_listing
 from runner.run_folder.layout import EXPORTED
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import GO
 from tests.support.servers.sshd import Sshd
 
+HERE = "runner/remote/pull.py"
 DIGEST = "0" * 64
 BIG = 192 * 2**20
 
@@ -90,17 +92,21 @@ def test_results_come_whole_once_and_only_what_changed_later(laptop: Laptop, far
     assert "checkpoints/step-20/rank-0.pt" in files(here)
 
 
+@obeys(HERE, "Give another: -o {}-pulled")
 def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
     laptop: Laptop, far: Path, tmp_path: Path
 ) -> None:
     own = run_folder(laptop.folder / "output/my")
     before = files(own)
-    said = laptop.runner("pull", "runs/my.yaml", "--to", "far", code=2)
-    assert "is not a folder that `runner pull` made" in said and files(own) == before
+    refused = laptop.runner("pull", "runs/my.yaml", "--to", "far", code=2)
+    assert "is not a folder that `runner pull` made" in refused and files(own) == before
     said = laptop.runner(
         "pull", "runs/my.yaml", "--to", f"cluster:{laptop.there}", "-o", "elsewhere"
     )
     assert results(far).items() <= files(laptop.folder / "elsewhere").items()
+    option = in_it(refused, r"-o \S+").split()
+    laptop.runner("pull", "runs/my.yaml", "--to", "far", *option)
+    assert results(far).items() <= files(laptop.folder / option[1]).items()
     said = laptop.runner("pull", "nothing", "--to", "far", "-o", "nothing", code=2)
     assert "has no run 'nothing'" in said and "runner status --to far" in said
     assert not (laptop.folder / "nothing").exists()
@@ -315,6 +321,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+@obeys(HERE, "Free space there, or give another folder")
 def test_a_full_disk_here_leaves_no_half_file(
     far: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +329,7 @@ def test_a_full_disk_here_leaves_no_half_file(
     with pytest.raises(Exception, match="are to come, and"):
         bring(disk, "my", small_disk / "out", checkpoints=False)
     assert not (small_disk / "out").exists()
+    assert bring(disk, "my", tmp_path / "another", checkpoints=False) == 0
     # It fills while the file comes.
     monkeypatch.setattr(pulling, "_check_room", lambda *_: None)
     with pytest.raises(OSError, match="No space") as full:
