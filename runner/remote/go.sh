@@ -215,11 +215,11 @@ results() { # DISK RUN
   mkdir -p "$to" && list "$2" >"$to/results.new" || exit
   while read -r size sum name; do
     [ "$size" != - ] || { say "not brought: $name ($sum)" && continue; }
-    [ "$(digest <"$to/$name")" != "$sum" ] || continue
+    [ "$({ digest <"$to/$name"; } 2>/dev/null)" != "$sum" ] || continue
     mkdir -p "$(dirname "$to/$name")" && head -c "$size" "$here/output/$2/$name" >"$to/$name.partial" && sync &&
       [ "$(digest <"$to/$name.partial")" = "$sum" ] && mv -f "$to/$name.partial" "$to/$name" ||
       stop 5 "$name could not be copied: the disk is full, or the run wrote it meanwhile." "Run it again: it goes on."
-  done <"$to/results.new" 2>/dev/null
+  done <"$to/results.new"
   mv -f "$to/results.new" "$to/results.sha256" && sync && say "next, on the laptop: runner pull $2 --to DISK/"
 }
 
@@ -247,7 +247,7 @@ main() {
     --*) stop 2 "there is no option $1." "sed -n 2,11p '$here/go.sh' names all." ;;
   esac || exit
   take_lock
-  trap 'kill $child; end 5' INT TERM
+  trap 'kill $child 2>/dev/null; end 5' INT TERM
   find_python
   [ -z "$from" ] || step copy
   for name in verify environment check submit; do step "$name"; done

@@ -141,6 +141,15 @@ def test_there_and_back_by_a_disk(
     words = in_it(missing.value.remedy, r"(?<=go\.sh )--results DISK my").split()
     done = far.go(shell, *(str(ext4) if word == "DISK" else word for word in words))
     assert done.returncode == 0 and "not brought: model/link (link)" in done.stdout, done.stderr
+    # A disk that takes no more: said, and nothing is listed that is not there.
+    far.add("head", "exit 1")
+    (ext4 / "results/my/results.sha256").unlink()
+    (ext4 / "results/my/metrics.jsonl").unlink()
+    done = far.go(shell, "--results", ext4)
+    assert done.returncode == 5 and "metrics.jsonl could not be copied" in done.stderr
+    assert not (ext4 / "results/my/results.sha256").exists()
+    far.add("head", f'exec {shutil.which("head")} "$@"')
+    assert far.go(shell, "--results", ext4, "my").returncode == 0
     assert bring(disk, "my", out, checkpoints=False) == 1
     assert "refused: model/link: is a link" in capfd.readouterr().err
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "model/config.json"):
