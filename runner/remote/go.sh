@@ -197,7 +197,7 @@ show='for file; do
   name=$(printf %s "$file" | LC_ALL=C tr -c "A-Za-z0-9_.+=,@/-" "?")
   if [ "$name" != "$file" ]; then echo "- name $name"; elif [ -L "$file" ] || [ ! -f "$file" ]; then echo "- link $name"
   elif [ -r "$file" ] && size=$(stat -c %s "$file") && sum=$(head -c "$size" "$file" | sha256sum); then echo "$size ${sum%% *} $name"
-  else echo "- unreadable $name"; fi
+  else echo "- unreadable $name"; fi || exit
 done'
 list() { # RUN [--checkpoints]: its results, and those of each run of a sweep; `- WHY NAME` for what cannot be brought
   case $1 in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac || stop 2 "$here/output has no run '$1'."
@@ -206,7 +206,7 @@ list() { # RUN [--checkpoints]: its results, and those of each run of a sweep; `
     newest=none
     [ -z "${2:-}" ] || newest=$(ls "${at}checkpoints" 2>/dev/null | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
     for name in metrics.jsonl report.html config.yaml environment.json model "checkpoints/step-$newest"; do
-      [ ! -e "$at$name" ] && [ ! -L "$at$name" ] || find "$at$name" ! -type d -exec sh -c "$show" sh {} +
+      [ ! -e "$at$name" ] && [ ! -L "$at$name" ] || find "$at$name" ! -type d -exec sh -c "$show" sh {} + || return
     done
   done
 }

@@ -206,7 +206,7 @@ def test_killed_at_five_moments_and_cut_at_five_it_sends_little_twice(
             sshd.cut()
             assert running.stderr is not None
             said = running.stderr.read().decode()
-            assert running.wait(60) == 5 and "Run the same command again" in said, said
+            assert running.wait(60) == 5 and "un the same command again" in said, said
         else:
             running.send_signal(signal.SIGKILL)
             running.wait()
