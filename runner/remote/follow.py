@@ -20,8 +20,9 @@ _LONGEST_PAUSE_S = 60.0  # between two tries to connect again
 
 def _find(to: str, run: str | None) -> tuple[Cluster, str]:
     """The cluster, and RUN as it is known there: a run file of this machine is `output/NAME`."""
-    path = Path(run) if run is not None else Path("runs/RUN")
-    cluster = find_cluster(to, path.parent)
+    path = Path(run or "")
+    beside = path if path.is_file() else Path("runs")
+    cluster = find_cluster(to, beside if beside.exists() else Path())
     if cluster.target.host is None:
         raise UsageError(
             f"--to {to}: a folder on this machine has no queue to ask.",

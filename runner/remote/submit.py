@@ -259,8 +259,9 @@ def describe(parts: Mapping[str, int], there: There | None) -> str:
 def _check_room(remote: RemoteShell, parts: Mapping[str, int], there: There) -> None:
     """Says what is free there, and refuses what cannot fit."""
     room = room_of(remote)
-    unknown = "" if room.quota is not None else "; a quota, if there is one, cannot be asked"
-    print_line(f"there: {room}{unknown}")
+    left = "not known" if room.left is None else human_size(room.left)
+    unknown = "" if room.quota is not None else "; a quota, if there is one, could not be asked"
+    print_line(f"left there: {left}{unknown}")
     needed = _to_send(parts, there) + (0 if there.airlift else parts["environment"])
     if room.left is not None and room.left < needed:
         raise IncompleteError(

@@ -249,8 +249,9 @@ def test_the_manifest_of_the_bundle_is_named_where_it_is_found(bundle: Path) -> 
     Path("manifests").mkdir()
     Path("runs").mkdir()
     Path("manifests/mine.yaml").touch()
-    assert init("masked-lm", "--bundle", bundle, "-o", "runs/none.yaml").exit_code == 0
+    Path("here").symlink_to(bundle)
+    assert init("masked-lm", "--bundle", "here", "-o", "runs/none.yaml").exit_code == 0
     assert RunConfig.load(Path("runs/none.yaml")).manifest is None
     Path("manifests/mine.lock").write_bytes((bundle / "stage.lock").read_bytes())
-    assert init("masked-lm", "--bundle", bundle, "-o", "runs/one.yaml").exit_code == 0
+    assert init("masked-lm", "--bundle", "here", "-o", "runs/one.yaml").exit_code == 0
     assert RunConfig.load(Path("runs/one.yaml")).manifest == "../manifests/mine.yaml"

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -100,8 +101,8 @@ def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Lap
     sshd is a real one: each connection starts it on the login node (`sshd -i`), as root, and it
     lets the ordinary user in.
     """
-    keys = folder / "keys"
-    keys.mkdir(parents=True, mode=0o755)
+    keys = Path(tempfile.mkdtemp(prefix="road-", dir="/tmp"))  # short: it holds a socket
+    keys.chmod(0o755)
     for name in ("host", "user"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)]
         subprocess.run(command, check=True)
@@ -110,6 +111,7 @@ def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Lap
     (keys / "sshd_config").write_text(
         f"HostKey {keys}/host\nPidFile none\nAuthorizedKeysFile {keys}/authorized_keys\n"
         "PasswordAuthentication no\nUsePAM no\nStrictModes no\n"
+        f"SetEnv SLURM_CONF={site.folder}/etc/slurm.conf\n"
     )
     sshd = shutil.which("sshd") or "/usr/sbin/sshd"
     (keys / "config").write_text(
@@ -135,3 +137,4 @@ def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Lap
     finally:
         options = ["-o", f"ControlPath={keys}/airlift/%C", "-O", "exit", "cluster"]
         subprocess.run([str(ssh), *options], capture_output=True)
+        shutil.rmtree(keys)

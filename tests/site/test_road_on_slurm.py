@@ -71,7 +71,7 @@ def test_a_second_submit_makes_no_second_job_and_takes_seconds(laptop: Laptop, s
 
 def hold(site: Site, is_on: bool) -> None:
     """Lets no job begin."""
-    state = "inactive" if is_on else "up"
+    state = "down" if is_on else "up"
     site.control("exec", "scontrol", "update", "partitionname=batch", f"state={state}")
 
 

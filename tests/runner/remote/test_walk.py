@@ -12,8 +12,9 @@ import pytest
 from runner.errors import __version__
 from runner.inputs.far import PushTarget, connected
 from runner.remote.plan import Road
-from runner.remote.there import End, There, plan_digest, walk
+from runner.remote.there import End, plan_digest, walk
 from tests.runner.remote.conftest import RUN
+from tests.runner.remote.test_there import look
 from tests.support.environment.laptop import EnvironmentLaptop
 
 
@@ -75,10 +76,9 @@ def test_the_environment_of_the_bundle_is_made_once_and_known_again(
     assert road.here.id is not None
     plan = road.plan(road.here.id)
     with connected(PushTarget(None, str(there))) as remote:
-        assert There.look(remote, road).airlift == ""
         ends = [walk(remote, road, plan, print)[1] for _ in range(2)]
-        found = There.look(remote, road)
-    assert found.airlift == __version__ and found.bundle_id == road.here.id
+    found = look(there, road.env_folder, "my.yaml")
+    assert found["airlift"] == __version__ and found["bundle"] == road.here.id
     assert all(end is not None and end.code for end in ends)
     steps = [line.split()[1:3] for line in (there / ".airlift/steps").read_text().splitlines()]
     assert [state for step, state in steps if step == "environment" and state != "begin"] == [
