@@ -12,6 +12,10 @@ def main() -> None:
     A failed import (also for lack of memory) ends with exit code 5. Python's own exit code 1 would
     mean that damage was found.
     """
+    if os.name == "nt":  # no signals, no locks and no shared ssh connections as here
+        sys.stderr.write("error: airlift does not run in Windows itself.\n")
+        sys.stderr.write("  -> wsl --install; then install airlift in the Linux that it brings.\n")
+        sys.exit(2)
     try:
         from stage.cli import main as run
     except KeyboardInterrupt:

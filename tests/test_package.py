@@ -142,3 +142,10 @@ def test_the_changelog_begins_with_this_version_in_known_sections() -> None:
 
 def test_the_citation_names_this_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "docs/CITATION.cff").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["stage", "runner"])
+def test_windows_is_sent_to_its_linux(name: str) -> None:
+    code = f"import os, {name}.__main__ as program; os.name = 'nt'; program.main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "wsl --install" in done.stderr

@@ -126,13 +126,14 @@ def probe(to: str, ssh: str, say: Say, *, wait_s: int = 60) -> None:
             raise UsageError(
                 f"{cluster.target}: not writable by you there.", "Choose another of these folders."
             )
+        profile = cluster.profile or Path("envs/profiles", f"{name}.yml")
         login = _of_login_node(remote, cluster)
         answer, waits = "", ""
-        if node.has_slurm:
+        asked_before = collect(remote, cluster)
+        if node.has_slurm and not asked_before:
             answer, waits = _ask_a_node(remote, cluster, node, login, wait_s, say)
-    profile = cluster.profile or Path("envs/profiles", f"{name}.yml")
-    is_assumed = node.has_slurm and not answer
-    for line in _write_profile(profile, profile_text(name, answer or login, is_assumed, waits)):
+    text = profile_text(name, answer or login, node.has_slurm and not answer, waits)
+    for line in [asked_before] if asked_before else _write_profile(profile, text):
         say(line)
     file = cluster.file or next(iter(files_of(Path.cwd())), users_file())
     found = {} if is_listed else {"host": cluster.target.bare_host}
@@ -170,7 +171,10 @@ def collect(remote: RemoteShell, cluster: Cluster) -> str | None:
         return None
     answer = _profile_in(remote.read(waited[1]).decode("utf-8", "replace"))
     if not answer:
-        return f"{cluster.profile}: some values are still assumed: its job has not answered"
+        return (
+            f"{cluster.profile}: some values are still assumed: the job of `stage env probe` has "
+            f"not answered. To ask anew: rm {quoted(cluster.profile)}, then that command again"
+        )
     said = _write_profile(cluster.profile, profile_text(cluster.name, answer))
     remote.ask(f"rm -f {remote.inside(waited[1])} {remote.inside(waited[1])}.log")
     return "; ".join(said)

@@ -33,6 +33,7 @@ _NAME = 40  # bytes of ssh's %C
 QUIET_S = 20.0  # without a byte, before the far end is asked whether it lives
 _PATIENCE_S = 40.0  # for its answer
 _LOGIN_S = 60.0  # for a login where nobody can type
+_LOCAL_S = 10.0  # for an answer of the ssh here
 _PAUSE_S = 10.0  # before a busy host is tried once more
 _GREETS = Path(__file__).with_name("greeted.py")
 
@@ -235,7 +236,7 @@ class RemoteShell:
         host = self.target.bare_host
         if self.log is None:
             return fault("", host, self.ssh, self.by_hand)
-        return lost(self.log.read_text("utf-8", "replace"), host)
+        return lost("\n".join(self.log.read_text("utf-8", "replace").splitlines()[-4:]), host)
 
     def check_alive(self) -> None:
         """Asks the far end of a person's connection for a sign of life, in a session of its own.
@@ -360,7 +361,7 @@ def connected(
         log_in: False: only a connection that is open already.
 
     Raises:
-        UsageError: `ssh` is no command on PATH; or it is Windows'.
+        UsageError: `ssh` is no command on PATH.
         IncompleteError: no connection, with the cause and the command that helps.
     """
     if target.host is None:
@@ -419,7 +420,8 @@ def socket_folder() -> Path:
     Raises:
         UsageError: it belongs to somebody else, or others may write to it.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # Not set in cron, which may use what a terminal opened.
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     folder = Path(runtime, "airlift")
     fits = len(os.fsencode(folder)) + 1 + _NAME <= _MAX_SOCKET and not re.search(r"\s|%", runtime)
     if not fits or not runtime.startswith("/") or not os.access(runtime, os.W_OK):
@@ -438,11 +440,6 @@ def socket_folder() -> Path:
 
 def _command(ssh: str) -> list[str]:
     """The user's command as words."""
-    if os.name == "nt":
-        raise UsageError(
-            "Windows' ssh cannot share one login among several commands.",
-            "Run this in WSL: wsl --install, then install airlift there.",
-        )
     command = shlex.split(ssh)
     if not command or shutil.which(command[0]) is None:
         raise UsageError(
@@ -464,7 +461,7 @@ def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
     """A command that asks the local ssh only; None: it hangs."""
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PAUSE_S
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LOCAL_S
         )
     except subprocess.TimeoutExpired:
         return None
@@ -510,20 +507,23 @@ def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> Non
     for is_last in (False, True):
         log.write_bytes(b"")
         with open(log, "ab") as messages:
-            shown = None if sys.stderr.isatty() else messages
-            with suppress(subprocess.TimeoutExpired):
-                code = subprocess.run(
+            try:
+                done = subprocess.run(
                     login,
                     stdin=None if is_typed else subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=shown,
+                    stderr=None if sys.stderr.isatty() else messages,
                     timeout=None if is_typed else _LOGIN_S,
-                ).returncode
-                if code == 0:
+                )
+            except subprocess.TimeoutExpired:
+                messages.write(b"the login timed out\n")
+            else:
+                if done.returncode == 0:
                     return
         said = log.read_text("utf-8", "replace")
         if is_last or not is_worth_a_second_try(said):
             break
+        print(f"{host}: too busy; one more try in {_PAUSE_S:.0f} s", file=sys.stderr)
         time.sleep(_PAUSE_S)
     if said.count("\n") > 1:
         print(as_shown(said), end="", file=sys.stderr)

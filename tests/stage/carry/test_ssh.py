@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,15 +76,21 @@ def refused(*, log_in: bool = True) -> StageError:
     return error.value
 
 
+@obeys(SSH, "Look at it: {}ls -l {}")
 def test_one_login_serves_all_commands_until_it_is_ended(start: Start) -> None:
     server = start()
     for _ in range(3):
         assert hello() == Answer(0, "hello\n")
-    assert server.logins == 1
+        with connected(CLUSTER) as remote, pytest.raises(IncompleteError) as missing:
+            remote.stream("no such file", 0, lambda _: None)
+    look = in_it(missing.value.remedy, "ssh cluster ls -l .*")
+    looked = subprocess.run(["sh", "-c", look], capture_output=True, text=True, timeout=30)
+    assert "no such file': No such file or directory" in looked.stderr
+    assert server.logins == 2  # the second by hand
     assert log_out(CLUSTER) and not log_out(CLUSTER)
     error = refused(log_in=False)
-    assert "no connection is open" in error.message and server.logins == 1
-    assert hello().text == "hello\n" and server.logins == 2
+    assert "no connection is open" in error.message and server.logins == 2
+    assert hello().text == "hello\n" and server.logins == 3
 
 
 @obeys(SSH, "Log in, once for {STAYS}: {}")
@@ -337,21 +344,23 @@ def test_without_a_terminal_the_command_to_type_is_said(
 
 
 def test_a_second_factor_that_comes_too_late_is_named(start: Start) -> None:
-    """In a terminal of its own: the password is asked for, and nobody types it."""
+    """In a terminal of its own: the password is typed when the server does not wait any more."""
     server = start("PasswordAuthentication yes\nLoginGraceTime 1")
     server.config.with_name("authorized_keys").write_text("")
     pid, terminal = pty.fork()
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-m", "stage", "env", "probe", "--to", "cluster"])
     said = b""
-    while True:
-        try:
-            said += os.read(terminal, 4096)
-        except OSError:
-            break
+    while b"password:" not in said:
+        said += os.read(terminal, 4096)
+    while server.sessions():
+        time.sleep(0.05)
+    os.write(terminal, b"late\n")
+    with suppress(OSError):
+        while part := os.read(terminal, 4096):
+            said += part
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
-    assert b"password:" in said
     assert "came too late" in " ".join(said.decode().split()), said
 
 
