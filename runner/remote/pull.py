@@ -37,6 +37,7 @@ from runner.errors import (
     write_atomically,
 )
 from runner.inputs.far import RemoteShell, connected, find_cluster
+from runner.inputs.staged import Reporter
 from runner.run_folder.history import History
 from runner.run_folder.report import write as write_report
 
@@ -133,22 +134,26 @@ def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bo
     with silent(if_=quiet):
         if cluster.target.host is None:
             disk = Disk(Path(cluster.target.folder), to)
-            return bring(disk, name, folder, checkpoints=checkpoints)
+            return bring(disk, name, folder, checkpoints=checkpoints, quiet=quiet)
         with connected(cluster.target) as remote:
-            return bring(Host(remote, to), name, folder, checkpoints=checkpoints)
+            return bring(Host(remote, to), name, folder, checkpoints=checkpoints, quiet=quiet)
 
 
-def bring(source: Host | Disk, run: str, folder: Path, *, checkpoints: bool) -> int:
+def bring(
+    source: Host | Disk, run: str, folder: Path, *, checkpoints: bool, quiet: bool = True
+) -> int:
     """Brings all results of a run into a folder. As `pull`."""
-    with _own(folder):
-        results, refused = read_listing(source.listing(run, checkpoints=checkpoints))
+    with _own(folder), Reporter(quiet=quiet) as reporter:
+        with reporter.at_work(f"{source.name}: its results are read and listed there"):
+            results, refused = read_listing(source.listing(run, checkpoints=checkpoints))
         if not results:
             raise UsageError(
                 f"{source.name}: {run} has no results yet.",
                 f"runner status --to {quoted(source.name)} shows what it does.",
             )
         _check_room(folder, results)
-        wrong = [name for result in results if (name := _bring(source, run, folder, result))]
+        with reporter.bytes_bar("compared", sum(result.size for result in results)) as count:
+            wrong = [r.name for r in results if not _bring(source, run, folder, r, count)]
         groups = {result.group for result in results if result.name in wrong}
         right = [result for result in results if result.group not in groups]
         if checkpoints and not any("checkpoints/" in result.name for result in results):
@@ -236,50 +241,45 @@ def _part_of(folder: Path, result: Result) -> Path:
     return folder / PARTS / key.hexdigest()
 
 
-def _bring(source: Host | Disk, run: str, folder: Path, result: Result) -> str:
-    """Brings one file into `.pull`, unless it is here. Its name, if its bytes are not right."""
-    part, known = _part_of(folder, result), folder / result.name
+def _bring(
+    source: Host | Disk, run: str, folder: Path, result: Result, count: Callable[[int], None]
+) -> bool:
+    """Brings one file into `.pull`, unless it is here; whether its bytes are right."""
+    part, known, digest = _part_of(folder, result), folder / result.name, hashlib.sha256()
+
+    def take(data: bytes) -> None:  # never more than was listed: a log may grow
+        data = data[: result.size - file.tell()]
+        file.write(data)
+        digest.update(data)
+        count(len(data))
+        if file.tell() == result.size:
+            raise EOFError
+
     if _is_here(known, result.size) and not part.exists():
-        with open(known, "rb") as file:
-            if _hash(file).hexdigest() == result.sha256:
-                return ""
+        with open(known, "rb") as here:
+            if _hash(here, hashlib.sha256(), count) == result.sha256:
+                return True
     with open(part, "a+b") as file:
         if file.tell() > result.size:
             file.truncate(0)
         file.seek(0)
-        digest = _hash(file)
+        _hash(file, digest, count)
         if file.tell() < result.size:
-            _stream(source, run, result, file, digest)
+            with suppress(EOFError):
+                source.stream(run, result.name, file.tell(), take)
         file.flush()
         os.fsync(file.fileno())
-        is_whole = file.tell() == result.size
-    if is_whole and digest.hexdigest() == result.sha256:
-        return ""
-    part.unlink()
-    return result.name
+        is_right = file.tell() == result.size and digest.hexdigest() == result.sha256
+    if not is_right:
+        part.unlink()
+    return is_right
 
 
-def _stream(
-    source: Host | Disk, run: str, result: Result, file: BinaryIO, digest: hashlib._Hash
-) -> None:
-    """Appends the bytes that are missing, and never more than were listed: a log may grow."""
-
-    def take(data: bytes) -> None:
-        data = data[: result.size - file.tell()]
-        file.write(data)
-        digest.update(data)
-        if file.tell() == result.size:
-            raise EOFError  # all that was listed
-
-    with suppress(EOFError):
-        source.stream(run, result.name, file.tell(), take)
-
-
-def _hash(file: BinaryIO) -> hashlib._Hash:
-    digest = hashlib.sha256()
+def _hash(file: BinaryIO, digest: hashlib._Hash, count: Callable[[int], object]) -> str:
     while data := file.read(2**20):
         digest.update(data)
-    return digest
+        count(len(data))
+    return digest.hexdigest()
 
 
 def _put_in_place(folder: Path, right: Sequence[Result]) -> None:

@@ -81,17 +81,15 @@ def environment_files() -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
-def asset(site: Site, bundle: Path) -> Path:
-    """The bundle of the training test, with an environment in it."""
+def with_environment(bundle: Path, folder: Path) -> str:
+    """A copy of a bundle, with an environment in it; its id."""
     files = {
         f"data/envs/train-env/{name}": content for name, content in environment_files().items()
     }
-    with_environment = site.home / "with-environment"
-    shutil.copytree(bundle, with_environment)
+    shutil.copytree(bundle, folder)
     for path, content in files.items():
-        (with_environment / path).parent.mkdir(parents=True, exist_ok=True)
-        (with_environment / path).write_bytes(content)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
     locked = tuple(
         LockedFile(path, len(data), sha256_of_bytes(data), None, path)
         for path, data in files.items()
@@ -107,13 +105,20 @@ def asset(site: Site, bundle: Path) -> Path:
     )
     lock = Bundle.open(bundle).lock
     assets = dict(sorted({**lock.assets, "train-env": made}.items()))
-    finish(with_environment, Lockfile(lock.name, assets), b"format: 1\n", ())
+    return finish(folder, Lockfile(lock.name, assets), b"format: 1\n", ()).id
+
+
+@pytest.fixture(scope="module")
+def asset(site: Site, bundle: Path) -> Path:
+    """The bundle of the training test, with an environment in it."""
+    folder = site.home / "with-environment"
+    with_environment(bundle, folder)
     run = "".join(line for line in RUN.splitlines(keepends=True) if not line.startswith("slurm:"))
     (site.home / "node-local.yaml").write_text(run.replace("steps: 40", "steps: 4") + ENVIRONMENT)
     owner = site.home.stat()
-    for path in (site.home / "node-local.yaml", with_environment, *with_environment.rglob("*")):
+    for path in (site.home / "node-local.yaml", folder, *folder.rglob("*")):
         os.chown(path, owner.st_uid, owner.st_gid)
-    return with_environment / "data" / "envs" / "train-env"
+    return folder / "data" / "envs" / "train-env"
 
 
 def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(
