@@ -55,7 +55,7 @@ class Laptop:
         path.parent.mkdir(exist_ok=True)
         text = RUN.replace("name: tiny\n", f"name: {name}\nmanifest: ../tiny.yaml\n")
         text = text[: text.index("slurm:")]
-        path.write_text(f"{text}slurm: {{nodes: 1, tasks_per_node: 1, time: '00:10:00'}}\n")
+        path.write_text(f"{text}slurm: {{nodes: 2, tasks_per_node: 1, time: '00:10:00'}}\n")
         return path
 
     def cluster(self, *setup: str) -> None:
@@ -91,7 +91,8 @@ class Laptop:
         """The jobs that Slurm ever had of a run."""
         shown = self.site.run("squeue", "--states=all", "-h", "-o", "%A|%o").stdout
         rows = [line.split("|", 1) for line in shown.splitlines()]
-        return [int(job) for job, script in rows if script.endswith(f"/{name}/submit.sbatch")]
+        ours = f"{self.work}/output/{name}/submit.sbatch"
+        return [int(job) for job, script in rows if script == ours]
 
 
 @contextmanager

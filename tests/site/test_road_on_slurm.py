@@ -22,11 +22,8 @@ SUBMIT = ("submit", "runs/my.yaml", "--to", "site")
 
 
 @pytest.fixture
-def laptop(
-    site: Site, staged: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Laptop]:
-    work = f"work-{re.sub(r'[^a-z]+', '-', request.node.name)[:30]}"
-    with laptop_of(site, staged, tmp_path, work) as laptop:
+def laptop(site: Site, staged: Path, tmp_path: Path) -> Iterator[Laptop]:
+    with laptop_of(site, staged, tmp_path, tmp_path.name) as laptop:
         laptop.write()
         yield laptop
         for job in laptop.jobs("my"):
