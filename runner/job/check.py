@@ -50,7 +50,7 @@ from runner.job.findings import FAULTS, Finding, Findings, finding_of
 from runner.job.installed import (
     check_environment,
     check_fsdp,
-    check_installed,
+    check_packages,
     check_tools,
     find_tools,
     is_installed,
@@ -167,10 +167,10 @@ def check_everything(
     where = [*sys.path]  # of the ranks
     isolate(dict(os.environ), lambda _: None, where)
     found.attempt(check_site, where)
-    found.lines += filter(None, [on_site.whose_torch(where)])
     found.attempt(check_readable, files_to_read(inputs))
     if found.errors:
         return found  # a bundle that is closed must not be called damaged
+    found.lines += filter(None, [on_site.whose_torch(where)])
     verified = found.attempt(_check_verified, config, inputs)
     if any(isinstance(error, DamageError) for error in found.errors):
         return found  # everything else would follow from it
@@ -179,7 +179,7 @@ def check_everything(
             check_writable(path)
     is_own = python_of_ranks(config, inputs) == () and not is_light()
     if is_own:
-        found.attempt(check_installed, config, inputs, to_train(config), "training", where)
+        found.attempt(check_packages, config, inputs, to_train(config), "training")
     found.attempt(check_environment, config, inputs)
     found.attempt(_check_patience, config, inputs)
     if device is not None and is_own:

@@ -104,27 +104,29 @@ def for_tokenizer(names: Iterable[str]) -> list[str]:
     return ["tiktoken"] if any(name.endswith(".tiktoken") for name in names) else found
 
 
-def check_installed(
-    config: RunConfig,
-    inputs: Inputs,
-    packages: list[str],
-    what: str,
-    path: list[str] | None = None,
-) -> None:
-    """Refuses work for which packages are missing here.
+def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what: str) -> None:
+    """Refuses work for which this environment is not the right one.
 
     Args:
         config: the run file.
         inputs: its bundle may hold an environment.
         packages: what the work needs, by the names that are imported.
         what: the work, for the message: "training".
-        path: where that Python looks; None: `sys.path`.
 
     Raises:
-        UsageError: some are missing; names them, and what to install. Or the site's own torch, on
-            which this environment was made, is another one by now.
+        UsageError: as for `check_packages`; or the site's own torch, on which this environment was
+            made, is another one by now.
     """
-    check_site(path)
+    check_site()
+    check_packages(config, inputs, packages, what)
+
+
+def check_packages(config: RunConfig, inputs: Inputs, packages: list[str], what: str) -> None:
+    """Refuses work for which packages are missing here. Arguments: as for `check_installed`.
+
+    Raises:
+        UsageError: some are missing; names them, and what to install.
+    """
     if missing := _missing(packages):
         light = " (a light installation, without the extra `train`)" if is_light() else ""
         raise UsageError(

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
 import pytest
 
+from runner.config.run_config import RunConfig
+from runner.inputs import resolve
 from runner.isolation import isolate, note_for_script
+from runner.job.check import check_everything
+from runner.job.job import Job
+from runner.run_folder.layout import RunFolder
+from stage.environment.check import on_site
 from tests.runner.conftest import Cluster, metrics
 from tests.support.environment import site
 
@@ -79,6 +86,26 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
         assert code == 2 and "Traceback" not in said, said
         assert f"{prefix} was made on torch {version_of('torch')}; its python now finds 9.9" in said
         assert "Load the module that it was made on. For the torch that is there now: " in said
+
+
+def test_check_compares_the_site_of_its_environment_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = list[Path]()
+
+    def change_of_site(prefix: Path, path: object = None) -> str:
+        compared.append(prefix)
+        return ""
+
+    torch = {"torch": version_of("torch")}
+    monkeypatch.setattr(on_site, "change_of_site", change_of_site)
+    monkeypatch.setattr(on_site, "provided", lambda prefix: torch)
+    config = RunConfig.load(cluster.write())
+    inputs = resolve(config, cluster.bundle)
+    job = Job(config, inputs, RunFolder(cluster.output()), cluster.bundle, ())
+    found = check_everything(job, 2, None)
+    assert not found.errors and compared == [Path(sys.prefix)]
+    assert found.lines[0].startswith(f"torch {torch['torch']} is the site's, in ")
 
 
 def test_the_sites_folders_are_the_environments_own(

@@ -45,9 +45,13 @@ def change_of_site(prefix: Path, path: Sequence[str] | None = None) -> str:
 
 
 def whose_torch(path: Sequence[str] | None = None, prefix: Path = Path(sys.prefix)) -> str:
-    """A line on the torch that this environment imports, if it is the site's; else empty."""
+    """A line on the torch that this environment imports, if it is the site's; else empty.
+
+    Args:
+        path: where it looks; None: `sys.path`. `change_of_site` is empty for it.
+    """
     found = _found("torch", path) if "torch" in provided(prefix) else None
-    if found is None or change_of_site(prefix, path):
+    if found is None:
         return ""
     return f"torch {found.version} is the site's, in {found.locate_file('')}; not of {prefix}"
 
