@@ -421,6 +421,8 @@ def _describe_memory(
         sizes = ", ".join(f"{stage}: {human_size(size)}" for stage, size in state.items())
         if config.engine.name != "deepspeed":
             by, sizes = "", human_size(state[stage_of(config.engine)])
+        elif len({*state.values()}) == 1:  # one rank: there is nothing to choose
+            by, sizes = "", human_size(state[0])
         found.details.append(
             f"model state per rank{by} on {ranks} ({describe_state(config, shape)}): {sizes}"
         )

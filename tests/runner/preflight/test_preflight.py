@@ -158,17 +158,18 @@ def test_the_same_is_said_by_check_prepare_and_submit(terminal: Terminal) -> Non
 
 
 @pytest.mark.parametrize(
-    ("engine", "words"),
+    ("engine", "ranks", "words"),
     [
-        ({"name": "deepspeed"}, "model state per rank, by ZeRO stage, on 2 ranks"),
-        ({"name": "fsdp"}, "model state per rank on 2 ranks"),
+        ("deepspeed", 2, "model state per rank, by ZeRO stage, on 2 ranks"),
+        ("deepspeed", 1, "model state per rank on 1 rank"),
+        ("fsdp", 2, "model state per rank on 2 ranks"),
     ],
 )
-def test_only_deepspeed_has_a_table_of_zero_stages(
-    terminal: Terminal, engine: dict[str, str], words: str
+def test_only_deepspeed_on_several_ranks_has_a_table_of_zero_stages(
+    terminal: Terminal, engine: str, ranks: int, words: str
 ) -> None:
-    terminal.cluster.write(engine=engine)
-    _, out, err = terminal.run("check", "tiny.yaml", "--processes", "2")
+    terminal.cluster.write(engine={"name": engine})
+    _, out, err = terminal.run("check", "tiny.yaml", "--processes", str(ranks))
     assert words in out, (out, err)
 
 
