@@ -256,17 +256,17 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
         raise AssertionError("a bundle is finished only with a complete lock")
 
     (root / PAYLOAD).mkdir(exist_ok=True)
+    write_atomically(root / LOCK, lock.pieces())  # first: then its id is known
     texts: dict[str, bytes | Iterable[bytes]] = {
         BAGIT: BAGIT_TEXT,
         BAG_INFO: bag_info_text(lock, facts),
         MANIFEST: payload_manifest(lock),
-        LOCK: lock.pieces(),
         REQUEST: request,
         VERIFIER: verifier_text(),
     }
     for name, text in texts.items():
         write_atomically(root / name, text)
-    digests = {name: hash_file(root / name).sha256 for name in texts}
+    digests = {name: hash_file(root / name).sha256 for name in (LOCK, *texts)}
     write_atomically(root / TAG_MANIFEST, manifest_text(digests))
     (root / FETCH_PARTIAL).unlink(missing_ok=True)
     sync_folder(root)

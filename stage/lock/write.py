@@ -53,7 +53,7 @@ class Lockfile:
     def id(self) -> str:
         """sha256 of the JSON text: the bundle id, once complete."""
         digest = sha256()
-        for piece in self.pieces():
+        for piece in self._text():
             digest.update(piece)
         return digest.hexdigest()
 
@@ -66,7 +66,15 @@ class Lockfile:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The text, a few thousand tokens at a time: all of them take five times its memory."""
+        """The text in pieces. Who took all of them gets `id` without making it once more."""
+        digest = sha256()
+        for piece in self._text():
+            digest.update(piece)
+            yield piece
+        vars(self)["id"] = digest.hexdigest()  # where `cached_property` looks
+
+    def _text(self) -> Iterator[bytes]:
+        """A few thousand tokens at a time: all of them take five times the memory of the text."""
         assets = {name: _asset_to_json(asset) for name, asset in self.assets.items()}
         document = {"format": FORMAT, "name": self.name, "assets": assets}
         encoder = json.JSONEncoder(

@@ -13,7 +13,7 @@ that only the fetched bytes show: digests that nobody published, rows and column
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -121,15 +121,19 @@ def resolve_manifest(manifest: Manifest, options: FetchOptions, reporter: Report
     return resolve(run, previous, sources)
 
 
-def write_lock(lock: Lockfile, path: Path) -> bool:
+def write_lock(lock: Lockfile, path: Path, text: Iterable[bytes] | None = None) -> bool:
     """Writes a lock, unless the file has this text already.
+
+    Args:
+        text: its text, where that is in a file already; None: it is made, of 400,000 files for
+            seconds.
 
     Returns:
         Whether it wrote.
     """
     if path.is_file() and hash_file(path).sha256 == lock.id:
         return False
-    write_atomically(path, lock.pieces())
+    write_atomically(path, lock.pieces() if text is None else text)
     return True
 
 
@@ -187,7 +191,8 @@ class _Fetch:
             self.sharing.report_taken()
             self._make()
             self._finish(stale, sealed)
-        write_lock(self.lock, self.manifest.lock_path)
+        with open(self.root / layout.LOCK, "rb") as text:
+            write_lock(self.lock, self.manifest.lock_path, text)
         self.sharing.keep(self.digests)
         return self._outcome(absent)
 
