@@ -141,7 +141,8 @@ def running_site(*options: str) -> Iterator[Site]:
     readable = {str(REPOSITORY), sys.prefix, sys.base_prefix}
     exposed = [word for path in sorted(readable) for word in ("--expose", path)]
     try:
-        running.control("up", "--nodes", "2", "--cpus", "4", "--user", USER, *options, *exposed)
+        ours = ("--nodes", "2", "--cpus", "4", "--user", USER, "--with", str(os.getpid()))
+        running.control("up", *ours, *options, *exposed)
         yield running
     finally:
         running.control("down")

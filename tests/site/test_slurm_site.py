@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pwd
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.site.conftest import USER, Site
+from tests.site.conftest import REPOSITORY, USER, Site
 
 pytestmark = pytest.mark.site
 
@@ -19,7 +22,7 @@ def other() -> Iterator[Site]:
     """A second site, beside the one of the other tests."""
     with tempfile.TemporaryDirectory(prefix="slurm-site-", dir="/tmp") as folder:
         running = Site(Path(folder))
-        running.control("up", "--nodes", "1", "--user", USER)
+        running.control("up", "--nodes", "1", "--user", USER, "--with", str(os.getpid()))
         yield running
         running.control("down")
 
@@ -79,6 +82,24 @@ def test_nothing_of_a_site_outlives_it(other: Site) -> None:
     assert str(other.folder) not in Path("/proc/mounts").read_text()
     other.control("down")  # again does no harm
     other.folder.mkdir()  # for the fixture
+
+
+def test_a_site_ends_with_the_tests_that_a_signal_ended(site: Site) -> None:
+    program = (
+        "from time import sleep\n"
+        "from tests.site.conftest import running_site\n"
+        "with running_site('--nodes', '1') as running:\n"
+        "    print(running.folder, flush=True)\n"
+        "    sleep(600)\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as tests:
+        assert tests.stdout is not None
+        folder = Path(tests.stdout.readline().strip())
+        process_1 = Path("/proc", (folder / "login.pid").read_text().split()[0])
+        assert process_1.exists()
+        tests.terminate()
+    site.wait(lambda: not process_1.exists() and not folder.exists(), 30)
 
 
 def _mentions(cmdline: Path, text: str) -> bool:
