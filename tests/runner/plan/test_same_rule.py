@@ -199,6 +199,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "Slurm's GPUs": ({}, {"SLURM_GPUS_ON_NODE": "4"}, "Slurm has given this job 4 GPUs"),
     "an Ascend NPU": ({}, {"ASCEND_RT_VISIBLE_DEVICES": "0,1"}, "ASCEND_RT_VISIBLE_DEVICES=0,1"),
     "a ROCm GPU": ({}, {"HIP_VISIBLE_DEVICES": "0"}, "HIP_VISIBLE_DEVICES=0"),
+    "an XPU": ({}, {"ZE_AFFINITY_MASK": "0.0"}, "ZE_AFFINITY_MASK=0.0"),
     "an MLU": ({}, {"MLU_VISIBLE_DEVICES": "0"}, "MLU_VISIBLE_DEVICES=0"),
     "GPUs of the run file": (
         {"gpus_per_node": 4},
