@@ -99,10 +99,10 @@ def _print_check(run: Job, found: Findings, finished: list[str], processes: int 
     is_part = lacking() or why_not_here(run.config, run.inputs)
     what = " in what was checked" if is_part else ""
     print_line(f"nothing found that would fail{what}{above}")
-    print_line(f"next: {_next(run, processes)}")
+    print_line(f"next: {_next(run, processes, has_cluster=found.has_cluster)}")
 
 
-def _next(run: Job, processes: int | None) -> str:
+def _next(run: Job, processes: int | None, *, has_cluster: bool) -> str:
     """The command that starts what was checked: a job where there is a queue, else ranks here.
 
     Where that Python cannot train, it is what gives it the packages.
@@ -110,7 +110,8 @@ def _next(run: Job, processes: int | None) -> str:
     from runner.inputs import environments
     from runner.job.installed import how_to_install, note_for_job
 
-    queue = processes is None and "SLURM_JOB_ID" not in os.environ and shutil.which("sbatch")
+    outside = processes is None and "SLURM_JOB_ID" not in os.environ
+    queue = outside and has_cluster and shutil.which("sbatch")
     note = note_for_job(run.config, run.inputs)
     if note and (note.level == "warning" or not queue):
         return how_to_install(environments(run.inputs.bundle))

@@ -59,12 +59,14 @@ class Findings:
         others: warnings and notes.
         lines: facts about the run, for printing.
         details: more of them, which `train` prints with -v only.
+        has_cluster: False where sbatch said that this machine belongs to no cluster.
     """
 
     errors: list[StageError] = field(default_factory=list)
     others: list[Finding] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
+    has_cluster: bool = True
 
     def warn(self, message: str, remedy: str) -> None:
         """Adds what may end the run."""

@@ -370,6 +370,7 @@ def check(found: Findings, wanted: SbatchRequest, partition: Partition) -> None:
         try:
             warning = _test(text, wanted, partition)
         except NoClusterError as error:
+            found.has_cluster = False
             found.lines.append(f"Slurm request: not checked: {error.message}")
             return
         shape = (

@@ -26,6 +26,7 @@ from runner.training.start import disk_error
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
 from stage.serve.names import why_missing
+from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.runner.folders import line, run_folder
 from tests.runner.preflight.test_preflight import Terminal, terminal
@@ -127,17 +128,29 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
 
 
 def test_after_a_check_the_next_command_is_printed_with_what_was_given(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal.cluster.write(engine={"name": "ddp"})
     bundle, given = terminal.cluster.bundle, ("--set", "batch.micro=1")
     assert terminal.run("check", "tiny.yaml", *given, "--processes", "2")[1].endswith(
         f"\nnext: runner train tiny.yaml --bundle {bundle} --set batch.micro=1 --processes 2\n"
     )
-    monkeypatch.setattr("shutil.which", lambda name, **_: f"/bin/{name}")
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch="exit 0"))
     assert terminal.run("check", "tiny.yaml", "-o", "there")[1].endswith(
         f"\nnext: runner submit tiny.yaml --bundle {bundle} --output {Path.cwd() / 'there'}\n"
     )
+
+
+def test_where_sbatch_has_no_cluster_the_next_command_trains_here(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said `next: runner submit`, two lines below that this machine belongs to no cluster."""
+    terminal.cluster.write(engine={"name": "ddp"})
+    says = "echo 'sbatch: error: Could not establish a configuration source' >&2; exit 1"
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch=says))
+    code, said, _ = terminal.run("check", "tiny.yaml")
+    assert code == 0 and "this machine belongs to no Slurm cluster" in said
+    assert f"\nnext: runner train tiny.yaml --bundle {terminal.cluster.bundle}\n" in said
 
 
 def test_plain_files_for_a_model_are_refused_with_a_way_out(terminal: Terminal) -> None:
