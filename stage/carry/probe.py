@@ -19,6 +19,7 @@ from stage.carry.clusters import NAME, Cluster, files_of, find_cluster, note, us
 from stage.carry.ssh import RemoteShell, connected
 from stage.errors import IncompleteError, UsageError, as_shown, quoted
 from stage.files import human_size, make_folder, read_file, write_atomically
+from stage.lock.yaml_lines import scalar
 
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _ENV_PROBE = _TEMPLATES / "env-probe.sh"
@@ -214,7 +215,7 @@ def profile_text(name: str, answer: str, is_assumed: bool = False, waits: str = 
     """
     dropped = ("#   partition", "# This node has no GPU")
     lines = [line for line in answer.splitlines() if not line.startswith(dropped)]
-    lines = [f"name: {name}" if line.startswith("name:") else line for line in lines]
+    lines = [f"name: {scalar(name)}" if line.startswith("name:") else line for line in lines]
     if is_assumed:
         mark = re.compile("(glibc|linux):")
         lines = [f"{line}   {_WHY}" if mark.match(line) else line for line in lines]

@@ -368,6 +368,18 @@ def test_a_shell_that_greets_is_passed(
     assert verify(tmp_path / "there").ok
 
 
+def test_a_host_without_rsync_is_told_before_anything_is_sent(
+    sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path
+) -> None:
+    rsync = (tools / "rsync").rename(tools / "hidden")
+    try:
+        done = push(sshd, bundle, tmp_path / "there")
+    finally:
+        rsync.rename(tools / "rsync")
+    assert done.returncode == 2 and "there is no rsync there" in done.stderr
+    assert not (tmp_path / "there").exists()
+
+
 def test_what_a_host_says_in_place_of_a_shell_is_shown(
     sshd: Sshd, bundle: Path, tmp_path: Path
 ) -> None:
