@@ -107,14 +107,18 @@ def plan_digest(plan: Mapping[str, str]) -> str:
 
 _TAKE = f"""
 cd "$1" && mkdir -p .airlift || exit 1
-lock=.airlift/sending
+lock=.airlift/sending dead=.airlift/dead-sending.$$
 : >.airlift/now
-now=$(stat -c %Y .airlift/now) beat=$(stat -c %Y $lock/beat 2>/dev/null || echo 0)
 holder=$(cat $lock/holder 2>/dev/null)
-if [ -d $lock ] && [ $((now - beat)) -lt {_DEAD_AFTER_S} ] && [ "$holder" != "$3" ]
-then echo "$holder"; exit 0; fi
-rm -rf $lock
-mkdir $lock && : >$lock/beat && echo "$2" >$lock/holder && echo taken
+if beat=$(stat -c %Y $lock/beat 2>/dev/null || stat -c %Y $lock 2>/dev/null); then
+  if [ $(($(stat -c %Y .airlift/now) - beat)) -lt {_DEAD_AFTER_S} ] && [ "$holder" != "$3" ]
+  then echo "$holder"; exit 0; fi
+  mv $lock $dead 2>/dev/null
+  if [ "$(cat $dead/holder 2>/dev/null)" = "$holder" ]; then rm -rf $dead
+  else mv $dead $lock; fi # another took it over since we looked
+fi
+mkdir $lock 2>/dev/null || {{ echo another; exit 0; }}
+: >$lock/beat && echo "$2" >$lock/holder && echo taken
 """
 
 
@@ -157,7 +161,14 @@ def sending(remote: RemoteShell) -> Iterator[None]:
 def _has_gone(holder: str) -> bool:
     """Whether a lock's holder was a process of this machine that is no more."""
     host, _, process = holder.rpartition(" ")
-    return host == socket.gethostname() and not Path("/proc", process).exists()
+    if host == socket.gethostname() and process.isdigit():
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+    return False
 
 
 def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | None:

@@ -17,7 +17,7 @@ from stage.bundle.verify import verify
 from tests.site.conftest import Site
 from tests.site.road import Laptop, laptop_of
 
-pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.site, pytest.mark.timeout(900)]
 SUBMIT = ("submit", "runs/my.yaml", "--to", "site")
 
 
@@ -26,7 +26,7 @@ def laptop(site: Site, staged: Path, tmp_path: Path) -> Iterator[Laptop]:
     with laptop_of(site, staged, tmp_path, tmp_path.name) as laptop:
         laptop.write()
         yield laptop
-        for job in laptop.jobs("my"):
+        for job in (*laptop.jobs("my"), *laptop.jobs("other")):
             site.run("scancel", str(job), check=False)
 
 
@@ -42,6 +42,10 @@ def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site
     followed = laptop.run("logs", "runs/my.yaml", "--to", "site", "-f")
     assert "step" in followed and site.state(job) in ("COMPLETED", "COMPLETING")
     assert "my" in laptop.run("status", "--to", "site")
+    other = laptop.write("other")  # only a run file is new
+    again = laptop.run("submit", f"runs/{other.name}", "--to", "site")
+    assert re.search("^push .*# done$", again, re.MULTILINE), again
+    assert [site.job_number(again)] == laptop.jobs("other") != [job]
     assert laptop.logins == 1
     assert verify(laptop.work / "bundle").bundle_id == verify(laptop.folder / "bundle").bundle_id
 
@@ -49,7 +53,13 @@ def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site
 def test_a_second_submit_makes_no_second_job_and_takes_seconds(laptop: Laptop, site: Site) -> None:
     hold(site, True)
     try:
+        assert "not asked what it has" in laptop.run(*SUBMIT, "--dry-run")
+        assert not laptop.work.exists()
         job = site.job_number(laptop.run(*SUBMIT))
+        shown = laptop.run(*SUBMIT, "--dry-run")
+        assert (
+            len(re.findall(r"# done$", shown, re.MULTILINE)) == 7 and "to send: about 0 B" in shown
+        )
         began = time.monotonic()
         again = laptop.run(*SUBMIT)
         took = time.monotonic() - began
@@ -72,6 +82,7 @@ def hold(site: Site, is_on: bool) -> None:
     site.control("exec", "scontrol", "update", "partitionname=batch", f"state={state}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["== \\w+ verify", "== \\w+ check", "== \\w+ submit"])
 def test_a_laptop_that_is_killed_is_joined_by_the_same_command(laptop: Laptop, moment: str) -> None:
     first = laptop.start(*SUBMIT)
@@ -83,6 +94,7 @@ def test_a_laptop_that_is_killed_is_joined_by_the_same_command(laptop: Laptop, m
     assert laptop.jobs("my") == [laptop.site.job_number(said)]
 
 
+@pytest.mark.slow
 def test_an_sbatch_that_reports_a_time_out_although_the_job_is_queued(
     laptop: Laptop, site: Site
 ) -> None:
@@ -107,6 +119,7 @@ def test_an_sbatch_that_reports_a_time_out_although_the_job_is_queued(
     assert len(laptop.jobs("my")) == 1
 
 
+@pytest.mark.slow
 def test_two_laptops_at_once_make_one_job(
     laptop: Laptop, site: Site, staged: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +133,7 @@ def test_two_laptops_at_once_make_one_job(
     assert verify(laptop.work / "bundle").bundle_id == verify(laptop.folder / "bundle").bundle_id
 
 
+@pytest.mark.slow
 def test_what_check_finds_is_shown_and_nothing_is_queued(laptop: Laptop) -> None:
     run = laptop.folder / "runs/my.yaml"
     sound = run.read_text()
@@ -129,3 +143,36 @@ def test_what_check_finds_is_shown_and_nothing_is_queued(laptop: Laptop) -> None
     run.write_text(sound.replace("micro: 2", "micro: 3"))
     said = laptop.run(*SUBMIT, code=2)
     assert "-- check" in said and "batch" in said and laptop.jobs("my") == []
+
+
+@pytest.mark.slow
+def test_what_is_damaged_there_is_sent_again(laptop: Laptop, site: Site) -> None:
+    job = site.job_number(laptop.run(*SUBMIT))
+    site.run("scancel", str(job))
+    site.wait_for_end(job)
+    weights = next(laptop.work.glob("bundle/data/models/*/model.safetensors"))
+    status = weights.stat()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))  # for rsync, the same file
+    said = laptop.run(*SUBMIT)
+    assert "what is damaged there is sent again" in said, said
+    assert verify(laptop.work / "bundle").ok and len(laptop.jobs("my")) == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_from_a_login_node_whose_shell_greets(laptop: Laptop, site: Site) -> None:
+    greeting = site.home / ".bashrc"
+    greeting.write_text("echo; echo 'Welcome to alpha'; echo state=none\n")
+    greeting.chmod(0o644)
+    hold(site, True)
+    try:
+        sweep = (*SUBMIT, "--array", "seed=1,2")
+        job = site.job_number(laptop.run(*sweep).rpartition("\n-- submit")[2])
+        assert f"job {job} (pending)" in laptop.run(*sweep) and set(laptop.jobs("my")) == {job}
+        shown = json.loads(laptop.run("status", "--to", "site", "--json"))
+        assert {run["state"] for run in shown["runs"]} == {"waiting"}, shown
+    finally:
+        greeting.unlink()
+        hold(site, False)
