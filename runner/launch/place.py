@@ -219,7 +219,7 @@ def _check_alone(environ: Mapping[str, str], *, started_alone: bool) -> None:
             f"export {' '.join(f'{name}=...' for name in missing)} for each rank, or start the "
             "ranks with torchrun; to train on this machine alone: unset RANK WORLD_SIZE.",
         )
-    for rank, size in (("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "")):
+    for rank, size in (*(names[:2] for _, *names in MPI_VARIABLES), ("PMIX_RANK", "")):
         if rank in environ and environ.get(size) != "1" and not started_alone:
             raise UsageError(
                 f"an MPI launcher started this process ({rank}={environ[rank]}), and its variables "

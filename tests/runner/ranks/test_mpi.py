@@ -158,6 +158,9 @@ def test_a_job_of_one_host_and_a_list_of_another_node_refuse_nothing(tmp_path: P
             r"an MPI launcher started this process \(PMI_RANK=1\)",
         ),
         ({"PMIX_RANK": "1"}, r"PMIX_RANK=1"),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, r"OMPI_COMM_WORLD_RANK=1"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, r"OMPI_COMM_WORLD_RANK=1"),
+        ({"PALS_RANKID": "1", "PMI_SIZE": "2"}, r"PALS_RANKID=1"),
     ],
 )
 @obeys(MPI, "export {} for each rank, or start the ranks with torchrun; to train on this machine")
