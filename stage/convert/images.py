@@ -27,6 +27,10 @@ from stage.files import human_size
 MAX_IMAGE = 256 * 2**20  # bytes
 _BATCH_BYTES = 16 * 2**20
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
+_COMMON = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff")
+_BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"GIF8", b"RIFF", b"BM", b"II", b"MM", b"P", b"\0\0")
+"""Of any image that goes by a name in `_COMMON`, rightly or not: an empty file or a page of a
+server is none. Only the ranks' Pillow can say whether the rest of it is whole."""
 _NAME = "file_name"  # the column of metadata that names an image
 
 # split -> its schema, its rows, the paths that they are made from
@@ -109,7 +113,7 @@ def _read(path: str, file: Path, what: str) -> dict[str, Any]:
     """A value of an image column.
 
     Raises:
-        UsageError: it is larger than 256 MiB.
+        UsageError: it is larger than 256 MiB, or empty, or a page or text instead of an image.
     """
     size = file.stat().st_size
     if size > MAX_IMAGE:
@@ -117,7 +121,14 @@ def _read(path: str, file: Path, what: str) -> dict[str, Any]:
             f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.",
             "Make the image smaller, or remove it from the folder.",
         )
-    return {"bytes": file.read_bytes(), "path": posixpath.basename(path)}
+    data = file.read_bytes()
+    if path.lower().endswith(_COMMON) and not data.startswith(_BEGINNINGS):
+        begins = f"it begins with {data[:12]!r}" if data else "it is empty"
+        raise UsageError(
+            f"{what}: {path} is no image: {begins}.",
+            "Copy it again from where it came, or remove it from the folder.",
+        )
+    return {"bytes": data, "path": posixpath.basename(path)}
 
 
 def _parts_of_metadata(

@@ -314,6 +314,12 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
         {"x.png": b"", "metadata.csv": b"file_name,image\nx.png,a\n"},
         "two columns `image`",
     ),
+    "an empty image": ("imagefolder", {"a/x.png": b""}, "a/x.png is no image: it is empty"),
+    "a page in place of an image": (
+        "imagefolder",
+        {"x.JPG": b"<!DOCTYPE html>", "metadata.csv": b"file_name\nx.JPG\n"},
+        "metadata.csv: row 1: x.JPG is no image: it begins with b'<!DOCTYPE ht'",
+    ),
     "no images": ("imagefolder", {"a/x": b""}, "no image"),
     "half a cifar": ("cifar", {"batches.meta": b"", "data_batch_1": b""}, "data_batch_2"),
 }

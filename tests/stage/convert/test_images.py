@@ -116,7 +116,7 @@ def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
         "file_name,n\n" + "".join(f"{i}.png,{i}\n" for i in range(9))
     )
     for i in range(9):
-        (tmp_path / f"{i}.png").write_bytes(noise.randbytes(9_000_000))
+        (tmp_path / f"{i}.png").write_bytes(b"\x89PNG" + noise.randbytes(9_000_000))
     files = {path.name: path for path in tmp_path.iterdir()}
     (shard,) = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")["train"].shards
     table = pq.read_table(shard)
