@@ -10,16 +10,12 @@ from __future__ import annotations
 import os
 import site
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 NEEDED = "torch"
 """PYTHONPATH stays if this package is nowhere else: a site's modules may provide it so."""
-
-FOLDERS_OF_SITE = "zz-airlift-site.pth"
-"""The file that names the folders of a site's own torch; `bootstrap.sh` writes it."""
 
 HIDDEN = ("torch", "numpy", "transformers", "tokenizers", "datasets", "accelerate", "deepspeed")
 """Packages of another version would change or end a script."""
@@ -75,17 +71,9 @@ def folders(environ: Mapping[str, str]) -> list[str]:
     Also those of the site's torch, which this environment names as its own.
     """
     named = dict.fromkeys(filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
-    own = set(map(_real, _folders_of_site()))
+    # Imported at the start of a Python that is on a site's own torch (stage's site_path.py).
+    own = set(map(_real, getattr(sys.modules.get("_airlift_site"), "SITE", ())))
     return [folder for folder in named if _real(folder) not in own]
-
-
-def _folders_of_site() -> list[str]:
-    """The folders of an environment on a site's own torch; none: it is whole."""
-    try:
-        text = Path(sysconfig.get_path("purelib"), FOLDERS_OF_SITE).read_text(encoding="utf-8")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.startswith("/")]
 
 
 def note_for_script(environ: Mapping[str, str]) -> str | None:

@@ -42,7 +42,7 @@ from stage.bundle.verifier import TAG_MANIFEST
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
 from stage.digests import hash_file as hash_file
 from stage.environment.check import imports as imports  # for runner.job.surroundings
-from stage.environment.check import on_site as on_site  # for runner.job.check, runner.training
+from stage.environment.check import on_site as on_site  # for runner.job, runner.training
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve import children

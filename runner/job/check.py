@@ -114,6 +114,7 @@ def check_ahead(
         with_shell: whether the job's shell and its Python are tried, too.
     """
     config, slurm, early = job.config, job.config.slurm, Findings()
+    check_site(_path_of_ranks())  # everything else would follow from it
     over = over_job(environ)
     inside = "SLURM_JOB_ID" in environ and over is None
     queues = processes is None and not inside and bool(job.partition.nodes)
@@ -164,8 +165,7 @@ def check_everything(
     """
     config, inputs, found = job.config, job.inputs, Findings()
     found.attempt(check_libraries, f"{config.path}: the check of its data", "pyarrow")
-    where = [*sys.path]  # of the ranks
-    isolate(dict(os.environ), lambda _: None, where)
+    where = _path_of_ranks()
     found.attempt(check_site, where)
     found.attempt(check_readable, files_to_read(inputs))
     if found.errors:
@@ -199,6 +199,12 @@ def check_everything(
             wanted = config.environment.node_local
             found.lines.append(node_local.preview(wanted, inputs.environment))
     return found
+
+
+def _path_of_ranks() -> list[str]:
+    where = [*sys.path]
+    isolate(dict(os.environ), lambda _: None, where)
+    return where
 
 
 def _unchecked(config: RunConfig, inputs: Inputs) -> str:

@@ -17,7 +17,7 @@ from runner.config.data import TASKS, data_of
 from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value
-from runner.inputs import Bundle, SplitInput, hash_file
+from runner.inputs import Bundle, SplitInput, hash_file, on_site
 from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
 
@@ -76,7 +76,8 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     blocks["name"] = f"name: {_name(path)}\n"
     if bundle is not None and (manifest := _manifest(path, bundle)):
         blocks["name"] += f"manifest: {json.dumps(manifest)}   # for runner submit --to CLUSTER\n"
-    blocks["slurm"] = _as_examples(read_value(blocks["slurm"])["slurm"])
+    slurm = read_value(blocks["slurm"])["slurm"]
+    blocks["slurm"] = _as_examples(slurm)
     if bundle is None:
         said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
         return head + "".join(blocks.values()), said
@@ -97,8 +98,12 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     _shrink_batch(blocks, data.rows)
     said = [f"model {model.name}: {_why(others)}", *_describe(data)]
     if environment := _environment(opened):
+        torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
+        if torch:
+            blocks["slurm"] = _as_examples(slurm, torch)
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
-        said.append(f"environment {environment}: the ranks run in it")
+        on_it = f", on the site's torch {torch}: each job needs its module" if torch else ""
+        said.append(f"environment {environment}: the ranks run in it{on_it}")
     return head + "".join(blocks.values()), said
 
 
@@ -143,16 +148,25 @@ def _adapt(blocks: dict[str, str], model: _Model) -> None:
         blocks["optimizer"] = blocks["optimizer"].replace("paged_adamw_8bit", "adamw")
 
 
-def _as_examples(slurm: Mapping[str, Any]) -> str:
-    """The block `slurm`: what every site names in its own way is only an example, in comments."""
+def _as_examples(slurm: Mapping[str, Any], torch: str = "") -> str:
+    """The block `slurm`: what every site names in its own way is only an example, in comments.
+
+    Args:
+        torch: the version of the site's own, whose module each job loads; empty: there is none.
+    """
     lines = ["# Yours to fill in: `sinfo -s` lists partitions and GPUs, `module avail` modules."]
     lines.append("slurm:")
+    loaded = [*filter(None, os.environ.get("LOADEDMODULES", "").split(":"))] if torch else []
     values: dict[str, Any] = {**slurm}
     values.setdefault("modules", ["nvidia/cuda/12.2"])
+    if torch:
+        values["modules"] = loaded or ["pytorch"]
     for key, value in values.items():
         written = value if key == "partition" else json.dumps(value)
-        unset = "# " if key in ("partition", "modules") else ""
-        lines.append(f"  {unset}{key}: {written}   # an example")
+        is_loaded = key == "modules" and bool(loaded)
+        unset = "# " if key in ("partition", "modules") and not is_loaded else ""
+        why = f"as loaded here, for torch {torch}" if is_loaded else "an example"
+        lines.append(f"  {unset}{key}: {written}   # {why}")
     return "\n".join([*lines, ""])
 
 

@@ -180,16 +180,36 @@ provides() {
     # shellcheck disable=SC2016
     limited python 30 python3 -s -c '
 import os, re, sys
-from importlib.metadata import distributions
+try:
+    from importlib.metadata import distributions
+except ImportError:  # Python 3.7 or older, for which no environment is made
+    distributions = tuple
+
+def name_in(text):
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", text)[0]).lower()
+
+def requirements(found):  # outside of extras; what needs another machine or Python is left out where packaging is there
+    for text in found.requires or ():
+        marker = text.partition(";")[2]
+        if "extra ==" not in marker and (not marker or applies(marker)):
+            yield name_in(text)
+
+def applies(marker):
+    for name in ("packaging", "pip._vendor.packaging"):
+        try:
+            return __import__(name + ".markers", fromlist=["Marker"]).Marker(marker).evaluate()
+        except ImportError:
+            pass
+    return False
 
 def compiled_for_torch(found):
-    needed = any(re.match(r"torch(?![\w.-])", text, re.I) and "extra ==" not in text for text in found.requires or ())
-    return needed and any(str(path).endswith(".so") for path in found.files or ())
+    return "torch" in requirements(found) and any(str(path).endswith(".so") for path in found.files or ())
 
 here = {}
 for found in distributions():  # the first of a name is the one that is imported
-    here.setdefault(re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower(), found)
+    here.setdefault(name_in(found.metadata["Name"] or ""), found)
 if "torch" not in here:
+    print("# %s has no torch. For the site\x27s own: run this after `module load`, or in its container." % sys.executable)
     sys.exit()
 if os.path.isdir(os.path.join(sys.prefix, ".airlift")):
     print("# %s is of an environment of airlift: without it, this prints what the site provides." % sys.executable)
@@ -200,6 +220,10 @@ print("# The torch of %s, for environments that are to use it:" % sys.executable
 print("provides:\n  python: \"%d.%d.%d\"" % sys.version_info[:3])
 for name in sorted(names, key=lambda name: name not in ("torch", "numpy")):
     print("  %s: \"%s\"" % (name, here[name].version))
+lacks = [name for name in requirements(here["torch"]) if name not in here]
+if lacks:
+    words = "# By its metadata this torch needs %s, which %s lacks: load that too, or name it in environment.yml."
+    print(words % (", ".join(lacks), sys.executable))
 '
 }
 

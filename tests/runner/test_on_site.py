@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +21,7 @@ from runner.job.check import check_everything
 from runner.job.job import Job
 from runner.run_folder.layout import RunFolder
 from stage.environment.check import on_site
+from stage.environment.image import site_path
 from tests.runner.conftest import Cluster, metrics
 from tests.support.environment import site
 
@@ -76,7 +80,7 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
     assert code == 0, said  # neither check nor train imports from it
     assert f"not imported from: {loaded}" in said
 
-    load_another(prefix, tmp_path)
+    other = Path(load_another(prefix, tmp_path))
     rank = ("rank", str(cluster.output()), "train")
     for words in (("check", "tiny.yaml"), train, ("prepare", "tiny.yaml"), rank):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -86,6 +90,11 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
         assert code == 2 and "Traceback" not in said, said
         assert f"{prefix} was made on torch {version_of('torch')}; its python now finds 9.9" in said
         assert "Load the module that it was made on. For the torch that is there now: " in said
+
+    other.rename(tmp_path / "gone")
+    code, said = run(cluster, prefix, "check", "tiny.yaml")
+    assert code == 2 and "its python now finds none." in said
+    assert said.count("->") == 1, said  # not how to install a torch
 
 
 def test_check_compares_the_site_of_its_environment_once(
@@ -113,7 +122,10 @@ def test_the_sites_folders_are_the_environments_own(
 ) -> None:
     torch, stale = str(tmp_path / "torch"), str(tmp_path / "stale")
     (tmp_path / "zz-airlift-site.pth").write_text(f"{torch}\nimport _airlift_site\n")
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    module = shutil.copy(site_path.__file__, tmp_path / "_airlift_site.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    started = SimpleNamespace(**runpy.run_path(str(module), run_name="_airlift_site"))
+    monkeypatch.setitem(sys.modules, "_airlift_site", started)
     said = list[str]()
     environ, path = {"PYTHONPATH": f"{torch}:{stale}"}, [torch, stale, "/usr/lib/python3"]
     isolate(environ, said.append, path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -18,10 +19,14 @@ from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
 
-def provided(prefix: Path = Path(sys.prefix)) -> dict[str, str]:
-    """What the site provides to the environment at `prefix`: name -> version; none: it is whole."""
+def provided(folder: Path = Path(sys.prefix, ".airlift")) -> dict[str, str]:
+    """What the site provides to an environment: name -> version; none: it is whole.
+
+    Args:
+        folder: of its `env.json`; also in a bundle.
+    """
     try:
-        facts = json.loads((prefix / ".airlift" / "env.json").read_text(encoding="utf-8"))
+        facts = json.loads((folder / "env.json").read_text(encoding="utf-8"))
         return dict(facts.get("provides") or {})
     except (OSError, ValueError, AttributeError):
         return {}
@@ -33,7 +38,7 @@ def change_of_site(prefix: Path, path: Sequence[str] | None = None) -> str:
     Args:
         path: where it looks; None: `sys.path`.
     """
-    for name, version in provided(prefix).items():
+    for name, version in provided(prefix / ".airlift").items():
         if name == "python":  # `lib/pythonX.Y`: another one finds nothing in it
             continue
         if (found := _found(name, path)) is None:
@@ -50,7 +55,7 @@ def whose_torch(path: Sequence[str] | None = None, prefix: Path = Path(sys.prefi
     Args:
         path: where it looks; None: `sys.path`. `change_of_site` is empty for it.
     """
-    found = _found("torch", path) if "torch" in provided(prefix) else None
+    found = _found("torch", path) if "torch" in provided(prefix / ".airlift") else None
     if found is None:
         return ""
     return f"torch {found.version} is the site's, in {found.locate_file('')}; not of {prefix}"
@@ -82,8 +87,9 @@ def problem_of_new(prefix: Path) -> tuple[str, str]:
     for name in names:
         if (where := str(distribution(name).locate_file(""))) != own:
             problem = f"`{name}` would be imported from {where}, before the environment's own."
-            return problem, "Take it out of PYTHONPATH, then run this again."
-    wanted = importable([*names, *provided(prefix)], WANTED)
+            unset = "unset PYTHONPATH EBPYTHONPREFIXES"
+            return problem, f"Load no module that has it, or: {unset}; then run this again."
+    wanted = importable([*names, *provided(prefix / ".airlift")], WANTED)
     answers, code, last_line = try_imports(prefix, wanted, os.environ)
     for fault in faults(answers, code):
         if fault.known_here:
@@ -92,7 +98,9 @@ def problem_of_new(prefix: Path) -> tuple[str, str]:
             remedy = TRY_AGAIN if str(prefix) in fault.remedy else fault.remedy
             return f"{fault.message.removesuffix('.')}.", f"{remedy} {there}"
         print(f"not known here: {fault.message}")
-    return "" if answers.python else f"its Python does not start: {last_line or code}", ANOTHER
+    base = os.path.realpath(sys.executable)
+    why = f"its Python does not start: {last_line or code}."
+    return "" if answers.python else why, f"To see why: {shlex.quote(base)} -I -c 'import site'"
 
 
 if __name__ == "__main__":

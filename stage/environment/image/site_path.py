@@ -14,8 +14,8 @@ import sys
 FOLDERS = "zz-airlift-site.pth"
 
 
-def put_behind(own: str, path: list[str]) -> None:
-    """Moves the folders that are named in `own` right behind it.
+def put_behind(own: str, path: list[str]) -> list[str]:
+    """Moves the folders that are named in `own` right behind it; returns them.
 
     Args:
         own: the environment's `site-packages`.
@@ -27,7 +27,8 @@ def put_behind(own: str, path: list[str]) -> None:
     path[:] = [folder for folder in path if folder not in there]
     at = path.index(own) + 1
     path[at:at] = there
+    return site
 
 
 if __name__ == "_airlift_site":
-    put_behind(os.path.dirname(os.path.abspath(__file__)), sys.path)
+    SITE = put_behind(os.path.dirname(os.path.abspath(__file__)), sys.path)

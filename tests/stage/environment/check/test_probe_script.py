@@ -170,6 +170,26 @@ def test_a_python_with_torch_says_what_it_provides_and_no_more(node: Node, tmp_p
     assert not {"safe", "torchmetrics", "transformers", "sympy", "click"} & provided.keys()
 
 
+def test_what_a_torch_needs_and_its_python_lacks_is_said(node: Node, tmp_path: Path) -> None:
+    needs = "numpy", "sympy_of_old>=1.13", 'triton-x==3; platform_system == "Linux"'
+    not_here = 'other; platform_system == "Windows"', "more; extra == 'opt'"
+    info = tmp_path / "module/torch-9.0.dist-info"
+    info.mkdir(parents=True)
+    lines = "".join(f"Requires-Dist: {text}\n" for text in (*needs, *not_here))
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: 9.0\n{lines}")
+    node.add("python3", f'exec {sys.executable} "$@"')
+    said = node.run("env-probe.sh", PYTHONPATH=str(info.parent)).stdout
+    assert "# By its metadata this torch needs sympy-of-old, triton-x, which " in said
+
+
+def test_a_python_without_torch_is_said(node: Node) -> None:
+    node.add("python3", 'exec /usr/bin/python3 -I "$@"')
+    assert (
+        "# /usr/bin/python3 has no torch. For the site's own: " in node.run("env-probe.sh").stdout
+    )
+    assert profile_of(node).provides == {}
+
+
 def test_an_environment_of_airlift_is_not_the_site(node: Node, tmp_path: Path) -> None:
     (tmp_path / ".airlift").mkdir()
     boot = f"import sys; sys.prefix = {str(tmp_path)!r}; exec(sys.argv.pop())"
