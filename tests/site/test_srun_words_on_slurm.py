@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site, log
 from tests.site.test_train_on_slurm import losses
+from tests.support.environment.site import bubblewrap, charliecloud, skip_without
 
 pytestmark = pytest.mark.site
 
@@ -18,41 +20,47 @@ ENVIRONMENT = Path(sys.executable).parents[1]
 
 
 @pytest.fixture(scope="module")
-def container(site: Site) -> Path:
-    """The words that start a container: a mount namespace, in which ~/inside is the environment."""
+def inside(site: Site) -> Path:
+    """Where the environment is, in a container alone; outside, this folder is empty."""
     inside = site.home / "inside"
     site.run("mkdir", str(inside))
-    mount = f'mount --bind {shlex.quote(str(ENVIRONMENT))} {shlex.quote(str(inside))} && exec "$@"'
-    start = f'#!/bin/sh\nexec unshare -rm sh -c {shlex.quote(mount)} in-container "$@"\n'
-    path = site.folder / "in-container"
-    path.write_text(start)
-    path.chmod(0o755)
-    return path
+    return inside
 
 
-def written(site: Site, container: Path, name: str, *ranks: str) -> tuple[Path, Path]:
+def container(kind: str, site: Site, inside: Path) -> list[str]:
+    """The words of srun that start a container, in which the environment is at `inside`."""
+    skip_without(kind)
+    if kind == "bubblewrap":
+        return bubblewrap(ENVIRONMENT, inside, Path("/tmp"), site.folder)
+    return charliecloud(site.folder / "image", ENVIRONMENT, inside)
+
+
+def written(site: Site, words: list[str], name: str, *ranks: str) -> tuple[Path, Path]:
     """The script, made inside by the Python that is only there; and the run folder."""
     output = site.home / "output" / name
     python, runner = site.home / "inside/bin/python", site.home / "inside/bin/runner"
-    sets = ["--set", f"slurm.srun=[{container}]", *(word for s in ranks for word in ("--set", s))]
-    words = ["submit", "tiny.yaml", "--bundle", "bundle", "--output", str(output), *sets, "--print"]
-    words = ["srun", "--ntasks=1", str(container), str(python), str(runner), *words]
-    done = site.run(*words)
+    listed = f"slurm.srun={json.dumps(words)}"
+    sets = ["--set", listed, *(word for s in ranks for word in ("--set", s))]
+    run, bundle = str(site.home / "tiny.yaml"), str(site.home / "bundle")  # it starts in /
+    submit = ["submit", run, "--bundle", bundle, "--output", str(output), *sets]
+    submit = ["srun", "--ntasks=1", *words, str(python), str(runner), *submit, "--print"]
+    done = site.run(*submit)
     script = site.folder / f"{name}.sbatch"
     script.write_text(done.stdout)
     script.chmod(0o644)
-    assert f"{container} env -u RANK" in done.stdout and "exec " not in done.stdout
+    assert f"{shlex.join(words)} env -u RANK" in done.stdout and "exec " not in done.stdout
     site.run("mkdir", "-p", str(output / "logs"))
     return script, output
 
 
 @obeys("runner/job/submit.py", "Let the ranks' own write the script, and submit that:")
 def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
-    site: Site, bundle: Path, container: Path, undisturbed: Path
+    site: Site, bundle: Path, inside: Path, undisturbed: Path
 ) -> None:
     less = ("slurm.tasks_per_node=1", "batch.micro=4")
-    script, run_folder = written(site, container, "in-container", *less)
-    assert not (site.home / "inside/bin").exists()
+    words = container("bubblewrap", site, inside)
+    script, run_folder = written(site, words, "in-container", *less)
+    assert not (inside / "bin").exists()
     job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
     site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
     site.run("scancel", "--signal=TERM", str(job))
@@ -65,10 +73,11 @@ def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
 
 
 def test_a_job_of_one_rank_is_requeued_too_and_a_failure_is_not(
-    site: Site, bundle: Path, container: Path
+    site: Site, bundle: Path, inside: Path
 ) -> None:
+    words = container("charliecloud", site, inside)
     one = ("slurm.nodes=1", "slurm.tasks_per_node=1", "batch.micro=8")
-    script, run_folder = written(site, container, "one-rank", *one)
+    script, run_folder = written(site, words, "one-rank", *one)
     job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
     site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
     site.run("scancel", "--signal=TERM", str(job))
@@ -76,7 +85,7 @@ def test_a_job_of_one_rank_is_requeued_too_and_a_failure_is_not(
     ended = site.wait_for_end(job)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(run_folder)
 
-    script, run_folder = written(site, container, "broken", *one, "steps=3")
+    script, run_folder = written(site, words, "broken", *one, "steps=3")
     script.write_text(script.read_text().replace("runner train", "runner no-such-command"))
     job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
     ended = site.wait_for_end(job)

@@ -66,7 +66,7 @@ SRUN_SWEEP = dataclasses.replace(
     CPU,
     command=("/opt/it's/bin/python", "/opt/it's/bin/runner", "train", "/scratch/two words.yaml"),
     members=members(["seed=1,2"]),
-    srun=("bwrap", "--bind", "/", "/"),
+    srun=("--container-image=/scratch/ngc.sqsh", "--container-mounts=/scratch"),
 )
 SWEEP = dataclasses.replace(CPU, members=members(["optimizer.lr=1e-4,3e-4", "seed=1,2"]))
 

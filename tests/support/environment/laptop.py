@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,8 +44,12 @@ assets:
 PROFILE = 'format: 1\nname: test\nplatform: linux-64\nglibc: "2.28"\n'
 
 
-def wheel_of_installed(name: str, folder: Path) -> Path:
-    """Makes a wheel in `folder` from a distribution that is installed here, with its scripts."""
+def wheel_of_installed(name: str, folder: Path, without: str = r"(?!)") -> Path:
+    """Makes a wheel in `folder` from a distribution that is installed here, with its scripts.
+
+    Args:
+        without: a pattern of paths that are left out; none: nothing is.
+    """
     distribution = metadata.distribution(name)
     scripts = Path(sysconfig.get_path("scripts"))
     project = distribution.metadata["Name"].replace("-", "_")
@@ -55,7 +60,8 @@ def wheel_of_installed(name: str, folder: Path) -> Path:
         inside = file.as_posix()
         if path.parent == scripts.resolve() and path.name == name:
             inside = f"{stem}.data/scripts/{path.name}"
-        if not inside.startswith("..") and "__pycache__" not in inside:
+        left_out = inside.startswith("..") or "__pycache__" in inside
+        if not left_out and not re.match(without, inside):
             files[inside] = path.read_bytes()
     info = next(path.split("/")[0] for path in files if path.endswith(".dist-info/METADATA"))
     for litter in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
@@ -63,7 +69,7 @@ def wheel_of_installed(name: str, folder: Path) -> Path:
     tags = [
         line.removeprefix("Tag: ")
         for line in (distribution.read_text("WHEEL") or "").splitlines()
-        if "Tag: " in line
+        if "Tag: " in line and "py2-" not in line
     ]
     folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{stem}-{tags[0]}.whl"

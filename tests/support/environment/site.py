@@ -1,4 +1,4 @@
-"""A cluster whose Python and torch are the site's: modules, virtual environments, wrappers.
+"""A cluster whose Python and torch are the site's: modules, virtual environments, containers.
 
 The site's torch and numpy are those of this test run, by links to their folders.
 """
@@ -8,12 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -21,16 +26,27 @@ from stage.environment.image import relocate, site_path
 from stage.environment.image.link import NAMESPACE
 from tests.support.environment.laptop import alone, bootstrap
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 BASE = Path(os.path.realpath(sys.executable))
 """A Python of this machine without packages of its own."""
 
 
-def with_requirements(name: str) -> set[str]:
-    """A distribution of this run and all that it requires here, normalised."""
-    found, waiting = set[str](), [name]
+INSIDE = Path("/mnt/site")
+"""Where a container shows the site's Python, which is there only inside."""
+
+NOBODY = 65534
+
+
+def with_requirements(*names: str, without: Collection[str] = ()) -> set[str]:
+    """Distributions of this run and all that they require here, normalised.
+
+    Args:
+        without: these are left out, with what only they require.
+    """
+    found, waiting = set[str](), [*names]
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name not in found:
+        if name not in found and name not in without:
             found.add(name)
             stated = map(Requirement, metadata.requires(name) or [])
             waiting += [r.name for r in stated if r.marker is None or r.marker.evaluate()]
@@ -88,15 +104,27 @@ def path_with(folder: Path, python: Path) -> str:
     return f"{folder}:/usr/bin:/bin"
 
 
+PURELIB = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+
+def venv(prefix: Path, python: Path = BASE) -> Path:
+    """A virtual environment, empty."""
+    command = [python, "-m", "venv", "--without-pip", "--system-site-packages", prefix]
+    subprocess.run(command, check=True)
+    return prefix
+
+
+def venv_with_torch(prefix: Path) -> Path:
+    """A virtual environment as images of vendors have it."""
+    link_into(venv(prefix) / PURELIB, with_requirements("torch", "numpy"))
+    return prefix
+
+
 def venv_of_a_venv(folder: Path) -> Path:
     """The Python of a virtual environment with torch in a parent virtual environment."""
-    parent, child = folder / "parent", folder / "child"
-    for prefix, python in ((parent, BASE), (child, parent / "bin/python3")):
-        command = [python, "-m", "venv", "--without-pip", "--system-site-packages", prefix]
-        subprocess.run(command, check=True)
-    purelib = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    link_into(parent / purelib, with_requirements("torch") | {"numpy"})
-    (child / purelib / "parent.pth").write_text(f"{parent / purelib}\n")
+    parent = venv_with_torch(folder / "parent")
+    child = venv(folder / "child", parent / "bin/python3")
+    (child / PURELIB / "parent.pth").write_text(f"{parent / PURELIB}\n")
     return child / "bin/python3"
 
 
@@ -131,9 +159,75 @@ def wrapper(folder: Path, *, keeps_name: bool, shows: Path, at: Path, python: Pa
     at.mkdir(parents=True, exist_ok=True)
     name = 'exec -a "$0" ' if keeps_name else "exec "
     inside = f"mount --bind '{shows}' '{at}' && {name}'{python}' \"$@\""
-    started = " ".join(alone("m"))
-    text = f'#!/bin/bash\nexec {started} bash -c "$(cat <<\'END\'\n{inside}\nEND\n)" "$0" "$@"\n'
+    started = "exec /usr/bin/unshare -rm bash"
+    text = f'#!/bin/bash\n{started} -c "$(cat <<\'END\'\n{inside}\nEND\n)" "$0" "$@"\n'
     return program(folder / "python3", text)
+
+
+def bubblewrap(shows: Path, at: Path = INSIDE, *writable: Path) -> list[str]:
+    """The words that start a container of bubblewrap: this machine, read-only, and the site.
+
+    Args:
+        shows: the folder that is seen `at`.
+        writable: the folders that can be written.
+    """
+    own = ["--dev", "/dev"]
+    for path in writable:
+        own += ["--bind", str(path), str(path)]
+    empty = ["--tmpfs", str(at.parent)] if at == INSIDE else []
+    return ["bwrap", "--ro-bind", "/", "/", *own, *empty, "--ro-bind", str(shows), str(at)]
+
+
+def charliecloud(image: Path, shows: Path, at: Path = INSIDE) -> list[str]:
+    """The words that start a container of Charliecloud, which binds /tmp, /proc and the like.
+
+    Args:
+        image: a folder for its root, new. It has the folders of this run, by the same paths.
+        shows: the folder that is seen `at`.
+    """
+    words = ["ch-run"]
+    for name in ("dev", "proc", "sys", "etc", "tmp", "home", "mnt/site"):
+        (image / name).mkdir(parents=True)
+    for name in ("hosts", "resolv.conf", "passwd", "group"):
+        (image / "etc" / name).touch()
+    used = {path.parts[1] for path in (BASE, Path(sys.prefix), REPOSITORY, image)} - {"tmp"}
+    for name in sorted(used | {"usr", "bin", "sbin", "lib", "lib64"}):
+        if (top := Path("/", name)).is_symlink():
+            (image / name).symlink_to(top.readlink())
+        elif top.is_dir():
+            (image / name).mkdir(exist_ok=True)
+            words += ["-b", f"{top}:{top}"]
+    return [*words, "-b", f"{shows}:{at}", str(image), "--"]
+
+
+def skip_without(container: str) -> None:
+    """Skips a test where the program of that container is not installed."""
+    program = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}.get(container)
+    if program and shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A folder that every user can enter; those of pytest are closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="airlift-site-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_nobody(*inside: str) -> list[str]:
+    """The first words of a command of another user on a machine without network but loopback.
+
+    Args:
+        inside: further words before the command, which start a container.
+    """
+    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    words = [*(user if os.geteuid() == 0 else ()), *inside]
+    start = f'/usr/sbin/ip link set lo up && exec {shlex.join(words)} "$@"'
+    return [*alone("n"), "/bin/sh", "-c", start, "alone"]
 
 
 def left_nothing(asset: Path, folder: Path, **settings: str) -> str:
@@ -163,9 +257,9 @@ def environment_on(folders: str, prefix: Path, names: set[str]) -> Path:
         folders: PYTHONPATH of the site.
         names: the distributions of this run that are its own, with what they require.
     """
-    site_packages = prefix / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    site_packages = prefix / PURELIB
     provided = {name: metadata.version(name) for name in ("torch", "numpy")}
-    own = {name for top in names for name in with_requirements(top)} - provided.keys()
+    own = with_requirements(*names) - provided.keys()
     link_into(site_packages, own - with_requirements("torch"))
     google = (site_packages / "google").resolve()
     (site_packages / "google").unlink()
@@ -174,7 +268,7 @@ def environment_on(folders: str, prefix: Path, names: set[str]) -> Path:
         (site_packages / "google" / inner.name).symlink_to(inner)
     (site_packages / "google/__init__.py").write_text(NAMESPACE)
     for name in ("runner", "stage"):
-        (site_packages / name).symlink_to(Path(__file__).resolve().parents[3] / name)
+        (site_packages / name).symlink_to(REPOSITORY / name)
     shutil.copy(site_path.__file__, site_packages / "_airlift_site.py")
     start = "import sys\nfrom runner.__main__ import main\nsys.exit(main())\n"
     program(prefix / "bin/runner", start)

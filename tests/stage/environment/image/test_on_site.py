@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -184,6 +185,43 @@ def test_a_python_that_needs_a_variable_to_start(
     done = bootstrap(laptop.asset, tmp_path / "env", **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert python(tmp_path / "env", "-c", WHOSE, LD_LIBRARY_PATH=library) == FOUND
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "charliecloud"])
+def test_in_a_container_it_is_made_by_another_user_and_is_there_only_inside(
+    laptop: EnvironmentLaptop, on_modules: Path, kind: str
+) -> None:
+    site.skip_without(kind)
+    with site.open_folder() as folder:
+        shutil.copytree(laptop.asset, folder / "asset")
+        shown, home = site.venv_with_torch(folder / "site"), folder / "home"
+        home.mkdir()
+        if os.geteuid() == 0:
+            os.chown(home, site.NOBODY, site.NOBODY)
+        inside = site.bubblewrap(shown, site.INSIDE, home)
+        if kind == "charliecloud":
+            inside = site.charliecloud(folder / "image", shown)
+        variables = {
+            "PATH": f"{site.INSIDE}/bin:/usr/bin:/bin",
+            "USER": "nobody",
+            "HOME": str(home),
+        }
+
+        def run(inside: list[str], *words: str | Path) -> str:
+            command = [*site.as_nobody(*inside), *map(str, words)]
+            done = subprocess.run(command, env=variables, capture_output=True, text=True)
+            return done.stdout.strip() + done.stderr
+
+        prefix = home / "envs/small"
+        said = run(inside, "/bin/sh", folder / "asset/bootstrap.sh", prefix)
+        assert f"{prefix} is made" in said, said
+        assert run(inside, prefix / "bin/python", "-c", WHOSE) == FOUND
+        assert "No module named 'torch'" in run([], prefix / "bin/python", "-c", "import torch")
+        trees = [(where / ".airlift/tree.txt").read_bytes() for where in (prefix, on_modules)]
+        assert trees[0] == trees[1]
+        said = run([], "/bin/sh", folder / "asset/bootstrap.sh", home / "other/small")
+        assert "Nothing was unpacked." in said
+        assert sorted(path.name for path in home.iterdir()) == ["envs"]
 
 
 def test_another_site_is_refused_and_nothing_is_left(
