@@ -6,7 +6,7 @@ import re
 
 from stage.errors import IncompleteError, as_shown
 
-AGAIN = "Then run the same command again: it goes on where it stopped."
+AGAIN = "Run the same command again: it goes on where it stopped."
 _TRY = (
     "Try it: {by_hand}true   (port or key: in ~/.ssh/config; for a push also --ssh 'ssh -p 2222 "
     "-i KEY')"

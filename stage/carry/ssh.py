@@ -35,6 +35,7 @@ _PATIENCE_S = 40.0  # for its answer
 _LOGIN_S = 60.0  # for a login where nobody can type
 _LOCAL_S = 10.0  # for an answer of the ssh here
 _PAUSE_S = 10.0  # before a busy host is tried once more
+_NO_CONNECTION = 255  # ssh's exit code
 _GREETS = Path(__file__).with_name("greeted.py")
 
 
@@ -108,6 +109,7 @@ class RemoteShell:
         is_theirs: the connection is the person's own. Ours ends by itself where the far end is
             frozen; theirs may wait for ever.
         greeting: what the login shell there printed before the last script.
+        ended: the exit code of the last command here: 255 is ssh's own.
     """
 
     target: PushTarget
@@ -117,6 +119,7 @@ class RemoteShell:
     log: Path | None = None
     is_theirs: bool = False
     greeting: str = ""
+    ended: int = 0
 
     @property
     def folder(self) -> str:
@@ -326,13 +329,13 @@ class RemoteShell:
                     with suppress(subprocess.TimeoutExpired):
                         running.wait(1)
                     running.kill()
-                    running.wait()
+                self.ended = running.wait()
 
     def _no_answer(self, said: str) -> IncompleteError:
-        if said.strip():
+        if said.strip() or self.ended != _NO_CONNECTION:
+            said = f" It said: {as_shown(' '.join(said.split()))[:200]}" if said.strip() else ""
             return IncompleteError(
-                f"{self.target}: its shell does not answer as `sh` does. It said: "
-                f"{as_shown(' '.join(said.split()))[:200]}",
+                f"{self.target}: its shell does not answer as `sh` does.{said}",
                 f"Give a login node, where `{self.by_hand}'echo a; echo b'` prints two lines.",
             )
         return self.fault()
@@ -547,7 +550,7 @@ def _why_no_login(
             f"{host}: it asks for a password or a second factor, and here is no terminal to type "
             "it.",
             f"Log in once in a terminal, for {STAYS}: {shlex.join(_login_command(ours, host))}   "
-            f"{AGAIN}",
+            "Then the same command again.",
         )
     return found
 

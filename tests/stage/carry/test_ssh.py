@@ -402,6 +402,10 @@ def test_an_answer_is_what_the_script_printed_and_no_more(tmp_path: Path) -> Non
         here.ask("sleep 5", timeout_s=0.2)
     with pytest.raises(IncompleteError, match="does not answer as `sh` does"):
         RemoteShell(PushTarget("h", "."), ("cat",), "ssh").ask("true")
+    with pytest.raises(IncompleteError, match="does not answer as `sh` does"):
+        RemoteShell(PushTarget("h", "."), ("false",), "ssh").ask("true")
+    with pytest.raises(IncompleteError, match="no connection by `ssh`, or it broke"):
+        RemoteShell(PushTarget("h", "."), ("sh", "-c", "exit 255"), "ssh").ask("true")
 
 
 def test_a_full_disk_or_quota_is_named() -> None:
