@@ -81,9 +81,10 @@ def files_of(beside: Path | None) -> list[Path]:
     """The `clusters.yaml` files that are there, the nearest first.
 
     Args:
-        beside: the run file, or a folder; None: only the user's own.
+        beside: the run file, or a folder, whose `runs` counts too; None: only the user's own.
     """
-    near = [] if beside is None else [beside if beside.is_dir() else beside.parent]
+    folder = beside.parent if beside and not beside.is_dir() else beside
+    near = [folder, folder / "runs"] if folder else []
     return [file for file in (*(folder / NAME for folder in near), users_file()) if file.is_file()]
 
 

@@ -58,6 +58,8 @@ def test_a_name_has_what_its_entry_says(runs: Path) -> None:
         copy="dtn.gauss.example.org",
     )
     assert find_cluster("disk", runs).target == PushTarget(None, "/media/disk")
+    # A command without a run file: above `runs`.
+    assert find_cluster("disk", runs.parent).place == f"{runs}/clusters.yaml:13"
 
 
 def test_the_users_own_file_comes_after_the_one_beside_the_run(runs: Path, tmp_path: Path) -> None:
