@@ -40,6 +40,11 @@ def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
         raise UsageError(
             f"{remote.target}: nothing was submitted there yet.", "runner submit RUN --to CLUSTER"
         )
+    if answer.code in (126, 127):
+        raise IncompleteError(
+            f"{remote.target}: `runner` is not there yet: its environment is not made.",
+            "runner submit RUN --to CLUSTER makes it, or joins what is at work there.",
+        )
     return answer.code, answer.text
 
 
