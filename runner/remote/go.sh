@@ -66,7 +66,7 @@ end() { # exit code: writes the result
   ! kill -0 "$shown" 2>/dev/null || { sleep 1 && kill "$shown"; }
   case $code,$job in
     0,0) say "nothing was submitted: the run is finished" ;;
-    0,*) say "job $job is in the queue; its results: sh $PWD/go.sh --results DISK" ;;
+    0,*) say "job $job is in the queue; its results: sh '$PWD/go.sh' --results DISK" ;;
     *) say "$PWD/.airlift/log has all words; correct what they name, then run it again: it goes on" ;;
   esac
   exit "$code"
@@ -146,7 +146,7 @@ verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
   if [ -z "$job" ] || { [ ! -s .airlift/verify-code ] && [ -z "$(in_queue "$job")" ]; }; then
     rm -f .airlift/verify-*
     set -- ${PARTITION:+-p "$PARTITION"} ${ACCOUNT:+-A "$ACCOUNT"} ${TIME:+-t "$TIME"} -n1 -c4 -D "$PWD" -o .airlift/verify-log
-    job=$(in_setup sbatch --parsable -J airlift-verify "$@" --wrap 'sh go.sh --verify; echo $? >.airlift/verify-code' | sed -n '$s/[^0-9].*//p')
+    job=$(in_setup sbatch --parsable -J airlift-verify "$@" --wrap 'sh go.sh --verify; echo $? >.airlift/verify-code' | sed -n '$s/^\([0-9]*\).*/\1/p')
     [ -n "$job" ] || stop 5 "sbatch took no job that verifies." "Correct what it says, or: \`verify: login\` in clusters.yaml."
     say "$job" >.airlift/verify-job
   fi

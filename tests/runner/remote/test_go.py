@@ -184,6 +184,28 @@ def test_a_stop_by_hand_is_a_result_too(far: Far, shell: list[str]) -> None:
 
 
 @each_shell
+def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
+    far: Far, shell: list[str]
+) -> None:
+    far.plan(VERIFY="job", PARTITION="batch")
+    running = far.start(shell)
+    wait((far.folder / ".airlift/verify-job").exists)
+    os.kill(running.pid, signal.SIGKILL)  # its job goes on
+    running.wait()
+    os.kill(int(far.read("lock/step")), signal.SIGKILL)
+    wait(lambda: not (far.folder / ".airlift/lock").exists())
+    (far.notes / "node").touch()
+    done = far.go(shell)
+    assert done.returncode == 0, done.stderr + far.read("log")
+    assert "job 21 verifies" in far.read("log") and f"bundle id {far.id}" in far.read("log")
+    jobs = [call for call in far.calls if call.startswith("sbatch")]
+    assert len(jobs) == 1 and "-p batch -n1 -c4 " in jobs[0] and " -A " not in jobs[0]
+    assert list((far.folder / ".airlift/state/airlift/receipts").glob("*.json"))
+    flip(far.folder / "bundle" / WEIGHTS)
+    assert far.go(shell).returncode == 1 and far.read("damaged") == f"{WEIGHTS}\n"
+
+
+@each_shell
 def test_the_runner_of_the_folder_and_wrong_usage(far: Far, shell: list[str]) -> None:
     far.plan(SETUP=f'PATH={far.bin}\nexport SITE="yes indeed"')
     far.add("runner", 'echo "$SITE $*"; exit 4')
