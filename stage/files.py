@@ -154,20 +154,20 @@ def check_new(file: Path) -> None:
     """Checks that a file can be made, before what it will hold is asked for.
 
     Raises:
-        UsageError: it is there, or its folder is not.
-        OSError: the folder cannot be written.
+        UsageError: it is there.
+        OSError: its folder cannot be made or written.
     """
     if file.exists():
         raise UsageError(
             f"{file}: is there already, and is not overwritten.", "Give another name with -o."
         )
-    check_folder_of(file)
     check_writable(file.parent)
 
 
 def write_new(file: Path, text: str) -> None:
-    """Writes a file that is not there yet. Raises as `check_new`."""
+    """Writes a file that is not there yet, and makes its folder. Raises as `check_new`."""
     check_new(file)
+    make_folder(file.parent)
     with open(file, "x", encoding="utf-8") as target:
         target.write(text)
 

@@ -1,4 +1,4 @@
-"""The README's path from an empty folder to a finished job of two nodes, line by line, on a Slurm.
+"""The README's path, and the road by hand, from an empty folder to a finished job, on a Slurm.
 
 What a stranger chooses is chosen here: the profile (of this machine), the `slurm:` part, and one
 epoch. The Hub, the conda channel and the models are small ones on this machine; torch and its
@@ -27,10 +27,10 @@ from scripts.lib.conda.python import bundled_wheels, python_package
 from stage.environment.image.own_wheel import own_requirements
 from stage.environment.spec.pip_section import SDISTS
 from tests.site.conftest import USER, Site, running_site
+from tests.site.road import ssh_to
 from tests.support.servers.hubs import TestHub
-from tests.test_quickstart import README, code, small_bert, wikitext
+from tests.test_quickstart import BY_HAND, README, ROOT, code, small_bert, wikitext
 
-ROOT = README.parent
 pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 CLONE = "git clone ADDRESS airlift && cd airlift"
@@ -43,8 +43,8 @@ FEW = ("sh", "tar", "gzip", "sha256sum")
 
 
 def lines_from(first: str, last: str) -> list[str]:
-    """The README's commands from the one that begins so to the one that begins so."""
-    commands = [command for command, _ in code(README)]
+    """The commands by hand from the one that begins so to the one that begins so."""
+    commands = [command for command, _ in code(BY_HAND)]
     begin = next(n for n, command in enumerate(commands) if command.startswith(first))
     end = max(n for n, command in enumerate(commands) if command.startswith(last))
     return commands[begin : end + 1]
@@ -120,6 +120,51 @@ def environment_yml(channel: Path) -> str:
     dependencies = [f"python={sysconfig.get_python_version()}", "pip", {"pip": pip}]
     document = {"name": "demo", "channels": [channel.as_uri()], "dependencies": dependencies}
     return yaml.safe_dump(document, sort_keys=False, width=1000)
+
+
+def test_from_a_table_to_results_with_the_lines_of_the_readme(
+    laptop: tuple[Path, dict[str, str]], cluster: Site, tmp_path: Path
+) -> None:
+    """By a real sshd. Nothing is edited but what a stranger's conda channel would give."""
+    folder, environment = laptop
+    here = folder / "own"
+    here.mkdir()
+    rows = [f"{kind} {number} things,{kind}" for number in range(60) for kind in ("few", "many")]
+    (here / "my.csv").write_text("\n".join(["text,label", *rows, ""]))
+    (here / "my-model").mkdir()
+    for name, content in small_bert(here / "my-model").items():
+        (here / "my-model" / name).write_bytes(content)
+    lines = [command for command, _ in code(README)]
+    probe = next(n for n, line in enumerate(lines) if line.startswith("stage env probe"))
+    road = lines[probe : lines.index("runner pull runs/my.yaml --to cluster") + 1]
+    assert len([line for line in road if not line.startswith("runner status")]) <= 7
+    work = cluster.home / "work"
+    with ssh_to(cluster, tmp_path) as keys:
+        variables = environment | {
+            "PATH": f"{keys}/bin:{Path(sys.executable).parent}:{environment['PATH']}",
+            "XDG_RUNTIME_DIR": str(keys),
+        }
+        shell(
+            [road[0].replace("me@cluster:/scratch/me/work", f"{USER}@cluster:{work}")],
+            here,
+            variables,
+        )
+        shell([road[1]], here, variables)
+        (here / "manifests/environment.yml").write_text(environment_yml(tmp_path / "channel"))
+        shell(road[2:4], here, variables)
+        said = shell([road[4]], here, variables)
+        job = cluster.job_number(said)
+        assert f"{job}" in shell([road[5]], here, variables)
+        shell([road[6]], here, variables)
+        assert cluster.wait_for_end(job, seconds=600)["JobState"] == "COMPLETED"
+        shell([road[7]], here, variables)
+        log = (keys / "log").read_text()
+        assert log.count("Accepted publickey") == 1
+    pulled = next((here / "output").iterdir())
+    from transformers import AutoModelForSequenceClassification
+
+    assert AutoModelForSequenceClassification.from_pretrained(pulled / "model").num_labels == 2
+    assert (pulled / "metrics.jsonl").exists() and (pulled / "report.html").exists()
 
 
 def choose_environment(checkout: Path, materials: Path, cluster: Site) -> None:

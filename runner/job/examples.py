@@ -99,11 +99,13 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     said = [f"model {model.name}: {_why(others)}", *_describe(data)]
     if environment := _environment(opened):
         torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
-        if torch:
-            blocks["slurm"] = _as_examples(slurm, torch)
+        has_gpu = _is_for_gpus(opened, environment)
+        blocks["slurm"] = _as_examples(slurm if has_gpu else slurm | {"gpus_per_node": 0}, torch)
         blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
         on_it = f", on the site's torch {torch}: each job needs its module" if torch else ""
         said.append(f"environment {environment}: the ranks run in it{on_it}")
+        if not has_gpu:
+            said.append("slurm.gpus_per_node: 0: the environment is for nodes without a GPU")
     return head + "".join(blocks.values()), said
 
 
@@ -285,6 +287,12 @@ def _describe(data: _Data) -> list[str]:
 def _environment(bundle: Bundle) -> str | None:
     assets = bundle.lock.assets.values()
     return next((asset.name for asset in assets if asset.kind == "environment"), None)
+
+
+def _is_for_gpus(bundle: Bundle, asset: str) -> bool:
+    """Whether the profile that an environment was solved for has a driver of GPUs."""
+    locked = bundle.lock.assets[asset].environment
+    return locked is None or "__cuda" in locked.virtual_packages
 
 
 def _why(others: Sequence[str]) -> str:

@@ -96,8 +96,8 @@ class Laptop:
 
 
 @contextmanager
-def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Laptop]:
-    """A laptop with a copy of the staged bundle, beside the manifest that it was fetched from.
+def ssh_to(site: Site, folder: Path) -> Iterator[Path]:
+    """A folder of keys, with a `bin/ssh` that knows the host `cluster`: the site's login node.
 
     sshd is a real one: each connection starts it on the login node (`sshd -i`), as root, and it
     lets the ordinary user in.
@@ -126,16 +126,23 @@ def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Lap
     ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {keys}/config "$@"\n')
     ssh.chmod(0o755)
     Path("/run/sshd").mkdir(exist_ok=True)
+    try:
+        yield keys
+    finally:
+        options = ["-o", f"ControlPath={keys}/airlift/%C", "-O", "exit", "cluster"]
+        subprocess.run([str(ssh), *options], capture_output=True)
+        shutil.rmtree(keys)
+
+
+@contextmanager
+def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Laptop]:
+    """A laptop with a copy of the staged bundle, beside the manifest that it was fetched from."""
     home = folder / "laptop"
     shutil.copytree(staged.parent / "bundle", home / "bundle")
     for name in ("tiny.yaml", "tiny.lock"):
         shutil.copy2(staged.parent / name, home)
     os.utime(home / "tiny.lock")
-    laptop = Laptop(home, site, site.home / work, keys)
-    laptop.cluster()
-    try:
+    with ssh_to(site, folder) as keys:
+        laptop = Laptop(home, site, site.home / work, keys)
+        laptop.cluster()
         yield laptop
-    finally:
-        options = ["-o", f"ControlPath={keys}/airlift/%C", "-O", "exit", "cluster"]
-        subprocess.run([str(ssh), *options], capture_output=True)
-        shutil.rmtree(keys)
