@@ -58,7 +58,8 @@ def wheel_of_installed(name: str, folder: Path, without: str = r"(?!)") -> Path:
     for file in distribution.files or []:
         path = Path(str(file.locate())).resolve()
         inside = file.as_posix()
-        if path.parent == scripts.resolve() and path.name == name:
+        is_script = path.parent == scripts.resolve() and path.name == name
+        if is_script and not distribution.entry_points.select(name=name):  # those are made anew
             inside = f"{stem}.data/scripts/{path.name}"
         left_out = inside.startswith("..") or "__pycache__" in inside
         if not left_out and not re.match(without, inside):
