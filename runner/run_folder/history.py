@@ -191,7 +191,7 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
 
 
 _NOT_TRAINED_WITH = (
-    *("name", "bundle", "slurm", "environment", "checkpoint", "hang_after"),
+    *("name", "manifest", "bundle", "slurm", "environment", "checkpoint", "hang_after"),
     *("steps", "epochs", "format"),
 )
 """Keys of a run file that change nothing in a model that is trained; and its length."""
