@@ -50,6 +50,7 @@ def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site
     assert verify(laptop.work / "bundle").bundle_id == verify(laptop.folder / "bundle").bundle_id
 
 
+@pytest.mark.slow  # it measures seconds
 def test_a_second_submit_makes_no_second_job_and_takes_seconds(laptop: Laptop, site: Site) -> None:
     hold(site, True)
     try:
