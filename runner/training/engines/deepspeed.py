@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,28 @@ from runner.training.weights import Weights, from_first
 BUCKETS = {"overlap_comm": True, "reduce_bucket_size": 5e7, "allgather_bucket_size": 5e7}
 TAG = "engine"
 CONVERTED = "universal.tmp"
+
+
+@contextmanager
+def _kept_faults(owner: Any, name: str, faults: list[Exception]) -> Iterator[None]:
+    """Inside it, what a method of DeepSpeed raises while it writes is kept, not raised.
+
+    A rank that left DeepSpeed's save for a full disk would never come to the barrier at its end,
+    where the others wait.
+    """
+    write = getattr(owner, name)
+
+    def attempt(*arguments: Any, **more: Any) -> Any:
+        try:
+            return write(*arguments, **more)
+        except (OSError, RuntimeError) as error:
+            faults.append(error)
+
+    setattr(owner, name, attempt)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
 
 
 def ds_config(config: RunConfig, plan: TrainingPlan, *, pin: bool = False) -> dict[str, Any]:
@@ -170,12 +193,17 @@ class DeepSpeedEngine:
         return norm
 
     def save(self, folder: Path) -> None:
-        self._engine.save_checkpoint(
-            str(folder),
-            tag=TAG,
-            save_latest=False,
-            exclude_frozen_parameters=self._omits_frozen,
-        )
+        engine, faults = self._engine, list[Exception]()
+        files, script = (engine.checkpoint_engine, "save"), (engine, "_copy_recovery_script")
+        with _kept_faults(*files, faults), _kept_faults(*script, faults):
+            engine.save_checkpoint(
+                str(folder),
+                tag=TAG,
+                save_latest=False,
+                exclude_frozen_parameters=self._omits_frozen,
+            )
+        if faults:
+            raise faults[0]
 
     def load(self, folder: Path) -> None:
         saved = read_state(folder)
