@@ -47,6 +47,8 @@ def twin_of(run: Path, folder: Path) -> Path:
         settings[key]["asset"] = TWINS.get(asset, asset)
     if "sequence_length" in settings:
         settings["sequence_length"] = min(settings["sequence_length"], 64)
+    if isinstance(total := settings.get("batch", {}).get("global"), int):
+        settings["batch"]["global"] = min(total, 128)  # the twin of CIFAR-10 has 200 images
     (folder / run.name).write_text(yaml.safe_dump(settings))
     return folder / run.name
 
