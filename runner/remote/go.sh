@@ -143,7 +143,7 @@ verify_here() {
 verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
   job=
   [ ! -f .airlift/verify-job ] || read -r job <.airlift/verify-job
-  if [ -z "$job" ] || { [ ! -s .airlift/verify-code ] && [ -z "$(in_queue "$job")" ]; }; then
+  if [ -z "$job" ] || { [ -z "$(in_queue "$job")" ] && [ ! -s .airlift/verify-code ]; }; then
     rm -f .airlift/verify-*
     set -- ${PARTITION:+-p "$PARTITION"} ${ACCOUNT:+-A "$ACCOUNT"} ${TIME:+-t "$TIME"} -n1 -c4 -D "$PWD" -o .airlift/verify-log
     job=$(in_setup sbatch --parsable -J airlift-verify "$@" --wrap 'sh go.sh --verify; echo $? >.airlift/verify-code' | sed -n '$s/^\([0-9]*\).*/\1/p')
@@ -234,7 +234,7 @@ main() {
   unset CDPATH LC_ALL && LC_ALL=C
   trap '' HUP PIPE
   newline='
-' seal=tagmanifest-sha256.txt from='' job=0 child=''
+' seal=tagmanifest-sha256.txt from='' job=0
   here=$(cd "$(dirname "$0")" && pwd -P) || exit 5
   case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac || exit 5
   [ "$from" != "$(pwd -P)" ] || from=
@@ -247,7 +247,7 @@ main() {
     --*) stop 2 "there is no option $1." "sed -n 2,11p '$here/go.sh' names all." ;;
   esac || exit
   take_lock
-  trap 'kill $child 2>/dev/null; end 5' INT TERM
+  trap 'kill $! 2>/dev/null; end 5' INT TERM
   find_python
   [ -z "$from" ] || step copy
   for name in verify environment check submit; do step "$name"; done
