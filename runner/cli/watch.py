@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -79,11 +80,16 @@ def logs(run: str, rank: int | None, lines: int, follow: bool, to: str | None) -
       runner logs 4711 --rank 3
       runner logs runs/my.yaml --to cluster -f
     """
-    if to is not None:
-        from runner.remote.follow import logs as read
+    with suppress(KeyboardInterrupt):  # the way to end `-f`
+        if to is None:
+            _logs(run, rank, lines, follow)
+        else:
+            from runner.remote.follow import logs as read
 
-        read(to, run, rank=rank, lines=lines, follow=follow)
-        return
+            read(to, run, rank=rank, lines=lines, follow=follow)
+
+
+def _logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     from runner.run_folder import logs as reading
     from runner.run_folder.history import History
     from runner.run_folder.status import find

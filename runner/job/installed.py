@@ -226,6 +226,9 @@ def note_for_job(config: RunConfig, inputs: Inputs) -> Finding | None:
     if config.slurm.setup:
         what = "the job runs the `runner` that slurm.setup puts on PATH: this one cannot train"
         return Finding("note", what)
+    if config.manifest and config.environment and not shutil.which("sbatch"):
+        what = f"the job runs in `{config.environment.asset}`"
+        return Finding("note", f"{what}: `runner submit --to` makes it on the cluster")
     lacks = f"the job runs {sys.executable}, which lacks {_listed(_missing(to_train(config)))}"
     if config.slurm.modules:
         return Finding("note", f"{lacks}: slurm.modules must bring them, else it ends at once")

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from runner.errors import IncompleteError, UsageError, as_shown, print_line
+from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted
 from runner.inputs.far import Cluster, RemoteShell, connected, find_cluster
 from runner.remote.plan import OUTPUT, load_run
 from runner.run_folder.logs import READ_BACK, readable
@@ -28,7 +28,10 @@ def _find(to: str, run: str | None) -> tuple[Cluster, str]:
             f"--to {to}: a folder on this machine has no queue to ask.",
             "On the cluster: runner status. Results that were carried back: runner pull.",
         )
-    return cluster, f"{OUTPUT}/{load_run(path).name}" if path.is_file() else run or ""
+    if path.is_file():
+        return cluster, f"{OUTPUT}/{load_run(path).name}"
+    is_name = run and "/" not in run and not run.isdigit() and run != OUTPUT
+    return cluster, f"{OUTPUT}/{run}" if is_name else run or ""
 
 
 def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
@@ -41,8 +44,12 @@ def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
             f"{remote.target}: nothing was submitted there yet.", "runner submit RUN --to CLUSTER"
         )
     if answer.code in (126, 127):
+        step = remote.ask(f"cd {folder} && sh go.sh --state && tail -n 1 .airlift/steps").text
+        state, _, last = as_shown(step).strip().partition("\n")
+        is_at_work = state not in ("", "none") and last
+        now = f" go.sh is at work there: {last.split()[1]}." if is_at_work else ""
         raise IncompleteError(
-            f"{remote.target}: `runner` is not there yet: its environment is not made.",
+            f"{remote.target}: `runner` is not there yet: its environment is not made.{now}",
             "runner submit RUN --to CLUSTER makes it, or joins what is at work there.",
         )
     return answer.code, answer.text
@@ -69,7 +76,7 @@ def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> No
     A line that breaks is opened again; nothing is shown twice.
     """
     cluster, there = _find(to, run)
-    log, pause = _Log(there, rank, lines), 1.0
+    log, pause = _Log(to, there, rank, lines), 1.0
     while True:
         try:
             with connected(cluster.target) as remote:
@@ -89,11 +96,12 @@ class _Log:
     """A log there, and how far it was shown.
 
     Attributes:
+        to: the cluster, as the user named it.
         run: `output/NAME`, or a job's number.
     """
 
-    def __init__(self, run: str, rank: int | None, lines: int) -> None:
-        self.run, self.rank, self.lines = run, rank, lines
+    def __init__(self, to: str, run: str, rank: int | None, lines: int) -> None:
+        self.to, self.run, self.rank, self.lines = to, run, rank, lines
         self.path, self.offset = "", 0
 
     def begin(self, remote: RemoteShell) -> None:
@@ -111,7 +119,7 @@ class _Log:
 
     def follow(self, remote: RemoteShell) -> None:
         """Shows what is written, until the run is over."""
-        asked, pause, over = time.monotonic(), 1.0, False
+        asked, pause, over = -_ASK_EVERY_S, 1.0, False
         while True:
             data = remote.read(self.path, self.offset)
             whole = len(data) if over else data.rfind(b"\n") + 1
@@ -152,6 +160,6 @@ class _Log:
                 f"{remote.target}: no such log of {self.run}.",
                 f"There are: {have}."
                 if have
-                else "The job waits, or never began: runner status --to says which.",
+                else f"The job waits, or never began: runner status --to {quoted(self.to)}",
             )
         return max(found)[1]

@@ -6,6 +6,7 @@
 #     sh go.sh --results DISK [RUN]          copies the results of a run to a carried disk
 #     sh go.sh --list RUN [--checkpoints]    prints size, sha256 and name of each result of a run
 #     sh go.sh --runner ARGUMENTS...         `runner ARGUMENTS...` of this folder's environment
+#     sh go.sh --stop                        stops what is at work here: no job is submitted by it any more
 #     sh go.sh --state                       who is at work here, and the seconds since its last sign of life; or `none`
 #
 # `.airlift/plan` says what to do; `.airlift/log` has all output, `.airlift/steps` and `.airlift/result` what came of it.
@@ -93,6 +94,7 @@ os.sched_setaffinity(int(sys.argv[1]), random.sample(mine, min(4, len(mine))))'
 }
 run() { # the runner of the environment, or what SETUP brings
   if [ -z "$ENVIRONMENT" ]; then set -- runner "$@"; else set -- "$prefix/bin/python" "$prefix/bin/runner" "$@"; fi
+  case $1 in /*) [ -x "$1" ] || exit 127 ;; esac # not made yet
   in_setup "$@"
 }
 
@@ -223,6 +225,13 @@ results() { # DISK RUN
   mv -f "$to/results.new" "$to/results.sha256" && sync && say "next, on the laptop: runner pull $2 --to DISK/"
 }
 
+stop_it() {
+  set -- $(owner)
+  [ $# -eq 3 ] || { say "nothing is at work here" && return; }
+  [ "$2" = "$(uname -n)" ] || stop 5 "it is at work on $2, and this is $(uname -n)." "ssh $2 sh '$here/go.sh' --stop"
+  kill "$3" && say "stopped: what it began ends, and it submits no job"
+}
+
 read_plan() {
   WALK=0 RUN='' OUTPUT='' BUNDLE_ID='' ENVIRONMENT='' ENV_DIGEST='' VERIFY='' PARTITION='' ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT=''
   . "${from:-.}/.airlift/plan"
@@ -241,10 +250,11 @@ main() {
   case ${1:-} in
     --list) list "${2:-}" "${3:-}" && exit ;;
     --state) { [ -d .airlift/lock ] && say "$(owner) $(silence)" || say none; } && exit ;;
+    --stop) stop_it && exit ;;
     --results) disk=$(cd "$OLDPWD" && cd "${2:-.}" && pwd) && read_plan && results "$disk" "${3:-${OUTPUT##*/}}" && exit ;;
     --runner) read_plan && shift && run "$@" ;;
     --verify) read_plan && find_python && verify_here && exit ;;
-    --*) stop 2 "there is no option $1." "sed -n 2,11p '$here/go.sh' names all." ;;
+    --*) stop 2 "there is no option $1." "sed -n 2,12p '$here/go.sh' names all." ;;
   esac || exit
   take_lock
   trap 'kill $! 2>/dev/null; end 5' INT TERM

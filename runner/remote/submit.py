@@ -23,6 +23,7 @@ from runner.errors import (
     as_shown,
     human_size,
     print_line,
+    quoted,
     say,
     silent,
 )
@@ -293,6 +294,14 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
             raise IncompleteError(
                 f"{error.message} What go.sh does there goes on.",
                 f"{error.remedy} The same command again joins it.",
+            ) from None
+        except KeyboardInterrupt:
+            host = quoted(road.cluster.target.bare_host)
+            raise IncompleteError(
+                f"{remote.target}: go.sh goes on there, and submits the job at its end.",
+                "The same command again joins it. To stop it: "
+                f"ssh {host} sh {remote.inside('go.sh')} --stop   "
+                f"(a job that is queued: ssh {host} scancel NUMBER)",
             ) from None
         if end is not None and (end.walk == begun or end.plan == plan_digest(plan)):
             return end

@@ -161,6 +161,8 @@ def test_a_dead_lock_is_taken_over_and_a_living_one_is_not(far: Far, shell: list
     assert state[:3] == ["w0", "login7", "1"] and 50 <= int(state[3]) <= 55
     done = far.go(shell)
     assert done.returncode == 75 and "login7" in done.stderr and far.steps == []
+    stopped = far.go(shell, "--stop")
+    assert stopped.returncode == 5 and "-> ssh login7 sh " in stopped.stderr
     far.age_lock(61)
     assert far.go(shell).returncode == 0 and far.steps == ALL
     assert far.go(shell, "--state").stdout == "none\n"
@@ -172,15 +174,20 @@ def test_a_dead_lock_is_taken_over_and_a_living_one_is_not(far: Far, shell: list
 
 
 @each_shell
-def test_a_stop_by_hand_is_a_result_too(far: Far, shell: list[str]) -> None:
+@pytest.mark.parametrize("by", ["a signal", "--stop"])
+def test_a_stop_by_hand_is_a_result_too(far: Far, shell: list[str], by: str) -> None:
     far.add("runner", 'echo $$ >"$FAR/pid"; exec sleep 600')
     far.add("sleep", 'exec /bin/sleep "$@"')
     running = far.start(shell)
     wait(lambda: (far.notes / "pid").exists() and (far.notes / "pid").read_text() != "")
-    os.kill(running.pid, signal.SIGTERM)
+    if by == "--stop":
+        assert far.go(shell, "--stop").returncode == 0
+    else:
+        os.kill(running.pid, signal.SIGTERM)
     running.communicate(timeout=20)
     assert running.returncode == 5 and far.read("result") == "w1 5 0\n"
     wait(lambda: not Path("/proc", (far.notes / "pid").read_text().strip()).exists())
+    assert "nothing is at work" in far.go(shell, "--stop").stdout
 
 
 @each_shell
