@@ -16,7 +16,7 @@ _TOO_BUSY = (
     r"Not allowed at this time"
 )
 # The first that fits. What the server said last stands first: a changed host key also "fails".
-_FAULTS: tuple[tuple[str, str, str], ...] = (
+_REMEDIES: tuple[tuple[str, str, str], ...] = (
     (
         r"Could not resolve hostname|nodename nor servname",
         "no host has that name",
@@ -54,7 +54,7 @@ _FAULTS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"[Bb]ad configuration option|Bad owner or permissions|keyword .* extra arguments",
-        "ssh cannot read its configuration: see above",
+        "its configuration here cannot be read: see above",
         "Correct that file: ssh -G {host}",
     ),
     (
@@ -85,7 +85,7 @@ def fault(said: str, host: str, ssh: str, by_hand: str) -> IncompleteError:
         ssh: the command of the user.
         by_hand: what a user writes before a command to run it there.
     """
-    fits = ((what, remedy) for pattern, what, remedy in _FAULTS if re.search(pattern, said))
+    fits = ((what, remedy) for pattern, what, remedy in _REMEDIES if re.search(pattern, said))
     what, remedy = next(fits, ("no connection by `{ssh}`, or it broke", _TRY))
     words = {"host": host, "name": host.rpartition("@")[2], "ssh": ssh, "by_hand": by_hand}
     last = [line.strip() for line in said.splitlines() if line.strip()][-1:]

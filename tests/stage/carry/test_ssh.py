@@ -93,7 +93,7 @@ def test_one_login_serves_all_commands_until_it_is_ended(start: Start) -> None:
     assert hello().text == "hello\n" and server.logins == 3
 
 
-@obeys(SSH, "Log in, once for {STAYS}: {}")
+@obeys(SSH, "Log in, once for {}: {}")
 def test_the_command_that_is_printed_logs_in_for_those_that_follow(start: Start) -> None:
     server = start()
     login = in_it(refused(log_in=False).remedy, r"(?<=: )ssh .*")
