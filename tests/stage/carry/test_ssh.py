@@ -93,7 +93,6 @@ def test_one_login_serves_all_commands_until_it_is_ended(start: Start) -> None:
     assert hello().text == "hello\n" and server.logins == 3
 
 
-@obeys(SSH, "Log in, once for {}: {}")
 def test_the_command_that_is_printed_logs_in_for_those_that_follow(start: Start) -> None:
     server = start()
     login = in_it(refused(log_in=False).remedy, r"(?<=: )ssh .*")
@@ -262,7 +261,6 @@ def test_a_host_that_is_too_busy_is_waited_for_and_not_called_a_refused_key(
     assert hello().text == "hello\n"
 
 
-@obeys(FAULTS, "Offer one key: in ~/.ssh/config, under `Host {host}`: IdentitiesOnly yes, and")
 def test_too_many_keys_in_the_agent_are_named(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +286,6 @@ def test_too_many_keys_in_the_agent_are_named(
         agent.wait(10)
 
 
-@obeys(FAULTS, "Compare the fingerprint above with the one that the site publishes. If it is the")
 def test_a_host_key_that_changed_is_named(start: Start) -> None:
     server = start()
     known = server.config.with_name("known_hosts")
