@@ -32,6 +32,9 @@ EXAMPLES = {
 """Task -> the example that its run file begins as."""
 
 _STEPS_OF_AN_EPOCH = 20  # with fewer, the batch of an example is too large
+_ENOUGH_ROWS = 40
+"""With fewer, none are held out to validate."""
+
 _VALIDATION = ("validation", "valid", "val", "dev", "test")
 
 
@@ -249,15 +252,17 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
                 if "messages" in chosen:
                     comments["messages"] = "lists of {role, content} or {from, value}"
-                validation = next((v for v in _VALIDATION if v in splits and v != train), "null")
+                held_out = "10%" if (splits[train].rows or 0) >= _ENOUGH_ROWS else "null"
+                validation = next((v for v in _VALIDATION if v in splits and v != train), held_out)
                 keys = {"asset": _word(name)}
                 keys |= {"config": _word(config)} if len(asset.configs) > 1 else {}
                 keys |= {key: _word(column) for key, column in chosen.items()}
                 keys["train"] = _word(train)
-                keys["validation"] = validation if validation == "null" else _word(validation)
-                comments["validation"] = (
-                    "null: none" if validation != "null" else "5%: holds out a share of train"
-                )
+                keys["validation"] = validation if validation == held_out else _word(validation)
+                comments["validation"] = {
+                    "10%": "a share of train is held out: else nobody knows how good it is",
+                    "null": "5%: holds out a share of train",
+                }.get(validation, "null: none")
                 found.append(_Data(keys, comments, splits[train].rows))
     if not found:
         wanted = " and ".join(KEYS[task])
