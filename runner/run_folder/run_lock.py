@@ -167,8 +167,8 @@ def _create(path: Path, me: RunLock) -> bool:
 def _move_aside(folder: RunFolder, lock: Path, me: RunLock) -> None:
     """Moves the lock of a process that is gone aside.
 
-    The new name is of that process alone. If it is taken, another launcher was first: then the
-    rename fails, and the new lock of that launcher stays.
+    The new name is of that process alone, or of that torn file. If it is taken, another launcher
+    was first: then the rename fails, and the new lock of that launcher stays.
 
     Raises:
         UsageError: it is not gone.
@@ -177,7 +177,16 @@ def _move_aside(folder: RunFolder, lock: Path, me: RunLock) -> None:
     why = "" if holder is None else _why_gone(holder, me, folder, lock)
     if holder is not None and not why:
         raise _refused(folder, lock, holder, me)
-    name = f"{holder.pid}.{holder.since}" if holder else f"unreadable.{time.time_ns()}"
+    if holder is not None:
+        name = f"{holder.pid}.{holder.since}"
+    else:
+        try:
+            torn = lock.stat()
+        except OSError:  # no lock any more; or an empty folder, which goes only while it is empty
+            with suppress(OSError):
+                lock.parent.rmdir()
+            return
+        name = f"unreadable.{torn.st_ino}.{torn.st_mtime_ns}"
     try:
         if _read(lock) == holder:
             lock.parent.rename(_aside(lock, name))

@@ -252,6 +252,23 @@ def test_a_torn_word_of_a_holder_blocks_nobody_for_long(folder: RunFolder, text:
         pass
 
 
+def test_a_lock_that_is_made_while_another_looks_is_not_moved_aside(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once no lock was taken for a torn one, and two launchers trained in one run folder."""
+    real, looks = holder_module._read, list[object]()
+
+    def look(path: Path) -> RunLock | None:
+        looks.append(real(path))
+        if len(looks) == 2:
+            held_by(folder, ME)
+        return looks[-1]  # type: ignore[return-value]
+
+    monkeypatch.setattr(holder_module, "_read", look)
+    holder_module._move_aside(folder, folder.holder, ME)
+    assert list(folder.root.glob("running-left*")) == []
+
+
 def test_of_many_who_come_at_once_after_a_killed_one_exactly_one_trains(folder: RunFolder) -> None:
     held_by(folder, replace(ME, born="1"))
     inside, most, refused = [0], [0], []
