@@ -132,26 +132,6 @@ def test_the_pointer_shows_the_values_of_each_run(
     window.shot(shots / "hover.png")
 
 
-def test_a_drag_zooms_in_and_a_double_click_shows_all_again(window: Browser, one: Path) -> None:
-    window.open(one, DESKTOP)
-    step = "document.querySelector('figure .u-value').textContent.replace(',', '')"
-
-    def step_at(share: float) -> int:
-        window.point(*area(window, share))
-        return int(window.value(step))
-
-    assert step_at(0.95) > 1300
-    (x, y), (to, _) = area(window, 0.2), area(window, 0.4)
-    window.mouse("mousePressed", x, y)
-    window.point(to, y)
-    window.mouse("mouseReleased", to, y)
-    assert 500 < step_at(0.95) < 700
-    for count in (1, 2):
-        window.mouse("mousePressed", x, y, count)
-        window.mouse("mouseReleased", x, y, count)
-    assert step_at(0.95) > 1300
-
-
 def test_smoothing_and_the_log_axis_are_one_click_away(window: Browser, one: Path) -> None:
     window.open(one, DESKTOP)
     series = "document.querySelectorAll('figure')[0].querySelectorAll('.u-series').length"

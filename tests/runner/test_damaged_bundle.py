@@ -6,22 +6,30 @@ import errno
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from runner.errors import DamageError, StageError
+from runner.config.run_config import RunConfig
+from runner.errors import DamageError
+from runner.inputs import ModelInput, resolve
 from runner.job.job import Job
 from runner.launch.resolved import Resolved, write
 from runner.run_folder.layout import RunFolder
 from runner.training.saving.export import read_companions
 from runner.training.start import disk_error, write_error
+from stage.bundle.receipt import find_damage, record
+from stage.bundle.verifier import Finding
+from stage.bundle.verify import verify
 from tests.runner.conftest import Cluster, logs
 from tests.runner.preflight.test_preflight import Terminal, terminal
+from tests.support.waiting import free_port
 
 __all__ = ["terminal"]
 
@@ -54,12 +62,6 @@ def flip(path: Path) -> None:
         first = file.read(1)
         file.seek(0)
         file.write(bytes([first[0] ^ 1]))
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -103,37 +105,9 @@ def test_exec_refuses_it_too(carried: Path) -> None:
     assert done.returncode == 1 and f"{TOKENIZER} (mismatched)" in done.stderr
 
 
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def _add(path: Path) -> None:
-    (path.parent / "added").touch()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "problem"),
-    [
-        (Path.unlink, "tokenizer.json (missing)"),
-        (_cut, "tokenizer.json (mismatched)"),
-        (_add, "added (extra)"),
-    ],
-)
-def test_names_and_sizes_are_always_compared(
-    terminal: Terminal, carried: Path, spoil: Callable[[Path], None], problem: str
-) -> None:
-    spoil(carried / TOKENIZER)
-    said = terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
-    assert problem in said and "by its names and sizes" in said
-
-
 def test_what_closed_rights_hid_is_no_damage_once_they_are_open(
     terminal: Terminal, carried: Path, tmp_path: Path
 ) -> None:
-    from stage.bundle.receipt import find_damage, record
-    from stage.bundle.verifier import Finding
-    from stage.bundle.verify import verify
-
     closed = Finding(TOKENIZER, "closed", "sha256 of it", os.strerror(errno.EACCES))
     record(tmp_path / "s", verify(carried)._replace(findings=(closed,)))
     assert find_damage(tmp_path / "s", carried) is None, "it can be read now"
@@ -184,9 +158,6 @@ def test_ranks_of_torchrun_refuse_it_without_a_launcher_of_ours(
 
 
 def test_what_is_exported_is_what_was_fetched(cluster: Cluster, tmp_path: Path) -> None:
-    from runner.config.run_config import RunConfig
-    from runner.inputs import resolve
-
     bundle = Path(shutil.copytree(cluster.bundle, tmp_path / "carried"))
     config = RunConfig.load(cluster.write())
     inputs = resolve(config, bundle)
@@ -220,50 +191,29 @@ def test_what_is_exported_is_what_was_fetched(cluster: Cluster, tmp_path: Path) 
 def test_companions_are_no_weights_and_nothing_that_is_written_anew(
     tmp_path: Path, name: str, kept: bool
 ) -> None:
-    from hashlib import sha256
-
-    from runner.inputs import ModelInput
-
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"x")
     model = ModelInput("m", tmp_path, "acme/m", None, {name: sha256(b"x").hexdigest()}, {})
     assert (name in read_companions(model)) is kept
 
 
-def _said(error: OSError, folder: Path) -> StageError:
-    return disk_error(error, folder / "bundle", RunFolder(folder / "run"), 3)
-
-
 def test_free_space_is_the_advice_for_a_full_disk_alone(tmp_path: Path) -> None:
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle/stage.lock").touch()
-    (tmp_path / "bundle/bagit.txt").touch()
-    gone = _said(
-        FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "bundle/data/x")), tmp_path
-    )
-    assert (
-        gone.exit_code == 1
-        and f"stage verify {tmp_path / 'bundle'} " in gone.remedy
-        and "Free space" not in str(gone)
-    )
-    broken = _said(
-        OSError(f"Error no file named model.safetensors found in {tmp_path}/bundle/data."), tmp_path
-    )
-    assert (
-        broken.exit_code == 1
-        and "model.safetensors" in str(broken)
-        and "stage verify" in broken.remedy
-    )
-    for number in (errno.EIO, errno.EACCES):
-        other = _said(
-            OSError(number, os.strerror(number), str(tmp_path / "run/metrics.jsonl")), tmp_path
-        )
-        assert "Free space" not in str(other) and os.strerror(number) in str(other)
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        full = _said(
-            OSError(number, os.strerror(number), str(tmp_path / "run/metrics.jsonl")), tmp_path
-        )
-        assert full.exit_code == 5 and full.remedy.startswith("Free space or quota there")
+    bundle, folder = tmp_path / "bundle", RunFolder(tmp_path / "run")
+    bundle.mkdir()
+    for name in ("stage.lock", "bagit.txt"):
+        (bundle / name).touch()
+    gone = FileNotFoundError(errno.ENOENT, "No such file", str(bundle / "data/x"))
+    unnamed = OSError(f"Error no file named model.safetensors found in {bundle}/data.")
+    for lost in (gone, unnamed):
+        said = disk_error(lost, bundle, folder, 3)
+        assert said.exit_code == 1 and "stage verify" in said.remedy
+        assert "Free space" not in said.remedy
+    for number in (errno.EIO, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
+        fault = OSError(number, os.strerror(number), str(folder.metrics))
+        said = disk_error(fault, bundle, folder, 3)
+        is_full = number in (errno.ENOSPC, errno.EDQUOT)
+        assert said.remedy.startswith("Free space or quota there") == is_full
+        assert said.exit_code == 5 if is_full else os.strerror(number) in str(said)
 
 
 def test_parquet_that_is_not_as_fetched_is_named_with_its_bundle(
@@ -284,10 +234,6 @@ def test_parquet_that_is_not_as_fetched_is_named_with_its_bundle(
 
 def test_weights_that_the_disk_does_not_take_are_not_called_unreadable(tmp_path: Path) -> None:
     """safetensors has one error for both; the system's limit of a file's size is real."""
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file, save_file
-
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,31 +70,6 @@ def test_compiled_code_that_another_user_could_have_put_there_is_not_loaded(
     monkeypatch.setattr(disks, "LAST_RESORT", tmp_path / "tmp")
     with pytest.raises(UsageError, match="not a folder that only you can write"):
         use_local_caches({"TMPDIR": str(tmp_path / "tmpdir")})
-
-
-RANK = """
-import json, os, sys
-from pathlib import Path
-from runner.launch.rank import become_rank
-from runner.run_folder.layout import RunFolder
-become_rank(RunFolder(Path(sys.argv[1])), os.environ)
-print(json.dumps({n: os.environ.get(n) for n in sys.argv[2:]}))
-"""
-
-
-def test_ranks_of_any_launcher_have_their_caches_there(tmp_path: Path) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "9"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "TMPDIR": str(tmp_path)}
-    environ = {name: value for name, value in os.environ.items() if name not in CACHES} | place
-    done = subprocess.run(
-        [sys.executable, "-c", RANK, str(tmp_path / "run"), *CACHES],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert all(str(value).startswith(f"{tmp_path}/{OWN}-") for value in found.values()), found
 
 
 def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from runner.config.run_config import RunConfig
 from runner.inputs import SplitInput, resolve
 from runner.job.example_columns import choose
 from runner.job.examples import EXAMPLES
+from stage.cli import main as stage
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.staging import run_as, run_here
 
@@ -208,12 +210,6 @@ def test_what_a_bundle_fits_and_what_has_columns_is_named_and_can_be_taken(
     assert "kind" in run_here(*show[1:]).output
 
 
-def test_a_bundle_without_images_has_no_data_for_that_task(bundle: Path) -> None:
-    done = init("image-classification", "--bundle", bundle)
-    assert done.exit_code == 2 and "no model in this bundle fits the task" in done.output
-    assert "tiny-bert (bert)" in done.output and not Path("image-classification.yaml").exists()
-
-
 @pytest.mark.parametrize(("package", "folder"), [("runner", "runs"), ("stage", "manifests")])
 def test_every_example_is_in_its_package(package: str, folder: str) -> None:
     shown = {path.name: path.read_bytes() for path in (ROOT / folder).glob("*.yaml")}
@@ -222,8 +218,6 @@ def test_every_example_is_in_its_package(package: str, folder: str) -> None:
 
 
 def test_stage_init_writes_an_example_manifest() -> None:
-    from stage.cli import main as stage
-
     def run(name: str) -> Result:
         return CliRunner().invoke(stage, ["init", "--example", name], prog_name="stage")
 
@@ -237,8 +231,6 @@ def test_stage_init_writes_an_example_manifest() -> None:
 
 
 def test_the_environments_that_manifests_name_are_there() -> None:
-    import re
-
     for path in (ROOT / "manifests").glob("*.yaml"):
         for found in re.findall(r"\.\./envs/[\w./-]+\.yml", path.read_text(encoding="utf-8")):
             assert (path.parent / found).is_file(), f"{path}: {found}"

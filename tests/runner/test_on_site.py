@@ -14,13 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.config.run_config import RunConfig
-from runner.inputs import resolve
 from runner.isolation import isolate, note_for_script
-from runner.job.check import check_everything
-from runner.job.job import Job
-from runner.run_folder.layout import RunFolder
-from stage.environment.check import on_site
 from stage.environment.image import site_path
 from tests.runner.conftest import Cluster, metrics
 from tests.support.environment import site
@@ -95,26 +89,6 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
     code, said = run(cluster, prefix, "check", "tiny.yaml")
     assert code == 2 and "its python now finds none." in said
     assert said.count("->") == 1, said  # not how to install a torch
-
-
-def test_check_compares_the_site_of_its_environment_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared = list[Path]()
-
-    def change_of_site(prefix: Path, path: object = None) -> str:
-        compared.append(prefix)
-        return ""
-
-    torch = {"torch": version_of("torch")}
-    monkeypatch.setattr(on_site, "change_of_site", change_of_site)
-    monkeypatch.setattr(on_site, "provided", lambda prefix: torch)
-    config = RunConfig.load(cluster.write())
-    inputs = resolve(config, cluster.bundle)
-    job = Job(config, inputs, RunFolder(cluster.output()), cluster.bundle, ())
-    found = check_everything(job, 2, None)
-    assert not found.errors and compared == [Path(sys.prefix)]
-    assert found.lines[0].startswith(f"torch {torch['torch']} is the site's, in ")
 
 
 def test_the_sites_folders_are_the_environments_own(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from runner.job.installed import how_to_install
+from tests.first_job.harness import programs
 from tests.runner.conftest import RUN
 from tests.support.light import ROOT, closure, declared, make_light
 from tests.support.once import once
@@ -247,15 +248,10 @@ def test_the_core_is_at_most_nine_distributions() -> None:
 
 def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> None:
     """sbatch is a program that accepts the script; the real one is in tests/site."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "sbatch").write_text("#!/bin/sh\ncat >/dev/null </dev/null\necho 42\n")
-    (programs / "squeue").write_text("#!/bin/sh\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
+    path = programs(tmp_path / "bin", sbatch="echo 42", squeue="exit 0")
     done = subprocess.run(
         [light / "runner", *shlex.split(f"submit {RUN_IT} --output {tmp_path / 'out'}")],
-        env=environment(tmp_path, PATH=f"{programs}:/usr/bin:/bin"),
+        env=environment(tmp_path, PATH=path),
         cwd=home,
         capture_output=True,
         text=True,

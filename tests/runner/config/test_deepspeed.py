@@ -191,13 +191,6 @@ def test_what_of_theirs_is_not_done_is_said_key_by_key(tmp_path: Path) -> None:
     assert config.schedule.warmup == 10
 
 
-def test_another_optimizer_in_the_run_file_is_a_contradiction(tmp_path: Path) -> None:
-    said = refused(tmp_path, TUTORIAL, "optimizer: {name: lion}\n")
-    assert (
-        "ds_config.json says optimizer.type: adamw, mine.yaml:5 says optimizer.name: lion" in said
-    )
-
-
 def test_one_value_is_not_said_to_come_from_two_places(tmp_path: Path) -> None:
     """The launcher once said "from ds_config.json", and the ranks "as the run file says"."""
     config = load(tmp_path, TUTORIAL.replace("{\n", '{ "fp16": {"enabled": false}, ', 1))
@@ -238,11 +231,6 @@ def test_contradictions_name_both_places_all_at_once(tmp_path: Path) -> None:
         in said
     )
     assert "ds_config.json says zero_optimization.stage: 3, mine.yaml:8 says engine.zero: 2" in said
-
-
-def test_a_precision_that_contradicts_names_both(tmp_path: Path) -> None:
-    said = refused(tmp_path, WITH_AUTO, "precision: bf16\n")
-    assert "ds_config.json says fp16.enabled: fp16, mine.yaml:5 says precision: bf16" in said
 
 
 @pytest.mark.parametrize(

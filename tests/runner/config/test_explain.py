@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.explain import choice_lines, choices_as_comments, left_out
+from runner.config.explain import choice_lines, choices_as_comments
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.errors import load_yaml_with_lines
@@ -48,7 +48,3 @@ def test_the_run_folder_keeps_them_as_comments_of_a_run_file(
 def test_a_file_name_with_a_newline_ends_no_comment() -> None:
     choice = Choice("optimizer.lr", 1.0, "from a\nb: 1", "a\nb: 1")
     assert all(line.startswith("#") for line in choices_as_comments([choice]).splitlines())
-
-
-def test_nothing_decided_is_nothing_said() -> None:
-    assert choice_lines([]) == left_out([]) == [] and choices_as_comments([]) == ""

@@ -15,7 +15,7 @@ from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
 from runner.data.table import columns, row_of
 from runner.errors import UsageError
-from runner.inputs import SplitInput, resolve
+from runner.inputs import SplitInput, _parts, resolve
 from tests.runner.conftest import Cluster
 
 ALL = {
@@ -142,8 +142,6 @@ def test_what_is_no_share_is_refused_with_an_example(
 
 
 def test_nothing_can_be_held_out_of_one_row(twins: Cluster) -> None:
-    from runner.inputs import _parts
-
     config = RunConfig.load(written(twins, "causal-lm"))
     split = SplitInput("train", (), (), 1, {})
     assert config.dataset is not None

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from PIL import Image, ImageOps
 
 from runner.config.data import DatasetConfig
 from runner.data.images import decode
@@ -19,6 +21,8 @@ from runner.data.recipe import FORMATS, Recipe, image_side
 from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
+from runner.training.components.batches import Sample, sample_rng
+from runner.training.tasks.image_classification import augmented
 from tests.runner.data.test_prepare import digest
 
 MODEL = ModelInput(
@@ -29,8 +33,6 @@ MODEL = ModelInput(
 def png(
     width: int, height: int, colour: tuple[int, ...] = (10, 200, 30), mode: str = "RGB"
 ) -> bytes:
-    from PIL import Image
-
     sink = io.BytesIO()
     Image.new(mode, (width, height), colour if mode == "RGB" else colour[0]).save(sink, "PNG")
     return sink.getvalue()
@@ -43,7 +45,6 @@ def store_of(
     names: list[str] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Stores:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pa.table({"image": images, "label": pa.array(labels, pa.int64())})
@@ -61,8 +62,6 @@ def store_of(
 
 def test_pixels_are_those_of_the_image_and_labels_have_names(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    from PIL import Image
-
     sink = io.BytesIO()
     Image.fromarray(noise).save(sink, "PNG")
     images = [{"bytes": sink.getvalue(), "path": "a.png"}, {"bytes": png(16, 16), "path": None}]
@@ -95,8 +94,6 @@ def test_grey_images_have_three_channels() -> None:
 
 def photo(orientation: int, format: str = "JPEG") -> bytes:
     """Bright above and dark below as the sensor has it, and a tag that says how it was held."""
-    from PIL import Image
-
     pixels = np.zeros((16, 16, 3), dtype=np.uint8)
     pixels[:8], pixels[:8, :8] = 120, 240
     sink, image = io.BytesIO(), Image.fromarray(pixels)
@@ -109,8 +106,6 @@ def photo(orientation: int, format: str = "JPEG") -> bytes:
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF"])
 def test_photos_are_not_learned_sideways(format: str) -> None:
     """As `datasets` and transformers turn them, with every orientation there is."""
-    from PIL import Image, ImageOps
-
     seen = set()
     for orientation in range(1, 9):
         data = photo(orientation, format)
@@ -122,8 +117,6 @@ def test_photos_are_not_learned_sideways(format: str) -> None:
 
 def test_a_photo_with_damaged_exif_is_an_image_all_the_same() -> None:
     """Pillow's own transposition rewrites the tags, and fails at about one in 300 of these."""
-    from PIL import Image
-
     image, sink = Image.new("RGB", (16, 16), (10, 200, 30)), io.BytesIO()
     exif = image.getexif()
     exif[274], exif[271], exif[282] = 6, "a maker", 72.5
@@ -140,8 +133,6 @@ def test_a_photo_with_damaged_exif_is_an_image_all_the_same() -> None:
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
 def test_grey_images_of_16_bits_do_not_become_white(format: str) -> None:
-    from PIL import Image
-
     sink, grey = io.BytesIO(), np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
     Image.fromarray(grey).save(sink, format)
     assert (decode(sink.getvalue(), 16, "here") == np.arange(256).reshape(16, 16, 1)).all()
@@ -156,8 +147,6 @@ def test_a_store_of_another_format_is_made_again(
 
 
 def grey_tiff(kind: type[np.generic]) -> bytes:
-    from PIL import Image
-
     sink = io.BytesIO()
     Image.fromarray(np.ones((16, 16), dtype=kind)).save(sink, "TIFF")
     return sink.getvalue()
@@ -246,9 +235,6 @@ def test_the_square_is_what_the_model_takes(
 
 
 def test_augmentation_belongs_to_the_sample() -> None:
-    from runner.training.components.batches import Sample, sample_rng
-    from runner.training.tasks.image_classification import augmented
-
     image = np.random.default_rng(0).integers(1, 256, (32, 32, 3), dtype=np.uint8)
 
     def seen(index: int, epoch: int) -> bytes:
@@ -261,8 +247,6 @@ def test_augmentation_belongs_to_the_sample() -> None:
 
 
 def test_augmentation_moves_and_mirrors_and_does_nothing_else() -> None:
-    from runner.training.tasks.image_classification import augmented
-
     image = np.random.default_rng(1).integers(1, 256, (16, 16, 3), dtype=np.uint8)
     mirrored = 0
     for seed in range(40):

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from tokenizers import processors
+from transformers import AutoTokenizer
 
 from runner.config.data import DatasetConfig
 from runner.data.instruction import blank, by_parts, by_template, parts_of
@@ -29,7 +32,6 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> ModelInput:
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., SplitInput]:
     def write(**values: Any) -> SplitInput:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         table = pa.table(values)
@@ -166,8 +168,6 @@ WITH_PROMPT = TEMPLATE + "{% if add_generation_prompt %}assistant {% endif %}"
 
 def chatting(folder: Path, template: str = WITH_PROMPT) -> ModelInput:
     """A tokenizer whose template ends each message with a token."""
-    from transformers import AutoTokenizer
-
     folder.mkdir()
     make_tokenizer(folder, 500, SPECIAL)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -256,9 +256,6 @@ def test_samples_share_sequences_and_keep_their_numbers(
 def test_a_tokenizer_that_adds_a_begin_token_begins_samples(
     write: Callable[..., SplitInput], tmp_path: Path
 ) -> None:
-    from tokenizers import processors
-    from transformers import AutoTokenizer
-
     folder = tmp_path / "beginning"
     folder.mkdir()
     make_tokenizer(folder, 500, {**SPECIAL, "bos_token": "[CLS]"})
@@ -275,18 +272,6 @@ def test_a_tokenizer_that_adds_a_begin_token_begins_samples(
     )
     assert [token for token, _ in shown(store, 0)] == [BOS, word(1), word(3), EOS]
     assert not shown(store, 0)[0][1]
-
-
-def test_nothing_to_train_on_is_reported_with_numbers(
-    write: Callable[..., SplitInput], words: ModelInput, tmp_path: Path
-) -> None:
-    split = write(ask=["w1", "w1 " * 30], say=["", "w2"])
-    with pytest.raises(
-        UsageError, match="1 sample longer than 16 tokens, 1 empty or without a response"
-    ) as caught:
-        prepared(tmp_path, split, words, **PAIR)
-    assert "too_long: cut" in caught.value.remedy
-    assert not list((tmp_path / "stores").iterdir())
 
 
 @pytest.mark.parametrize("documents", ["separate", "alone"])

@@ -6,11 +6,14 @@ import threading
 import traceback
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.data.packing import fill
+from runner.data.table import read_ahead
+from runner.errors import DamageError
 
 CAPACITY = 32
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=120)
@@ -37,16 +40,11 @@ def test_the_same_documents_are_packed_alike(lengths: list[int]) -> None:
 
 
 def test_short_lines_fill_sequences_nearly_to_the_brim() -> None:
-    import numpy as np
-
     lengths = [int(n) for n in np.random.default_rng(0).integers(5, 200, 2000)]
     assert sum(lengths) / (512 * len(fill(lengths, 512))) > 0.99
 
 
 def test_what_is_read_ahead_comes_in_order_and_its_error_where_its_item_would() -> None:
-    from runner.data.table import read_ahead
-    from runner.errors import DamageError
-
     def items() -> Iterator[int]:
         yield from range(3)
         raise DamageError("part-3.parquet is damaged", "fetch it again")
@@ -62,8 +60,6 @@ def test_what_is_read_ahead_comes_in_order_and_its_error_where_its_item_would() 
 
 def test_reading_ahead_ends_with_its_reader() -> None:
     """A preparation that fails leaves no thread that goes on reading."""
-    from runner.data.table import read_ahead
-
     read: list[int] = []
 
     def items() -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import platform
 import signal
 import stat
@@ -15,7 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from runner.config.data import DatasetConfig
 from runner.data.prepare import is_prepared, open_prepared, prepare, store_path
@@ -37,9 +41,6 @@ def word(number: int) -> int:
 
 def make_tokenizer(folder: Path, num_words: int, special: dict[str, str]) -> ModelInput:
     """A tokenizer for the words `w0`, `w1`, ..., with truncation and padding as published."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {
         token: n for n, token in enumerate([*SPECIAL, *(f"w{n}" for n in range(num_words))])
     }
@@ -73,7 +74,6 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> ModelInput:
 
 
 def write_split(folder: Path, *shards: Sequence[str | None], name: str = "train") -> SplitInput:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     files = []
@@ -139,12 +139,6 @@ def test_causal_sequences_have_only_the_end_of_text_between_texts(
     assert body(store) == stream[: 6 * 16]
 
 
-def test_long_texts_are_not_cut_off(tmp_path: Path, words: ModelInput) -> None:
-    split = write_split(tmp_path, [text(0, 400)])
-    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, words), tmp_path)
-    assert body(store)[: 28 * 14] == [word(n) for n in range(28 * 14)]
-
-
 def test_empty_and_missing_texts_are_skipped(
     recipe: Recipe, tmp_path: Path, words: ModelInput
 ) -> None:
@@ -167,14 +161,6 @@ def test_a_split_of_nothing_but_holes_is_refused_with_a_message(
     with pytest.raises(UsageError, match=r"do not fill one sequence .*3 rows left out: empty"):
         prepared(replace(recipe, split=split), tmp_path)
     assert not list((tmp_path / "stores").iterdir())
-
-
-def test_shards_are_read_in_order_and_cut_nowhere(recipe: Recipe, tmp_path: Path) -> None:
-    shards = [[text(10 * n, 10) for n in range(*bounds)] for bounds in ((0, 3), (3, 3), (3, 10))]
-    split = write_split(tmp_path, *shards, name="parts")
-    assert body(prepared(replace(recipe, split=split), tmp_path)) == body(
-        prepared(recipe, tmp_path)
-    )
 
 
 def test_many_rows_are_as_few(tmp_path: Path, words: ModelInput) -> None:
@@ -240,16 +226,6 @@ def test_rows_beyond_one_record_batch_are_found(tmp_path: Path, words: ModelInpu
             assert several.lengths([first + index]) == [len(ids) + 1]
 
 
-def test_a_rank_that_reads_imports_no_pandas(recipe: Recipe, tmp_path: Path) -> None:
-    path = file_of(prepared(recipe, tmp_path))
-    program = (
-        "import sys; from pathlib import Path; from runner.data.store import Store, Stores; "
-        f"Stores([Store(Path({str(path)!r}))]).rows([0]); print('pandas' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
-
-
 CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
     "task": lambda r: replace(r, task="causal-lm"),
     "sequence length": lambda r: replace(r, sequence_length=32),
@@ -302,8 +278,6 @@ prepare(recipe, stores, print)
 def test_killed_in_the_middle_nothing_that_counts_is_left(
     recipe: Recipe, tmp_path: Path, event: str, ending: str
 ) -> None:
-    import pickle
-
     stores = tmp_path / "stores"
     (tmp_path / "arguments").write_bytes(pickle.dumps((recipe, stores, event, ending)))
     done = subprocess.run(
@@ -337,8 +311,6 @@ def test_the_second_process_finds_the_store_of_the_first(
 def test_a_damaged_store_is_reported_with_the_way_out(
     recipe: Recipe, tmp_path: Path, damage: str
 ) -> None:
-    import pyarrow as pa
-
     path = file_of(prepared(recipe, tmp_path))
     data = path.read_bytes()
     path.unlink()

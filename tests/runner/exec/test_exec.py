@@ -24,6 +24,7 @@ from runner.inputs import HubRepository
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.staging import run_here
+from tests.support.waiting import wait_for
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 BIN = Path(sys.executable).parent
@@ -74,13 +75,6 @@ def servers(node: Cluster) -> list[int]:
     return [int(line) for line in shown.split()]
 
 
-def wait_until_no_server(node: Cluster) -> None:
-    deadline = time.monotonic() + 120
-    while servers(node):
-        assert time.monotonic() < deadline, "the server outlived the script"
-        time.sleep(0.1)
-
-
 def test_a_script_for_two_ranks_finds_model_and_dataset_by_their_names(node: Cluster) -> None:
     done = run(
         node, "torchrun", "--standalone", "--nproc_per_node=2", "train_ddp.py", "--steps", "6"
@@ -99,7 +93,7 @@ def test_a_script_for_two_ranks_finds_model_and_dataset_by_their_names(node: Clu
     ]
     assert not [path for path in cached if path.suffix in (".safetensors", ".parquet")]
     assert any(path.suffix == ".arrow" for path in cached)
-    wait_until_no_server(node)
+    wait_for(lambda: not servers(node))
 
 
 @pytest.mark.slow
@@ -213,7 +207,7 @@ def test_a_signal_reaches_the_script_itself_and_the_server_goes_with_it(
     assert len(servers(node)) >= 1
     process.send_signal(number)
     assert process.wait(30) == -number  # the script is the process: nothing stands between
-    wait_until_no_server(node)
+    wait_for(lambda: not servers(node))
     process.communicate()
 
 
@@ -247,11 +241,8 @@ def test_two_scripts_of_one_node_share_its_caches_and_a_job_leaves_nothing(node:
     time.sleep(1)
     assert Path(caches[0]).is_dir()  # the other still works with it
     both[1].communicate("\n", timeout=60)
-    wait_until_no_server(node)
-    deadline = time.monotonic() + 120
-    while Path(caches[0]).exists():
-        assert time.monotonic() < deadline, "the job left its caches on the node"
-        time.sleep(0.1)
+    wait_for(lambda: not servers(node))
+    wait_for(lambda: not Path(caches[0]).exists())
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertConfig, BertForMaskedLM
 
 from runner.run_folder.heartbeat import read_pulse
 from scripts.lib.demo.repositories import DATASET, dataset_files
@@ -22,6 +22,7 @@ from tests.runner.conftest import Cluster
 from tests.support.once import once
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_tokenizer
+from tests.support.waiting import free_port
 from tests.support.warm import warm_python
 
 MANIFEST = f"""\
@@ -42,8 +43,6 @@ def wide_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _stage_wide(laptop: Path) -> None:
-    from transformers import BertConfig, BertForMaskedLM
-
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls")}
     tokenizer = tiny_tokenizer(special | {"mask_token": "[MASK]"}, 1024, wordpiece=True)
     config = BertConfig(
@@ -137,12 +136,6 @@ def _address_space(logs: Path, rank: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmPeak")), 0)
 
 
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def _json(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text())
     return found
@@ -173,7 +166,7 @@ def test_a_guess_that_does_not_fit_is_halved_and_the_next_start_begins_with_it(
 
 def test_ranks_of_another_launcher_end_with_2_and_say_what_to_write(limited: Limited) -> None:
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port()}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     words = ("train", "big.yaml", "--output", str(limited.cluster.output("foreign")))
     ranks = [
         limited.start(*words, **place, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)

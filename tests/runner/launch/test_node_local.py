@@ -11,14 +11,13 @@ import pytest
 import yaml
 
 from runner import inputs
-from runner.child import runner_command
 from runner.config.run_config import RunConfig
 from runner.disks import disk_type
 from runner.errors import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
 from runner.job import node_local
-from runner.slurm.environment import SlurmJobEnvironment, srun_command
 from stage.bundle.bundle import Bundle
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 
@@ -126,34 +125,9 @@ def test_the_nearest_mount_tells_the_disk_and_the_later_of_two(path: str, kind: 
     assert disk_type(Path(path), "\n".join(lines)) == kind
 
 
-def test_one_process_a_node_gets_all_its_cpus() -> None:
-    job = SlurmJobEnvironment.from_environ(JOB)
-    assert job is not None
-    words = ("sh", "/b/data/envs/e/node-local.sh", "/scratch")
-    assert srun_command(job, JOB, 1, words) == [
-        "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12",
-        "--mpi=none", "--export=ALL",
-        "--input=none", "sh", "/b/data/envs/e/node-local.sh", "/scratch",
-    ]  # fmt: skip
-
-
-def test_ranks_run_the_environment_activated() -> None:
-    argv = runner_command("train", "r.yaml", prefix=Path("/scratch/e"))
-    assert argv[3:] == [
-        "/scratch/e/activate",
-        "/scratch/e/bin/python",
-        "/scratch/e/bin/runner",
-        "train",
-        "r.yaml",
-    ]
-
-
 def srun(folder: Path, body: str) -> Mapping[str, str]:
     """A job whose srun does as it is told; the real one is in tests/site."""
-    folder.mkdir()
-    (folder / "srun").write_text(f"#!/bin/sh\n{body}\n")
-    (folder / "srun").chmod(0o755)
-    return {**JOB, "PATH": f"{folder}:/usr/bin:/bin"}
+    return {**JOB, "PATH": programs(folder, srun=body)}
 
 
 @obeys("runner/job/node_local.py", "Fix that, or set environment.node_local: false")

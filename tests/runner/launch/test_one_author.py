@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import pytest
 from runner.job.job import Job
 from runner.launch.resolved import Resolved, read, write
 from tests.runner.conftest import Cluster
-from tests.runner.test_damaged_bundle import free_port
 from tests.support.code import run_warm
+from tests.support.waiting import free_port
 
 FILES = ("tiny.yaml", "config.yaml", "tiny.lock", "manifest-sha256.txt", "resolved.json")
 TAG_MANIFEST = "tagmanifest-sha256.txt"
@@ -93,30 +92,6 @@ def test_ranks_of_another_launcher_leave_the_files_to_rank_0(
     # The run is finished: all ranks end well, without a second training.
     again = opened(cluster, tmp_path, command, 1, TORCHELASTIC_RUN_ID="x", MASTER_PORT=free_port())
     assert again[1] == []
-
-
-def test_where_rank_0_finds_a_mistake_the_others_end_with_its_exit_code(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    cluster.write(engine={"name": "ddp"}, steps=2, dataset={"asset": "nothing"})
-    command = ["train", "tiny.yaml", "--bundle", str(cluster.bundle)]
-    port = free_port()
-
-    def rank(number: int) -> Any:
-        place = {"RANK": str(number), "WORLD_SIZE": "2", "LOCAL_RANK": str(number)}
-        environ = cluster.environment(
-            **place, LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-            TORCHELASTIC_RUN_ID="x", DS_ACCELERATOR="cpu",
-        )  # fmt: skip
-        return run_warm(
-            COMMAND, os.devnull, "", *command, cwd=cluster.folder, env=environ, timeout=60
-        )
-
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(rank, (0, 1))
-    assert (first.returncode, second.returncode) == (2, 2), first.stderr + second.stderr
-    assert "has no asset of that name" in first.stderr
-    assert "failed before the ranks met" in second.stderr and "asset" not in second.stderr
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -15,9 +15,9 @@ from runner.launch.place import Place, Start
 from runner.slurm.environment import (
     SlurmJobEnvironment,
     cpus_per_task,
-    srun_command,
     tasks_per_node,
 )
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.launch.test_local import BATCH, STEP
 
@@ -28,23 +28,6 @@ def job(**changes: str) -> tuple[SlurmJobEnvironment, dict[str, str]]:
     found = SlurmJobEnvironment.from_environ(environ)
     assert found is not None
     return found, environ
-
-
-def test_srun_is_told_everything_it_would_guess_otherwise() -> None:
-    asked, environ = job(SLURM_CPUS_PER_TASK="16")
-    assert srun_command(asked, environ, 2, ["--label", "python", "x.py"]) == [
-        "srun",
-        "--nodes=2",
-        "--ntasks=4",
-        "--ntasks-per-node=2",
-        "--cpus-per-task=16",
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        "--label",
-        "python",
-        "x.py",
-    ]
 
 
 def test_without_cpus_per_task_a_rank_gets_its_share_of_the_smallest_node() -> None:
@@ -67,24 +50,6 @@ def test_tasks_are_spread_evenly_or_refused() -> None:
         Start.in_job({})
     assert "runner submit" in refused.value.remedy
     assert Start.in_job(BATCH).world_size == 4, "the job that it makes"
-
-
-def test_ranks_inherit_no_rank_variables_from_elsewhere() -> None:
-    stale = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "SLURM_EXPORT_ENV": "NONE",
-    }
-    described, environ = job(MASTER_ADDR="n1-ib", HOME="/home/alice", **stale)
-    variables = srun.srun_environment(described, environ, 12345)
-    assert not set(stale) & set(variables)
-    assert variables["MASTER_ADDR"] == "n1-ib"
-    assert variables["MASTER_PORT"] == "12345"
-    assert variables["AIRLIFT_RANK"] == "1"
-    assert variables["OMP_NUM_THREADS"] == "32"
-    assert variables["HOME"] == "/home/alice"
 
 
 @pytest.mark.parametrize(
@@ -118,13 +83,8 @@ def test_a_users_own_srun_that_binds_is_told_what_it_costs() -> None:
 def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_back(
     tmp_path: Path,
 ) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(
-        "#!/bin/sh\n"
-        '[ "$1" = requeue ] && kill -9 $PPID && exit\n'
-        "echo JobId=1234 JobState=RUNNING BatchFlag=1\n"
-    )
-    scontrol.chmod(0o755)
+    killed = '[ "$1" = requeue ] && kill -9 $PPID && exit\n'
+    programs(tmp_path, scontrol=f"{killed}echo JobId=1234 JobState=RUNNING BatchFlag=1")
     launcher = (
         "import os; from runner.launch.requeue import requeue;"
         "from runner.slurm.environment import SlurmJobEnvironment as Job;"

@@ -19,6 +19,7 @@ from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.script import SbatchRequest
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.slurm.test_script import CPU
 
@@ -43,19 +44,12 @@ def test_gpus_are_counted_in_every_notation(gres: str, gpus: int) -> None:
     assert count_gpus(gres) == gpus
 
 
-def test_a_rank_gets_the_share_of_cpus_that_goes_with_its_gpu() -> None:
+def test_a_rank_gets_the_share_of_cpus_of_the_smallest_node_with_enough_gpus() -> None:
     assert submit.cpus_per_task([NodeShape(64, 4)], ranks=4, gpus=4)[0] == 16
     assert submit.cpus_per_task([NodeShape(64, 4)], ranks=1, gpus=1)[0] == 16
     assert submit.cpus_per_task([NodeShape(64, 4), NodeShape(32, 4)], ranks=4, gpus=4)[0] == 8
 
-
-def test_nodes_without_enough_gpus_do_not_count() -> None:
-    cpus, reason = submit.cpus_per_task([NodeShape(8, 0), NodeShape(64, 4)], ranks=4, gpus=4)
-    assert cpus == 16
-    assert reason == "A rank's share: the smallest node has 64 CPUs and 4 GPUs."
-
-
-def test_where_nothing_is_known_the_site_decides() -> None:
+    assert submit.cpus_per_task([NodeShape(8, 0), NodeShape(64, 4)], ranks=4, gpus=4)[0] == 16
     assert submit.cpus_per_task([], ranks=4, gpus=4) == (None, "")
 
 
@@ -73,10 +67,8 @@ def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster_of(tmp_path, monkeypatch, "")
-    (tmp_path / "sbatch").write_text(
-        '#!/bin/sh\n[ "$1" = --test-only ] && exit 0\n'
-        'echo "sbatch: error: over quota" >&2; exit 1\n'
-    )
+    refuses = '[ "$1" = --test-only ] && exit 0; echo "sbatch: error: over quota" >&2; exit 1'
+    programs(tmp_path, sbatch=refuses)
     wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
     with pytest.raises(UsageError, match="over quota"):
         submit.submit(wanted, ANY)
@@ -90,30 +82,13 @@ def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
 
 def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """A partition of two nodes, and an sbatch that says something with --test-only."""
-    programs = {
-        "sbatch": f'[ "$1" = --test-only ] && {{ echo "{said}" >&2; exit 1; }}\necho 17',
-        "sinfo": "for n in 1 2; do echo 'batch*|8|64000|(null)|infinite'; done",
-        "squeue": "exit 0",
-    }
-    for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-
-def test_more_nodes_than_there_are_is_said_with_both_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster_of(
-        tmp_path, monkeypatch, "allocation failure: Requested node configuration is not available"
+    path = programs(
+        tmp_path,
+        sbatch=f'[ "$1" = --test-only ] && {{ echo "{said}" >&2; exit 1; }}\necho 17',
+        sinfo="for n in 1 2; do echo 'batch*|8|64000|(null)|infinite'; done",
+        squeue="exit 0",
     )
-    with pytest.raises(UsageError) as refused:
-        found = Findings()
-        submit.check(
-            found, dataclasses.replace(CPU, nodes=9, partition=None, time=None), ask_partition(None)
-        )
-        found.raise_errors()
-    assert refused.value.remedy == "Lower slurm.nodes: it is 9, and the partition has 2 nodes."
+    monkeypatch.setenv("PATH", path)
 
 
 def test_of_partitions_with_several_limits_slurm_judges_the_time(
@@ -121,7 +96,7 @@ def test_of_partitions_with_several_limits_slurm_judges_the_time(
 ) -> None:
     cluster_of(tmp_path, monkeypatch, "")
     lines = "echo 'short|8|64000|(null)|5:00'; echo 'long|8|64000|(null)|2-00:00:00'"
-    (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{lines}\n")
+    programs(tmp_path, sinfo=lines)
     found = ask_partition("short,long")
     assert (found.name, found.time_limit, len(found.nodes)) == ("short,long", "", 2)
 
@@ -155,11 +130,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     monkeypatch.setattr(submit, "_SETTLED_AFTER_S", 1.0)
 
     def says(**bodies: str) -> SbatchRequest:
-        for name, body in bodies.items():
-            if name == "sbatch":
-                body = f'[ "$1" = --test-only ] && exit 0; echo >>{tmp_path}/sent; {body}'
-            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-            (tmp_path / name).chmod(0o755)
+        if "sbatch" in bodies:
+            counted = f'[ "$1" = --test-only ] && exit 0; echo >>{tmp_path}/sent; '
+            bodies["sbatch"] = counted + bodies["sbatch"]
+        programs(tmp_path, **bodies)
         return dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
 
     says(sinfo="exit 1", squeue="exit 0", sacct="exit 0")

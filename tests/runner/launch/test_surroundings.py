@@ -25,6 +25,7 @@ from runner.job.job import Job
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
 from runner.trials import rehearse_job
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
@@ -62,19 +63,16 @@ SAFE = "__version__ = '1'\n"
 @pytest.fixture
 def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A login node: sinfo that lists nodes, a login profile that makes `module`."""
-    programs, home = tmp_path / "programs", tmp_path / "home"
+    home = tmp_path / "home"
     home.mkdir()
-    programs.mkdir()
     (home / ".bash_profile").write_text(MODULES)
 
     def nodes(gres: str) -> None:
-        program = programs / "sinfo"
-        program.write_text(f"#!/bin/sh\necho '{NODES.format(gres=gres)}'\n")
-        program.chmod(0o755)
+        programs(tmp_path / "programs", sinfo=f"echo '{NODES.format(gres=gres)}'")
 
     nodes("(null)")
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:{os.environ['PATH']}")
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
         monkeypatch.delenv(name)
     for name in ("CONDA_EXE", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"):
@@ -448,11 +446,10 @@ def test_the_python_of_a_container_is_tried_and_one_that_does_not_start_here_is_
     cluster: Cluster, login: Callable[[str], None], python: Path, tmp_path: Path
 ) -> None:
     image = tmp_path / "in-image"
-    image.write_text('#!/bin/sh\nexec "$@"\n')
-    image.chmod(0o755)
+    programs(tmp_path, **{"in-image": 'exec "$@"'})
     works = tried(cluster, slurm={"container": [str(image)]})
     assert said(works) == "" and f"{python}/bin/python imports torch" in works.lines[-1]
-    image.write_text("#!/bin/sh\necho no image on this node >&2\nexit 255\n")
+    programs(tmp_path, **{"in-image": "echo no image on this node >&2\nexit 255"})
     found = tried(cluster, slurm={"container": [str(image)]})
     assert not found.errors
     assert "slurm.container does not start here: no image on this node" in said(found)

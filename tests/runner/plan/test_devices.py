@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from runner.job.host_memory import host_memory
 from runner.job.partition import types_of_gpus
 from runner.job.plan import decide
 from runner.job.shapes import ModelShape
+from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
 
@@ -158,17 +156,6 @@ def test_memory_is_what_slurm_gives_and_never_more_than_there_is() -> None:
     assert host_memory({"SLURM_MEM_PER_NODE": str(10**9)}) == machine
 
 
-def test_looking_at_devices_needs_no_torch() -> None:
-    code = "import sys, os, json; from runner.job import devices; d = devices.here(2, os.environ); "
-    code += "print(json.dumps([d.kind, d.memory, 'torch' in sys.modules]))"
-    environ = {"PYTHONPATH": str(Path(__file__).parents[3]), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
-    kind, memory, torch = json.loads(done.stdout)
-    assert (kind, torch) == ("cpu", False) and memory == host_memory({}) // 2
-
-
 def test_deepspeed_takes_the_gpu_that_the_rank_has_where_each_task_sees_its_own_alone() -> None:
     """It goes by LOCAL_RANK, which is 3 here, and the only GPU is number 0."""
     done = run_warm("""
@@ -206,9 +193,7 @@ except UsageError as error:
 
 def nvidia_smi(folder: Path, code: int, said: str) -> dict[str, str]:
     """An environment with such an nvidia-smi, outside Slurm."""
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\necho {said!r}\nexit {code}\n")
-    script.chmod(0o755)
+    programs(folder, **{"nvidia-smi": f"echo {said!r}\nexit {code}"})
     kept = {
         name: value
         for name, value in os.environ.items()

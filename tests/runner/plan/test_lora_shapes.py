@@ -9,7 +9,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.inputs import ModelInput
+from runner.inputs import ModelInput, resolve
 from runner.job.memory import model_state
 from runner.job.plan import decide
 from runner.job.shapes import (
@@ -68,11 +68,6 @@ def test_seven_billion_parameters_in_four_bits_fit_where_sixteen_do_not() -> Non
     whole = replace(config, quantization=None)
     with pytest.raises(UsageError, match=r"does not fit with ddp: 14\.5 GB"):
         decide(whole, with_lora(SHAPE, whole, MISTRAL, []), replace(T4, memory=12 * GIB), 4)
-
-
-def test_without_lora_the_arithmetic_is_as_it_was() -> None:
-    config = replace(RunConfig.load(QLORA), lora=None, quantization=None)
-    assert with_lora(SHAPE, config, MISTRAL, []) is SHAPE
 
 
 def test_gradients_and_moments_are_counted_for_what_is_trained_alone() -> None:
@@ -134,17 +129,7 @@ def test_weights_with_a_broken_header_are_refused_with_their_path(tmp_path: Path
 
 def test_where_no_target_is_named_they_are_those_of_peft(cluster: Cluster) -> None:
     """GPT-2's c_attn: 64 in, 192 out, two layers."""
-    from runner.inputs import resolve
-
     config = RunConfig.load(
         cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora={"rank": 4})
     )
     assert shape_of(config, resolve(config, cluster.bundle).model).num_trained == 4 * (64 + 192) * 2
-
-
-def test_check_counts_what_is_trained_without_a_rank(cluster: Cluster) -> None:
-    lora = {"rank": 4, "targets": ["c_attn"]}
-    cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora=lora)
-    done = cluster.run("check", "tiny.yaml", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    assert "16 bytes x 2,048 parameters that are trained" in done.stdout

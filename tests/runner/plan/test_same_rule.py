@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
+from runner.inputs import resolve
 from runner.job import devices
+from runner.job.access import disk_needed
 from runner.job.devices import GIB, NodeShape
+from runner.job.shapes import shape_of
+from runner.training.components.device import find_device
+from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import GPT2, Terminal, terminal
 
@@ -128,16 +135,10 @@ def test_what_a_refusal_of_check_says_to_set_is_accepted_next(
 def test_fewer_checkpoints_are_advised_only_where_that_is_enough(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import shutil
-
     def free(number: int) -> None:
         monkeypatch.setattr(
             shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 0, number)
         )
-
-    from runner.inputs import resolve
-    from runner.job.access import disk_needed
-    from runner.job.shapes import shape_of
 
     config = RunConfig.load(terminal.cluster.write())
     shape = shape_of(config, resolve(config, terminal.cluster.bundle).model)
@@ -166,10 +167,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     monkeypatch.setattr(devices, "_torch_for_cpus", lambda: "")
 
     def answer(listing: str) -> None:
-        (folder / "listing").write_text(listing)
-        script = folder / "nvidia-smi"
-        script.write_text(f"#!/bin/sh\ncat {folder}/listing\n")
-        script.chmod(0o755)
+        programs(folder, **{"nvidia-smi": f"cat <<'END'\n{listing}END"})
 
     return answer
 
@@ -223,10 +221,6 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 def test_an_accelerator_that_was_asked_for_is_never_a_cpu_in_silence(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    from runner.training.components.device import find_device
-
     slurm, environ, words = ASKED[case]
     config = SlurmConfig(**slurm)
     monkeypatch.setitem(devices.ACCELERATORS, "GPU", (*devices.ACCELERATORS["GPU"][:2], ()))

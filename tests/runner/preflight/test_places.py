@@ -27,8 +27,6 @@ from runner.errors import (
 from runner.inputs import resolve, unreadable
 from runner.job.access import (
     check_quota,
-    check_readable,
-    check_writable,
     line_of_quota,
     nearest_folder,
     quota_left,
@@ -126,10 +124,6 @@ def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_fol
     assert as_nobody(check, *paths) == ""
 
 
-def test_a_file_that_is_missing_is_left_to_the_check_of_names(tmp_path: Path) -> None:
-    check_readable([tmp_path / "gone"])
-
-
 @obeys(ACCESS, "Choose an --output in a folder of yours (`ls -ld {}` and `id` show who may write)")
 def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> None:
     said = as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "output" / "run")
@@ -150,11 +144,6 @@ def test_a_run_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     look = in_it(refused.value.remedy, "ls -ld .*")
     assert subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout.startswith(b"-rw")
     assert nearest_folder(tmp_path / "another" / "run") == tmp_path
-
-
-def test_writing_is_tried_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    check_writable(tmp_path / "output" / "run")
-    assert list(tmp_path.iterdir()) == []
 
 
 @obeys(ACCESS, "Remove many small files there (du --inodes -s * | sort -n shows where they are)")
@@ -333,27 +322,12 @@ def test_the_json_document_has_everything_and_is_alone_on_stdout(terminal: Termi
     assert all(f["remedy"] and f["exit_code"] == 2 for f in document["findings"])
 
 
-@pytest.mark.parametrize("wrong", ["nowhere.yaml", "tiny.yaml"])
-def test_the_json_document_has_errors_before_the_checks_too(terminal: Terminal, wrong: str) -> None:
-    terminal.cluster.write(epoch=3)
-    code, out, err = terminal.run("check", wrong, "--json")
-    document = json.loads(out)
-    assert (code, err, document["exit_code"]) == (2, "", 2)
-    assert document["findings"][0]["level"] == "error"
-
-
 def found_in(cluster: Cluster, **run: Any) -> tuple[list[StageError], list[str]]:
     config = RunConfig.load(cluster.write(**run))
     inputs = resolve(config, cluster.bundle)
     job = Job(config, inputs, RunFolder(cluster.output()), cluster.bundle, ())
     found = check_everything(job, 2, None, ahead=True)
     return found.errors, [str(finding) for finding in found.others]
-
-
-def test_texts_that_fill_no_sequence_are_refused_before_the_queue(cluster: Cluster) -> None:
-    few = {"asset": "numbers", "limit": {"train": 5}, "validation": None}
-    errors, _ = found_in(cluster, dataset=few, sequence_length=128)
-    assert "do not fill one sequence of 128 tokens" in str(errors[0])
 
 
 def test_texts_that_fill_no_step_are_told(cluster: Cluster) -> None:

@@ -8,13 +8,14 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from safetensors import safe_open
 
 from runner.cli import main
 from runner.config.lora import LoraConfig
@@ -23,7 +24,6 @@ from runner.errors import UsageError
 from runner.inputs import Inputs, resolve
 from runner.job.access import disk_needed
 from runner.job.check import check_everything
-from runner.job.installed import is_installed
 from runner.job.job import Job
 from runner.job.shapes import shape_of
 from runner.run_folder.layout import RunFolder
@@ -182,10 +182,6 @@ def test_a_good_run_file_passes_and_check_leaves_nothing_behind(terminal: Termin
     assert not (terminal.cluster.folder / "output").exists()
 
 
-def test_a_run_file_that_is_not_there_is_named(terminal: Terminal) -> None:
-    assert "nowhere.yaml: no such file" in terminal.refused("train", "nowhere.yaml")
-
-
 def _without(name: str) -> Callable[[Path], None]:
     return lambda bundle: (bundle / name).unlink()
 
@@ -198,8 +194,6 @@ def _newer(bundle: Path) -> None:
 
 def _record(bundle: Path, lock: Path) -> None:
     """As if the bundle had been finished with this lock."""
-    from hashlib import sha256
-
     tags = bundle / "tagmanifest-sha256.txt"
     lines = [line for line in tags.read_text().splitlines() if not line.endswith("stage.lock")]
     tags.write_text("\n".join([*lines, f"{sha256(lock.read_bytes()).hexdigest()}  stage.lock", ""]))
@@ -329,21 +323,6 @@ def test_a_model_without_weights_is_only_good_for_scratch(
     assert check(config, inputs, folder, 2)
 
 
-def test_the_disk_asked_for_is_that_of_the_folder_to_be_made(
-    resolved: tuple[RunConfig, Inputs, RunFolder], monkeypatch: pytest.MonkeyPatch, cluster: Cluster
-) -> None:
-    config, inputs, folder = resolved
-    asked: list[Path] = []
-
-    def usage(path: Path) -> Any:
-        asked.append(Path(path))
-        return SimpleNamespace(free=10**12)
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
-    check(config, inputs, folder, 2)
-    assert asked == [cluster.folder]
-
-
 def test_what_is_asked_for_is_what_a_run_writes(
     resolved: tuple[RunConfig, Inputs, RunFolder],
 ) -> None:
@@ -357,36 +336,10 @@ def test_what_is_asked_for_is_what_a_run_writes(
 def test_parameters_are_counted_as_the_library_counts_them(
     resolved: tuple[RunConfig, Inputs, RunFolder],
 ) -> None:
-    from safetensors import safe_open
-
     config, inputs, _ = resolved
     with safe_open(inputs.model.path / "model.safetensors", "np") as weights:
         expected = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
     assert shape_of(config, inputs.model).num_parameters == expected
-
-
-@pytest.mark.parametrize(
-    ("override", "package"),
-    [("engine.name=deepspeed", "deepspeed"), ("optimizer.name=adamw_8bit", "bitsandbytes")],
-)
-def test_a_package_that_is_missing_is_reported_before_anything_starts(
-    resolved: tuple[RunConfig, Inputs, RunFolder],
-    monkeypatch: pytest.MonkeyPatch,
-    override: str,
-    package: str,
-) -> None:
-    config, inputs, folder = resolved
-    key, _, value = override.partition("=")
-    engine = "ddp" if key.startswith("optimizer") else "deepspeed"
-    config = replace(config, engine=replace(config.engine, name=engine))
-    if key.startswith("optimizer"):
-        config = replace(config, optimizer=replace(config.optimizer, name=value))
-    monkeypatch.setattr(
-        "runner.job.installed.is_installed",
-        lambda name: name != package and is_installed(name),
-    )
-    with pytest.raises(UsageError, match=f"needs {package}"):
-        check(config, inputs, folder, 2)
 
 
 def test_first_weights_of_another_model_are_refused(
@@ -401,8 +354,3 @@ def test_first_weights_of_another_model_are_refused(
     (other / "config.json").write_text(json.dumps({**wider, "hidden_size": 128}))
     with pytest.raises(UsageError, match="are not of the shape of"):
         check(config, inputs, folder, 2)
-
-
-def test_an_encoder_is_not_trained_to_guess_what_it_sees(terminal: Terminal) -> None:
-    terminal.cluster.write(task="causal-lm")
-    assert "is an encoder" in terminal.refused("check", "tiny.yaml")

@@ -83,12 +83,6 @@ def test_processes_are_refused_under_mpirun() -> None:
         found(mpich(1, 4, 4), processes=2)
 
 
-def test_mpirun_in_a_slurm_job_starts_helpers_with_srun_that_are_no_ranks() -> None:
-    helper = STEP | {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-    place = Place.of(helper | open_mpi(5, 8, 4) | {"MASTER_ADDR": "10.77.0.1"})
-    assert (place.rank, place.world_size, place.local_rank) == (5, 8, 1)
-
-
 def test_ranks_that_srun_starts_from_a_process_of_mpirun_are_slurms() -> None:
     place = Place.of(STEP | open_mpi(0, 1, 1) | {"AIRLIFT_RANK": "1", "MASTER_ADDR": "10.77.0.1"})
     assert (place.rank, place.world_size) == (3, 4)

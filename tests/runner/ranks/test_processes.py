@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from runner.processes import birth_time, is_alive
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 
@@ -20,9 +20,7 @@ def test_a_process_that_ended_is_not_alive_although_its_parent_has_not_reaped_it
     born = birth_time(child.pid)
     assert is_alive(child.pid, born) and is_alive(child.pid)
     child.kill()
-    deadline = time.monotonic() + 120
-    while birth_time(child.pid) != "gone" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for(lambda: birth_time(child.pid) == "gone")
     assert not is_alive(child.pid, born)
     child.wait()
     assert not is_alive(child.pid)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import IncompleteError, NeverMetError, StageError, UsageError
+from runner.errors import NeverMetError, StageError, UsageError
 from runner.launch import network, reach
 from runner.launch.network import locate
 from runner.run_folder.heartbeat import JOIN, START, Heartbeat
@@ -26,10 +26,6 @@ STORE = (
     "The client socket has failed to connect to any network address of (n1, 25177). "
     "The client socket has failed to "
     "connect to 10.77.0.1:25177 (errno: 113 - No route to host)."
-)
-TAKEN = (
-    "The server socket has failed to listen on any local network address. "
-    "port: 29500, error: EADDRINUSE"
 )
 FEW = "Timed out after 1801 seconds waiting for clients. 1/2 clients joined."
 
@@ -60,13 +56,6 @@ def test_a_store_without_a_route_is_told_with_its_address() -> None:
     told = reach.explain_joining(RuntimeError(STORE), 1, "n1", 25177)
     assert isinstance(told, NeverMetError)
     assert "cannot reach 10.77.0.1:25177: no route" in told.message
-
-
-def test_a_taken_port_is_rank_0s_own_and_worth_another_try() -> None:
-    told = reach.explain_joining(RuntimeError(TAKEN), 0, "10.77.0.1", 29500)
-    assert (
-        isinstance(told, IncompleteError) and told.exit_code == 5 and "MASTER_PORT" in told.remedy
-    )
 
 
 def test_ranks_that_never_came_are_counted() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM
 
 from runner.inputs import ModelInput, safetensors_header
 from runner.trials.layers import Small, cut, kept_weights, narrowed
@@ -22,16 +24,12 @@ SHORT: dict[str, Any] = {
 
 def settings_of(kind: str) -> dict[str, Any]:
     """config.json of a model of five layers."""
-    from transformers import AutoConfig
-
     names = {"gpt2": {"n_layer": 5, "n_embd": 32, "n_head": 4, "vocab_size": 64}}
     return AutoConfig.for_model(kind, **names.get(kind, SHORT)).to_dict()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "qwen2", "vit"])
 def test_two_layers_are_left_and_transformers_builds_them(kind: str) -> None:
-    from transformers import AutoConfig, AutoModel
-
     small = cut(settings_of(kind))
     assert small is not None and (small.layers, small.of) == (2, 5)
     settings = AutoConfig.for_model(
@@ -74,12 +72,7 @@ def test_only_what_is_numbered_like_layers_loses_weights() -> None:
 
 def test_the_weights_of_the_first_layers_are_those_of_the_model(tmp_path: Path) -> None:
     """From two shards, as bytes; transformers loads them and misses none."""
-    import torch
-    from transformers import BertForMaskedLM
-
     folder = tmp_path / "whole"
-    from transformers import BertConfig
-
     whole = BertForMaskedLM(BertConfig(**SHORT))
     whole.save_pretrained(folder, max_shard_size="40KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
@@ -98,8 +91,6 @@ def test_the_weights_of_the_first_layers_are_those_of_the_model(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_a_model_too_wide_for_this_machine_becomes_narrow(kind: str) -> None:
-    from transformers import AutoConfig, AutoModel
-
     small = cut(settings_of(kind))
     assert small is not None
     narrow = narrowed(small)

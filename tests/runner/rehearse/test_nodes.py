@@ -22,6 +22,7 @@ from runner.trials import kernels, node_part, ports, rehearse_job
 from runner.trials import node_look as look
 from runner.trials.node_part import BANDWIDTH, FOLDER, be_its_launcher
 from runner.trials.ports import try_ports
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
@@ -110,9 +111,8 @@ def test_gpus_that_are_asked_for_and_that_torch_does_not_see_are_named(
     config = RunConfig.load(cluster.write(slurm={"nodes": 1, "gpus_per_node": 4}))
     with pytest.raises(UsageError, match=r"asks for 4 GPUs per node .* is for CPUs only"):
         look.check_devices(config, {"SLURM_JOB_ID": "1"})
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled'\n")
-    program.chmod(0o755)
+    line = "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled"
+    programs(tmp_path, **{"nvidia-smi": f"echo '{line}'"})
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(UsageError, match=r"slurm.gpus_per_node: 4, and torch sees 0 GPUs here"):
         look.check_devices(config, {})

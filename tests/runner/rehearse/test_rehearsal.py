@@ -11,12 +11,12 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
@@ -25,6 +25,7 @@ from tests.runner.conftest import Cluster
 from tests.support.once import once
 from tests.support.staging import fetch_bundle
 from tests.support.training.models import tiny_tokenizer
+from tests.support.waiting import wait_for
 
 MANIFEST = f"""\
 format: 1
@@ -47,9 +48,6 @@ DEEP = {
 
 def deep(folder: Path, **changes: int) -> None:
     """A GPT-2 of five layers."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer({"eos_token": "<|endoftext|>"}, 1024, wordpiece=False)
     config = GPT2Config(vocab_size=len(tokenizer), **{**DEEP, **changes})
@@ -59,9 +57,6 @@ def deep(folder: Path, **changes: int) -> None:
 
 def half(folder: Path) -> None:
     """A wider one, whose weights are half as large in its files as after training in fp32."""
-    import torch
-    from transformers import GPT2LMHeadModel
-
     deep(folder, n_layer=3, n_embd=128)
     model = GPT2LMHeadModel.from_pretrained(folder)
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -160,13 +155,6 @@ def test_ctrl_c_ends_the_ranks_and_leaves_nothing(cluster: Cluster) -> None:
     assert not [
         line for line in commands() if ".tiny.rehearsal-" in line and str(cluster.folder) in line
     ]
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def commands() -> list[str]:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from runner.config.run_config import RunConfig
 from runner.run_folder.history import describe_finished
 from tests.runner.conftest import Cluster, metrics
@@ -18,8 +20,6 @@ TOO_FAST = {"optimizer": {"lr": 0.1}, "schedule": {"name": "constant", "warmup":
 def test_a_run_that_ends_early_exports_its_best_weights_and_names_them(
     alone: None, shared_cluster: Cluster
 ) -> None:
-    from safetensors.torch import load_file
-
     evaluation = {"every": 1, "patience": 2}
     path = shared_cluster.write("best", **TOO_FAST, evaluation=evaluation, steps=30, **SMALL)
     shared_cluster.prepare(path)

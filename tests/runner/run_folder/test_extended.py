@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runner.errors import DamageError, UsageError
 from runner.job.job import Job
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
+from runner.trials.evaluate import choose, doubt
+from runner.trials.evaluate_worker import measure
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
@@ -33,8 +36,6 @@ def ended(shared_cluster: Cluster, alone: None) -> list[tuple[int, str]]:
 
     To compile takes minutes: here it is only noted that it would be done.
     """
-    import torch
-
     path = shared_cluster.write(steps=2, compile=True, evaluation={"every": 1}, **SMALL)
     shared_cluster.prepare(path)
     said: list[tuple[int, str]] = []
@@ -163,9 +164,6 @@ def test_a_second_evaluation_of_a_run_finds_the_same_and_nothing_of_either_stays
 def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     ended: object, shared_cluster: Cluster
 ) -> None:
-    from runner.trials.evaluate import choose
-    from runner.trials.evaluate_worker import measure
-
     path = shared_cluster.write(steps=2, **SMALL)
     run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
 
@@ -203,9 +201,6 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
 def test_another_split_or_checkpoint_is_evaluated_as_the_remedies_say(
     ended: object, shared_cluster: Cluster
 ) -> None:
-    from runner.trials.evaluate import choose
-    from runner.trials.evaluate_worker import measure
-
     root = Path(shutil.copytree(shared_cluster.output(), shared_cluster.output("copied")))
     path = shared_cluster.write(steps=4, **SMALL)
 
@@ -240,8 +235,6 @@ def test_another_split_or_checkpoint_is_evaluated_as_the_remedies_say(
 def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     ended: object, shared_cluster: Cluster
 ) -> None:
-    from runner.trials.evaluate import choose
-
     path = shared_cluster.write(steps=4, **SMALL)
     run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
     with pytest.raises(UsageError, match=r"trained with dataset.validation: .*; now it is 5%"):
@@ -253,8 +246,6 @@ def test_a_share_that_is_held_out_of_another_bundle_is_doubted(
     shared_cluster: Cluster, tmp_path: Path
 ) -> None:
     """20 % of 61 rows are other rows than 20 % of 60."""
-    from runner.trials.evaluate import doubt
-
     path = shared_cluster.write(steps=4, **SMALL)
     for share, sets in ((True, ["dataset.validation=5%"]), (False, [])):
         run = Job.load(path, shared_cluster.bundle, tmp_path / "run", sets)
@@ -265,17 +256,3 @@ def test_a_share_that_is_held_out_of_another_bundle_is_doubted(
             said = doubt(run, step)
             assert ("may have rows that were trained on" in said) == (share and not same)
         assert doubt(run, None) == ""
-
-
-@pytest.mark.slow  # the launcher and its ranks; what they do is tested above
-def test_the_command_evaluates_and_prints_the_measures(
-    ended: object, shared_cluster: Cluster
-) -> None:
-    shared_cluster.write(steps=2, **SMALL)
-    done = shared_cluster.run("evaluate", "tiny.yaml", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    step, loss = metrics(shared_cluster.output(), "validation_loss")[-1]
-    assert f"evaluates step-{step} on the validation split" in done.stdout
-    (said,) = re.findall(rf"step {step}/\d+  validation loss ([\d.]+)", done.stdout)
-    assert float(said) == pytest.approx(loss, abs=1e-4)
-    assert not list(shared_cluster.output().parent.glob(".evaluate*"))

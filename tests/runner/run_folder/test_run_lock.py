@@ -31,9 +31,11 @@ from runner.run_folder.run_lock import (
     hold_run_folder,
     holder_of,
 )
+from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster, rank_pids
 from tests.runner.training.test_resume import site_folder
+from tests.support.waiting import wait_for
 
 ME = RunLock.me({})
 ELSEWHERE = replace(ME, host="gpu7", machine="another boot", pid=4711, job=17, since=time.time())
@@ -55,17 +57,10 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
     """A cluster whose squeue runs these lines of sh."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-
-    def says(body: str) -> None:
-        (programs / "squeue").write_text(f"#!/bin/sh\n{body}\n")
-        (programs / "squeue").chmod(0o755)
-
-    return says
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin"))
+    return lambda body: programs(tmp_path / "bin", squeue=body)
 
 
 def held_by(folder: RunFolder, holder: RunLock, age_s: float = 0) -> None:
@@ -141,8 +136,7 @@ def test_a_killed_holder_blocks_nobody_not_even_before_its_parent_has_counted_it
     gone = of_process(other.pid)
     held_by(folder, gone)
     other.kill()
-    while birth_time(other.pid) not in ("gone", None):
-        time.sleep(0.01)
+    wait_for(lambda: birth_time(other.pid) in ("gone", None))
     with hold_run_folder(folder, {}):
         assert f"left by process {other.pid}" in capsys.readouterr().err
     assert list(folder.root.glob("running*")) == []
@@ -166,7 +160,7 @@ def test_a_process_that_got_the_number_of_a_killed_one_is_another(
     ],
 )
 def test_a_job_elsewhere_holds_the_folder_as_long_as_slurm_says_it_lives(
-    folder: RunFolder, squeue: Callable[[str], None], body: str, gone: bool
+    folder: RunFolder, squeue: Callable[[str], object], body: str, gone: bool
 ) -> None:
     squeue(body)
     # However long ago it gave a sign: a filesystem may be slow to tell.
@@ -194,7 +188,7 @@ KILLED = replace(ME, born="1", job=17, since=time.time())
     ids=["its step", "another step", "a step of a like name", "completing", "completed"],
 )
 def test_a_killed_launcher_of_a_job_holds_the_folder_as_long_as_its_ranks_run(
-    folder: RunFolder, squeue: Callable[[str], None], state: str, step: str, gone: bool
+    folder: RunFolder, squeue: Callable[[str], object], state: str, step: str, gone: bool
 ) -> None:
     squeue(f"case \"$*\" in *--steps*) echo '{step}' ;; *) echo {state} ;; esac")
     held_by(folder, KILLED, age_s=10 * GONE_AFTER_S)
@@ -210,7 +204,7 @@ def test_a_killed_launcher_of_a_job_holds_the_folder_as_long_as_its_ranks_run(
 
 
 def test_a_killed_launcher_of_a_job_of_whose_ranks_nobody_says_anything_is_given_time(
-    folder: RunFolder, squeue: Callable[[str], None]
+    folder: RunFolder, squeue: Callable[[str], object]
 ) -> None:
     squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
     held_by(folder, KILLED, age_s=GONE_AFTER_S - 60)
@@ -220,7 +214,7 @@ def test_a_killed_launcher_of_a_job_of_whose_ranks_nobody_says_anything_is_given
 
 
 def test_where_slurm_does_not_answer_the_signs_of_life_decide(
-    folder: RunFolder, squeue: Callable[[str], None]
+    folder: RunFolder, squeue: Callable[[str], object]
 ) -> None:
     squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
     held_by(folder, ELSEWHERE, age_s=GONE_AFTER_S - 60)
@@ -377,26 +371,21 @@ def test_ranks_of_a_killed_torchrun_hold_the_folder_while_they_train_and_end_wit
     folder = RunFolder(cluster.output())
     ranks: list[int] = []
     try:
-        _until(lambda: folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) > 2)
+        wait_for(
+            lambda: folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) > 2
+        )
         ranks = rank_pids(agent.pid)
         agent.kill()
         agent.wait()
         told = len(folder.metrics.read_text().splitlines())
-        _until(lambda: len(folder.metrics.read_text().splitlines()) > told)
+        wait_for(lambda: len(folder.metrics.read_text().splitlines()) > told)
         assert f"process {ranks[0]} on " in cluster.refused(
             "train", "tiny.yaml", "--processes", "1"
         )
         os.kill(ranks[0], signal.SIGKILL)
-        _until(lambda: all(birth_time(pid) in ("gone", None) for pid in ranks))
+        wait_for(lambda: all(birth_time(pid) in ("gone", None) for pid in ranks))
         assert holder_of(folder, ME) is None
     finally:
         for pid in [agent.pid, *ranks]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,22 +19,20 @@ from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.run_folder.status import format_duration
 from runner.slurm import jobs
+from tests.first_job.harness import programs
 from tests.runner.folders import hostile_folder, run_folder
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A login node whose squeue, sacct and scontrol say what the test wants."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
 
     def answers(**said: str) -> None:
         for name in ("squeue", "sacct", "scontrol"):
             body = f"cat <<'END'\n{said[name]}\nEND" if name in said else "exit 1"
-            (programs / name).write_text(f"#!/bin/sh\n{body}\n")
-            (programs / name).chmod(0o755)
+            programs(tmp_path / "bin", **{name: body})
 
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin"))
     monkeypatch.chdir(tmp_path)
     return answers
 
@@ -178,25 +174,6 @@ def test_what_is_no_run_is_refused_in_words(tmp_path: Path, slurm: Callable[...,
     for what in ("nothing", "99", str(tmp_path / "bin")):
         done = CliRunner().invoke(main, ["status", what])
         assert done.exit_code == 2 and done.output.startswith("error: "), done.output
-
-
-def test_status_loads_neither_torch_nor_anything_heavy(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    code = f"""
-import sys
-from runner.cli import main
-for words in (["status", {str(folder)!r}], ["report", {str(folder)!r}]):
-    try:
-        main(words)
-    except SystemExit as leaving:
-        assert not leaving.code
-heavy = {{"torch", "transformers", "datasets", "deepspeed", "numpy"}} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PATH": ""}
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_logs_show_the_last_lines_of_the_newest_job_or_of_a_rank(

@@ -8,35 +8,7 @@ from hypothesis import strategies as st
 
 from runner.errors import UsageError
 from runner.slurm import environment as slurm_environment
-from tests.runner.launch.test_local import BATCH, STEP
-
-
-def test_outside_a_job_there_is_no_job_environment() -> None:
-    assert slurm_environment.SlurmJobEnvironment.from_environ({"HOME": "/home/alice"}) is None
-
-
-def test_a_batch_script_is_in_a_job_but_in_no_step() -> None:
-    job = slurm_environment.SlurmJobEnvironment.from_environ(BATCH)
-    assert job is not None and job.step is None
-    assert (job.job_id, job.num_nodes, job.tasks, job.tasks_per_node, job.restart_count) == (
-        17,
-        2,
-        4,
-        2,
-        0,
-    )
-
-
-def test_a_task_knows_its_step() -> None:
-    job = slurm_environment.SlurmJobEnvironment.from_environ(STEP | {"SLURM_RESTART_COUNT": "2"})
-    assert job is not None and job.step is not None
-    assert job.restart_count == 2
-    assert (job.step.rank, job.step.local_rank, job.step.node_rank, job.step.tasks_per_node) == (
-        3,
-        1,
-        1,
-        (2, 2),
-    )
+from tests.runner.launch.test_local import STEP
 
 
 @pytest.mark.parametrize(
@@ -116,10 +88,3 @@ def test_the_master_port_is_no_privileged_and_no_ephemeral_one(
     assert 10000 <= port < 65536
     if low > 11000 or high < 64000:
         assert not low <= port <= high
-
-
-def test_neighbouring_jobs_and_steps_get_ports_of_their_own() -> None:
-    ports = {
-        slurm_environment.master_port(job, step) for job in range(100, 120) for step in range(4)
-    }
-    assert len(ports) == 80

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.slurm.commands import job_number
-from runner.slurm.shell_variables import notes, overriding
+from runner.slurm.shell_variables import overriding
 
 SCRIPT = """\
 #!/bin/bash -l
@@ -50,16 +50,6 @@ def test_what_would_change_the_job_is_not_handed_to_sbatch(name: str, value: str
 )
 def test_what_changes_nothing_stays(name: str, value: str) -> None:
     assert overriding(SCRIPT, {f"SBATCH_{name}": value}) == {}
-
-
-def test_each_choice_is_printed() -> None:
-    environ = {"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "proj", "RANK": "0", "HOME": "/home"}
-    assert notes(SCRIPT, environ) == [
-        "SBATCH_PARTITION=debug of this shell is not used: the job asks for --partition=gpu",
-        "options of the job from this shell: SBATCH_ACCOUNT=proj",
-        "the job does not get RANK of this shell: srun sets them",
-    ]
-    assert notes(SCRIPT, {"HOME": "/home"}) == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.runner.training.loading import Weighed
 from tests.support.warm import warm_python
@@ -27,9 +29,6 @@ CASES = [
 
 def model(folder: Path, width: int) -> Path:
     """A GPT-2 with random weights, in two bf16 files."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     settings = GPT2Config(
         n_embd=width, n_layer=32, n_head=4, vocab_size=1000, n_positions=64, bos_token_id=0,
         eos_token_id=0,

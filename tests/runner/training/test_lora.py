@@ -10,12 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    BitsAndBytesConfig,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
 from runner.data.store import Store, Stores
-from runner.inputs import resolve
+from runner.inputs import ModelInput, resolve
+from runner.training.components.lora import attach, merged, write_adapter
+from runner.training.tasks.base import load_model
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")
@@ -157,8 +168,6 @@ def test_plain_peft_loads_the_adapter_and_gives_the_loss_of_the_run(
 
 @pytest.mark.parametrize("task", CLASSIFIED)
 def test_peft_loads_the_adapter_of_a_classifier_with_its_head(trained: Cluster, task: str) -> None:
-    import torch
-    import transformers
     from peft import PeftModel
 
     config = RunConfig.load(trained.folder / f"{task}.yaml")
@@ -195,9 +204,6 @@ def test_what_is_merged_gives_the_loss_of_the_run(trained: Cluster, name: str) -
 
 def base(folder: Path, quantization: dict[str, Any] | None) -> Any:
     """A model as a user of transformers loads it; none of its weights may be missing."""
-    import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
     settings: Any = None
     if quantization:
         four = {
@@ -222,8 +228,6 @@ def base(folder: Path, quantization: dict[str, Any] | None) -> Any:
 
 def loss_of(model: Any, cluster: Cluster, name: str) -> float:
     """The mean loss over the validation split, as transformers computes it."""
-    import torch
-
     config = RunConfig.load(cluster.folder / f"{name}.yaml")
     (recipe,) = recipes(config, resolve(config, cluster.bundle), 32)["validation"]
     store = Stores([Store(store_path(recipe, cluster.output(name).parent / ".stores"))])
@@ -248,12 +252,6 @@ def test_merging_changes_nothing_in_layers_of_other_kinds(
     shared_cluster: Cluster, asset: str, task: str, quantization: dict[str, Any] | None
 ) -> None:
     """Layers that keep their weights transposed, and a new head that is trained whole."""
-    import torch
-    import transformers
-
-    from runner.training.components.lora import merged
-    from runner.training.tasks.base import load_model
-
     images = task == "image-classification"
     data = {"asset": "cifar-10", "validation": "test"} if images else {"asset": "reference"}
     path = shared_cluster.write(
@@ -287,9 +285,6 @@ def test_merging_changes_nothing_in_layers_of_other_kinds(
 @pytest.fixture
 def convolved(tmp_path: Path) -> Path:
     """A ResNet with running statistics of real pictures."""
-    import torch
-    from transformers import ResNetConfig, ResNetForImageClassification
-
     torch.manual_seed(0)
     shape: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
     model = ResNetForImageClassification(
@@ -307,12 +302,7 @@ def test_what_lora_learned_with_batch_norm_is_what_the_adapter_and_the_merged_mo
     convolved: Path, tmp_path: Path
 ) -> None:
     """Running statistics that moved in training changed the validation loss, but no adapter."""
-    import torch
     from peft import PeftModel
-    from transformers import AutoModelForImageClassification
-
-    from runner.inputs import ModelInput
-    from runner.training.components.lora import attach, merged, write_adapter
 
     (tmp_path / "run.yaml").write_text(
         "format: 1\ntask: image-classification\nmodel: {asset: m}\ndataset: {asset: d}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -11,40 +12,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from runner.errors import UsageError
+from runner.run_folder.layout import RunFolder
+from runner.training.ahead import Ahead
+from runner.training.components.metrics import Console, Observer
 from tests.runner.conftest import Cluster, metrics
 from tests.runner.run_folder.conftest import alone
 from tests.support.training.alone import SMALL, started
+from tests.support.training.calls import WAITS, Calls
 
 __all__ = ["alone"]
-
-WAITS = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "item", "equal"}
 
 
 @pytest.fixture(scope="module")
 def counted(shared_cluster: Cluster, alone: None) -> Iterator[tuple[list[Counter[str]], Path]]:
     """The calls of torch per step, in a run with an evaluation and a checkpoint at its end."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     path = shared_cluster.write(steps=6, **SMALL)
     shared_cluster.prepare(path)
     run, trainer = started(shared_cluster, path)
     steps: list[Counter[str]] = []
 
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            steps[-1][function.overloadpacket.__name__] += 1
-            return function(*args, **(kwargs or {}))
-
     real = trainer.train_step
 
     def step() -> None:
-        steps.append(Counter())
-        with Names():
+        with Calls() as calls:
             real()
+        steps.append(Counter(calls.names))
 
     trainer.train_step = step  # type: ignore[method-assign]
     assert trainer.run()
@@ -105,10 +100,6 @@ def test_tensorboard_has_every_value_of_every_step(
 
 
 def ahead(make: Any, end: int = 4) -> Any:
-    import torch
-
-    from runner.training.ahead import Ahead
-
     return Ahead(make, end, torch.device("cpu"))
 
 
@@ -164,8 +155,6 @@ def test_the_thread_ends_with_the_run(counted: object) -> None:
 
 
 def test_time_spent_waiting_for_data_is_measured() -> None:
-    import time
-
     items = ahead(lambda number: time.sleep(0.05))
     items.take(0)
     assert 0.04 < items.waited() < 5
@@ -174,9 +163,6 @@ def test_time_spent_waiting_for_data_is_measured() -> None:
 
 
 def test_a_full_disk_under_the_logs_ends_the_run_with_the_disk_s_error(tmp_path: Path) -> None:
-    from runner.run_folder.layout import RunFolder
-    from runner.training.components.metrics import Console, Observer
-
     with open(tmp_path / "said", "w") as said:
         observer = Observer(RunFolder(tmp_path), 3, Console(said, said), is_first=True)
         observer.begin(0)

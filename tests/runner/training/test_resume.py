@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.runner.conftest import Cluster, assert_same_story, metrics
+from tests.support.waiting import wait_for
 from tests.support.warm import HOOK, warm_python
 
 # Runs in every rank (tests.support.warm). Rank 1 or 0 kills itself, as the kernel's out-of-memory
@@ -49,15 +49,6 @@ Trainer.add_up = add_up_then
 def undisturbed(trained_at: Callable[[int], Path]) -> dict[int, Path]:
     """The same run at stage 2, without interruption."""
     return {2: trained_at(2)}
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Polls until the condition holds; the run must not end before."""
-    deadline = time.monotonic() + 180
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def steps_done(folder: Path) -> int:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from transformers import AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
@@ -15,6 +18,7 @@ from runner.data.recipe import recipes
 from runner.data.store import Store, Stores
 from runner.inputs import resolve
 from runner.training.components.batches import Order, Part
+from runner.training.tasks import task_named
 from tests.runner.conftest import Cluster, in_ranks, metrics
 from tests.support.training import twins
 
@@ -125,11 +129,6 @@ def test_the_exported_classifier_gives_the_accuracy_of_the_run(pictured: Path) -
 
 def accuracy(run: Path) -> float:
     """The accuracy of the exported model, as transformers loads it."""
-    import torch
-    from transformers import AutoModelForImageClassification
-
-    from runner.data.store import Store
-
     model = AutoModelForImageClassification.from_pretrained(run / "model")
     assert [model.config.id2label[n] for n in range(10)] == list(twins.CLASSES)
     stores = map(Store, (run.parent / ".stores").glob("*.arrow"))
@@ -265,8 +264,6 @@ def test_a_classifier_of_texts_learns_and_goes_on_after_a_stop(
 def test_the_exported_classifiers_load_in_transformers_with_their_classes(
     convolved: Cluster,
 ) -> None:
-    from transformers import pipeline
-
     def load(task: str) -> Any:
         return pipeline(task, model=str(convolved.output(task) / "model"), device="cpu")  # type: ignore[call-overload]
 
@@ -326,11 +323,6 @@ def trainer_losses(
 ) -> list[float]:
     """The losses of transformers' Trainer, not rounded, with the first batches of a run."""
     import peft
-    import torch
-    import transformers
-    from transformers import Trainer, TrainingArguments
-
-    from runner.training.tasks import task_named
 
     config = RunConfig.load(cluster.folder / f"{name}.yaml")
     model = resolve(config, cluster.bundle).model

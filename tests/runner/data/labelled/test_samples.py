@@ -15,7 +15,6 @@ from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, Stores
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.findings import Findings
 from runner.job.texts import check_split
@@ -90,12 +89,6 @@ def test_words_behind_the_cut_are_counted(tmp_path: Path, model: ModelInput) -> 
     store = stored(tmp_path, model, "token-classification", table, length=10)
     assert store.facts.what.startswith("1 sentence, 8 words in 2 classes")
     assert store.facts.notes == ["1 cut to 10 tokens, 12 words lost"]
-
-
-def test_a_row_with_more_tags_than_words_is_refused(tmp_path: Path, model: ModelInput) -> None:
-    table = {"tokens": [["a", "b"], ["a"]], "ner_tags": [[0, 1], [0, 1]]}
-    with pytest.raises(UsageError, match="row 1: 1 words and 2 tags"):
-        stored(tmp_path, model, "token-classification", table)
 
 
 def test_byte_level_words_keep_the_space_before_them(bundle: Path, tmp_path: Path) -> None:

@@ -44,24 +44,6 @@ def test_each_epoch_sees_each_sequence_once(
         assert Counter(s.index for s in seen if s.epoch == epoch) == Counter(range(sequences))
 
 
-@given(
-    sequences=st.integers(1, 60), seed=st.integers(0, 1000), step=st.integers(0, 50), triple=TRIPLES
-)
-def test_a_step_is_the_same_on_any_number_of_ranks_and_in_any_micro_batches(
-    sequences: int, seed: int, step: int, triple: tuple[int, int, int]
-) -> None:
-    total = triple[0] * triple[1] * triple[2]
-    alone = Order(sequences, seed).step(step, total, 0, 1, total)
-    assert samples_of_step(Order(sequences, seed), step, *triple) == alone[0]
-
-
-@given(sequences=st.integers(1, 60), steps=st.lists(st.integers(0, 40), min_size=1, max_size=6))
-def test_a_step_does_not_depend_on_the_steps_before_it(sequences: int, steps: list[int]) -> None:
-    wandering = Order(sequences, 7)
-    for step in steps:
-        assert wandering.step(step, 4, 0, 1, 2) == Order(sequences, 7).step(step, 4, 0, 1, 2)
-
-
 def test_epochs_and_seeds_differ_in_order() -> None:
     def epoch(seed: int, number: int) -> list[int]:
         order = Order(50, seed)
@@ -122,15 +104,6 @@ def test_each_dataset_is_passed_over_as_often_as_its_weight_says(
         # Each pass is complete: no sample is more than one pass ahead of another.
         assert sum(counts) == epochs * part.per_epoch and max(counts) - min(counts) <= 1
         begin += part.num_samples
-
-
-@given(parts=PARTS, positions=st.lists(st.integers(0, 200), min_size=1, max_size=6))
-def test_a_mixture_does_not_depend_on_where_it_is_entered(
-    parts: list[Part], positions: list[int]
-) -> None:
-    wandering = Order(parts, 3)
-    for position in positions:
-        assert wandering.sample(position) == Order(parts, 3).sample(position)
 
 
 @given(

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.training.components.optimization import rate, warmup_steps
+from runner.config.engine import OptimizerConfig
+from runner.training.components.optimization import (
+    make_optimizer,
+    rate,
+    skips_on_device,
+    warmup_steps,
+)
 
 NAMES = ("cosine", "linear", "constant", "wsd")
 
@@ -70,28 +77,8 @@ def test_warmup_is_a_share_below_1_and_steps_from_1_on(
     assert warmup_steps(warmup, steps) == expected
 
 
-def test_adamw_is_fused_on_cpus() -> None:
-    """The loop over tensors took 120 ms per step for 22 million weights; this takes 16 to 27."""
-    import torch
-
-    from runner.config.engine import OptimizerConfig
-    from runner.training.components.optimization import make_optimizer
-
-    module = torch.nn.Linear(3, 2)
-    optimizer = make_optimizer(module, OptimizerConfig())
-    assert {group["fused"] for group in optimizer.param_groups} == {True}
-    module(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    assert all(torch.isfinite(p).all() for p in module.parameters())
-
-
 def test_adamw_is_fused_and_skips_a_step_that_is_not_finite_without_the_host() -> None:
     """On CPUs too: a loop over tensors takes four to seven times as long. Lion's norm is read."""
-    import torch
-
-    from runner.config.engine import OptimizerConfig
-    from runner.training.components.optimization import make_optimizer, skips_on_device
-
     module = torch.nn.Linear(3, 2)
     adamw = make_optimizer(module, OptimizerConfig())
     assert adamw.defaults["fused"] is True

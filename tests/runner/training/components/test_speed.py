@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+
+from runner.job.devices import peak_flops
+from runner.training.components.device import tune, uses_tf32
 
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the allocator is told; torch's settings are as before afterwards."""
-    import torch
-
     told: list[str] = []
     monkeypatch.setattr("runner.training.components.device._change_allocator", told.append)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -23,16 +25,10 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def tuned(environ: dict[str, str], task: str = "masked-lm", device: str = "cuda") -> str:
-    import torch
-
-    from runner.training.components.device import tune
-
     return "\n".join(tune(torch.device(device), task, environ))
 
 
 def is_on() -> tuple[bool, bool, bool]:
-    import torch
-
     cudnn = torch.backends.cudnn
     return torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
 
@@ -92,8 +88,5 @@ def test_a_cpu_needs_none_of_it(settings: list[str]) -> None:
 def test_mfu_in_float32_is_of_the_peak_of_the_kernels_in_use(
     environ: dict[str, str], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runner.job.devices import peak_flops
-    from runner.training.components.device import uses_tf32
-
     a100 = "NVIDIA A100-SXM4-80GB"
     assert peak_flops(a100, "tf32" if uses_tf32(environ) else "fp32") == expected

@@ -15,6 +15,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
@@ -64,9 +73,6 @@ class Trained(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig
-        from transformers import GPT2Config, LlamaConfig  # isort: skip
-
         torch.manual_seed(0)
         ends: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
         wide = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": LAYERS}
@@ -185,8 +191,6 @@ def test_a_run_resumes_with_and_without_compile(
 def test_a_model_without_transformer_blocks_is_compiled_whole(
     graphs: list[torch.fx.GraphModule],
 ) -> None:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 2], layer_type="basic")
     model = ResNetForImageClassification(config)
     names = list(model.state_dict())

@@ -11,19 +11,27 @@ import math
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import torch
+from torch import device, nn
+from torch.distributed.checkpoint import FileSystemReader
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from runner.job.plan import TrainingPlan
+from runner.training.components.optimization import make_optimizer
+from runner.training.components.process_group import Ranks
+from runner.training.engines import make_engine
+from runner.training.engines.fsdp import blocks_of
+from runner.training.loop import MOST_SKIPPED_SCALED
+from runner.training.weights import check_batch_norm
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import ranks
 from tests.support.warm import warm_python
-
-if TYPE_CHECKING:
-    from runner.training.components.process_group import Ranks
 
 __all__ = ["ranks"]
 ROOT = Path(__file__).parents[4]
@@ -89,11 +97,6 @@ def test_what_is_compiled_takes_the_same_steps(results: dict[str, Any], tmp_path
 
 def test_ddp_names_weights_that_take_no_part_in_the_loss(tmp_path: Path, ranks: Ranks) -> None:
     """torch names no weight, and not before the second step."""
-    import torch
-    from torch import nn
-
-    from runner.job.plan import TrainingPlan
-    from runner.training.engines import make_engine
 
     class Half(nn.Module):
         def __init__(self) -> None:
@@ -148,12 +151,6 @@ def test_batch_norm_whose_weights_would_be_cast_is_refused(
     tmp_path: Path, engine: str, precision: str
 ) -> None:
     """Its running means would not move, or torch would refuse it in a step."""
-    from torch import device, nn
-
-    from runner.job.plan import TrainingPlan
-    from runner.training.engines import make_engine
-    from runner.training.weights import check_batch_norm
-
     run_file = tmp_path / "run.yaml"
     run_file.write_text(f"{RUN_FILE}engine: {{name: {engine}}}\n")
     plan = TrainingPlan(8, 2, 8, 2, 2, precision, 3, ())
@@ -175,8 +172,6 @@ def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(
     """It raised a bare Exception at the 18th such step, before the loop could say what to do at the
     40th.
     """
-    from runner.training.loop import MOST_SKIPPED_SCALED
-
     before, *overflowed, after = results["overflowing"]
     assert len(overflowed) > MOST_SKIPPED_SCALED and not any(map(math.isfinite, overflowed))
     assert 0 < before < math.inf and 0 < after < math.inf
@@ -186,8 +181,6 @@ def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(
 def test_a_checkpoint_holds_what_was_trained_and_an_export_everything(
     results: dict[str, Any], engine: str
 ) -> None:
-    from torch.distributed.checkpoint import FileSystemReader
-
     case = f"{engine}-adamw-fp32"
     assert {"frozen.weight", "first.weight", "layers.1.norm.bias", "layers.0.calls"} <= set(
         results[case]["names"]
@@ -207,11 +200,6 @@ def test_a_disk_full_for_one_rank_is_full_for_all(results: dict[str, Any], engin
 
 
 def test_lion_moves_by_the_sign_of_its_momentum() -> None:
-    import torch
-    from torch import nn
-
-    from runner.training.components.optimization import make_optimizer
-
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, 2.0)
     optimizer = make_optimizer(
@@ -229,10 +217,6 @@ def test_lion_moves_by_the_sign_of_its_momentum() -> None:
 
 
 def test_only_what_is_trained_is_updated_and_vectors_do_not_decay() -> None:
-    from torch import nn
-
-    from runner.training.components.optimization import make_optimizer
-
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
     matrices, vectors = make_optimizer(module, OptimizerConfig(weight_decay=0.3)).param_groups
     assert [id(p) for p in matrices["params"]] == [id(module[0].weight)]
@@ -243,14 +227,10 @@ def test_only_what_is_trained_is_updated_and_vectors_do_not_decay() -> None:
 @pytest.fixture
 def tiny() -> Any:
     """A GPT-2 whose input and output embeddings are one."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=8, n_embd=8, n_layer=3, n_head=2))
 
 
 def wrapped(tiny: Any, wrap: dict[str, Any] | None, tmp_path: Path) -> tuple[list[str], str]:
-    from runner.training.engines.fsdp import blocks_of
-
     (tmp_path / "run.yaml").write_text(
         f"{RUN_FILE}engine: {json.dumps({'name': 'fsdp', 'wrap': wrap})}\n"
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.config.run_config import RunConfig
+from runner.job.plan import TrainingPlan
+from runner.training.engines.deepspeed import ds_config, note_on_sums
 from tests.support.warm import warm_python
 
 ROOT = Path(__file__).parents[4]
@@ -75,12 +79,6 @@ def test_a_step_reads_the_device_only_where_deepspeed_itself_does(
 
 
 def test_the_types_of_a_ds_config_are_kept_and_printed(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from runner.config.run_config import RunConfig
-    from runner.job.plan import TrainingPlan
-    from runner.training.engines.deepspeed import ds_config, note_on_sums
-
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     config = RunConfig.load(tmp_path / "run.yaml")
     plan = TrainingPlan(16, 2, 8, 2, 2, "bf16", 2, ())
@@ -99,12 +97,6 @@ def test_deepspeed_is_set_to_be_fast_unless_the_ds_config_says_otherwise(tmp_pat
     """Its own buckets of 5e8 are full when the backward has ended; its throughput timers wait for
     the device; at stage 0 it would compute the norm a second time.
     """
-    from dataclasses import replace
-
-    from runner.config.run_config import RunConfig
-    from runner.job.plan import TrainingPlan
-    from runner.training.engines.deepspeed import ds_config
-
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     config = RunConfig.load(tmp_path / "run.yaml")
     plan = TrainingPlan(16, 2, 8, 2, 2, "bf16", 2, ())

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from runner.job.job import Job
+from runner.training.saving.export import read_origin
 from stage.cli.show import describe
 from tests.runner.conftest import Cluster
 from tests.runner.run_folder.conftest import alone as alone  # the fixture
@@ -71,8 +72,6 @@ def test_a_model_goes_from_a_run_into_a_bundle_and_into_the_next_run(
 
 
 def test_the_origin_is_repeated_and_not_nested(tmp_path: Path) -> None:
-    from runner.training.saving.export import read_origin
-
     assert read_origin(tmp_path) == ()
     (tmp_path / "README.md").write_text("# a model\n")
     assert read_origin(tmp_path) == ()

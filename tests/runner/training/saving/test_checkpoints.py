@@ -16,18 +16,18 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from runner.config.engine import CheckpointConfig
 from runner.errors import DamageError, UsageError
+from runner.run_folder.checkpoints import check_before_launch, check_resumable
+from runner.training.components.process_group import Ranks
+from runner.training.saving import atomic_folder as module
+from runner.training.saving.checkpoints import Checkpoints
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import SIGNATURE, Killed, SmallEngine, names, save, state
-
-if TYPE_CHECKING:
-    from runner.training.components.process_group import Ranks
-    from runner.training.saving.checkpoints import Checkpoints
 
 
 def test_a_checkpoint_lists_every_file_it_has(checkpoints: Checkpoints, folder: Path) -> None:
@@ -41,11 +41,6 @@ def test_a_checkpoint_lists_every_file_it_has(checkpoints: Checkpoints, folder: 
     assert checkpoints.newest_valid() == (folder / "step-4", state(4))
 
 
-def test_a_new_run_has_none(checkpoints: Checkpoints, said: list[str]) -> None:
-    assert checkpoints.newest_valid() is None
-    assert said == []
-
-
 def test_the_oldest_go_and_the_newest_by_number_is_taken(
     checkpoints: Checkpoints, folder: Path
 ) -> None:
@@ -57,8 +52,6 @@ def test_the_oldest_go_and_the_newest_by_number_is_taken(
 
 
 def test_the_best_stays_beside_the_newest(folder: Path, ranks: Ranks) -> None:
-    from runner.training.saving.checkpoints import Checkpoints
-
     checkpoints = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
     best = []
     for step, loss in ((2, 3.0), (4, 1.5), (6, 2.0), (8, 1.5)):
@@ -74,14 +67,7 @@ def test_the_best_stays_beside_the_newest(folder: Path, ranks: Ranks) -> None:
     assert again.mark_best(10, 1.4)
 
 
-def test_unless_it_is_asked_for_no_step_is_the_best(checkpoints: Checkpoints, folder: Path) -> None:
-    assert not checkpoints.mark_best(2, 1.0)
-    assert names(folder) == set()
-
-
 def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
-    from runner.training.saving.checkpoints import Checkpoints
-
     clock = [0.0]
     checkpoints = Checkpoints(
         folder, CheckpointConfig(every="10 min"), ranks, print, now=lambda: clock[0]
@@ -95,8 +81,6 @@ def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
 
 
 def test_checkpoints_at_the_end_of_epochs(folder: Path, ranks: Ranks) -> None:
-    from runner.training.saving.checkpoints import Checkpoints
-
     checkpoints = Checkpoints(folder, CheckpointConfig(every="epoch"), ranks, print)
     assert checkpoints.is_due(3, ends_epoch=True) and not checkpoints.is_due(2)
     assert not checkpoints.is_time()
@@ -136,15 +120,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
     assert "step-4" in said[0] and named in said[0]
 
 
-def test_a_damaged_checkpoint_is_written_again_when_its_step_is_repeated(
-    checkpoints: Checkpoints, folder: Path
-) -> None:
-    save(checkpoints, 2, 4)
-    flip(folder / "step-4" / "engine" / "weights.pt")
-    save(checkpoints, 4)
-    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
-
-
 @pytest.mark.parametrize(
     "problem",
     [
@@ -177,8 +152,6 @@ def test_a_fault_that_is_no_full_disk_stays_a_fault(checkpoints: Checkpoints) ->
 def test_a_damaged_checkpoint_of_a_later_step_takes_no_good_ones_place(
     folder: Path, ranks: Ranks, said: list[str]
 ) -> None:
-    from runner.training.saving.checkpoints import Checkpoints
-
     save(Checkpoints(folder, CheckpointConfig(keep=2), ranks, print), 200, 300)
     flip(folder / "step-300" / "engine" / "weights.pt")
     resumed = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, said.append)
@@ -211,8 +184,6 @@ def in_use(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing_and_goes_later(
     folder: Path, ranks: Ranks, said: list[str], in_use: set[str]
 ) -> None:
-    from runner.training.saving.checkpoints import Checkpoints
-
     checkpoints = Checkpoints(folder, CheckpointConfig(keep=1), ranks, said.append)
     save(checkpoints, 2)
     in_use.add("weights.pt")
@@ -272,8 +243,6 @@ def test_a_kill_while_writing_leaves_nothing_that_counts(
 def test_a_kill_after_all_is_written_leaves_nothing_that_counts_either(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    from runner.training.saving import atomic_folder as module
-
     def killed(*_: object) -> None:
         raise Killed
 
@@ -318,8 +287,6 @@ def test_what_a_person_left_beside_the_checkpoints_stays(
 def test_a_checkpoint_of_something_else_is_not_trained_on(
     changes: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    from runner.run_folder.checkpoints import check_resumable
-
     with pytest.raises(UsageError) as caught:
         check_resumable(state(4), state(0, **changes), Path("output/mine/checkpoints/step-4"))
     assert "step-4" in caught.value.message
@@ -334,8 +301,6 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(
 def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_start(
     checkpoints: Checkpoints, folder: Path, key: str, value: str, named: str
 ) -> None:
-    from runner.run_folder.checkpoints import check_before_launch, check_resumable
-
     signed = {**SIGNATURE, key: value}
     found = state(4, signature=signed)
     checkpoints.save(SmallEngine(), found)
@@ -359,8 +324,6 @@ def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_st
 
 
 def test_a_checkpoint_of_the_same_run_is_trained_on() -> None:
-    from runner.run_folder.checkpoints import check_resumable
-
     check_resumable(state(4), state(0), Path("step-4"))
     check_resumable(state(4), state(0, world_size=4), Path("step-4"))
     check_resumable(state(4, zero=1), state(0, zero=2), Path("step-4"))
@@ -421,8 +384,6 @@ def test_the_launcher_refuses_what_the_ranks_would(
     steps: int | None,
     words: str,
 ) -> None:
-    from runner.run_folder.checkpoints import check_before_launch
-
     save(checkpoints, 4)
     with pytest.raises(UsageError, match=words):
         check_before_launch(folder, {**SIGNATURE, **now}, world_size, steps)
@@ -435,8 +396,6 @@ def test_the_launcher_refuses_what_the_ranks_would(
 def test_the_launcher_leaves_an_unreadable_checkpoint_to_the_ranks(
     checkpoints: Checkpoints, folder: Path
 ) -> None:
-    from runner.run_folder.checkpoints import check_before_launch
-
     save(checkpoints, 4)
     (folder / "step-4" / "state.json").write_text("{")
     assert check_before_launch(folder, {"seed": 1}, 2, None) is None

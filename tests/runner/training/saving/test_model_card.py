@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +134,6 @@ def test_an_adapter_names_its_base_and_how_both_are_loaded(cluster: Cluster) -> 
     assert metadata(merged)["library_name"] == "transformers" and "PeftModel" not in merged
 
 
-def test_one_rank_is_not_called_1_ranks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.PLAN", replace(PLAN, world_size=1))
-    card = written(cluster, engine={"name": "ddp"})
-    assert "| batch.micro | 2 on each of 1 rank |" in card
-
-
 def test_a_model_with_new_weights_is_no_fine_tune(cluster: Cluster) -> None:
     card = written(
         cluster, model={"asset": "tiny-bert", "init": "scratch"}, engine={"name": "fsdp"}
@@ -188,38 +179,3 @@ def test_the_best_evaluation_is_beside_the_last_and_a_missing_one_is_stated(
     )
     assert "| loss of step 4 | no number |" in card
     assert "It was not evaluated" in written(cluster, lines[:1])
-
-
-def test_weights_that_are_not_the_last_ones_are_named(cluster: Cluster) -> None:
-    config = RunConfig.load(cluster.write("mine"))
-    record = RECORD | {"exported_step": 9, "exported_weights_step": 4}
-    card = model_card(config, resolve(config, cluster.bundle), PLAN, record, [])
-    assert "| weights | of step 4, the lowest validation loss; not of the last step, 9 |" in card
-    assert "| weights |" not in written(cluster)
-
-
-def test_a_model_that_is_staged_again_says_what_it_was_made_from(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    from stage.cli.show import describe, describe_json
-
-    laptop = tmp_path / "laptop"
-    (laptop / "model").mkdir(parents=True)
-    (laptop / "model" / "README.md").write_text(written(cluster, label_smoothing=0.1))
-    (laptop / "again.yaml").write_text("format: 1\nname: b\nassets:\n  mine: {path: model}\n")
-    command = [sys.executable, "-m", "stage", "fetch", "again.yaml", "-o", "b"]
-    done = subprocess.run(
-        command, cwd=laptop, env=cluster.environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-    first = Bundle.open(cluster.bundle)
-    trained = describe_json(laptop / "b")["assets"]["mine"]["trained"]
-    assert (trained["run"], trained["bundle"]) == ("mine", first.id)
-    weights, data = trained["made_from"]
-    commit = first.lock.assets["tiny-bert"].source.commit
-    assert weights == f"first weights: acme/tiny-bert at {commit}"
-    assert data.startswith(f"training data: {DATASET} at ")
-    said = describe(laptop / "b")
-    assert f"trained  by the run mine, in bundle {first.id}" in said and weights in said
-    assert describe_json(cluster.bundle)["assets"]["tiny-bert"]["trained"] is None

@@ -6,9 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from runner.config.run_config import RunConfig
 from runner.data.recipe import KEEPS_APART
 from runner.data.store import Rows
+from runner.inputs import resolve
+from runner.training.components.batches import Sample
+from runner.training.tasks import language, task_named
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -25,9 +31,6 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert")
 
 
 def small_model(kind: str) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
-
     torch.manual_seed(0)
     auto = AutoModelForMaskedLM if kind in ENCODERS else AutoModelForCausalLM
     return auto.from_config(AutoConfig.for_model(kind, **KINDS.get(kind, SMALL))).eval()
@@ -46,10 +49,6 @@ def rows(*sequences: list[int], layout: str, seed: int = 0) -> Rows:
 
 def logits(model: Any, given: Rows, *, causal: bool) -> Any:
     """Of shape (rows, longest, vocabulary), as the task's module asks for them."""
-    import torch
-
-    from runner.training.tasks import language
-
     module = language.Language(model, causal=causal)
     batch = language.position_inputs(given, language.first_position(model.config))
     inputs = module.model_inputs(input_ids=torch.from_numpy(given.ids), **batch)
@@ -97,31 +96,8 @@ def test_padding_changes_nothing(kind: str) -> None:
 
 
 def test_positions_start_again_with_each_document() -> None:
-    from runner.training.tasks import language
-
     placed = language.position_inputs(rows([3, 2], [4], layout="separate"), 0)
     assert placed["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
-
-
-def test_no_token_is_guessed_from_another_document(bundle: Any, tmp_path: Any) -> None:
-    """The first token of each document and the tokens after the end have no label."""
-    from runner.config.run_config import RunConfig
-    from runner.inputs import resolve
-    from runner.training.tasks import task_named
-
-    (tmp_path / "run.yaml").write_text(
-        "format: 1\ntask: causal-lm\nmodel: {asset: tiny-gpt2, init: scratch}\n"
-        "dataset: {asset: reference}\n"
-    )
-    config = RunConfig.load(tmp_path / "run.yaml")
-    task = task_named("causal-lm")(config, resolve(config, bundle).model, None)
-    given = rows([3, 2], [4], layout="separate")
-    labels = task.collate(given, [])["labels"].numpy()
-    assert task.num_tokens(task.collate(given, [])) == 9
-    guessed = np.array([[0, 1, 1, 0, 1], [0, 1, 1, 1, 0]], dtype=bool)
-    assert (labels[:, 1:][guessed[:, 1:]] == given.ids[:, 1:][guessed[:, 1:]]).all()
-    assert (labels[:, 1:][~guessed[:, 1:]] == -100).all()
-    assert task.num_predictions({"labels": task.collate(given, [])["labels"]}) == 6
 
 
 @pytest.mark.parametrize(
@@ -130,13 +106,6 @@ def test_no_token_is_guessed_from_another_document(bundle: Any, tmp_path: Any) -
 def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
     task: str, asset: str, bundle: Any, tmp_path: Any
 ) -> None:
-    import torch
-
-    from runner.config.run_config import RunConfig
-    from runner.inputs import resolve
-    from runner.training.components.batches import Sample
-    from runner.training.tasks import task_named
-
     (tmp_path / "run.yaml").write_text(
         f"format: 1\ntask: {task}\nmodel: {{asset: {asset}, init: scratch}}\n"
         "dataset: {asset: reference}\n"

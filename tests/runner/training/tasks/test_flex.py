@@ -13,9 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import flex_attention
 
+from runner.config.run_config import RunConfig
 from runner.data.store import Facts, Rows
+from runner.inputs import resolve
+from runner.training.tasks import flex, language, task_named
+from runner.training.tasks.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
 from tests.runner.training.tasks.test_documents_apart import rows, small_model
+from tests.support.training.calls import WAITS, Calls
 
 PACKED = ([150, 40, 190, 4], [384], [20] * 15)
 ON_A100 = (8, 0)
@@ -24,9 +31,6 @@ ON_A100 = (8, 0)
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Flex attention by its formula, also backward."""
-    import torch
-    from torch.nn.attention import flex_attention
-
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     torch.compiler.set_stance("force_eager")
     yield
@@ -40,8 +44,6 @@ def sees(documents: Any) -> Any:
 
 
 def test_the_blocks_are_those_in_which_a_token_sees_another() -> None:
-    from runner.training.tasks.flex import BLOCK, blocks_of, whole_blocks
-
     given = whole_blocks(rows(*PACKED, [1] * 300, layout="separate"))
     number, length = given.documents.shape
     count = length // BLOCK
@@ -58,25 +60,11 @@ def test_the_blocks_are_those_in_which_a_token_sees_another() -> None:
 
 
 def test_a_block_mask_is_made_without_waiting_for_the_device() -> None:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from runner.training.tasks.flex import block_mask, blocks_of, whole_blocks
-
-    seen: set[str] = set()
-
-    class Names(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.add(function.overloadpacket.__name__)
-            return function(*args, **(kwargs or {}))
-
     documents = whole_blocks(rows(*PACKED, layout="separate")).documents
     given = torch.from_numpy(documents), torch.from_numpy(blocks_of(documents))
-    with Names():
+    with Calls() as calls:
         mask = block_mask(*given)
-    assert seen and not {"nonzero", "_local_scalar_dense", "item", "masked_select"} & seen
+    assert calls.names and not WAITS & {*calls.names}
     assert mask.shape == (3, 1, 384, 384)
     # On an H100 views gave gradients that were wrong by 80 percent for all rows but the first.
     parts = {name: part for name, part in vars(mask).items() if isinstance(part, torch.Tensor)}
@@ -90,10 +78,6 @@ def test_losses_and_gradients_are_those_of_a_mask(kind: str, uncompiled: None) -
 
 def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
     """Compares a small model with flex attention with the same model with SDPA and a mask."""
-    import torch
-
-    from runner.training.tasks import flex, language
-
     model = small_model(kind).to(device)
     by_mask = language.Language(model, causal=True)
     by_blocks = language.Language(copy.deepcopy(model), causal=True)
@@ -116,10 +100,6 @@ def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
 
 
 def task(bundle: Any, folder: Any, asset: str, documents: str = "separate") -> Any:
-    from runner.config.run_config import RunConfig
-    from runner.inputs import resolve
-    from runner.training.tasks import task_named
-
     (folder / "run.yaml").write_text(
         f"format: 1\ntask: causal-lm\nmodel: {{asset: {asset}, init: scratch}}\n"
         "dataset: {asset: reference}\n"
@@ -132,8 +112,6 @@ def task(bundle: Any, folder: Any, asset: str, documents: str = "separate") -> A
 def test_a_batch_names_its_blocks_only_where_flex_attention_is_used(
     twins_bundle: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, uncompiled: None
 ) -> None:
-    from runner.training.tasks import flex
-
     on_cpu = task(twins_bundle, tmp_path, "tiny-chat")
     monkeypatch.setattr(flex, "capability", lambda: ON_A100)
     on_gpu = task(twins_bundle, tmp_path, "tiny-chat")
@@ -166,16 +144,12 @@ def test_a_batch_names_its_blocks_only_where_flex_attention_is_used(
 def test_what_cannot_use_it_has_a_mask_and_says_why(
     kind: str, capability: Any, switch: dict[str, str], why: str | None
 ) -> None:
-    from runner.training.tasks.flex import choose
-
     chosen, line = choose(small_model(kind), capability, switch)
     assert chosen == (why is None)
     assert (why or "AIRLIFT_KERNELS=reference turns it off") in line
 
 
 def test_empty_places_fill_the_last_block() -> None:
-    from runner.training.tasks.flex import whole_blocks
-
     given = rows([100, 29], layout="separate")
     padded = whole_blocks(given)
     assert padded.ids.shape == padded.documents.shape == padded.learned.shape == (1, 256)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from runner.config.run_config import RunConfig
 from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
+from runner.training.tasks import task_named
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 NEW = {"add_tokens": ["Netherfield", "Longbourn"], "add_special_tokens": ["<letter>"]}
@@ -56,8 +59,6 @@ def test_a_stopped_run_resumes_exactly(grown: Cluster) -> None:
 
 @pytest.mark.parametrize("name", [*RUNS, "scratch"])
 def test_plain_transformers_loads_model_and_tokenizer_with_them(grown: Cluster, name: str) -> None:
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-
     folder = grown.output(name) / "model"
     model, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not any(info.values())
@@ -77,10 +78,6 @@ def test_plain_transformers_loads_model_and_tokenizer_with_them(grown: Cluster, 
 
 
 def test_a_new_row_begins_near_the_mean_of_the_others(grown: Cluster) -> None:
-    import torch
-
-    from runner.training.tasks import task_named
-
     config = RunConfig.load(grown.folder / "ddp.yaml")
     model = resolve(config, grown.bundle).model
     made = task_named(config.task)(config, model, None).model

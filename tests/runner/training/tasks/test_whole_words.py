@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from runner.config.run_config import RunConfig
+from runner.data.store import Rows
 from runner.data.tokenizing import load_tokenizer, word_begins
 from runner.errors import UsageError
+from runner.inputs import ModelInput
+from runner.training.components.batches import Sample
+from runner.training.tasks import task_named
+from runner.training.tasks.masked_lm import first_of_word
 from tests.runner.conftest import Cluster
 from tests.support.training.models import tiny_tokenizer
-
-if TYPE_CHECKING:
-    from runner.inputs import ModelInput
 
 NAMES = ("unk", "sep", "pad", "cls", "mask")
 BERT = {f"{name}_token": f"[{name.upper()}]" for name in NAMES}
@@ -38,10 +43,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def model(kind: str, tmp_path_factory: pytest.TempPathFactory) -> ModelInput:
     """A BERT with either tokenizer."""
-    from transformers import BertConfig, BertForMaskedLM
-
-    from runner.inputs import ModelInput
-
     folder = tmp_path_factory.mktemp(kind)
     is_bert = kind == "wordpiece"
     tokenizer = tiny_tokenizer(BERT if is_bert else ROBERTA, 400, wordpiece=is_bert)
@@ -62,18 +63,12 @@ def configured(folder: Path, *overrides: str) -> RunConfig:
 
 def words_of(model: ModelInput, ids: Any) -> list[int]:
     """The number of the word that each token belongs to."""
-    import numpy as np
-
-    from runner.training.tasks.masked_lm import first_of_word
-
     tokenizer: Any = load_tokenizer(model)
     special = np.array(tokenizer.all_special_ids)
     return [int(n) for n in first_of_word(ids, ~np.isin(ids, special), word_begins(tokenizer))]
 
 
 def test_words_are_those_that_a_reader_sees(model: ModelInput, kind: str) -> None:
-    import numpy as np
-
     tokenizer: Any = load_tokenizer(model)
     ids = np.array(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
     number = words_of(model, ids)
@@ -89,8 +84,6 @@ def test_words_are_those_that_a_reader_sees(model: ModelInput, kind: str) -> Non
 
 
 def test_a_special_token_ends_a_word_and_belongs_to_none(model: ModelInput) -> None:
-    import numpy as np
-
     tokenizer: Any = load_tokenizer(model)
     inner = tokenizer("unaccompanied", add_special_tokens=False)["input_ids"]
     # The second text begins within a word, as a sequence that was cut out of a stream does.
@@ -103,12 +96,6 @@ def test_a_special_token_ends_a_word_and_belongs_to_none(model: ModelInput) -> N
 def test_all_tokens_of_a_word_are_guessed_or_none_at_the_share_that_is_asked_for(
     model: ModelInput, tmp_path: Path
 ) -> None:
-    import numpy as np
-
-    from runner.data.store import Rows
-    from runner.training.components.batches import Sample
-    from runner.training.tasks import task_named
-
     config = configured(tmp_path, "masked_share=0.2")
     task = task_named("masked-lm")(config, model, None)
     ids = np.array([load_tokenizer(model)(TEXT, add_special_tokens=False)["input_ids"]] * 2000)
@@ -127,9 +114,6 @@ def test_all_tokens_of_a_word_are_guessed_or_none_at_the_share_that_is_asked_for
 
 
 def test_a_tokenizer_without_borders_of_words_is_refused(model: ModelInput, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
     fast: Any = PreTrainedTokenizerFast
     letters = {"[MASK]": 0, "[UNK]": 1, "a": 2}
     plain = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
@@ -137,17 +121,3 @@ def test_a_tokenizer_without_borders_of_words_is_refused(model: ModelInput, tmp_
     with pytest.raises(UsageError, match="shows no borders of words") as caught:
         word_begins(load_tokenizer(replace(model, path=tmp_path)))
     assert "Remove whole_words" in caught.value.remedy
-
-
-def test_check_tries_the_tokenizer(cluster: Cluster) -> None:
-    """tiny-bert has a WordPiece tokenizer; its check passes."""
-    path = cluster.write(whole_words=True, masked_share=0.3)
-    assert cluster.run("check", str(path), "--processes", "2").returncode == 0
-
-
-@pytest.mark.parametrize("key", [{"masked_share": 0.3}, {"whole_words": True}])
-def test_a_task_that_masks_nothing_refuses_the_keys(tmp_path: Path, key: dict[str, Any]) -> None:
-    path = Cluster(tmp_path, tmp_path).write(task="causal-lm", **key)
-    said = r"tiny\.yaml:\d+: `\w+` is only for task: masked-lm; it is causal-lm here"
-    with pytest.raises(UsageError, match=said):
-        RunConfig.load(path)
