@@ -72,29 +72,44 @@ def test_text_with_brackets_is_put_into_quotes(cluster: Cluster) -> None:
     load(cluster, override.replace("[", ""))  # no name may have a bracket
 
 
+HALF = {"asset": "reference", "validation": "500%"}
+# what is wrong, the part of the remedy that says what to write, what is written then
+VALUES: dict[str, tuple[dict[str, Any], str, Callable[[str], dict[str, Any]]]] = {
+    "a share": (
+        {"dataset": HALF},
+        r"(?<=validation: )\d+%",
+        lambda share: {"dataset": {**HALF, "validation": share}},
+    ),
+    "an sbatch line": (
+        {"slurm": {"setup": ["#SBATCH --mem=64G"]}}, r"slurm: \{.*\}", yaml.safe_load,
+    ),
+    "too long": ({"sequence_length": 10_000}, r"\d+", lambda n: {"sequence_length": int(n)}),
+    "too short": (
+        {"sequence_length": 4},
+        r"(?<=sequence_length: )\d+",
+        lambda n: {"sequence_length": int(n)},
+    ),
+    "one of two": (
+        {"optimizer": {"betas": 0.9}},
+        r"\[.*\]",
+        lambda both: {"optimizer": {"betas": yaml.safe_load(both)}},
+    ),
+    "a repository": (
+        {"model": {"asset": "acme/tiny-bert"}},
+        r"(?<=`)[^`]+",
+        lambda name: {"model": {"asset": name}},
+    ),
+}  # fmt: skip
+
+
 @obeys("runner/config/held_out.py", "For instance: validation: 5%")
-def test_a_share_that_is_none_is_written_as_the_example(cluster: Cluster) -> None:
-    dataset = {"asset": "reference", "validation": "500%"}
-    for line in re.findall(r"(?<=validation: )(?:\d+%|null)", remedy_of(cluster, dataset=dataset)):
-        load(cluster, dataset={"asset": "reference", **yaml.safe_load(f"validation: {line}")})
-
-
 @obeys("runner/config/run_config.py", "Write it into slurm.options")
-def test_an_sbatch_line_among_the_shells_becomes_an_option(cluster: Cluster) -> None:
-    remedy = remedy_of(cluster, slurm={"setup": ["#SBATCH --mem=64G"]})
-    load(cluster, **yaml.safe_load(in_it(remedy, r"slurm: \{.*\}")))
-
-
 @obeys("runner/job/plan.py", "Set sequence_length: {} or less")
-def test_a_sequence_gets_the_length_that_the_model_has(cluster: Cluster) -> None:
-    remedy = remedy_of(cluster, sequence_length=10_000)
-    load(cluster, sequence_length=int(in_it(remedy, r"\d+")))
-
-
 @obeys(INPUTS, "the asset's name: {} is its repository")
-def test_a_repository_in_place_of_an_asset_becomes_the_asset(cluster: Cluster) -> None:
-    remedy = remedy_of(cluster, model={"asset": "acme/tiny-bert"})
-    load(cluster, model={"asset": in_it(remedy, r"(?<=`)[^`]+")})
+@pytest.mark.parametrize("fault", VALUES)
+def test_a_value_is_written_as_its_remedy_says(cluster: Cluster, fault: str) -> None:
+    wrong, pattern, right = VALUES[fault]
+    load(cluster, **right(in_it(remedy_of(cluster, **wrong), pattern)))
 
 
 @obeys("runner/run_folder/checkpoints.py", "{} for {} steps or more (--set steps={})")
@@ -359,10 +374,6 @@ def test_options_and_values_are_written_as_their_remedies_say(
 
     lists = yaml.safe_load(in_it(remedy_of(cluster, lora={"targets": "*.query"}), r"\[.*\]"))
     RunConfig.load(cluster.write(lora={"targets": lists}))
-    number = in_it(remedy_of(cluster, sequence_length=4), r"(?<=sequence_length: )\d+")
-    load(cluster, sequence_length=int(number))
-    betas = yaml.safe_load(in_it(remedy_of(cluster, optimizer={"betas": 0.9}), r"\[.*\]"))
-    load(cluster, optimizer={"betas": betas})
     several = in_it(remedy_of(cluster, optimizer={"lr": "1e-4,3e-4"}), r"runner submit .*")
     words = several.replace("RUN", run).replace("A,B", "1e-4,3e-4").split()
     assert called(*words[1:], "--print").exit_code == 0

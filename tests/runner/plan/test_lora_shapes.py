@@ -25,7 +25,6 @@ from tests.runner.conftest import Cluster
 
 GIB = 2**30
 A100 = Device("cuda", "A100", 80 * GIB, True, True, 500 * GIB)
-T4 = Device("cuda", "T4", 16 * GIB, False, True, 50 * GIB)
 HIDDEN, INNER, WORDS, LAYERS = 4096, 14336, 32000, 32
 # Mistral 7B, which neural-chat is: grouped attention, a gated block, nothing tied.
 LAYER = {
@@ -58,16 +57,6 @@ def test_the_parameters_of_the_tutorials_job_are_those_peft_prints() -> None:
         == LAYERS * sum(s[0] * s[1] for s in LAYER.values() if len(s) == 2)
         == 6_979_321_856
     )
-
-
-def test_seven_billion_parameters_in_four_bits_fit_where_sixteen_do_not() -> None:
-    config = RunConfig.load(QLORA, ["precision=fp16"])
-    shape = with_lora(SHAPE, config, MISTRAL, [])
-    assert 3.8 * GIB < model_state(config, shape, 0, 4) < 4.2 * GIB
-    assert decide(config, shape, T4, 4).zero == 0
-    whole = replace(config, quantization=None)
-    with pytest.raises(UsageError, match=r"does not fit with ddp: 14\.5 GB"):
-        decide(whole, with_lora(SHAPE, whole, MISTRAL, []), replace(T4, memory=12 * GIB), 4)
 
 
 def test_gradients_and_moments_are_counted_for_what_is_trained_alone() -> None:

@@ -308,20 +308,6 @@ def test_all_faults_are_printed_at_once_each_with_its_remedy(terminal: Terminal)
     assert "nothing found" not in out
 
 
-def test_the_json_document_has_everything_and_is_alone_on_stdout(terminal: Terminal) -> None:
-    terminal.cluster.write()
-    code, out, err = terminal.run("check", "tiny.yaml", "--processes", "2", "--json")
-    document = json.loads(out)
-    assert (code, err, document["passes"], document["findings"]) == (0, "", True, [])
-    assert any("model tiny-bert" in fact for fact in document["facts"])
-    terminal.cluster.write(sequence_length=129, batch={"global": 9, "micro": 2})
-    code, out, err = terminal.run("check", "tiny.yaml", "--processes", "2", "--json")
-    document = json.loads(out)
-    assert (code, err, document["exit_code"], document["passes"]) == (2, "", 2, False)
-    assert len(document["findings"]) == 2
-    assert all(f["remedy"] and f["exit_code"] == 2 for f in document["findings"])
-
-
 def found_in(cluster: Cluster, **run: Any) -> tuple[list[StageError], list[str]]:
     config = RunConfig.load(cluster.write(**run))
     inputs = resolve(config, cluster.bundle)

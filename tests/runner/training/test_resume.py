@@ -201,12 +201,6 @@ def finished(cluster: Cluster, undisturbed: dict[int, Path]) -> Path:
     return cluster.take(undisturbed[2])
 
 
-def test_only_the_newest_checkpoints_are_kept(undisturbed: dict[int, Path]) -> None:
-    folder = undisturbed[2] / "checkpoints"
-    assert {path.name for path in folder.glob("step-*")} == {"step-6", "step-8"}
-    assert (folder / "latest").read_text().strip() == "step-8"
-
-
 def test_a_damaged_checkpoint_is_named_and_a_longer_run_resumes_from_the_one_before_it(
     cluster: Cluster, finished: Path, undisturbed: dict[int, Path]
 ) -> None:
@@ -232,8 +226,3 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, fini
         "step-8: this checkpoint was made with engine.name deepspeed; the run now has ddp" in said
     )
     assert (finished / "metrics.jsonl").read_bytes() == before
-
-
-def test_a_shorter_run_than_was_done_already_is_refused(cluster: Cluster, finished: Path) -> None:
-    said = cluster.refused("train", "zero2.yaml", "--processes", "2", "--set", "steps=4")
-    assert "this run has done 8 steps; now 4 are asked for" in said

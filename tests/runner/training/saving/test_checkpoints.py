@@ -51,22 +51,6 @@ def test_the_oldest_go_and_the_newest_by_number_is_taken(
     assert found is not None and found[1].step == 11
 
 
-def test_the_best_stays_beside_the_newest(folder: Path, ranks: Ranks) -> None:
-    checkpoints = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
-    best = []
-    for step, loss in ((2, 3.0), (4, 1.5), (6, 2.0), (8, 1.5)):
-        best.append(checkpoints.mark_best(step, loss))
-        save(checkpoints, step)
-    assert best == [True, True, False, False]
-    assert {name for name in names(folder) if name.startswith("step")} == {"step-4", "step-8"}
-    # A later resume knows it too.
-    again = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, print)
-    assert not again.mark_best(10, 1.6)
-    assert again.mark_best(10, 1.4)
-    # A kill before it was written: the step is repeated, and is the best again.
-    assert again.mark_best(10, 1.4)
-
-
 def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
     clock = [0.0]
     checkpoints = Checkpoints(
@@ -225,18 +209,6 @@ def test_a_checkpoint_that_somebody_removes_at_the_same_moment_is_not_missed(
     save(checkpoints, 6)
     assert names(folder) == {"step-4", "step-6", "latest"}
     assert said == []
-
-
-def test_a_kill_while_writing_leaves_nothing_that_counts(
-    checkpoints: Checkpoints, folder: Path
-) -> None:
-    save(checkpoints, 2)
-    with pytest.raises(Killed):
-        checkpoints.save(SmallEngine(problem=Killed()), state(4))
-    assert names(folder) == {"step-2", "step-4.tmp", "latest"}
-    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
-    save(checkpoints, 4)
-    assert names(folder) == {"step-2", "step-4", "latest"}
 
 
 @pytest.mark.parametrize("moment", ["before it is hashed", "before the list", "before the rename"])
