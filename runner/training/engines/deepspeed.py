@@ -368,11 +368,27 @@ def _import_joined(device: torch.device) -> Any:
         # DeepSpeed uses the GPU of this number. Where Slurm shows each task only its own GPU, it is
         # 0 on every rank.
         os.environ["LOCAL_RANK"] = str(device.index)
+    _import_uncompiled_muon()
     # All five rank variables are set; DeepSpeed must not search for MPI in any case.
     deepspeed.init_distributed(
         "nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
     )
     return deepspeed
+
+
+def _import_uncompiled_muon() -> None:
+    """Imports DeepSpeed's Muon, which no run has, without compiling its kernels.
+
+    DeepSpeed asks of each optimizer whether it is a Muon. The import for that question decorates
+    three functions, which imports all of torch's compiler: a second per rank.
+    """
+    from deepspeed.runtime import compiler
+
+    compiles, compiler.compile = compiler.compile, lambda: lambda function: function
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = compiles
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,26 @@ def test_the_command_goes_on_from_what_another_engine_exported(on_two: Cluster) 
     # In bf16, whose rounding is the processor's; 0.5 after 12 steps, and a batch differs by 0.2.
     assert after[0] < before[0] - 0.3
     assert {path.name for path in (folder / "checkpoints").glob("step-*")} == {"step-2"}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_deepspeed_rank_without_compile_imports_no_compiler(tmp_path: Path, stage: int) -> None:
+    program = f"""
+import os, sys, torch
+from runner.training.engines.deepspeed import _import_joined
+os.environ |= {{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}}
+torch.distributed.init_process_group(
+    "gloo", init_method="file://{tmp_path}/meeting", rank=0, world_size=1
+)
+model = torch.nn.Linear(4, 4)
+_import_joined(torch.device("cpu")).initialize(
+    model=model, optimizer=torch.optim.AdamW(model.parameters()), dist_init_required=False,
+    config={{
+        "train_batch_size": 1, "zero_optimization": {{"stage": {stage}}},
+        "zero_allow_untested_optimizer": True,
+    }},
+)
+sys.exit("torch._inductor.compile_fx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
