@@ -24,6 +24,7 @@ from stage.paths import problem_with_path
 from stage.serve.answers import MAIN, Address
 from stage.serve.catalogue import CARD, ENTRY_KEYS
 from stage.staging.new_manifest import asset_names
+from stage.staging.prechecks import needed_for_weights
 
 _HUB_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 
@@ -177,7 +178,10 @@ def _entry(
         return entry
     else:
         entry.cannot_travel = [f"{what}: {path}: {why}" for path, why in reasons.items()]
-        include = _include(read - reasons.keys(), listing)
+        taken = read - reasons.keys()
+        if asked.kind == "models":  # timm asks for the weights alone; a fetch wants their config
+            taken |= set(needed_for_weights(taken, listing.keys() - taken))
+        include = _include(taken, listing)
         if not include:
             entry.note += "; no file of it can travel"
             return entry

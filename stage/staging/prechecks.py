@@ -12,7 +12,7 @@ folder that it takes in, which would then change with each fetch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +53,8 @@ def omitted_files(asset: LockedAsset) -> Omitted:
         return Omitted()
     taken = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
     left = {left.path for left in asset.left_out if left.reason in (EXCLUDED, NOT_INCLUDED)}
-    folders = sorted({_folder(path) for path in taken if _is(WEIGHTS, path)})
-    needed = [path for folder in folders for path in _needed(folder, taken, left)]
+    folders = {_folder(path) for path in taken if _is(WEIGHTS, path)}
+    needed = needed_for_weights(taken, left)
     if "include" not in asset.request:  # who excludes weights or a tokenizer by name knows it
         return Omitted(tuple(needed))
     notes = []
@@ -73,8 +73,18 @@ def omitted_files(asset: LockedAsset) -> Omitted:
     return Omitted(tuple(needed), tuple(notes))
 
 
-def _needed(folder: str, taken: set[str], left: set[str]) -> list[str]:
-    """Omitted files that the weights in a folder need: config, all shards and their index."""
+def needed_for_weights(taken: Collection[str], left: Collection[str]) -> list[str]:
+    """Omitted files that weights need to load: the config, all shards and their index.
+
+    Args:
+        taken: paths in the repository.
+        left: those that are omitted.
+    """
+    folders = sorted({_folder(path) for path in taken if _is(WEIGHTS, path)})
+    return [path for folder in folders for path in _needed(folder, taken, left)]
+
+
+def _needed(folder: str, taken: Collection[str], left: Collection[str]) -> list[str]:
     needed = [folder + "config.json"] * (folder + "config.json" in left)
     if any(
         _folder(path) == folder and _is(WEIGHTS, path) and _SHARD.search(path) for path in taken

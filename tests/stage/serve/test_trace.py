@@ -110,7 +110,7 @@ def test_a_traced_script_runs_from_the_bundle_without_the_hub(
     assert set(assets) == {"tiny-bert", "other-v1.0", "other", "lines", "share_equal"}, text
     main = {"revision": "main"}
     assert assets["tiny-bert"] == {"model": "tiny-bert", **main, "include": ["vocab.txt"]}
-    tagged = {"revision": "v1.0", "include": ["model.safetensors"]}
+    tagged = {"revision": "v1.0", "include": ["config.json", "model.safetensors"]}
     assert assets["other-v1.0"] == {"model": "acme/other", **tagged}
     # Only asked about: it exists, and the card stands for it.
     assert assets["other"] == {"model": "acme/other", **main, "include": ["README.md"]}
