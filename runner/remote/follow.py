@@ -12,6 +12,7 @@ from pathlib import Path
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted
 from runner.inputs.far import Cluster, RemoteShell, connected, find_cluster
 from runner.remote.plan import OUTPUT, load_run
+from runner.remote.there import understood
 from runner.run_folder.logs import READ_BACK, readable
 
 _ASK_EVERY_S = 20.0
@@ -80,9 +81,10 @@ def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> No
     while True:
         try:
             with connected(cluster.target) as remote:
-                log.begin(remote)
-                if follow:
-                    log.follow(remote)
+                with understood(remote):
+                    log.begin(remote)
+                    if follow:
+                        log.follow(remote)
                 return
         except IncompleteError as error:
             if not (follow and log.path):

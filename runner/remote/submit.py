@@ -34,7 +34,7 @@ from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
 from runner.remote.plan import OUTPUT, Road, sha256_of
-from runner.remote.there import End, There, plan_digest, plan_text, sending, walk
+from runner.remote.there import End, There, plan_digest, plan_text, sending, understood, walk
 
 _THERE = ("verify", "environment", "check", "submit")
 DAMAGED = ".airlift/damaged"
@@ -198,10 +198,11 @@ def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
     if road.environment is not None:
         return
     lines = "\n".join(("set -e", *road.surroundings, "runner --version"))
-    said = remote.ask(f"bash -lc {shlex.quote(lines)} </dev/null 2>&1 | tail -n 20").text
+    answer = remote.ask(f"bash -lc {shlex.quote(lines)} </dev/null 2>&1 | tail -n 20")
+    said = as_shown(answer.text)
     found = re.search(r"^runner, version (\S+)", said, re.MULTILINE)
     if found is None:
-        shown = as_shown(said.strip()[-300:]) or "nothing is printed"
+        shown = said.strip()[-300:] or "nothing is printed"
         raise UsageError(
             f"{remote.target}: {road.here.manifest.path} has no environment asset, and `runner` "
             f"does not start there after the `setup` lines: {shown}",
@@ -289,7 +290,8 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
     lost = 0
     for _ in range(_WALKS):
         try:
-            begun, end = walk(remote, road, plan, _show_log)
+            with understood(remote):
+                begun, end = walk(remote, road, plan, _show_log)
         except IncompleteError as error:
             raise IncompleteError(
                 f"{error.message} What go.sh does there goes on.",

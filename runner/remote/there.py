@@ -32,6 +32,18 @@ _IS_ALIVE = (
 )
 
 
+@contextmanager
+def understood(remote: RemoteShell) -> Iterator[None]:
+    """Around what reads an answer: one that is none of ours ends with words."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError) as error:
+        raise IncompleteError(
+            f"{remote.target}: what it answers is not understood: {as_shown(str(error))[:200]}.",
+            f"Look at what is there: {remote.by_hand}ls -la {remote.inside('.airlift')}",
+        ) from None
+
+
 @dataclass(frozen=True)
 class There:
     """What is in the cluster's folder.
@@ -61,7 +73,12 @@ class There:
         """Asks all of it in one session; writes nothing."""
         words = shlex.join([remote.folder, road.env_folder, *road.files])
         script = f"set -- {words}\n{(_HERE / 'look.sh').read_text('utf-8')}"
-        text = remote.run(script, f"{remote.target}: cannot look there")
+        text = as_shown(remote.run(script, f"{remote.target}: cannot look there"))
+        with understood(remote):
+            return There._read(text, remote)
+
+    @staticmethod
+    def _read(text: str, remote: RemoteShell) -> There:
         lines = [line.partition("=") for line in text.splitlines()]
         found = {key: value for key, _, value in lines if key != "job"}
         if "slurm" in found and "noqueue" in found:

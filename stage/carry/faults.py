@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stage.errors import IncompleteError, as_shown
+from stage.errors import IncompleteError, as_shown, quoted
 
 AGAIN = "Run the same command again: it goes on where it stopped."
 _TRY = (
@@ -27,7 +27,7 @@ _REMEDIES: tuple[tuple[str, str, str], ...] = (
         "it shows another host key than before: the site made it anew, or another machine answers "
         "in its place",
         "Compare the fingerprint above with the one that the site publishes. If it is the same: "
-        "ssh-keygen -R {name}",
+        "ssh-keygen {entry}",
     ),
     (
         r"host key is known for|authenticity of host|Host key verification failed",
@@ -87,7 +87,10 @@ def fault(said: str, host: str, ssh: str, by_hand: str) -> IncompleteError:
     """
     fits = ((what, remedy) for pattern, what, remedy in _REMEDIES if re.search(pattern, said))
     what, remedy = next(fits, ("no connection by `{ssh}`, or it broke", _TRY))
-    words = {"host": host, "name": host.rpartition("@")[2], "ssh": ssh, "by_hand": by_hand}
+    # ssh knows an alias by its HostName and port, in the file that it names.
+    known = re.search(r"Offending .* key in (.+):\d+\n(?:.*\n)*Host key for (\S+) has", said)
+    entry = f"-f {quoted(known[1])} -R {quoted(known[2])}" if known else f"-R {quoted(host)}"
+    words = {"host": host, "entry": entry, "ssh": ssh, "by_hand": by_hand}
     last = [line.strip() for line in said.splitlines() if line.strip()][-1:]
     shown = f" ({as_shown(last[0])[:200]})" if last else ""
     return IncompleteError(f"{host}: {what.format(**words)}{shown}.", remedy.format(**words))

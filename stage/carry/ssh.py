@@ -149,7 +149,7 @@ class RemoteShell:
         return ["-e", shlex.join(words)]
 
     def ask(self, script: str, timeout_s: float | None = None) -> Answer:
-        """Runs a script with `sh`, whatever the login shell is. The user sees its stderr.
+        """Runs a script with `sh`, whatever the login shell is. The user then sees its stderr.
 
         The script may use `exit`; its children read nothing from it.
 
@@ -160,7 +160,8 @@ class RemoteShell:
             IncompleteError: no connection, or it broke; no `sh` there; or the time is over.
         """
         text = bytearray()
-        code = self._run(script, text.extend, timeout_s)
+        code, said = self._run(script, text.extend, timeout_s)
+        print(said, end="", file=sys.stderr)
         return Answer(code, text.decode("utf-8", "replace"))
 
     def run(self, script: str, problem: str, timeout_s: float | None = None) -> str:
@@ -174,16 +175,13 @@ class RemoteShell:
             UsageError: it failed on this machine.
         """
         text = bytearray()
-        with tempfile.TemporaryFile() as complaints:
-            code = self._run(script, text.extend, timeout_s, stderr=complaints)
-            complaints.seek(0)
-            said = complaints.read().decode("utf-8", "replace")
+        code, said = self._run(script, text.extend, timeout_s)
         answer = text.decode("utf-8", "replace")
         if code == 0:
-            print(as_shown(said), end="", file=sys.stderr)
+            print(said, end="", file=sys.stderr)
             return answer
-        said = (said.strip() or answer.strip())[-200:]
-        problem += f" (exit code {code}){f': {as_shown(said)}' if said else ''}."
+        said = (said.strip() or as_shown(answer.strip()))[-200:]
+        problem += f" (exit code {code}){f': {said}' if said else ''}."
         if self.target.host is None:
             raise UsageError(problem, "Give a folder that you may write.")
         remedy = "Free space or quota there" if is_full(said) else "Fix that there"
@@ -226,7 +224,8 @@ class RemoteShell:
             sink(part)
             came += len(part)
 
-        code = self._run(f"{before}\ntail -c +{offset + 1} {self.inside(path)}", take)
+        code, said = self._run(f"{before}\ntail -c +{offset + 1} {self.inside(path)}", take)
+        print(said, end="", file=sys.stderr)
         if code != 0:
             raise IncompleteError(
                 f"{self.target.host}:{path}: cannot be read there (exit code {code}): see above.",
@@ -270,9 +269,8 @@ class RemoteShell:
         script: str,
         sink: Callable[[bytes], object],
         timeout_s: float | None = None,
-        stderr: IO[bytes] | None = None,
-    ) -> int:
-        """Runs a script; `sink` gets what it prints. Returns its exit code.
+    ) -> tuple[int, str]:
+        """Runs a script; `sink` gets what it prints. Returns its exit code, and its stderr to show.
 
         What the login shell prints before is no part of the answer, so it stands between two random
         marks. Nothing runs before the whole script has come: it is one function.
@@ -284,23 +282,26 @@ class RemoteShell:
         )
         opening, length = f"{begin}\n".encode(), len(end) + 5
         greeting, held, is_open = bytearray(), bytearray(), False
-        for part in self._output(text.encode(), timeout_s, stderr):
-            held += part
-            if not is_open:
-                before, mark, after = held.partition(opening)
-                if mark:
-                    is_open, greeting, held = True, before, after
-            if is_open and len(held) > length:
-                sink(bytes(held[:-length]))
-                del held[:-length]
-        if not is_open or held[:-4] != f"{end} ".encode():
+        with tempfile.TemporaryFile() as complaints:
+            for part in self._output(text.encode(), timeout_s, complaints):
+                held += part
+                if not is_open:
+                    before, mark, after = held.partition(opening)
+                    if mark:
+                        is_open, greeting, held = True, before, after
+                if is_open and len(held) > length:
+                    sink(bytes(held[:-length]))
+                    del held[:-length]
+            complaints.seek(0)
+            said = as_shown(complaints.read().decode("utf-8", "replace"))
+        code = re.fullmatch(f"{end} ([0-9]{{3}})\n".encode(), held)
+        if not is_open or code is None:
+            print(said, end="", file=sys.stderr)
             raise self._no_answer(held.decode("utf-8", "replace") if not is_open else "")
         self.greeting = greeting.decode("utf-8", "replace").strip()
-        return int(held[-4:])
+        return int(code[1]), said
 
-    def _output(
-        self, script: bytes, timeout_s: float | None, stderr: IO[bytes] | None
-    ) -> Iterator[bytes]:
+    def _output(self, script: bytes, timeout_s: float | None, stderr: IO[bytes]) -> Iterator[bytes]:
         """What comes back while a script runs there, as it comes."""
         deadline = time.monotonic() + timeout_s if timeout_s is not None else None
         with tempfile.TemporaryFile() as source:

@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.stage.bundles import make_bundle
-from tests.support.servers.sshd import Sshd
+from tests.support.servers.sshd import Sshd, link_programs
+from tests.support.servers.sshd import sshd as sshd
 
 RUN = """\
 format: 1
@@ -24,8 +24,10 @@ dataset: {asset: lines}
 steps: 4
 batch: {global: 8, micro: 4}
 """
-TOOLS = ("sh", "bash", "ls", "cut", "mkdir", "rm", "find", "tail", "sed", "df", "du", "id", "cat",
-         "sha256sum", "dirname", "stat", "wc", "head", "tr", "mv", "touch", "sleep")  # fmt: skip
+TOOLS = (
+    "sh bash ls cut mkdir rm find tail sed df du id cat sha256sum dirname stat wc head tr mv touch "
+    "sleep"
+)
 
 
 @dataclass
@@ -73,20 +75,11 @@ class Laptop:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The /usr/bin of a login node: without Slurm."""
-    folder = tmp_path_factory.mktemp("programs")
-    for name in TOOLS:
-        (folder / name).symlink_to(shutil.which(name) or name)
+    folder = link_programs(tmp_path_factory.mktemp("programs"), TOOLS)
     (folder / "bash").unlink()  # this machine's profile may bring its own Slurm
     (folder / "bash").write_text(f'#!/bin/sh\nexec {shutil.which("bash")} --noprofile "$@"\n')
     (folder / "bash").chmod(0o755)
     return folder
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Iterator[Sshd]:
-    server = Sshd(tmp_path_factory.mktemp("ssh") / "d", programs)
-    yield server
-    server.close()
 
 
 @pytest.fixture

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from runner.errors import __version__
-from runner.inputs.far import PushTarget, connected
+from runner.errors import IncompleteError, __version__
+from runner.inputs.far import PushTarget, RemoteShell, connected
 from runner.remote.plan import Road
-from runner.remote.there import End, plan_digest, walk
+from runner.remote.there import End, There, plan_digest, understood, walk
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.remote.conftest import RUN
 from tests.runner.remote.test_there import look
 from tests.support.environment.laptop import EnvironmentLaptop
@@ -57,6 +59,18 @@ def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -
     again = ["".join(text) for text in seen]
     one(0)  # it is not taken for the end of the first
     assert found[-1][0] not in begun and again[0] in "".join(seen[0])
+
+
+@obeys("runner/remote/there.py", "Look at what is there: {}ls -la {}")
+def test_what_is_no_answer_of_ours_ends_with_words(road: Road, tmp_path: Path) -> None:
+    (tmp_path / "there/.airlift").mkdir()
+    shell = ("sh", "-c", "sh -s | sed '/^noqueue=/d; s/^kib=.*/kib=x/; s/^[0-9]*$/x/'")
+    remote = RemoteShell(PushTarget(None, str(tmp_path / "there")), shell, "")
+    with pytest.raises(IncompleteError, match="is not understood"):
+        There.look(remote, road)
+    with pytest.raises(IncompleteError, match="is not understood") as error, understood(remote):
+        walk(remote, road, road.plan("0" * 64), print)
+    subprocess.run(["sh", "-c", in_it(error.value.remedy, "ls -la .*")], check=True)
 
 
 @pytest.mark.slow

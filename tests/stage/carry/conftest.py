@@ -14,7 +14,8 @@ import pytest
 
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.patching import new_version
-from tests.support.servers.sshd import Sshd
+from tests.support.servers.sshd import Sshd, link_programs
+from tests.support.servers.sshd import sshd as sshd
 
 CONFIG = "data/models/bert/config.json"
 WEIGHTS = "data/models/bert/model.safetensors"
@@ -37,30 +38,8 @@ def big_bundle(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The /usr/bin of a login node; each test chooses its programs."""
-    folder = tmp_path_factory.mktemp("programs")
-    for name in (
-        "sh",
-        "bash",
-        "ls",
-        "cut",
-        "mkdir",
-        "rm",
-        "find",
-        "tail",
-        "rsync",
-        "cat",
-        "sleep",
-        "true",
-    ):
-        (folder / name).symlink_to(shutil.which(name) or name)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sshd(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Iterator[Sshd]:
-    server = Sshd(tmp_path_factory.mktemp("ssh") / "d", programs)
-    yield server
-    server.close()
+    names = "sh bash ls cut mkdir rm find tail rsync cat sleep true"
+    return link_programs(tmp_path_factory.mktemp("programs"), names)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from stage.carry.probe import (
 from stage.carry.ssh import PushTarget, RemoteShell
 from stage.environment.spec.profile import Profile
 from tests.remedies.obeyed import in_it, obeys
-from tests.support.servers.sshd import Sshd
+from tests.support.servers.sshd import Sshd, link_programs
 
 PROBE = "stage/carry/probe.py"
 TOOLS = (
@@ -53,10 +53,7 @@ NODE = LOGIN[: LOGIN.index("# This")].replace("login1", "n1").replace("cpu", "h1
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Sshd]:
     """A login node with a home and a scratch disk of its own."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in TOOLS.split():
-        (programs / name).symlink_to(shutil.which(name) or name)
+    programs = link_programs(tmp_path / "bin", TOOLS)
     for name in ("home", "scratch", "laptop"):
         (tmp_path / name).mkdir()
     (tmp_path / "home/.bash_profile").write_text(

@@ -9,10 +9,29 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+
+
+def link_programs(folder: Path, names: str) -> Path:
+    """Makes a folder for PATH with programs of this machine."""
+    folder.mkdir(exist_ok=True)
+    for name in names.split():
+        (folder / name).symlink_to(shutil.which(name) or name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Iterator[Sshd]:
+    """One for the tests of a file, which have `programs`."""
+    server = Sshd(tmp_path_factory.mktemp("ssh") / "d", programs)
+    yield server
+    server.close()
 
 
 class Sshd:
