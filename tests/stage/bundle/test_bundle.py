@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, bag_info_text, manifest_text, parse_manifest
 from stage.digests import sha256_of_bytes
-from stage.errors import UsageError
 from stage.paths import problem_with_path
 from tests.stage.bundles import make_bundle
-from tests.stage.locks import canonical
 
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 paths = st.text(min_size=1, max_size=12).filter(lambda path: problem_with_path(path) is None)
@@ -86,23 +84,6 @@ def test_bag_info_holds_no_line_that_a_fact_could_smuggle_in(bundle: Bundle) -> 
         f"External-Identifier: sha256:{bundle.id}",
         f"Payload-Oxum: {bundle.lock.size}.{len(bundle.lock.files)}",
     ]
-
-
-def test_a_named_asset_is_found_with_its_folder(bundle: Bundle) -> None:
-    opened = Bundle.open(bundle.root)
-    assert opened.id == bundle.id and opened.lock == canonical(bundle.lock)
-    assert opened.asset_path("bert") == bundle.root / "data/models/bert"
-    assert (opened.asset_path("bert") / "config.json").is_file()
-    assert opened.asset("lines").configs["plain"]["train"].rows == 7
-
-
-def test_an_unknown_asset_names_the_nearest_and_all(bundle: Bundle) -> None:
-    with pytest.raises(UsageError, match="no asset named `brt`") as refusal:
-        bundle.asset("brt")
-    assert refusal.value.remedy == "Did you mean `bert`? It has: bert, big, lines, notes."
-    with pytest.raises(UsageError) as refusal:
-        bundle.asset_path("zzz")
-    assert refusal.value.remedy == "It has: bert, big, lines, notes."
 
 
 def test_an_interrupted_write_leaves_the_old_text(bundle: Bundle, tmp_path: Path) -> None:

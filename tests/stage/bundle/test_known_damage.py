@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -43,26 +42,6 @@ def run(*arguments: object, code: int = 0) -> Result:
 def known(bundle: Path, tmp_path: Path) -> set[str]:
     found = find_damage(state_folder({"XDG_STATE_HOME": str(tmp_path / "state")}), bundle)
     return {finding.path for finding in found.report.findings} if found else set()
-
-
-def test_the_remedy_has_the_kept_report_and_works(
-    sound: Path, damaged: Path, tmp_path: Path
-) -> None:
-    printed = run("verify", damaged, code=1).stderr
-    (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
-    assert f"The report is kept in {kept}" in printed
-    command = re.search(r"stage patch BUNDLE --report (\S+) -o PATCH", printed)
-    assert command is not None and Path(command[1]) == kept, printed
-    run("patch", sound, "--report", kept, "-o", tmp_path / "patch")
-    run("apply", damaged, tmp_path / "patch")
-    assert run("verify", damaged).stdout.count(": sound: ") == 1
-
-
-def test_a_report_that_was_asked_for_is_the_one_in_the_remedy(
-    damaged: Path, tmp_path: Path
-) -> None:
-    printed = run("verify", damaged, "--report", tmp_path / "mine.json", code=1).stderr
-    assert f"stage patch BUNDLE --report {tmp_path / 'mine.json'} -o PATCH" in printed
 
 
 def test_without_a_state_folder_the_remedy_asks_for_a_report(

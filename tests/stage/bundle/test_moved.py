@@ -59,11 +59,6 @@ def move(request: pytest.FixtureRequest) -> Callable[[Path], object]:
     return MOVES[str(request.param)]
 
 
-def test_moved_before_a_verification(bundle: Path, move: Callable[[Path], object]) -> None:
-    move(bundle)
-    assert not verify(bundle).ok
-
-
 def test_moved_after_a_verification_no_receipt_holds(
     bundle: Path, tmp_path: Path, move: Callable[[Path], object]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle, tiny
+from tests.support.rights import as_another_user
 
 
 @pytest.fixture
@@ -42,10 +42,8 @@ def test_a_folder_that_may_not_be_written_is_named(shelf: Path, command: str, fo
     before = {path: path.stat().st_mtime_ns for path in shelf.rglob("*")}
     (shelf / "bundle").chmod(0o555)
     shelf.chmod(0o555)
-    # Root writes where nobody may; without this right it is as any other user.
-    drop = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
     done = subprocess.run(
-        [*drop, sys.executable, "-m", "stage", *command.split()],
+        [*as_another_user(), sys.executable, "-m", "stage", *command.split()],
         cwd=shelf,
         capture_output=True,
         text=True,

@@ -19,7 +19,6 @@ import pytest
 from stage.bundle import verifier
 from stage.bundle.verifier import EXPIRES_S, UNSURE_NS, VerificationReport
 from stage.bundle.verify import verify
-from stage.errors import IncompleteError
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
 
 
@@ -327,21 +326,6 @@ def test_a_file_that_may_change_while_it_is_read_is_not_remembered(
         assert not journal._lines()
         journal.keep("data/a", status, status.st_ctime_ns + 2 * UNSURE_NS)
         assert len(journal._lines()) == 1
-
-
-def test_a_child_that_was_killed_is_no_verdict(old_bundle: Path, state: Path) -> None:
-    parent, keep = os.getpid(), verifier.Journal.keep
-
-    def keep_and_die(journal: verifier.Journal, path: str, *facts: Any) -> None:
-        keep(journal, path, *facts)
-        if os.getpid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(IncompleteError, match="was ended"):
-        patch.setattr(verifier.Journal, "keep", keep_and_die)
-        verify(old_bundle, jobs=2, state=state)
-    report, read = go_on(old_bundle, state)
-    assert report.ok and read < report.size
 
 
 def test_a_full_disk_leaves_no_journal_and_the_verdict(

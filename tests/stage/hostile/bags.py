@@ -292,7 +292,11 @@ CASES = [
     ),
     Case("names too long together", 1, ("unreadable",), bag(_deep)),
     Case(
-        "a file nobody may read", 5, (CONFIG, "unreadable"), bag(_no_right_to(CONFIG)), how="nobody"
+        "a file nobody may read",
+        5,
+        (CONFIG, "unreadable", "chmod -R u+rX bundle"),
+        bag(_no_right_to(CONFIG)),
+        how="nobody",
     ),
     Case(
         "a folder nobody may read",

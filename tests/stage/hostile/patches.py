@@ -142,6 +142,11 @@ def _pipe_for_a_report(place: Place) -> list[str]:
     return ["patch", "bundle", "--report", "report.json", "-o", "patch"]
 
 
+def _no_question(place: Place) -> list[str]:
+    place.bundle()
+    return ["patch", "bundle", "-o", "patch"]
+
+
 def _sparse_report(place: Place) -> list[str]:
     place.bundle()
     os.truncate(place.write("report.json", b"{"), 10**11)
@@ -251,6 +256,13 @@ CASES = [
         ("incomplete",),
         since(lambda path: path.write_bytes(INCOMPLETE)),
     ),
+    Case(
+        "old lock of this very bundle",
+        2,
+        ("nothing to carry",),
+        since(lambda path: shutil.copy(path.parent / "bundle/stage.lock", path)),
+    ),
+    Case("neither report nor old lock", 2, ("one of --report and --since",), _no_question),
     Case("report no JSON", 2, NO_REPORT, reported(b"\x80\x02.")),
     Case("report nested", 2, NO_REPORT, reported(b"[" * 100_000)),
     Case(

@@ -25,6 +25,7 @@ import stage.staging.sources.source
 from stage.cli import main
 from stage.download.retry import RetryPolicy
 from tests.stage.bundles import make_bundle
+from tests.support.rights import as_another_user
 from tests.support.servers.liar import Liar, lying
 
 # A command may write to these names in its folder; all other files must stay unchanged.
@@ -162,11 +163,9 @@ def in_a_process(
         if sys.platform == "linux":  # elsewhere, libraries take more
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
-    # Root can read all files; without these two rights it is like any other user.
-    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    as_nobody = case.how == "nobody" and os.geteuid() == 0
+    words = as_another_user() if case.how == "nobody" else []
     return subprocess.run(
-        [*(drop if as_nobody else ()), *(command or [sys.executable, "-c", IMPATIENT]), *arguments],
+        [*words, *(command or [sys.executable, "-c", IMPATIENT]), *arguments],
         cwd=place.folder,
         env={**os.environ, **_environment(place)},
         capture_output=True,

@@ -117,21 +117,6 @@ def test_a_statement_does_not_outdo_the_repositorys(licensed: Laptop) -> None:
     assert "tiny.yaml:6" in words and f"{MODEL} states the licence llama3.1, not mit" in words
 
 
-def test_a_licence_with_a_name_of_its_own_is_allowed_by_that_name(licensed: Laptop) -> None:
-    card = b"---\nlicense: other\nlicense_name: deepseek\nlicense_link: LICENSE\n---\n"
-    licensed.hub.commit("models", MODEL, {"README.md": card, "config.json": b"{}"})
-    manifest = MANIFEST[: MANIFEST.index("  lines:")]
-    licensed.write(manifest)
-    assert "`tiny-bert`: other (deepseek)." in licensed.refused(3)
-    licensed.write(manifest.replace("mit,", "DeepSeek,"))
-    licensed.fetched()
-
-
-def test_a_policy_that_names_no_licence_is_a_mistake(licensed: Laptop) -> None:
-    licensed.write(MANIFEST.replace("[mit, CC0-1.0]", "[]"))
-    assert "names no licence" in licensed.refused(2)
-
-
 def test_a_datasets_licence_files_travel(licensed: Laptop) -> None:
     files = {**dataset_files(), "LICENSE.txt": b"terms", "NOTICE": b"so", "docs/LICENSE": b"no"}
     licensed.hub.commit("datasets", "acme/lines", files)

@@ -166,22 +166,6 @@ def test_a_missing_field_is_named(place: tuple[str | int, ...]) -> None:
     assert str(place[-1]) in refusal.value.message
 
 
-@pytest.mark.parametrize("version", [2, 99, 0, -1, True, 1.0, "1", None, [1]])
-def test_another_format_is_said_to_need_another_version(version: object) -> None:
-    with pytest.raises(UsageError, match=r"this version of airlift reads format 1\.") as refusal:
-        read({**document(), "format": version})
-    assert "newer airlift" in refusal.value.remedy
-
-
-def test_twenty_thousand_files_are_read() -> None:
-    lock = every_kind()
-    asset = lock.assets["tok"]
-    file = asset.files[0]
-    many = tuple(replace(file, path=f"data/models/tok/{i // 100}/{i}.json") for i in range(20_000))
-    lock = lock.with_asset(replace(asset, files=many))
-    assert len(read_lock(lock.to_json(), "x.lock").files) == 20_000 + 6
-
-
 def test_what_is_brought_and_made_is_read_back() -> None:
     assert (
         read(document(fetched_and_made())) == fetched_and_made() and fetched_and_made().is_complete

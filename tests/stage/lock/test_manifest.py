@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from stage.errors import PolicyError, UsageError
 from stage.lock.manifest import Manifest
@@ -272,11 +271,6 @@ def test_paths_are_called_relative_only_if_they_are(tmp_path: Path) -> None:
     assert relative == [False, False, True]
 
 
-def test_a_mistyped_conversion_gets_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="Did you mean `csv`"):
-        load(tmp_path, asset("url: https://x/y\nconvert: cvs"))
-
-
 def test_licence_is_read_in_both_spellings(tmp_path: Path) -> None:
     theirs = "format: 1\npolicy: {licenses: [mit]}\nassets:\n  a: {model: x/y, license: mit}\n"
     assert (
@@ -314,20 +308,3 @@ def test_a_recorded_request_reads_back_as_the_same_request(tmp_path: Path) -> No
     for name, request in load(tmp_path, EVERY_KIND).requests.items():
         entry = json.dumps({name: as_lock_request(request)})
         assert load(tmp_path, f"format: 1\nassets: {entry}\n").requests[name] == request
-
-
-KEYS = [
-    "model",
-    "tokenizer",
-    "dataset",
-    "path",
-    "url",
-    "environment",
-    "revision",
-    "include",
-    "exclude",
-    "config",
-]
-keys = st.sampled_from(
-    [*KEYS, "splits", "sha256", "unpack", "convert", "profile", "allow_code", "modle"]
-)

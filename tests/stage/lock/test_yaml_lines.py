@@ -130,28 +130,6 @@ def test_a_byte_order_mark_is_no_mistake(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "value"),
-    [
-        ("1e-4", 1e-4),
-        ("1.0e-4", 1e-4),
-        ("+1E3", 1e3),
-        ("2024-01-01", "2024-01-01"),
-        ("3.10", 3.1),
-        ('"3.10"', "3.10"),
-        ("true", True),
-        ("null", None),
-        ("0x1F", 31),
-        ("e5", "e5"),
-        ("1e", "1e"),
-    ],
-)
-def test_values_are_what_people_mean(file: Path, written: str, value: object) -> None:
-    file.write_text(f"a: {written}\n")
-    found = load_yaml_with_lines(file)[0]["a"]
-    assert found == value and type(found) is type(value)
-
-
-@pytest.mark.parametrize(
     ("key", "said"),
     [
         ("epoch", "Did you mean `epochs`?"),
@@ -201,56 +179,6 @@ def test_what_pyyaml_writes_reads_back(file: Path, data: dict[str, object]) -> N
         assert all(lines.of(key) for key in data)
 
 
-TOKENS = [
-    "a",
-    "b: ",
-    ": ",
-    "- ",
-    "\n",
-    "  ",
-    "[",
-    "]",
-    "{",
-    "}",
-    ",",
-    "'",
-    '"',
-    "#",
-    "|",
-    ">",
-    "&a ",
-    "*a",
-    "? ",
-]
-TOKENS += [
-    "!!int ",
-    "!!float ",
-    "!!bool ",
-    "!!null ",
-    "!!binary ",
-    "!!timestamp ",
-    "!!set ",
-    "!!omap ",
-    "!!merge ",
-]
-TOKENS += [
-    "!x ",
-    "<<",
-    "=",
-    "1e999",
-    "0x",
-    "-",
-    "---\n",
-    "%YAML 1.1\n",
-    "\\",
-    "\t",
-    "é",
-    "\x00",
-    "1:60:99",
-    "12",
-]
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -270,7 +198,17 @@ TOKENS += [
         ("true", True),
         ("null", None),
         ("[1, a]", [1, "a"]),
+        ("1.0e-4", 1e-4),
+        ("+1E3", 1e3),
+        ("3.10", 3.1),
+        ('"3.10"', "3.10"),
+        ("e5", "e5"),
+        ("1e", "1e"),
     ],
 )
-def test_a_value_is_what_people_mean(text: str, value: object) -> None:
-    assert read_value(text) == value and type(read_value(text)) is type(value)
+def test_a_value_is_what_people_mean_in_a_file_and_on_the_command_line(
+    file: Path, text: str, value: object
+) -> None:
+    file.write_text(f"a: {text}\n")
+    for found in (load_yaml_with_lines(file)[0]["a"], read_value(text)):
+        assert found == value and type(found) is type(value)
