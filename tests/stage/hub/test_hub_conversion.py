@@ -410,15 +410,6 @@ def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
     assert "NOTICE%.md" in {left.path for left in asset.left_out}
 
 
-def test_rows_that_do_not_fit_together_are_named_by_file(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    hub.commit("datasets", ID, {**LINES, "train-2.jsonl": b'{"t": ["b"]}\n'})
-    manifest()
-    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
-    assert "train-2.jsonl" in said and not Path("b/tagmanifest-sha256.txt").exists()
-
-
 @pytest.mark.parametrize("field", ["split", "config"])
 def test_a_lock_cannot_lead_what_is_made_out_of_the_bundle(
     hub: TestHub, stage: Callable[..., Result], field: str

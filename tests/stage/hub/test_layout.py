@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,9 @@ from stage.hub.layout import (
     default_config,
     published,
 )
+from tests.stage.hub.library import library, offline_library
+
+__all__ = ["offline_library"]
 
 Layout = dict[str, dict[str, list[str]]]  # config -> split -> paths
 
@@ -55,38 +57,6 @@ def from_names(paths: list[str]) -> Layout:
     return from_card(None, paths)
 
 
-def library(folder: Path, paths: list[str], configs: Any = None) -> Layout:
-    """The `datasets` library's layout of a repository with these files and this card."""
-    import datasets
-    from datasets.data_files import EmptyDatasetError
-
-    for path in paths:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).touch()
-    if configs is not None:
-        (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
-    names = [None] if configs is None else datasets.get_dataset_config_names(str(folder))
-    layout: Layout = {}
-    for name in names:
-        try:
-            found = datasets.load_dataset_builder(str(folder), name).config
-        except EmptyDatasetError:
-            continue
-        layout[found.name] = {
-            str(split): [Path(str(file)).relative_to(folder.resolve()).as_posix() for file in files]
-            for split, files in found.data_files.items()
-        }
-    return layout
-
-
-@pytest.fixture(autouse=True)
-def offline_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub.constants  # noqa: F401 - reads the variable once: tests that come later are not offline
-
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def unordered(layout: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, set[str]]]:
     """The library orders shards by text, we by number; for zero-padded names it is the same."""
     return {
@@ -97,7 +67,7 @@ def unordered(layout: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[s
 
 def test_wikitext_is_read_from_its_card(tmp_path: Path) -> None:
     layout = from_card(WIKITEXT_CARD, ["README.md", *WIKITEXT])
-    assert layout == library(tmp_path, WIKITEXT, WIKITEXT_CARD)
+    assert layout == library(tmp_path, WIKITEXT, WIKITEXT_CARD)[1]
     assert layout["wikitext-2-raw-v1"]["train"] == [
         "wikitext-2-raw-v1/train-00000-of-00002.parquet",
         "wikitext-2-raw-v1/train-00001-of-00002.parquet",
@@ -155,7 +125,7 @@ CARDS: list[tuple[Any, list[str]]] = [
 def test_a_card_means_what_it_means_to_the_library(
     tmp_path: Path, configs: Any, paths: list[str]
 ) -> None:
-    assert unordered(from_card(configs, paths)) == unordered(library(tmp_path, paths, configs))
+    assert unordered(from_card(configs, paths)) == unordered(library(tmp_path, paths, configs)[1])
 
 
 @pytest.mark.parametrize(
@@ -188,7 +158,7 @@ def test_names_mean_what_they_mean_to_the_library(
 ) -> None:
     layout = from_names(paths)
     assert set(layout["default"]) == splits
-    assert unordered(layout) == unordered(library(tmp_path, paths))
+    assert unordered(layout) == unordered(library(tmp_path, paths)[1])
 
 
 words = st.sampled_from(
@@ -219,17 +189,10 @@ def test_any_names_mean_what_they_mean_to_the_library(
     tmp_path_factory: pytest.TempPathFactory, paths: list[str]
 ) -> None:
     try:
-        expected = library(tmp_path_factory.mktemp("repository"), paths)
+        expected = library(tmp_path_factory.mktemp("repository"), paths)[1]
     except ValueError:  # such as data/train-x-00000-of-00001.parquet: not the name of a split
         reject()
     assert unordered(from_names(paths)) == unordered(expected)
-
-
-def test_folders_of_parquet_without_a_card_are_one_config_as_to_the_library(
-    tmp_path: Path,
-) -> None:
-    assert unordered(from_names(WIKITEXT)) == unordered(library(tmp_path, WIKITEXT))
-    assert list(from_names(WIKITEXT)) == ["default"]
 
 
 def test_shards_are_in_the_order_of_their_numbers() -> None:

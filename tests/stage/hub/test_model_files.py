@@ -99,113 +99,121 @@ checkpoint-500/trainer_state.json runs/events.out.tfevents.1
 """
 
 
-def test_bert_travels_in_one_of_its_six_formats() -> None:
-    taken, stay = selected(BERT)
-    text = {
-        "LICENSE",
-        "README.md",
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
+# a quantised model with exports, and with the authors' own format beside it
+COPIES = """
+config.json model.safetensors llama.Q4_K_M.gguf gguf/llama.Q8_0.gguf onnx/model.onnx
+onnx/model.onnx_data model.onnx original/consolidated.safetensors original/params.json
+original/tokenizer.model consolidated.safetensors
+"""
+
+UNREAD = "in a folder that from_pretrained does not read"
+COPY = "another copy of the weights"
+LISTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
+    # listing -> what travels, and some of the reasons of what stays
+    "one of six formats": (
+        BERT,
+        "LICENSE README.md config.json model.safetensors tokenizer.json tokenizer_config.json "
         "vocab.txt",
-    }
-    assert taken == text | {"model.safetensors"}
-    assert stay["tf_model.h5"] == "TensorFlow weights" and stay["model.onnx"] == "an ONNX copy"
-    assert stay["pytorch_model.bin"] == "a pickle" and stay["rust_model.ot"] == "Rust weights"
-    assert (
-        stay["coreml/fill-mask/float32_model.mlpackage/Manifest.json"]
-        == "in a folder that from_pretrained does not read"
-    )
-
-
-def test_gpt2_travels_without_its_phone_copies() -> None:
-    taken, stay = selected(GPT2)
-    tokenizer = {"merges.txt", "tokenizer.json", "tokenizer_config.json", "vocab.json"}
-    assert taken == tokenizer | {
-        "README.md",
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    }
-    assert stay["64.tflite"] == "a TensorFlow Lite copy"
-
-
-def test_sharded_llama_travels_with_its_index_and_without_the_original() -> None:
-    taken, stay = selected(LLAMA)
-    assert {f"model-0000{n}-of-00004.safetensors" for n in (1, 2, 3, 4)} | {
-        "model.safetensors.index.json"
-    } <= taken
-    assert "USE_POLICY.md" in taken
-    assert set(stay) == {".gitattributes"} | {
-        path for path in LLAMA.split() if path.startswith("original/")
-    }
-
-
-def test_mistral_travels_without_its_consolidated_copy() -> None:
-    taken, stay = selected(MISTRAL)
-    assert set(stay) == {".gitattributes", "consolidated.safetensors", "tokenizer.model.v3"}
-    assert stay["consolidated.safetensors"] == "another copy of the weights"
-    assert {"tokenizer.model", "params.json"} <= taken
-
-
-def test_a_single_file_is_taken_before_shards_of_the_same_weights() -> None:
-    taken, stay = selected(
+        {
+            "tf_model.h5": "TensorFlow weights",
+            "model.onnx": "an ONNX copy",
+            "pytorch_model.bin": "a pickle",
+            "rust_model.ot": "Rust weights",
+            "coreml/fill-mask/float32_model.mlpackage/Manifest.json": UNREAD,
+        },
+    ),
+    "copies for phones": (
+        GPT2,
+        "README.md config.json generation_config.json merges.txt model.safetensors tokenizer.json "
+        "tokenizer_config.json vocab.json",
+        {"64.tflite": "a TensorFlow Lite copy"},
+    ),
+    "shards with their index, and the original": (
+        LLAMA,
+        "LICENSE README.md USE_POLICY.md config.json generation_config.json "
+        "model-00001-of-00004.safetensors model-00002-of-00004.safetensors "
+        "model-00003-of-00004.safetensors model-00004-of-00004.safetensors "
+        "model.safetensors.index.json special_tokens_map.json tokenizer.json "
+        "tokenizer_config.json",
+        {"original/params.json": UNREAD},
+    ),
+    "a consolidated copy": (
+        MISTRAL,
+        "README.md config.json generation_config.json model-00001-of-00002.safetensors "
+        "model-00002-of-00002.safetensors model.safetensors.index.json params.json "
+        "special_tokens_map.json tokenizer.json tokenizer.model tokenizer_config.json",
+        {"consolidated.safetensors": COPY},
+    ),
+    "a single file and shards of it": (
         "config.json model.safetensors "
-        "model-00001-of-00001.safetensors model.safetensors.index.json"
-    )
-    assert taken == {"config.json", "model.safetensors"}
-    assert stay["model.safetensors.index.json"] == "an index of shards not taken"
-
-
-def test_sentence_transformers_travel_with_their_modules() -> None:
-    taken, stay = selected(SENTENCE)
-    assert {
-        "modules.json",
-        "1_Pooling/config.json",
-        "2_Dense/config.json",
-        "2_Dense/model.safetensors",
-    } <= taken
-    assert {"config_sentence_transformers.json", "sentence_bert_config.json"} <= taken
-    assert not {path for path in taken if path.startswith(("onnx/", "openvino/"))}
-    assert stay["train_script.py"] == "code of the repository"
-
-
-def test_a_diffusers_pipeline_travels_with_its_parts_in_one_precision() -> None:
-    taken, stay = selected(DIFFUSERS)
-    weights = {path for path in taken if path.endswith(".safetensors")}
-    assert weights == {
-        "text_encoder/model.safetensors",
-        "unet/diffusion_pytorch_model.safetensors",
-        "vae/diffusion_pytorch_model.safetensors",
-    }
-    assert {"model_index.json", "scheduler/scheduler_config.json", "tokenizer/merges.txt"} <= taken
-    assert stay["sd_xl_base_1.0.safetensors"] == "another copy of the weights"
-    assert stay["unet/diffusion_pytorch_model.fp16.safetensors"] == "another copy of the weights"
-
-
-def test_an_adapter_travels_without_checkpoints_and_leftover_trainer_files() -> None:
-    taken, stay = selected(ADAPTER)
-    tokenizer = {"special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}
-    assert taken == tokenizer | {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    assert stay["training_args.bin"] == "a pickle"
-    assert stay["checkpoint-500/optimizer.pt"] == "in a folder that from_pretrained does not read"
-
-
-def test_weights_of_an_unusual_name_travel_where_there_are_no_others() -> None:
-    assert selected("config.json model.fp16.safetensors")[0] == {
-        "config.json",
-        "model.fp16.safetensors",
-    }
-
-
-def test_chat_templates_travel_from_their_folder() -> None:
-    taken, stay = selected(
+        "model-00001-of-00001.safetensors model.safetensors.index.json",
+        "config.json model.safetensors",
+        {"model.safetensors.index.json": "an index of shards not taken"},
+    ),
+    "modules": (
+        SENTENCE,
+        "1_Pooling/config.json 2_Dense/config.json 2_Dense/model.safetensors README.md config.json "
+        "config_sentence_transformers.json data_config.json model.safetensors modules.json "
+        "sentence_bert_config.json special_tokens_map.json tokenizer.json tokenizer_config.json "
+        "vocab.txt",
+        {"train_script.py": "code of the repository"},
+    ),
+    "a pipeline in several precisions": (
+        DIFFUSERS,
+        "LICENSE.md README.md model_index.json scheduler/scheduler_config.json "
+        "text_encoder/config.json text_encoder/model.safetensors tokenizer/merges.txt "
+        "tokenizer/special_tokens_map.json tokenizer/tokenizer_config.json "
+        "tokenizer/vocab.json unet/config.json unet/diffusion_pytorch_model.safetensors "
+        "vae/config.json vae/diffusion_pytorch_model.safetensors vae_decoder/config.json",
+        {
+            "sd_xl_base_1.0.safetensors": COPY,
+            "unet/diffusion_pytorch_model.fp16.safetensors": COPY,
+        },
+    ),
+    "an adapter with what a trainer left": (
+        ADAPTER,
+        "README.md adapter_config.json adapter_model.safetensors special_tokens_map.json "
+        "tokenizer.json tokenizer_config.json",
+        {"training_args.bin": "a pickle", "checkpoint-500/optimizer.pt": UNREAD},
+    ),
+    "weights of an unusual name alone": (
+        "config.json model.fp16.safetensors",
+        "config.json model.fp16.safetensors",
+        {},
+    ),
+    "chat templates": (
         "config.json model.safetensors chat_template.jinja "
-        "additional_chat_templates/tool_use.jinja x/y.jinja"
-    )
-    assert {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"} <= taken and set(
-        stay
-    ) == {"x/y.jinja"}
+        "additional_chat_templates/tool_use.jinja x/y.jinja",
+        "config.json model.safetensors chat_template.jinja "
+        "additional_chat_templates/tool_use.jinja",
+        {"x/y.jinja": UNREAD},
+    ),
+    "configuration alone": (
+        "config.json tokenizer.json vocab.txt .gitattributes",
+        "config.json tokenizer.json vocab.txt",
+        {},
+    ),
+    "GGUF, ONNX and the authors' own format": (
+        COPIES,
+        "config.json model.safetensors",
+        {
+            "llama.Q4_K_M.gguf": "a GGUF copy",
+            "model.onnx": "an ONNX copy",
+            "consolidated.safetensors": COPY,
+            "onnx/model.onnx": UNREAD,
+            "gguf/llama.Q8_0.gguf": UNREAD,
+            "original/params.json": UNREAD,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_what_from_pretrained_needs_travels_and_the_rest_stays_with_a_reason(name: str) -> None:
+    paths, travels, reasons = LISTINGS[name]
+    taken, stay = selected(paths)
+    assert taken == set(travels.split())
+    assert {path: stay[path] for path in reasons} == reasons
 
 
 @pytest.mark.parametrize(
@@ -318,14 +326,6 @@ def test_weights_that_do_not_travel_are_excluded_as_the_message_says(
         assert select_model(listing(paths), [], WHAT, allow_pickle=True)[2] == paths.split()[1:3]
 
 
-def test_a_repository_of_configuration_alone_travels() -> None:
-    assert selected("config.json tokenizer.json vocab.txt .gitattributes")[0] == {
-        "config.json",
-        "tokenizer.json",
-        "vocab.txt",
-    }
-
-
 def test_shards_that_are_missing_do_not_matter_to_a_tokenizer() -> None:
     paths = "config.json tokenizer.json tokenizer_config.json model-00001-of-00002.safetensors"
     taken, _ = selected(paths, tokenizer_only=True)
@@ -358,12 +358,6 @@ def test_patterns_take_what_they_say_and_nothing_else() -> None:
     reasons = {left.path: left.reason for left in stay}
     assert reasons["original/params.json"] == "excluded by the manifest"
     assert reasons[".gitattributes"] == "not in the manifest's `include`"
-
-
-def test_a_pattern_that_matches_nothing_is_named_with_what_there_is() -> None:
-    with pytest.raises(UsageError, match=r"`\*\.safetensor` matches none of its files") as refusal:
-        select_by_patterns(listing(LLAMA)[:13], ["*.json", "*.safetensor"], [], WHAT)
-    assert "`LICENSE`" in refusal.value.remedy and refusal.value.remedy.endswith(" more")
 
 
 @pytest.mark.parametrize(
@@ -428,24 +422,6 @@ def test_an_lfs_files_sha256_is_known_before_it_is_fetched() -> None:
         locked_file(RemoteFile("config.json", 5, upstream=GIT), "data/models/a/config.json").sha256
         is None
     )
-
-
-# a quantised model with exports, and with the authors' own format beside it
-COPIES = """
-config.json model.safetensors llama.Q4_K_M.gguf gguf/llama.Q8_0.gguf onnx/model.onnx
-onnx/model.onnx_data model.onnx original/consolidated.safetensors original/params.json
-original/tokenizer.model consolidated.safetensors
-"""
-
-
-def test_gguf_onnx_and_original_copies_stay_unless_asked_for() -> None:
-    taken, stay = selected(COPIES)
-    assert taken == {"config.json", "model.safetensors"}
-    assert stay["llama.Q4_K_M.gguf"] == "a GGUF copy" and stay["model.onnx"] == "an ONNX copy"
-    assert stay["consolidated.safetensors"] == "another copy of the weights"
-    assert {stay[path] for path in stay if "/" in path} == {
-        "in a folder that from_pretrained does not read"
-    }
 
 
 @pytest.mark.parametrize(

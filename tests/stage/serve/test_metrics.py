@@ -83,11 +83,6 @@ def test_a_script_computes_its_metric_from_the_bundle(source: TestHub, tmp_path:
     assert "\n  f1:\n    metric: f1\n    allow_code: true" in said
 
 
-def test_code_without_permission_is_refused(source: TestHub, tmp_path: Path) -> None:
-    message = laptop_for(tmp_path, source, ASSET).refused(3)
-    assert f"share_equal.py of {SPACE}" in message and "`allow_code: true`" in message
-
-
 def test_a_lock_cannot_bring_code_that_the_manifest_does_not_allow(
     source: TestHub, tmp_path: Path
 ) -> None:
@@ -119,10 +114,3 @@ def test_a_metric_that_would_not_load_on_the_cluster_is_refused_on_the_laptop(
         hub.commit("spaces", SPACE, files)
         laptop = laptop_for(tmp_path, hub, f"{ASSET}    allow_code: true\n")
         assert words in laptop.refused(2)
-
-
-def test_an_unknown_metric_names_the_places_that_were_looked_in(
-    source: TestHub, tmp_path: Path
-) -> None:
-    message = laptop_for(tmp_path, source, "  x: {metric: share_equl}\n").refused(2)
-    assert "looked for evaluate-metric/share_equl, evaluate-comparison/share_equl" in message

@@ -147,22 +147,3 @@ def test_patterns_of_a_dataset_that_cannot_be_meant(
     laptop = Laptop(tmp_path, source.hub)
     laptop.write(f"format: 1\nname: t\nassets:\n  d: {{dataset: acme/d, {entry}}}\n")
     assert words in laptop.refused(code)
-
-
-def test_two_commits_of_one_branch_are_refused(tmp_path: Path) -> None:
-    """A lock keeps the pin of the first entry; the branch has moved when a second one comes."""
-    with ExitStack() as stack:
-        hub = TestHub(tmp_path / "hub", stack)
-        hub.commit("models", "acme/a", {"config.json": b"{}", "a.txt": b"old"})
-        (tmp_path / "l").mkdir()
-        laptop = Laptop(tmp_path / "l", hub)
-        head = "format: 1\nname: t\nassets:\n  a: {model: acme/a}\n"
-        laptop.write(head)
-        laptop.fetched()
-        hub.commit("models", "acme/a", {"config.json": b"{}", "a.txt": b"new"})
-        laptop.write(head + '  b: {model: acme/a, include: ["a.txt"]}\n')
-        done = laptop.fetch("bundle")
-        assert done.returncode == 2 and "has two commits of it" in done.stderr
-        command = "stage fetch tiny.yaml -o bundle --update a --update b"
-        assert command in done.stderr
-        assert laptop.stage(*command.split()[1:], "--no-offline-check").returncode == 0
