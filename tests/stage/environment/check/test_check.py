@@ -401,18 +401,6 @@ def test_a_conda_torch_for_an_old_gpu_and_a_new_driver_is_told_a_cuda_that_has_b
     assert "`cuda-version 12.*`" in verdict.remedy
 
 
-def test_a_newer_minor_version_of_cuda_is_a_note() -> None:
-    assert "minor-version compatibility" in notes([torch("2.10.0"), runtime("12.8.90")], "a800")
-
-
-def test_what_is_not_known_is_a_note() -> None:
-    assert "Not known whether torch 2.99.0" in notes([torch("2.99.0+cu121")], "a800")
-    build = conda("pytorch", "2.7.1", "cuda118_generic_py311_h1_200")
-    assert "get_arch_list" in notes([build], "a800")
-    plain = torch("2.6.0+cu118", "linux_x86_64")
-    assert "torch 2.6.0+cu118: the wheel does not say which glibc" in notes([plain], "v100")
-
-
 @pytest.mark.parametrize(
     "version", ["2.10.0+cpu", "2.4.1+cpu.cxx11.abi", "2.8.0+rocm6.4", "2.8.0+xpu"]
 )
@@ -425,13 +413,22 @@ def test_a_build_without_cuda_for_a_gpu_is_refused_with_the_index_that_has_it(ve
     assert "torch 2.10 from PyPI" in verdict.remedy and CU126 in verdict.remedy
 
 
-def test_a_torch_that_does_not_say_which_cuda_it_has_is_a_note() -> None:
-    assert "Not known whether torch 2.10.0 uses" in notes([torch("2.10.0")], "v100")
-    assert not verdicts(Needs.of([torch("2.10.0+cpu")]), profile("cpu"))
-
-
-def test_cuda_for_nodes_without_a_gpu_is_a_note() -> None:
-    assert "nodes without a GPU do not use" in notes([torch("2.8.0"), runtime("12.8.90")], "cpu")
+@pytest.mark.parametrize(
+    ("packages", "node", "said"),
+    [
+        ([torch("2.10.0"), runtime("12.8.90")], "a800", "minor-version compatibility"),
+        ([torch("2.99.0+cu121")], "a800", "Not known whether torch 2.99.0"),
+        ([conda("pytorch", "2.7.1", "cuda118_generic_py311_h1_200")], "a800", "get_arch_list"),
+        ([torch("2.6.0+cu118", "linux_x86_64")], "v100",
+         "torch 2.6.0+cu118: the wheel does not say which glibc"),
+        ([torch("2.10.0")], "v100", "Not known whether torch 2.10.0 uses"),
+        ([torch("2.8.0"), runtime("12.8.90")], "cpu", "nodes without a GPU do not use"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_or_not_used_is_a_note(
+    packages: list[Package], node: str, said: str
+) -> None:
+    assert said in notes(packages, node)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +437,7 @@ def test_cuda_for_nodes_without_a_gpu_is_a_note() -> None:
         ([torch("2.8.0"), runtime("12.8.90")], "h200"),
         ([torch("2.6.0+cu118", "manylinux1_x86_64")], "v100-cuda11"),
         ([torch("2.13.0+cpu")], "cpu"),
+        ([torch("2.10.0+cpu")], "cpu"),
         ([locked("numpy", "2.4.6")], "a800"),
     ],
 )

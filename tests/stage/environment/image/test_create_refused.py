@@ -203,12 +203,6 @@ def test_a_file_changed_after_unpacking_is_named(
     assert not (tmp_path / "env").exists()
 
 
-def test_an_asset_that_is_no_environment_is_refused(environment_laptop: EnvironmentLaptop) -> None:
-    done = environment_laptop.stage("env", "create", "bundle", "smal-env", "env")
-    assert done.returncode == 2
-    assert "Did you mean `small-env`?" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("now", "words"), [(b"another", "changed since it was locked"), (None, "gone since")]
 )

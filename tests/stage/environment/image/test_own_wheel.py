@@ -6,13 +6,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from stage import __version__
-from stage.environment.image.own_wheel import airlift_wheel, unmet_requirements
+from stage.environment.image.own_wheel import airlift_wheel
 
 
 def test_made_twice_it_is_the_same_bytes_and_holds_every_file_of_both_packages(
@@ -55,14 +52,3 @@ def test_pip_installs_it_and_it_starts(tmp_path: Path) -> None:
     scripts = {path.name for path in (tmp_path / "lib/bin").iterdir()}
     assert {"stage", "runner", "airlift"} <= scripts
     shutil.rmtree(tmp_path / "lib")
-
-
-def test_a_lock_without_what_airlift_needs_is_told_what_to_add() -> None:
-    everything = {
-        canonicalize_name(distribution.name): distribution.version
-        for distribution in metadata.distributions()
-    }
-    assert unmet_requirements(everything, "3.11.7") == []
-    without = {name: version for name, version in everything.items() if name != "click"}
-    assert unmet_requirements(without, "3.11.7") == ["click>=8.0"]
-    assert unmet_requirements({**without, "click": "7.0"}, "3.11.7") == ["click>=8.0"]

@@ -47,12 +47,6 @@ def spec(tmp_path: Path) -> EnvironmentSpec:
     return EnvironmentSpec.load(path)
 
 
-def test_the_solvers_own_message_is_printed(spec: EnvironmentSpec) -> None:
-    error = conda_conflict(LIBMAMBA, spec, A800)
-    assert LIBMAMBA.strip() in error.message and str(spec.path) in error.message
-    assert "__" not in error.remedy
-
-
 def test_what_the_cluster_lacks_is_said_of_the_cluster(spec: EnvironmentSpec) -> None:
     """A solver knows `__cuda` and `__glibc`, and not whose they are."""
     assert NO_DRIVER.strip() in conda_conflict(NO_DRIVER, spec, A800).message

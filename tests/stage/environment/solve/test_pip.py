@@ -117,36 +117,6 @@ def test_what_conda_provides_is_not_installed_twice(tmp_path: Path, index: Index
     assert names(lock_pip(request)) == {"app": "1"}
 
 
-def test_a_wheel_that_wants_another_version_than_condas(tmp_path: Path, index: Index) -> None:
-    index.add(wheel("app", "1", requires=["greeter>=2"]), wheel("greeter", "9"))
-    words = refusal(UsageError, replace(asked(tmp_path, "app", index=index), provided=(GREETER,)))
-    assert "greeter 1.1 (`python-greeter`) comes from conda" in words and "`app` (" in words
-    assert "environment.yml:6)" in words and "greeter>=2" in words
-
-
-def test_of_another_version_than_condas_it_is_said_that_conda_has_it(
-    tmp_path: Path, index: Index
-) -> None:
-    """The index has the very version that is asked for: conda is what is in the way."""
-    index.add(wheel("greeter", "9"))
-    words = refusal(
-        UsageError, replace(asked(tmp_path, "greeter==9", index=index), provided=(GREETER,))
-    )
-    assert "greeter 1.1 (`python-greeter`) comes from conda" in words
-    assert "drop one of: `greeter==9` (" in words and "environment.yml:6)" in words
-
-
-def test_a_build_of_pytorchs_own_index_names_the_line_that_is_lacking(
-    tmp_path: Path, index: Index
-) -> None:
-    index.add(wheel("torch", "2.6.0"))
-    words = refusal(UsageError, asked(tmp_path, "torch==2.6.0+cu118", index=index))
-    assert (
-        "environment.yml:6: `torch==2.6.0+cu118`: only PyTorch's own index has such builds" in words
-    )
-    assert "`--extra-index-url https://download.pytorch.org/whl/cu118`" in words
-
-
 def test_an_extra_of_what_conda_provides_brings_its_packages(tmp_path: Path, index: Index) -> None:
     """conda knows no extras: `fsspec[http]` with conda's fsspec needs aiohttp all the same."""
     metadata = "Metadata-Version: 2.1\nName: Fsspec\nVersion: 2026.1\nProvides-Extra: http\n"
@@ -166,6 +136,91 @@ def test_an_extra_of_what_conda_provides_brings_its_packages(tmp_path: Path, ind
     index.add(wheel("app", "1", requires=["fsspec[http]"]), wheel("aiohttp", "3"))
     request = replace(asked(tmp_path, "app", index=index), provided=tuple(in_conda))
     assert names(lock_pip(request)) == {"aiohttp": "3", "app": "1"}
+
+
+TWO_NUMBERS = [
+    wheel("numbers", "1.0"),
+    wheel("numbers", "2.0", tag="cp311-cp311-manylinux_2_34_x86_64"),
+]
+# transformer-engine: without a wheel for `[pytorch]`, only an empty 0.0.0 fits
+ENGINES = [
+    wheel("transformer-engine", "0.0.0"),
+    sdist("transformer-engine-torch", "2.20.2"),
+    wheel(
+        "transformer-engine",
+        "2.20.2",
+        requires=["transformer-engine-torch==2.20.2 ; extra == 'pytorch'"],
+        extras=["pytorch"],
+    ),
+]
+REFUSALS: dict[str, tuple[list[tuple[str, bytes]], list[str], type[StageError], tuple[str, ...]]]
+REFUSALS = {
+    # the index, the pip section, and what is said; line 6 of the file is the first after the index
+    "a requirement of a package against conda's version": (
+        [wheel("app", "1", requires=["greeter>=2"]), wheel("greeter", "9")],
+        ["app"],
+        UsageError,
+        ("greeter 1.1 (`python-greeter`) comes from conda", "`app` (", "environment.yml:6)",
+         "greeter>=2"),
+    ),
+    "a version that the index has and conda has not": (
+        [wheel("greeter", "9")],
+        ["greeter==9"],
+        UsageError,
+        ("greeter 1.1 (`python-greeter`) comes from conda", "drop one of: `greeter==9` (",
+         "environment.yml:6)"),
+    ),
+    "a build of PyTorch's own index": (
+        [wheel("torch", "2.6.0")],
+        ["torch==2.6.0+cu118"],
+        UsageError,
+        ("environment.yml:6: `torch==2.6.0+cu118`: only PyTorch's own index has such builds",
+         "`--extra-index-url https://download.pytorch.org/whl/cu118`"),
+    ),
+    "a source that cannot say what it needs": (
+        [dynamic_sdist("kernels", "1.0", fails="no nvcc here")],
+        ["kernels"],
+        UsageError,
+        ("environment.yml:6: `kernels` is published as source only", "no nvcc here",
+         "its conda package"),
+    ),
+    "an extra that the version that fits has not": (
+        ENGINES,
+        ["transformer-engine[pytorch]"],
+        UsageError,
+        ("environment.yml:6: `transformer-engine[pytorch]`: transformer-engine 0.0.0 has no extra "
+         "`pytorch`", "ask for a version that has it", "`transformer-engine-torch`"),
+    ),
+    "an extra that has to be compiled": (
+        ENGINES,
+        ["transformer-engine[pytorch]==2.20.2"],
+        PolicyError,
+        ("`transformer-engine-torch` has no wheel",),
+    ),
+    "a name that is nowhere": (
+        TWO_NUMBERS,
+        ["numbers", "nubmers"],
+        UsageError,
+        ("nubmers was not found", "environment.yml:7)"),
+    ),
+    "a version that is nowhere": (
+        TWO_NUMBERS,
+        ["numbers==99"],
+        UsageError,
+        ("there is no version of numbers==99", "environment.yml:6)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_had_is_refused_with_its_line_and_the_way_out(
+    tmp_path: Path, index: Index, name: str
+) -> None:
+    files, lines, kind, words = REFUSALS[name]
+    index.add(*files)
+    request = replace(asked(tmp_path, *lines, index=index), provided=(GREETER,))
+    said = refusal(kind, request)
+    assert [part for part in words if part not in said] == [], said
 
 
 def test_what_nobody_publishes_a_wheel_of_is_taken_as_source(tmp_path: Path, index: Index) -> None:
@@ -199,18 +254,6 @@ def test_a_source_whose_metadata_has_to_be_made_is_asked_without_a_network(
         for p in lock_pip(asked(tmp_path, "fire==0.4.0", index=index))
     }
     assert found == {"fire": ("0.4.0", True), "termcolor": ("3", False)}
-
-
-def test_a_source_that_cannot_say_what_it_needs_is_an_error_with_advice(
-    tmp_path: Path, index: Index
-) -> None:
-    index.add(dynamic_sdist("kernels", "1.0", fails="no nvcc here"))
-    words = refusal(UsageError, asked(tmp_path, "kernels", index=index))
-    assert (
-        "environment.yml:6: `kernels` is published as source only" in words
-        and "no nvcc here" in words
-    )
-    assert "its conda package" in words
 
 
 def test_an_old_wheel_is_not_taken_for_a_newer_source(tmp_path: Path, index: Index) -> None:
@@ -256,23 +299,6 @@ def test_what_has_to_be_compiled_comes_with_ready_advice(
     said = refusal(PolicyError, asked(tmp_path, "torch==2.8.0", name, index=index))
     assert f"environment.yml:7: `{name}` has no wheel for a800" in said and words in said
     assert not [path for path in index.requests if path.endswith(".tar.gz")]
-
-
-def test_an_extra_that_a_version_does_not_have_is_an_error(tmp_path: Path, index: Index) -> None:
-    """transformer-engine: without a wheel for `[pytorch]`, only an empty 0.0.0 fits."""
-    index.add(wheel("transformer-engine", "0.0.0"), sdist("transformer-engine-torch", "2.20.2"))
-    needs = ["transformer-engine-torch==2.20.2 ; extra == 'pytorch'"]
-    index.add(wheel("transformer-engine", "2.20.2", requires=needs, extras=["pytorch"]))
-    words = refusal(UsageError, asked(tmp_path, "transformer-engine[pytorch]", index=index))
-    assert (
-        "environment.yml:6: `transformer-engine[pytorch]`: transformer-engine 0.0.0 has no extra "
-        "`pytorch`" in words
-    )
-    assert "ask for a version that has it" in words and "`transformer-engine-torch`" in words
-    words = refusal(
-        PolicyError, asked(tmp_path, "transformer-engine[pytorch]==2.20.2", index=index)
-    )
-    assert "`transformer-engine-torch` has no wheel" in words
 
 
 def test_an_extra_of_no_version_is_an_error_for_ones_own_and_said_for_others(
@@ -323,26 +349,6 @@ def test_a_placeholder_is_never_what_is_meant(tmp_path: Path, index: Index) -> N
         "dali": "0.0.1",
         "tiny": "0.0.1",
     }
-
-
-def test_deepspeed_needs_no_permission(tmp_path: Path, index: Index) -> None:
-    index.add(sdist("deepspeed", "0.19.8", requires=["psutil"]), wheel("psutil", "7"))
-    found = {p.name: p.is_sdist for p in lock_pip(asked(tmp_path, "deepspeed", index=index))}
-    assert found == {"deepspeed": True, "psutil": False}
-
-
-def test_wheels_above_the_clusters_glibc_name_the_version_that_fits(
-    tmp_path: Path, index: Index
-) -> None:
-    index.add(*(wheel("maths", v, tag=f"cp311-cp311-manylinux_2_{minor}_x86_64")
-                for v, minor in (("1.0", 17), ("2.0", 28), ("3.0", 28))))  # fmt: skip
-    assert names(lock_pip(asked(tmp_path, "maths", glibc="2.17", index=index))) == {"maths": "1.0"}
-    words = refusal(UsageError, asked(tmp_path, "maths>=2", glibc="2.17", index=index))
-    assert (
-        "environment.yml:6: no wheel of `maths` fits" in words
-        and "glibc 2.17" in words
-        and "maths==1.0" in words
-    )
 
 
 def test_what_was_locked_stays_and_what_may_move_moves(tmp_path: Path, index: Index) -> None:
@@ -430,18 +436,6 @@ def test_a_conflict_says_who_wants_what(tmp_path: Path, index: Index) -> None:
     words = refusal(UsageError, request)
     assert "hub<1" in words and "airlift, which is in every environment, requires hub>=2.4" in words
     assert "`old` (" in words and "hint" not in words
-
-
-def test_a_name_or_a_version_that_is_nowhere_is_told_in_uvs_words_with_its_line(
-    tmp_path: Path, index: Index
-) -> None:
-    index.add(
-        wheel("numbers", "1.0"), wheel("numbers", "2.0", tag="cp311-cp311-manylinux_2_34_x86_64")
-    )
-    words = refusal(UsageError, asked(tmp_path, "numbers", "nubmers", index=index))
-    assert "nubmers was not found" in words and "environment.yml:7)" in words
-    words = refusal(UsageError, asked(tmp_path, "numbers==99", index=index))
-    assert "there is no version of numbers==99" in words and "environment.yml:6)" in words
 
 
 def test_for_torch_the_build_that_the_driver_runs_is_named(tmp_path: Path, index: Index) -> None:

@@ -117,11 +117,6 @@ def test_a_shipped_profile_is_valid_and_named_as_its_file(path: Path) -> None:
     assert Profile.load(path).name == path.stem
 
 
-def test_the_promised_profiles_are_shipped() -> None:
-    shipped = {path.stem for path in (ROOT / "envs" / "profiles").glob("*.yml")}
-    assert {"a800", "v100", "h200", "cpu"} <= shipped
-
-
 def test_the_nearest_file_is_offered_for_one_that_is_not_there(tmp_path: Path) -> None:
     load(tmp_path, A800)
     with pytest.raises(UsageError, match="no such profile") as told:
