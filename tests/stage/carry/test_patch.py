@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -92,19 +91,6 @@ def test_any_damage_to_the_bytes_is_repaired(
     assert state(copy) == state(sound)
 
 
-def test_a_damaged_origin_makes_no_patch(sound: Path, copy: Path, tmp_path: Path) -> None:
-    origin = tmp_path / "origin"
-    subprocess.run(["cp", "-r", "--sparse=always", sound, origin], check=True)
-    for root in (origin, copy):
-        (root / "data/models/bert/vocab.txt").write_bytes(b'{"equal in size": 001}\n')
-    for damage in ("other bytes", "missing"):
-        with pytest.raises(DamageError, match="damaged here too"):
-            patch_for(origin, copy, tmp_path)
-        assert not (tmp_path / "patch").exists(), damage
-        assert not list(tmp_path.glob("*.partial"))
-        (origin / "data/models/bert/vocab.txt").unlink(missing_ok=True)
-
-
 def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
     (copy / "data/mine.txt").write_text("unsaved")
     (copy / "data/models/bert/vocab.txt").unlink()
@@ -115,29 +101,6 @@ def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Pat
     assert not (copy / "workshop.partial").exists()
     assert (copy / "data/mine.txt").read_text() == "unsaved"
     assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
-
-
-def test_what_cannot_be_patched_is_said(sound: Path, copy: Path, tmp_path: Path) -> None:
-    (tmp_path / "r.json").write_text(json.dumps(verify(copy).to_json()))
-    (tmp_path / "not.json").write_text("[1]")
-    for arguments, said in (
-        ((sound, "-o", tmp_path / "p"), "one of --report and --since"),
-        (
-            (sound, "--report", tmp_path / "r.json", "-o", tmp_path / "p"),
-            "names nothing that a patch can repair",
-        ),
-        (
-            (sound, "--report", tmp_path / "not.json", "-o", tmp_path / "p"),
-            "not a verification report",
-        ),
-        ((sound, "--since", sound / layout.LOCK, "-o", tmp_path / "p"), "nothing to carry"),
-        ((sound, "--since", tmp_path / "no.lock", "-o", tmp_path / "p"), "no.lock"),
-    ):
-        done = stage("patch", *arguments)
-        assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, (
-            done.stderr
-        )
-    assert stage("apply", copy, tmp_path).returncode == 2
 
 
 def test_bundle_and_patch_in_each_others_place_get_the_right_command(
@@ -208,14 +171,6 @@ def test_after_a_patch_what_no_patch_repairs_is_all_named_with_what_does(
     assert "stage patch" not in said and "move them out" in said
     verified = stage("verify", copy).stderr
     assert "stage patch" not in verified and "move them out" in verified
-
-
-def test_a_lock_put_in_place_is_counted(sound: Path, copy: Path, tmp_path: Path) -> None:
-    (copy / layout.LOCK).write_text("{}")
-    done = stage("apply", copy, patch_for(sound, copy, tmp_path))
-    assert "sound: 1 file put in place (1 of them beside the payload)" in done.stdout, (
-        done.stdout + done.stderr
-    )
 
 
 def test_what_else_writes_into_the_bundle_is_not_called_a_fetch_alone(

@@ -360,21 +360,6 @@ def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
 
 
-def test_a_bundle_is_fetched_by_one_at_a_time(laptop: Path) -> None:
-    import fcntl
-
-    (laptop / "b").mkdir()
-    descriptor = os.open(laptop / "b", os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        done = stage("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    finally:
-        os.close(descriptor)
-    assert (
-        done.returncode == 5 and "another `stage fetch` or `stage apply` is running" in done.stderr
-    )
-
-
 def test_extra_files_alone_are_to_be_moved_out_not_patched(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle", big=False).root
     (bundle / "data/notes.txt").write_text("mine")

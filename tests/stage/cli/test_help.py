@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shlex
@@ -55,29 +54,6 @@ def test_help_fits_80_columns_and_names_no_file_of_the_checkout(words: str) -> N
     text = help_of(words)
     assert [line for line in text.splitlines() if len(line) > 80] == []
     assert not re.search(r"(?<![\w/.])docs/", text)
-
-
-def test_no_message_names_a_page_of_the_checkout() -> None:
-    named = []
-    for path in [*ROOT.glob("stage/**/*.py"), *ROOT.glob("runner/**/*.py")]:
-        tree = ast.parse(path.read_bytes())
-        docstrings = {
-            node.body[0].value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and node.body
-            and isinstance(node.body[0], ast.Expr)
-        }
-        named += [
-            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node not in docstrings
-            and re.search(r"(?<![\w/.])(docs/\w|envs/profiles/\w)", node.value)
-            and len(node.value.splitlines()) == 1  # else a text below a name, as a docstring
-        ]
-    assert named == []
 
 
 @pytest.mark.parametrize("words", [words for words in ALL if words != "stage env"])

@@ -28,15 +28,6 @@ from stage.errors import StageError, UsageError
 from stage.hub.layout import splits_of_names
 
 
-def test_a_csv_with_user_and_prompt(converted: Callable[..., dict[str, pa.Table]]) -> None:
-    data = 'User,Prompt\r\nanna,"a cat, with\n""hat"""\r\nNA,\r\n'
-    (table,) = converted(
-        "csv", {"midjourney_prompt_dataset.csv": b"\xef\xbb\xbf" + data.encode()}
-    ).values()
-    assert table.to_pydict() == {"User": ["anna", "NA"], "Prompt": ['a cat, with\n"hat"', ""]}
-    assert table.schema.types == [pa.string(), pa.string()]
-
-
 def test_types_of_a_csv_hold_every_value_of_every_file(
     converted: Callable[..., dict[str, pa.Table]],
 ) -> None:
@@ -67,16 +58,6 @@ def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -
     assert tables["test"].to_pylist() == [{"a": 1.5, "b": 2, "c": "3"}]
 
 
-def test_zip_codes_and_long_numbers_stay_as_written(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    rows = "".join(f"0{i},{10**19 + i}\n" for i in range(9))
-    tables = converted("csv", {"a.csv": ("zip,long\n" + rows).encode()})
-    assert tables["train"]["zip"][7].as_py() == "07" and tables["train"]["long"][0].as_py() == str(
-        10**19
-    )
-
-
 def test_splits_come_from_names_and_compression_from_endings(
     converted: Callable[..., dict[str, pa.Table]],
 ) -> None:
@@ -91,12 +72,6 @@ def test_splits_come_from_names_and_compression_from_endings(
         "train": [1, 2],
         "test": [3],
     }
-
-
-def test_tabs(converted: Callable[..., dict[str, pa.Table]]) -> None:
-    assert converted("csv", {"x.tsv": b"a\tb\n1\tx,y\n"})["train"].to_pylist() == [
-        {"a": 1, "b": "x,y"}
-    ]
 
 
 ROWS: list[dict[str, Any]] = [
@@ -121,14 +96,6 @@ def test_json_rows_arrive_with_one_type_a_column(
         {"t": "ü\n", "n": 1.0, "l": [1], "new": None},
         {"t": None, "n": 2.5, "l": [], "new": {"k": "v"}},
     ]
-
-
-def test_a_long_json_array_is_read_piece_by_piece(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    rows = [{"i": i, "t": "x" * (i % 300)} for i in range(30_000)]
-    table = converted("json", {"x.json": json.dumps(rows).encode()})["train"]
-    assert table.to_pylist() == rows
 
 
 @pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])

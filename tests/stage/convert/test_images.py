@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import random
 from collections.abc import Callable
@@ -18,21 +17,6 @@ import pytest
 from stage.convert.convert import convert
 from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
-
-
-def test_a_folder_of_images_becomes_images_with_labels(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    names = ["train/dog/2.png", "train/cat/1.PNG", "test/cat/3.png"]
-    tables = converted(
-        "imagefolder", {**dict.fromkeys(names, picture(1)), "train/dog/.DS_Store": b"x"}
-    )
-    assert tables["train"]["label"].to_pylist() == [0, 1] and tables["test"][
-        "label"
-    ].to_pylist() == [0]
-    assert tables["train"]["image"][0].as_py() == {"bytes": picture(1), "path": "1.PNG"}
-    features = json.loads(tables["train"].schema.metadata[b"huggingface"])["info"]["features"]
-    assert features["label"]["names"] == ["cat", "dog"] and features["image"] == {"_type": "Image"}
 
 
 def picture(color: int) -> bytes:

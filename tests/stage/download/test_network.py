@@ -92,13 +92,6 @@ def test_a_ca_of_the_site_is_honoured(
     assert tls_laptop.fetched(**{variable: str(authority / "ca.pem")}) == undisturbed_id
 
 
-def test_a_file_of_certificates_that_is_gone_is_named(laptop: Laptop) -> None:
-    """Left from an environment of long ago: "could not find a suitable TLS CA certificate"."""
-    message = laptop.refused(2, REQUESTS_CA_BUNDLE="/nowhere/ca.pem")
-    assert "REQUESTS_CA_BUNDLE=/nowhere/ca.pem: no certificates" in message
-    assert "unset REQUESTS_CA_BUNDLE" in message
-
-
 def test_a_ca_nobody_vouches_for_is_refused_with_the_remedy(tls_laptop: Laptop) -> None:
     assert "SSL_CERT_FILE" in tls_laptop.refused(5)
 

@@ -21,8 +21,6 @@ from tests.support.staging import (
     MANIFEST,
     MODEL,
     Laptop,
-    bundle_id,
-    dataset_files,
     model_files,
     payload,
 )
@@ -75,11 +73,6 @@ def test_coreutils_and_bagit_find_it_sound(laptop: Laptop) -> None:
     assert validated.returncode == 0, validated.stderr
 
 
-def test_what_travels_is_what_from_pretrained_and_load_dataset_need(laptop: Laptop) -> None:
-    laptop.fetched()
-    assert set(payload(laptop.bundle)) == set(LANDING.values())
-
-
 def test_the_token_reaches_only_the_hub_and_no_file(laptop: Laptop) -> None:
     for kind, repository in (("models", MODEL), ("datasets", DATASET)):
         laptop.hub.configure(kind, repository, gated="manual", members=("tester",))
@@ -126,32 +119,6 @@ def test_an_old_name_is_recorded_as_an_alias(laptop: Laptop) -> None:
     laptop.fetched()
     lock = (laptop.bundle / "stage.lock").read_text()
     assert '"aliases": [\n' in lock and '"tiny-bert"' in lock
-
-
-def test_a_dataset_without_parquet_comes_from_the_hubs_conversion(
-    laptop: Laptop, undisturbed_id: str
-) -> None:
-    files = dataset_files()
-    card = (
-        files["README.md"]
-        .replace(b"plain/train-*", b"train.csv")
-        .replace(b"plain/validation-*", b"val.csv")
-    )
-    laptop.hub.commit(
-        "datasets",
-        "acme/csv",
-        {"README.md": card, "train.csv": b"text\nx\n", "val.csv": b"text\ny\n"},
-    )
-    converted = {
-        "plain/train/0000.parquet": files["plain/train-00000-of-00002.parquet"],
-        "plain/train/0001.parquet": files["plain/train-00001-of-00002.parquet"],
-        "plain/validation/0000.parquet": files["plain/validation-00000-of-00001.parquet"],
-    }
-    laptop.hub.commit("datasets", "acme/csv", converted, ref="refs/convert/parquet")
-    laptop.write(MANIFEST.replace(DATASET, "acme/csv"))
-    laptop.fetched()
-    assert set(payload(laptop.bundle)) == set(LANDING.values())
-    assert bundle_id(laptop.bundle) != undisturbed_id
 
 
 def test_a_listing_of_many_pages_is_taken_whole(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from pathlib import Path
 
 import pytest
@@ -70,12 +68,3 @@ def test_a_pattern_that_yaml_takes_for_an_alias_wants_quotes(folder: Path) -> No
         "format: 1\nname: s\nassets:\n  r:\n    path: raw\n    include: [*.bin]\n"
     )
     assert 'Put it in quotes: "*.bin"' in run_here("lock", "star.yaml", code=2).stderr
-
-
-def test_a_local_folder_with_cut_weights_does_not_load(folder: Path) -> None:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
-    (folder / "raw/model.safetensors").write_bytes(
-        struct.pack("<Q", len(header)) + header + b"\0" * 3
-    )
-    done = run_here("fetch", "raw.yaml", "-o", "b", code=1)
-    assert "model.safetensors" in done.stderr and "will not load" in done.stderr

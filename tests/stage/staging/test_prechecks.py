@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from stage.bundle.load_test import LoadReport, _way_out
-from stage.bundle.verifier import Finding
 from stage.lock.model import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
-from stage.lock.write import Lockfile
 from stage.staging.prechecks import Omitted, omitted_files
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import safetensors
@@ -71,28 +68,6 @@ def test_a_tokenizer_left_out_is_reported_in_a_repository_of_modules_too() -> No
     )
     pipeline = omitted_files(model("unet/config.json", "model_index.json tokenizer/vocab.json"))
     assert pipeline == Omitted((), ("its tokenizer (tokenizer/vocab.json)",))
-
-
-PATHS = ("data/models/m/model.safetensors", "data/datasets/d/c/train.parquet")
-
-
-def test_another_revision_is_no_remedy_for_a_file_left_out() -> None:
-    lock = Lockfile("x", {"m": model("model.safetensors", SENTENCES)})
-    finding = Finding(
-        "data/models/m/config.json", "unloadable", "a config beside the weights", "nothing"
-    )
-    assert (
-        _way_out(lock, LoadReport((finding,), ()))
-        == 'Add to `include` (or remove from `exclude`): "config.json".'
-    )
-    advice = {
-        path: _way_out(lock, LoadReport((Finding(path, "unloadable", "a", "b"),), ()))
-        for path in PATHS
-    }
-    assert all("another revision" in said for said in advice.values())
-    assert ["`exclude`" in said for said in advice.values()] == [True, False], (
-        "advice for an entry that takes none"
-    )
 
 
 def test_a_file_too_large_for_http_is_refused_with_the_lines_that_bring_it(

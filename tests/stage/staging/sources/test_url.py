@@ -70,15 +70,6 @@ def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web
     assert Path("b", file.path).read_bytes() == DATA[::-1]
 
 
-def test_a_digest_in_the_manifest_holds(stage: Callable[..., Result], web: Web) -> None:
-    web.files["/f"] = DATA
-    manifest(url=web.url("/f"), sha256=sha256(DATA))
-    stage("fetch", "m.yaml", "-o", "b")
-    manifest(url=web.url("/f"), sha256="0" * 64)
-    assert "refused" in stage("fetch", "m.yaml", "-o", "c", code=1).output
-    assert not list(Path("c").rglob("f"))
-
-
 def test_another_file_than_pinned_is_not_fetched_twice(
     stage: Callable[..., Result], web: Web
 ) -> None:
@@ -323,22 +314,6 @@ def test_a_dry_run_counts_what_a_fetch_counts(
         stage("fetch", "m.yaml", "-o", "c")
     plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
     assert "would fetch 0 files, 0 B\n" in plan and "space: 0 B needed" in plan
-
-
-def test_another_bundle_in_the_folder_is_refused_with_one_to_take(
-    stage: Callable[..., Result], tmp_path: Path
-) -> None:
-    Path("f.txt").write_text("1")
-    manifest(path="f.txt")
-    stage("fetch", "m.yaml", "-o", "b")
-    Path("n.yaml").write_text(Path("m.yaml").read_text().replace('"name": "m"', '"name": "other"'))
-    for options in ([], ["--dry-run"]):
-        said = stage("fetch", "n.yaml", "-o", "b", *options, code=2).output
-        assert "b: another bundle is here: `m`" in said and "stage fetch n.yaml -o other" in said
-    assert not Path("n.lock").exists()
-    stage("verify", "b")
-    stage("fetch", "n.yaml", "-o", "other")
-    assert Bundle.open(Path("other")).lock.name == "other"
 
 
 def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]) -> None:

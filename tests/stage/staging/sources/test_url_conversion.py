@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
@@ -43,19 +42,6 @@ def test_an_archive_is_unpacked_repaired_and_fetched_again(
         json.loads(stage("show", "b", "--json").output)["assets"]["x"]["made_from"][0]["origin"]
         == asset.source.location
     )
-
-
-def test_an_archive_that_gives_other_files_than_locked(
-    stage: Callable[..., Result], web: Web
-) -> None:
-    web.files["/x.tar.gz"] = archive({"one": b"one"})
-    manifest(url=web.url("/x.tar.gz"), unpack=True)
-    stage("fetch", "m.yaml", "-o", "b")
-    lock = json.loads(Path("m.lock").read_text())
-    lock["assets"]["x"]["files"][0]["sha256"] = sha256(b"other")
-    Path("m.lock").write_text(json.dumps(lock))
-    assert "made again" in stage("fetch", "m.yaml", "-o", "c", code=1).output
-    assert not Path("c/data/files/x/one").exists()
 
 
 def test_unpacked_and_converted(stage: Callable[..., Result], web: Web) -> None:
@@ -95,35 +81,6 @@ def test_a_csv_beside_the_manifest(stage: Callable[..., Result]) -> None:
     assert pq.read_table(Path("b", split.shards[0])).column("Prompt").to_pylist() == ["c"]
 
 
-@pytest.mark.parametrize(
-    ("text", "separator", "said"),
-    [
-        ('"User";"Prompt"\na;"b, and c"\n', ";", "cut at ';' it is 2: User, Prompt"),
-        ("User\tPrompt\na\tb, and c\n", "\t", 'separator: "\\t"'),
-    ],
-    ids=["semicolons", "tabs"],
-)
-def test_a_csv_of_other_separators_is_refused_with_the_line_to_write(
-    stage: Callable[..., Result], text: str, separator: str, said: str
-) -> None:
-    Path("prompts.csv").write_text(text)
-    manifest(path="prompts.csv", convert="csv")
-    refusal = stage("lock", "m.yaml", code=2).output  # before anything is downloaded
-    assert (
-        said in refusal
-        and "separator: " in refusal
-        and "m.yaml:1" in refusal
-        and not Path("m.lock").exists()
-    )
-    manifest(path="prompts.csv", convert="csv", separator=separator)
-    assert (
-        "x: default/train: 1 row, 2 columns: User string, Prompt string"
-        in stage("fetch", "m.yaml", "-o", "b").output
-    )
-    (shard,) = Path("b").rglob("*.parquet")
-    assert pq.read_table(shard).to_pylist() == [{"User": "a", "Prompt": "b, and c"}]
-
-
 def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
     Path("a.csv").write_text("It was a dark night\nand it rained\n")
     manifest(path="a.csv", convert="csv")
@@ -147,23 +104,3 @@ def test_a_csv_that_is_no_table_is_told(stage: Callable[..., Result]) -> None:
     Path("in/test.csv").write_text("a,b\n")
     manifest(path="in", convert="csv")
     assert "warning: x: default/test: has no row" in stage("fetch", "m.yaml", "-o", "c").output
-
-
-def test_other_versions_than_the_locks_are_named_and_an_update_takes_them(
-    stage: Callable[..., Result],
-) -> None:
-    Path("a.csv").write_text("a,b\n1,x\n")
-    manifest(path="a.csv", convert="csv")
-    stage("fetch", "m.yaml", "-o", "b")
-    lock = json.loads(Path("m.lock").read_text())
-    here = lock["assets"]["x"]["made_with"]
-    assert sorted(here) == ["pyarrow", "python"]
-    lock["assets"]["x"]["made_with"] = {"pyarrow": "1.2.3", "python": "3.0"}
-    Path("m.lock").write_text(json.dumps(lock))
-    said = stage("fetch", "m.yaml", "-o", "c", code=2).output
-    assert "m.lock was made with pyarrow 1.2.3, python 3.0." in said
-    assert f"Here are pyarrow {here['pyarrow']}, python {here['python']}" in said
-    assert "--update x" in said and not list(Path("c").rglob("*.parquet"))
-    stage("fetch", "m.yaml", "-o", "c", "--update", "x")
-    assert json.loads(Path("m.lock").read_text())["assets"]["x"]["made_with"] == here
-    assert Bundle.open(Path("c")).id == Bundle.open(Path("b")).id
