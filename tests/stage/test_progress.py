@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -17,6 +11,7 @@ import pytest
 from stage.files import format_age
 from stage.progress import log_line
 from tests.stage.bundles import make_bundle
+from tests.support.terminal import in_terminal
 
 WORK = """
 import time
@@ -32,34 +27,6 @@ with Reporter() as reporter:
         time.sleep({clock})
 print("done")
 """
-
-
-def in_terminal(columns: int, *command: str | Path, **environment: str) -> str:
-    """The output of a command on a terminal of that width, with its stdout."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    shown = {"TERM": "xterm", "COLUMNS": "", **environment}  # xdist sets it in its workers
-    process = subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, **shown},
-        start_new_session=True,
-    )
-    os.close(theirs)
-    told = b""
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # the other side is closed: Linux says EIO
-            break
-        if not data:
-            break
-        told += data
-    os.close(ours)
-    assert process.wait(60) == 0, told
-    return told.decode()
 
 
 def lines_of(told: str) -> list[str]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 
 from stage.terminal import coloured, wrapped
+from tests.support.terminal import in_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 ERROR = (
@@ -80,32 +77,6 @@ def test_words_with_a_slash_are_no_path_and_paths_are_all_bold() -> None:
         assert f"{BOLD}{path}{END}" in coloured(f"a {path} b")
 
 
-def on_terminal(*command: str, width: int = 60, **environ: str) -> str:
-    """What a terminal shows of a command: stdout and stderr."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    names = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
-    kept = {key: value for key, value in os.environ.items() if key not in names}
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=ROOT,
-        env={**kept, "TERM": "xterm", **environ},
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:  # Linux: the other end is closed
-        pass
-    process.wait(60)
-    os.close(ours)
-    return shown.decode().replace("\r\n", "\n")
-
-
 def in_pipe(*command: str, **environ: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -118,6 +89,11 @@ def in_pipe(*command: str, **environ: str) -> str:
 
 
 MISTAKE = ("stage", "verify", "a-folder/with-a-long-name/that-is/not-there")
+
+
+def on_terminal(*command: str, **environ: str) -> str:
+    """What a terminal shows of a mistake."""
+    return in_terminal(60, sys.executable, "-m", *command, code=2, **environ)
 
 
 def test_a_terminal_gets_colours_and_lines_of_its_width() -> None:
