@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 import sys
@@ -37,20 +36,6 @@ def commands() -> set[str]:
     return below(stage.cli.main, "stage") | below(runner.cli.main, "runner")
 
 
-def test_anchors_are_those_of_a_code_host() -> None:
-    assert docs_site.slugify("`stage fetch MANIFEST -o B`") == "stage-fetch-manifest--o-b"
-    assert docs_site.slugify("Code of a model: `allow_code`") == "code-of-a-model-allow_code"
-
-
-def test_a_link_that_leads_nowhere_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        for name in ("SECURITY.md#x", "../README.md", "https://example.org", "#here"):
-            docs_site._target(DOCS / "README.md", name)
-        assert not caplog.messages
-        docs_site._target(DOCS / "README.md", "../runs/nowhere.yaml")
-    assert caplog.messages == ["docs/README.md: `../runs/nowhere.yaml` leads nowhere"]
-
-
 def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> None:
     """Strict: a dead link or anchor, and a page that no other page leads to, end the build."""
     pytest.importorskip("mkdocs_click", reason="the extra `dev` is not installed")
@@ -73,24 +58,6 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> Non
     assert {name.replace(" ", "-") for name in commands()} <= set(listed)
 
 
-def test_the_tree_and_the_rules_of_the_architecture_name_each_folder() -> None:
-    text = (DOCS / "explanation/architecture.md").read_text("utf-8")
-    rows = re.findall(r"^ {6}(.{46})(.*)$", text, re.MULTILINE)
-    tree = [{row[side].split()[0] for row in rows if row[side].strip()} for side in (0, 1)]
-    for package, named in zip(("stage", "runner"), tree, strict=True):
-        entries = (ROOT / package).iterdir()
-        # Files beside the folders are the ground, which is one row.
-        found = {path.name for path in entries if path.is_dir() and not path.name.startswith("__")}
-        assert named - {"files,", "errors,"} == found
-    contracts = (ROOT / "pyproject.toml").read_text("utf-8").split("[[tool.importlinter")
-    rules = text[text.index("## Five import rules") :]
-    for package, contract in (("stage", contracts[1]), ("runner", contracts[2])):
-        layers = contract[contract.index("layers = [") : contract.index("\n]")]
-        wanted = set(re.findall(rf"\b{package}\.(\w+)", layers))
-        (listed,) = re.findall(rf"^\d\. `{package}`: ((?:.|\n  )*)", rules, re.MULTILINE)
-        assert set(re.findall(r"\w+", listed)) == wanted
-
-
 def test_files_that_pages_and_sources_name_are_there() -> None:
     named = re.compile(
         r"(?<![\w/.*-])(docs/[\w/-]+\.md|(?:stage|runner|scripts|tests)/[\w/-]+\.py)\b"
@@ -106,14 +73,6 @@ def test_files_that_pages_and_sources_name_are_there() -> None:
         if not (ROOT / found).exists() and not (file.parent / found).exists()
     ]
     assert gone == []
-
-
-def test_sentences_of_the_tutorial_are_short() -> None:
-    """25 words at most, as in the README."""
-    text = (DOCS / "tutorial/first-cluster.md").read_text("utf-8")
-    prose = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
-    sentences = re.split(r"[.:;?!](?:\s|$)|\n\n|\|", re.sub(r"`[^`]*`", "code", prose))
-    assert [s for s in sentences if len(s.split()) > 25] == []
 
 
 def test_the_tutorial_and_the_how_to_pages_name_commands_that_exist() -> None:

@@ -131,15 +131,6 @@ def test_links_on_the_package_page_lead_to_the_repository(wheel: Path) -> None:
     assert f"git clone {ADDRESS}" in page
 
 
-def test_the_changelog_begins_with_this_version_in_known_sections() -> None:
-    text = (ROOT / "docs/CHANGELOG.md").read_text(encoding="utf-8")
-    newest, older = re.split(r"^## \[", text, flags=re.MULTILINE)[1:]
-    assert newest.startswith(f"{__version__}] - ") and older.startswith("0.1.0] - ")
-    sections = re.findall(r"^### (.+)$", newest, re.MULTILINE)
-    known = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-    assert set(sections) <= known and len(set(sections)) == len(sections)
-
-
 def test_the_citation_names_this_version() -> None:
     assert f"\nversion: {__version__}\n" in (ROOT / "docs/CITATION.cff").read_text("utf-8")
 

@@ -91,26 +91,6 @@ def losses(run_folder: Path) -> list[float]:
     return [line["loss"] for line in lines if "loss" in line]
 
 
-@pytest.mark.parametrize(
-    "named",
-    ["debian", "management", pytest.param("none", marks=pytest.mark.slow)],
-    indirect=True,
-)
-def test_a_site_has_the_names_it_should(named: NamedSite) -> None:
-    own = named.site.control("nexec", "n1", "getent", "ahostsv4", "n1", check=False).stdout
-    other = named.site.control("nexec", "n2", "getent", "ahostsv4", "n1", check=False).stdout
-    expected = {
-        "debian": (LOOPBACK, SHARED),
-        "management": ("172.31.7.1", SHARED),
-        "none": ("", ""),
-    }[named.kind]
-    assert tuple((text.split() or [""])[0] for text in (own, other)) == expected
-    ping = "exec 3<>/dev/tcp/172.31.7.1/22"
-    if named.kind == "management":  # no other host is there
-        refused = named.site.control("nexec", "n2", "timeout", "5", "bash", "-c", ping, check=False)
-        assert refused.returncode != 0 and "refused" not in refused.stderr
-
-
 # Nodes on a management network train in the next test.
 @pytest.mark.parametrize("named", EACH_SLOWLY, indirect=True)
 def test_a_submitted_run_trains_on_two_nodes(named: NamedSite) -> None:
