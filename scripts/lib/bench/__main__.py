@@ -16,13 +16,12 @@ from pathlib import Path
 from scripts.lib.bench.peers import REQUIREMENTS, Peers
 from scripts.lib.bench.workload import ROOT, BenchError, Workload, measure
 from scripts.lib.bench.workloads.fetching import fetch_workloads
-from scripts.lib.bench.workloads.serving import serve_workloads
 from scripts.lib.bench.workloads.training import training_workloads
 from scripts.lib.bench.workloads.verifying import verify_workloads
 
 Part = Callable[[Path, Peers], AbstractContextManager[list[Workload]]]
 PARTS: dict[str, dict[str, Part]] = {
-    "stage": {"fetch": fetch_workloads, "verify": verify_workloads, "serve": serve_workloads},
+    "stage": {"fetch": fetch_workloads, "verify": verify_workloads},
     "runner": {"training": training_workloads},
 }
 
@@ -31,7 +30,7 @@ def main() -> int:
     """Measures, prints, writes each table. Exit code 1: a workload failed; the others went on."""
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("area", choices=list(PARTS))
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of stage: fetch, verify, serve")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="of stage: fetch, verify")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "output/scripts-bench", help="default: %(default)s"
