@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from stage.bundle import verifier
 from stage.bundle.verifier import EXPIRES_S, UNSURE_NS, VerificationReport
 from stage.bundle.verify import verify
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -255,13 +255,6 @@ def lines_of(state: Path) -> list[bytes]:
     """The paths in the journal, in the order in which they were read."""
     lines = journal_of(state / "airlift").read_bytes().split(b"\n")[:-1]
     return [line.split(b" ")[0] for line in lines if line.startswith(b"data/")]
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("entrance", ["stage verify", "stage-verify.py"])

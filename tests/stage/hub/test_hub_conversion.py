@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from stage.bundle.bundle import Bundle
 from stage.digests import sha256_of_bytes
 from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, rows
 from tests.support.servers.hubs import TestHub
+from tests.support.waiting import wait_for
 
 LINES = {
     "README.md": card(
@@ -100,6 +100,11 @@ def test_another_machine_makes_the_same_bundle_and_a_repair_the_same_bytes(
     assert Bundle.open(Path("b")).id == bundle.id and not hub.requests(r"\.jsonl")
 
 
+def there(pattern: str) -> int:
+    """Bytes of the files of an unfinished bundle."""
+    return sum(path.stat().st_size for path in Path("b").rglob(pattern) if path.is_file())
+
+
 def test_killed_in_the_middle_of_an_original_it_resumes(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -111,18 +116,9 @@ def test_killed_in_the_middle_of_an_original_it_resumes(
         [sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b", "-q"],
         env={**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "30"},
     )
-    while (
-        not (
-            left := sum(
-                path.stat().st_size for path in Path("b").rglob("*.partial") if path.is_file()
-            )
-        )
-        >= 500_000
-    ):
-        assert running.poll() is None
-        time.sleep(0.02)
-    while not [path for path in Path("b/workshop.partial").rglob("*.jsonl") if path.is_file()]:
-        time.sleep(0.02)
+    wait_for(lambda: there("*.partial") >= 500_000, running)
+    wait_for(lambda: there("*.jsonl"), running)
+    left = there("*.partial")
     running.kill()
     running.wait()
     assert left < len(data) and not Path("b/tagmanifest-sha256.txt").exists()

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import pytest
 from stage.digests import sha256_of_bytes
 from tests.support.environment.laptop import EnvironmentLaptop
 from tests.support.node import SHELLS, TEMPLATES
+from tests.support.waiting import wait_for
 
 MADE = ("bin/python", *(f"lib/{number}.py" for number in range(6)), "lib/a b.py", "lib/link")
 LISTED = "".join(f"- {'0' * 64} {path}\n" for path in MADE)  # .airlift/tree.txt
@@ -129,13 +130,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         process.communicate()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_the_first_job_unpacks_and_later_ones_find_it_there(node: Node, shell: list[str]) -> None:
     said = node.run(*shell)
@@ -155,9 +149,9 @@ def have_said_something(processes: Sequence[subprocess.Popen[str]]) -> int:
 def test_many_at_once_unpack_once(node: Node) -> None:
     node.slow()
     processes = [node.start() for _ in range(6)]
-    until(lambda: node.unpacked)
-    until(lambda: len(list(node.base.glob("*.lock"))) == 1)
-    until(lambda: have_said_something(processes) >= 5)  # the five that wait
+    wait_for(lambda: node.unpacked)
+    wait_for(lambda: len(list(node.base.glob("*.lock"))) == 1)
+    wait_for(lambda: have_said_something(processes) >= 5)  # the five that wait
     node.quick()
     said = [process.communicate(timeout=60) for process in processes]
     assert [out for out, _ in said] == [f"{node.prefix}\n"] * 6
@@ -168,12 +162,12 @@ def test_many_at_once_unpack_once(node: Node) -> None:
 def test_who_waits_for_a_job_that_is_killed_takes_over(node: Node) -> None:
     node.slow()
     first = node.start()
-    until(lambda: node.unpacked == 1)
+    wait_for(lambda: node.unpacked == 1)
     second = node.start()
-    until(lambda: have_said_something([second]))
+    wait_for(lambda: have_said_something([second]))
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    until(lambda: node.unpacked == 2)
+    wait_for(lambda: node.unpacked == 2)
     node.quick()
     out, said = second.communicate(timeout=60)
     assert (second.returncode, out) == (0, f"{node.prefix}\n"), said
@@ -201,7 +195,7 @@ def test_a_lock_whose_maker_died_before_signing_it_ages_out(node: Node) -> None:
 def test_a_stop_in_the_middle_leaves_no_lock_and_no_prefix(node: Node) -> None:
     node.slow()
     first = node.start()
-    until(lambda: node.unpacked == 1)
+    wait_for(lambda: node.unpacked == 1)
     os.killpg(first.pid, signal.SIGTERM)
     first.communicate(timeout=120)
     assert first.returncode != 0
