@@ -29,6 +29,7 @@ GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)
 A100 = Device("cuda", "A100", 80 * GIB, True, True)
 V100 = Device("cuda", "V100", 32 * GIB, False, True)
+P100 = Device("cuda", "P100", 16 * GIB, False, False)
 BERT = ModelShape(335_000_000, 512, 1024, 24, 30522)
 CHECKPOINTS = "activation_checkpointing=true"
 
@@ -131,6 +132,29 @@ def test_fsdp_on_cpus_is_refused_where_torch_has_it_for_gpus_only(
     else:
         with pytest.raises(UsageError, match=r"needs torch 2.7 or newer; this is 2.6.0\+cu118"):
             installed.check_fsdp(config, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [(CPU, "fp32"), (A100, "bf16"), (V100, "fp16"), (P100, "fp32")]
+)
+def test_auto_takes_the_precision_the_device_has(
+    run_file: Path, device: Device, precision: str
+) -> None:
+    plan = planned(run_file, device, 1)
+    assert plan.precision == precision
+    assert reason(plan, "precision")
+
+
+@pytest.mark.parametrize(("device", "precision"), [(V100, "bf16"), (P100, "fp16"), (CPU, "fp16")])
+def test_a_precision_the_device_lacks_is_refused(
+    run_file: Path, device: Device, precision: str
+) -> None:
+    said = refused(run_file, device, 1, f"precision={precision}")
+    assert f"precision {precision}: the device {device.name} does not have it" in said
+    suggested = re.findall(r"bf16|fp16|fp32", said.partition("->")[2])
+    assert suggested
+    for other in suggested:
+        assert planned(run_file, device, 1, f"precision={other}").precision == other
 
 
 def test_a_model_that_fits_nowhere_says_how_many_devices_it_needs(run_file: Path) -> None:

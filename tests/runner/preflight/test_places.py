@@ -27,6 +27,7 @@ from runner.errors import (
 from runner.inputs import resolve, unreadable
 from runner.job.access import (
     check_quota,
+    check_readable,
     line_of_quota,
     nearest_folder,
     quota_left,
@@ -122,6 +123,10 @@ def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_fol
     assert b"d--------- " in subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout
     subprocess.run([*in_it(remedy, r"chmod \S+").split(), str(folder)], check=True)
     assert as_nobody(check, *paths) == ""
+
+
+def test_a_file_that_is_missing_is_left_to_the_check_of_names(tmp_path: Path) -> None:
+    check_readable([tmp_path / "gone"])
 
 
 @obeys(ACCESS, "Choose an --output in a folder of yours (`ls -ld {}` and `id` show who may write)")

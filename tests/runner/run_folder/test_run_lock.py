@@ -203,26 +203,18 @@ def test_a_killed_launcher_of_a_job_holds_the_folder_as_long_as_its_ranks_run(
     ) == (step != "")
 
 
-def test_a_killed_launcher_of_a_job_of_whose_ranks_nobody_says_anything_is_given_time(
-    folder: RunFolder, squeue: Callable[[str], object]
-) -> None:
-    squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
-    held_by(folder, KILLED, age_s=GONE_AFTER_S - 60)
-    assert holder_of(folder, ME) == KILLED
-    held_by(folder, KILLED, age_s=GONE_AFTER_S + 60)
-    assert holder_of(folder, ME) is None
-
-
+@pytest.mark.parametrize("holder", [ELSEWHERE, KILLED], ids=["elsewhere", "killed"])
 def test_where_slurm_does_not_answer_the_signs_of_life_decide(
-    folder: RunFolder, squeue: Callable[[str], object]
+    folder: RunFolder, squeue: Callable[[str], object], holder: RunLock
 ) -> None:
+    """Of a killed launcher, too, whose ranks may still train."""
     squeue("echo 'Unable to contact slurm controller' >&2; exit 1")
-    held_by(folder, ELSEWHERE, age_s=GONE_AFTER_S - 60)
-    assert holder_of(folder, ME) == ELSEWHERE
-    held_by(folder, ELSEWHERE, age_s=GONE_AFTER_S + 60)
+    held_by(folder, holder, age_s=GONE_AFTER_S - 60)
+    assert holder_of(folder, ME) == holder
+    held_by(folder, holder, age_s=GONE_AFTER_S + 60)
     assert holder_of(folder, ME) is None
     (folder.logs / "rank-3.pulse").write_text("{}")  # a rank gets on
-    assert holder_of(folder, ME) == ELSEWHERE
+    assert holder_of(folder, ME) == holder
 
 
 def test_a_requeued_job_takes_its_place_again_at_once_and_a_second_step_of_it_does_not(

@@ -37,31 +37,22 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if "loss" in line]
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_ranks(
+def test_a_loss_that_is_no_number_ends_the_run_and_nothing_after_it_is_saved(
     exploded: tuple[Path, str],
 ) -> None:
     folder, said = exploded
-    steps = logged(folder)
-    last = steps[-1]
-    assert last["loss"] is None and all(line["loss"] is not None for line in steps[:-1])
+    *sound, last = logged(folder)
+    assert last["loss"] is None and all(line["loss"] is not None for line in sound)
     assert f"error: step {last['step']}: the loss is" in said and "on ranks 0, 1" in said
     assert "Lower optimizer.lr" in said and "Traceback" not in said
-
-
-def test_the_checkpoint_before_it_is_whole_and_none_was_made_after_it(
-    exploded: tuple[Path, str],
-) -> None:
-    folder, _ = exploded
-    last = logged(folder)[-1]["step"]
-    kept = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
-    assert kept == [f"step-{step}" for step in range(1, last)]
-    for name in kept:
-        listed = json.loads((folder / "checkpoints" / name / "files.json").read_text())
-        assert all(
-            (folder / "checkpoints" / name / entry["path"]).stat().st_size == entry["size"]
-            for entry in listed["files"]
-        )
+    checkpoints = sorted((folder / "checkpoints").glob("step-*"))
+    assert [path.name for path in checkpoints] == [f"step-{line['step']}" for line in sound]
+    for path in checkpoints:
+        listed = json.loads((path / "files.json").read_text())["files"]
+        assert all((path / one["path"]).stat().st_size == one["size"] for one in listed)
     assert not (folder / "model").exists()
+    recorded = json.loads((folder / "environment.json").read_text())
+    assert recorded["num_steps"] == 50 and recorded["pid"] > 0
 
 
 @obeys("runner/training/reporting.py", "Lower optimizer.lr, set precision: bf16 or fp32")
@@ -149,11 +140,6 @@ def test_each_step_tells_samples_the_wait_for_data_and_the_first_its_start(
         assert "mfu" not in line  # no published peak for this CPU
     assert "first_step_s" in steps[0] and steps[0]["first_step_s"] > steps[0]["step_s"]
     assert all("first_step_s" not in line for line in steps[1:])
-
-
-def test_the_environment_says_how_many_steps_there_are_to_be(exploded: tuple[Path, str]) -> None:
-    recorded = json.loads((exploded[0] / "environment.json").read_text())
-    assert recorded["num_steps"] == 50 and recorded["pid"] > 0
 
 
 @pytest.mark.parametrize(

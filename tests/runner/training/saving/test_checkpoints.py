@@ -51,23 +51,19 @@ def test_the_oldest_go_and_the_newest_by_number_is_taken(
     assert found is not None and found[1].step == 11
 
 
-def test_checkpoints_by_the_clock(folder: Path, ranks: Ranks) -> None:
+def test_checkpoints_by_the_clock_and_at_the_end_of_epochs(folder: Path, ranks: Ranks) -> None:
     clock = [0.0]
-    checkpoints = Checkpoints(
-        folder, CheckpointConfig(every="10 min"), ranks, print, now=lambda: clock[0]
-    )
+    every_ten = CheckpointConfig(every="10 min")
+    checkpoints = Checkpoints(folder, every_ten, ranks, print, now=lambda: clock[0])
     clock[0] = 599.0
     assert not checkpoints.is_time()
     clock[0] = 600.0
     assert checkpoints.is_time() and not checkpoints.is_due(2)
     save(checkpoints, 2)
     assert not checkpoints.is_time()
-
-
-def test_checkpoints_at_the_end_of_epochs(folder: Path, ranks: Ranks) -> None:
-    checkpoints = Checkpoints(folder, CheckpointConfig(every="epoch"), ranks, print)
-    assert checkpoints.is_due(3, ends_epoch=True) and not checkpoints.is_due(2)
-    assert not checkpoints.is_time()
+    by_epoch = Checkpoints(folder, CheckpointConfig(every="epoch"), ranks, print)
+    assert by_epoch.is_due(3, ends_epoch=True) and not by_epoch.is_due(2)
+    assert not by_epoch.is_time()
 
 
 def flip(path: Path) -> None:
@@ -341,28 +337,12 @@ def test_a_state_of_another_version_is_named_and_passed_over(
     assert any("step-4" in line and "another version" in line for line in said)
 
 
-@pytest.mark.parametrize(
-    ("now", "world_size", "steps", "words"),
-    [
-        ({"seed": 1}, 2, None, "seed 42; the run now has 1"),
-        ({}, 2, 3, "has done 4 steps; now 3 are asked for"),
-    ],
-)
-def test_the_launcher_refuses_what_the_ranks_would(
-    checkpoints: Checkpoints,
-    folder: Path,
-    now: dict[str, Any],
-    world_size: int,
-    steps: int | None,
-    words: str,
+def test_the_launcher_tells_where_the_ranks_will_go_on(
+    checkpoints: Checkpoints, folder: Path
 ) -> None:
     save(checkpoints, 4)
-    with pytest.raises(UsageError, match=words):
-        check_before_launch(folder, {**SIGNATURE, **now}, world_size, steps)
     assert "step-4" in (check_before_launch(folder, SIGNATURE, 2, 4) or "")
     assert "written by 2 ranks" in (check_before_launch(folder, SIGNATURE, 4, 4) or "")
-    with pytest.raises(UsageError, match=r"engine\.name deepspeed; the run now has ddp"):
-        check_before_launch(folder, SIGNATURE, 2, None, "ddp")
 
 
 def test_the_launcher_leaves_an_unreadable_checkpoint_to_the_ranks(
