@@ -31,11 +31,12 @@ CLUSTER = ("stage verify bundle", f"runner check {RUNS}")
 CLUSTER_TEST = "tests/test_readme_on_slurm.py"
 ELSEWHERE = {
     # A command of the README, or by hand -> the test that runs it, or the script that is run.
-    "git clone ADDRESS airlift && cd airlift": "tests/test_package.py",
+    # CLUSTER_TEST runs all lines of the README but the two scripts, as they stand there.
+    "git clone ADDRESS airlift && cd airlift": CLUSTER_TEST,
     "scripts/demo": "tests/hub/test_demo_parts.py",
     "scripts/test": ".ci/run",
-    "python3 -m venv ~/airlift-venv && . ~/airlift-venv/bin/activate": "tests/test_package.py",
-    "pip install '.[laptop]'": "tests/test_package.py",
+    "python3 -m venv ~/airlift-venv && . ~/airlift-venv/bin/activate": CLUSTER_TEST,
+    "pip install '.[laptop]'": CLUSTER_TEST,
     "stage env probe --to me@cluster:/scratch/me/work": CLUSTER_TEST,
     "stage init my.csv my-model/ --profile envs/profiles/cluster.yml -o manifests/my.yaml": (
         CLUSTER_TEST

@@ -24,17 +24,19 @@ import yaml
 
 from scripts.lib.conda.channel import index, package_from_wheel, write_package
 from scripts.lib.conda.python import bundled_wheels, python_package
+from scripts.lib.site import ssh_to
 from stage.environment.image.own_wheel import own_requirements
 from stage.environment.spec.pip_section import SDISTS
 from tests.site.conftest import USER, Site, running_site
-from tests.site.road import ssh_to
 from tests.support.servers.hubs import TestHub
 from tests.test_quickstart import BY_HAND, README, ROOT, code, small_bert, wikitext
 
 pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 CLONE = "git clone ADDRESS airlift && cd airlift"
-INSTALL = ("python3 -m venv ~/airlift-venv", "pip install '.[laptop]'")
+ACTIVATE = ". ~/airlift-venv/bin/activate"
+INSTALL = (f"python3 -m venv ~/airlift-venv && {ACTIVATE}", "pip install '.[laptop]'")
+SCRIPTS = ("scripts/demo", "scripts/test")  # tests/test_demo.py; what runs this test
 FETCH = "stage fetch manifests/bert-large-wikitext2.yaml -o bundle"
 PUSH = ("stage push bundle me@cluster:bundle", "rsync -a runs me@cluster:")
 BOOTSTRAP = "sh bundle/data/envs/train-env/bootstrap.sh ~/envs/train"
@@ -122,10 +124,19 @@ def environment_yml(channel: Path) -> str:
     return yaml.safe_dump(document, sort_keys=False, width=1000)
 
 
-def test_from_a_table_to_results_with_the_lines_of_the_readme(
-    laptop: tuple[Path, dict[str, str]], cluster: Site, tmp_path: Path
+@pytest.fixture(scope="module")
+def checkout(laptop: tuple[Path, dict[str, str]]) -> Path:
+    """A clone that is installed by the README's lines."""
+    folder, environment = laptop
+    shell([CLONE.replace("ADDRESS", shlex.quote(str(ROOT)))], folder, environment)
+    shell(list(INSTALL), folder / "airlift", environment)
+    return folder / "airlift"
+
+
+def test_every_command_of_the_readme_from_a_table_to_results(
+    laptop: tuple[Path, dict[str, str]], checkout: Path, cluster: Site, tmp_path: Path
 ) -> None:
-    """By a real sshd. Nothing is edited but what a stranger's conda channel would give."""
+    """All lines but two scripts, by a real sshd. Edited: what a stranger's conda channel gives."""
     folder, environment = laptop
     here = folder / "own"
     here.mkdir()
@@ -134,33 +145,27 @@ def test_from_a_table_to_results_with_the_lines_of_the_readme(
     (here / "my-model").mkdir()
     for name, content in small_bert(here / "my-model").items():
         (here / "my-model" / name).write_bytes(content)
-    lines = [command for command, _ in code(README)]
-    probe = next(n for n, line in enumerate(lines) if line.startswith("stage env probe"))
-    road = lines[probe : lines.index("runner pull runs/my.yaml --to cluster") + 1]
-    assert len([line for line in road if not line.startswith("runner status")]) <= 7
-    work = cluster.home / "work"
-    with ssh_to(cluster, tmp_path) as keys:
+    lines = [command for command, _ in code(README) if command not in SCRIPTS]
+    assert lines[:3] == [CLONE, *INSTALL]
+    names = [" ".join(line.split()[:2]) for line in lines[3:]]
+    assert names.index("runner submit") < 6, "commands from one's own data into the queue"
+    with ssh_to(cluster.folder) as keys:
         variables = environment | {
-            "PATH": f"{keys}/bin:{Path(sys.executable).parent}:{environment['PATH']}",
+            "PATH": f"{keys}/bin:{environment['PATH']}",
             "XDG_RUNTIME_DIR": str(keys),
         }
-        shell(
-            [road[0].replace("me@cluster:/scratch/me/work", f"{USER}@cluster:{work}")],
-            here,
-            variables,
-        )
-        shell([road[1]], here, variables)
-        (here / "manifests/environment.yml").write_text(environment_yml(tmp_path / "channel"))
-        shell(road[2:4], here, variables)
-        said = shell([road[4]], here, variables)
-        job = cluster.job_number(said)
-        assert f"{job}" in shell([road[5]], here, variables)
-        shell([road[6]], here, variables)
-        assert cluster.wait_for_end(job, seconds=600)["JobState"] == "COMPLETED"
-        shell([road[7]], here, variables)
-        log = (keys / "log").read_text()
-        assert log.count("Accepted publickey") == 1
-    pulled = next((here / "output").iterdir())
+        said = {}
+        for name, line in zip(names, lines[3:], strict=True):
+            line = line.replace("me@cluster:/scratch/me", f"{USER}@cluster:{cluster.home}")
+            said[name] = shell([ACTIVATE, line], here, variables)
+            if name == "stage init":
+                text = environment_yml(tmp_path / "channel")
+                (here / "manifests/environment.yml").write_text(text)
+        assert (keys / "log").read_text().count("Accepted publickey") == 1
+    job = cluster.job_number(said["runner submit"])
+    assert f"{job}" in said["runner status"]
+    assert cluster.wait_for_end(job)["JobState"] == "COMPLETED", said["runner logs"]
+    (pulled,) = (here / "output").iterdir()
     from transformers import AutoModelForSequenceClassification
 
     assert AutoModelForSequenceClassification.from_pretrained(pulled / "model").num_labels == 2
@@ -191,18 +196,15 @@ def choose_slurm(run_file: Path) -> None:
     run_file.write_text(yaml.safe_dump(document, sort_keys=False))
 
 
-def test_from_an_empty_folder_to_a_finished_job_with_the_lines_of_the_readme(
-    laptop: tuple[Path, dict[str, str]], cluster: Site, tmp_path: Path
+def test_from_an_empty_folder_to_a_finished_job_with_the_lines_by_hand(
+    laptop: tuple[Path, dict[str, str]], checkout: Path, cluster: Site, tmp_path: Path
 ) -> None:
-    folder, environment = laptop
-    fetching = [CLONE, *lines_from(INSTALL[0], FETCH)]
-    assert len(fetching) <= 5
-    shell([CLONE.replace("ADDRESS", shlex.quote(str(ROOT)))], folder, environment)
-    checkout = folder / "airlift"
+    _, environment = laptop
+    fetching = lines_from(INSTALL[0], FETCH)
+    assert len(fetching) <= 4 and fetching[:2] == [*INSTALL]
     choose_environment(checkout, tmp_path, cluster)
     choose_slurm(checkout / "runs/bert-large-deepspeed.yaml")
-    shell([*fetching[1:], "stage verify bundle"], checkout, environment)
-    shell([f". {folder}/airlift-venv/bin/activate", *PUSH], checkout, environment)
+    shell([ACTIVATE, *fetching[2:], "stage verify bundle", *PUSH], checkout, environment)
     commands = lines_from(BOOTSTRAP, "runner submit")
     assert len(commands) <= 6
     assert commands[0] == BOOTSTRAP

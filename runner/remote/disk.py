@@ -26,7 +26,7 @@ from runner.inputs.staged import Reporter, push
 
 _GO = Path(__file__).with_name("go.sh")
 _MOUNTS = Path("/proc/self/mountinfo")
-_FAT = ("vfat", "msdos")
+_FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file
 
 

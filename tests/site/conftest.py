@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lib import site as slurm_site
 from scripts.lib.demo.repositories import dataset_files, model_folder
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.support.staging import fetch_bundle
 
-REPOSITORY = Path(__file__).parents[2]
-SCRIPT = REPOSITORY / "scripts" / "slurm-site"
-USER = "alice"
+REPOSITORY = slurm_site.ROOT
+USER = slurm_site.USER
 MANIFEST = """\
 format: 1
 name: tiny
@@ -45,7 +43,6 @@ checkpoint: {every: 10, keep: 2}
 slurm: {nodes: 2, tasks_per_node: 2, time: "00:10:00", setup: ["export OMP_NUM_THREADS=1"]}
 """
 RUNNER = (str(Path(sys.executable).parent / "runner"),)
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
 
 
 @dataclass(frozen=True)
@@ -56,22 +53,13 @@ class Site:
 
     @property
     def home(self) -> Path:
-        return self.folder / "home" / USER
+        return slurm_site.home_of(self.folder)
 
     def control(
         self, *arguments: str, check: bool = True, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """scripts/slurm-site itself."""
-        return subprocess.run(
-            [str(SCRIPT), *arguments],
-            env=os.environ | {"SLURM_SITE": str(self.folder)},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=check,
-            timeout=300,
-        )
+        return slurm_site.control(self.folder, *arguments, check=check, cwd=cwd)
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command of the user on the login node."""
@@ -121,32 +109,11 @@ class Site:
 
 @contextmanager
 def running_site(*options: str) -> Iterator[Site]:
-    """A site with two nodes, from its start to its end.
-
-    Args:
-        options: of `scripts/slurm-site up`.
-    """
-    if os.geteuid() != 0:
-        pytest.skip("scripts/slurm-site needs root")
-    missing = [
-        name
-        for name in PROGRAMS
-        if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-    ]
-    if missing:
-        pytest.skip(f"scripts/slurm-site needs {', '.join(missing)}")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-site-", dir="/tmp"))  # short: it holds sockets
-    running = Site(folder)
-    # The user must be able to read this Python and this checkout, wherever root keeps them.
-    readable = {str(REPOSITORY), sys.prefix, sys.base_prefix}
-    exposed = [word for path in sorted(readable) for word in ("--expose", path)]
-    try:
-        ours = ("--nodes", "2", "--cpus", "4", "--user", USER, "--with", str(os.getpid()))
-        running.control("up", *ours, *options, *exposed)
-        yield running
-    finally:
-        running.control("down")
-        shutil.rmtree(folder, ignore_errors=True)
+    """A site with two nodes, from its start to its end; options of `scripts/slurm-site up`."""
+    if lacks := slurm_site.lacking():
+        pytest.skip(f"scripts/slurm-site needs {lacks}")
+    with slurm_site.running_site(*options) as folder:
+        yield Site(folder)
 
 
 @pytest.fixture(scope="session")

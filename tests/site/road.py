@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.site.conftest import RUN, SCRIPT, USER, Site
+from scripts.lib.site import ssh_to
+from tests.site.conftest import RUN, Site
 
 PROGRAMS = Path(sys.executable).parent
 
@@ -96,45 +96,6 @@ class Laptop:
 
 
 @contextmanager
-def ssh_to(site: Site, folder: Path) -> Iterator[Path]:
-    """A folder of keys, with a `bin/ssh` that knows the host `cluster`: the site's login node.
-
-    sshd is a real one: each connection starts it on the login node (`sshd -i`), as root, and it
-    lets the ordinary user in.
-    """
-    keys = Path(tempfile.mkdtemp(prefix="road-", dir="/tmp"))  # short: it holds a socket
-    keys.chmod(0o755)
-    for name in ("host", "user"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)]
-        subprocess.run(command, check=True)
-    shutil.copy(keys / "user.pub", keys / "authorized_keys")
-    (keys / "known_hosts").write_text(f"cluster {(keys / 'host.pub').read_text()}")
-    (keys / "sshd_config").write_text(
-        f"HostKey {keys}/host\nPidFile none\nAuthorizedKeysFile {keys}/authorized_keys\n"
-        "PasswordAuthentication no\nUsePAM no\nStrictModes no\n"
-        f"SetEnv SLURM_CONF={site.folder}/etc/slurm.conf\n"
-    )
-    sshd = shutil.which("sshd") or "/usr/sbin/sshd"
-    (keys / "config").write_text(
-        f"Host cluster\n  User {USER}\n  IdentityFile {keys}/user\n"
-        f"  UserKnownHostsFile {keys}/known_hosts\n"
-        f"  ProxyCommand env SLURM_SITE={site.folder} {SCRIPT} exec "
-        f"{sshd} -i -E {keys}/log -f {keys}/sshd_config\n"
-    )
-    (keys / "bin").mkdir()
-    ssh = keys / "bin" / "ssh"
-    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {keys}/config "$@"\n')
-    ssh.chmod(0o755)
-    Path("/run/sshd").mkdir(exist_ok=True)
-    try:
-        yield keys
-    finally:
-        options = ["-o", f"ControlPath={keys}/airlift/%C", "-O", "exit", "cluster"]
-        subprocess.run([str(ssh), *options], capture_output=True)
-        shutil.rmtree(keys)
-
-
-@contextmanager
 def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Laptop]:
     """A laptop with a copy of the staged bundle, beside the manifest that it was fetched from."""
     home = folder / "laptop"
@@ -142,7 +103,7 @@ def laptop_of(site: Site, staged: Path, folder: Path, work: str) -> Iterator[Lap
     for name in ("tiny.yaml", "tiny.lock"):
         shutil.copy2(staged.parent / name, home)
     os.utime(home / "tiny.lock")
-    with ssh_to(site, folder) as keys:
+    with ssh_to(site.folder) as keys:
         laptop = Laptop(home, site, site.home / work, keys)
         laptop.cluster()
         yield laptop

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -75,29 +77,68 @@ def test_results_come_back_by_ssh(laptop: Laptop, site: Site, staged: Path, tmp_
         compare(other, there)
 
 
-def test_there_and_back_by_a_carried_disk(laptop: Laptop, site: Site) -> None:
+@dataclass(frozen=True)
+class CarriedDisk:
+    """ext4 on a loop device, which the laptop and the login node mount in turn."""
+
+    image: Path
+    here: Path
+    there: Path
+    site: Site
+
+    @contextmanager
+    def at_the_laptop(self) -> Iterator[str]:
+        subprocess.run(["mount", "-o", "loop", self.image, self.here], check=True)
+        try:
+            yield f"{self.here}/"
+        finally:
+            subprocess.run(["umount", self.here], check=True)
+
+    @contextmanager
+    def at_the_cluster(self) -> Iterator[str]:
+        self.site.control("exec", "mount", "-o", "loop,noexec", str(self.image), str(self.there))
+        try:
+            yield str(self.there)
+        finally:
+            self.site.control("exec", "umount", str(self.there))
+
+
+@pytest.fixture
+def disk(site: Site, tmp_path: Path) -> CarriedDisk:
+    disk = CarriedDisk(tmp_path / "image", tmp_path / "media", site.home / "media", site)
+    with open(disk.image, "wb") as file:
+        file.truncate(128 * 2**20)
+    owner = site.home.stat()
+    options = ["-E", f"root_owner={owner.st_uid}:{owner.st_gid}"]
+    subprocess.run(["mkfs.ext4", "-q", "-F", *options, disk.image], check=True)
+    disk.here.mkdir()
+    disk.there.mkdir()
+    return disk
+
+
+def test_there_and_back_by_a_carried_disk(laptop: Laptop, site: Site, disk: CarriedDisk) -> None:
     run = laptop.folder / "runs/my.yaml"
     setup = json.dumps([f"export PATH={PROGRAMS}:$PATH", "export OMP_NUM_THREADS=1"])
     run.write_text(run.read_text().replace("slurm: {", f"slurm: {{setup: {setup}, "))
-    disk = site.home / "disk"
-    disk.mkdir()
-    said = laptop.run("submit", "runs/my.yaml", "--to", f"{disk}/")
-    assert f"on the cluster: sh {disk}/go.sh FOLDER" in said
-    own(site, disk)
-    done = site.run("sh", str(disk / "go.sh"), str(laptop.work), check=False)
-    log = (laptop.work / ".airlift/log").read_text()
-    assert done.returncode == 0, f"{done.stderr}{log}"
-    (job,) = laptop.jobs("my")
-    assert f"job {job} is in the queue" in done.stdout
-    assert site.run("sh", str(disk / "go.sh"), str(laptop.work)).returncode == 0
-    assert laptop.jobs("my") == [job]
+    with disk.at_the_laptop() as media:
+        said = laptop.run("submit", "runs/my.yaml", "--to", media)
+        assert f"on the cluster: sh {media}go.sh FOLDER" in said
+    with disk.at_the_cluster() as media:
+        done = site.run("sh", f"{media}/go.sh", str(laptop.work), check=False)
+        log = (laptop.work / ".airlift/log").read_text()
+        assert done.returncode == 0, f"{done.stderr}{log}"
+        (job,) = laptop.jobs("my")
+        assert f"job {job} is in the queue" in done.stdout
+        assert site.run("sh", f"{media}/go.sh", str(laptop.work)).returncode == 0
+        assert laptop.jobs("my") == [job]
     assert site.wait_for_end(job)["JobState"] == "COMPLETED"
     assert "nothing was submitted" in site.run("sh", str(laptop.work / "go.sh")).stdout
     assert laptop.jobs("my") == [job]
-    site.run("sh", str(laptop.work / "go.sh"), "--results", str(disk))
-    laptop.run("pull", "runs/my.yaml", "--to", f"{disk}/")
+    with disk.at_the_cluster() as media:
+        site.run("sh", str(laptop.work / "go.sh"), "--results", media)
+    with disk.at_the_laptop() as media:
+        laptop.run("pull", "runs/my.yaml", "--to", media)
     compare(laptop, laptop.work / "output/my")
-    shutil.rmtree(disk)
 
 
 @pytest.fixture

@@ -96,6 +96,36 @@ def put(disk: Path, bundle: Path, **changes: str) -> list[str]:
 
 
 @pytest.fixture
+def fat32(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own with FAT32: by the kernel's vfat on a loop device, or by fusefat."""
+    tools = [["mount", "-o", "loop", "-t", "vfat"], ["fusefat", "-o", "rw+"]]
+    image, folder = tmp_path / "image", tmp_path / "media"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(64 * 2**20)
+    with suppress(OSError):
+        subprocess.run(["mkfs.fat", "-F", "32", image], check=True, capture_output=True)
+        for tool in tools:
+            with suppress(OSError):
+                if not subprocess.run([*tool, image, folder], capture_output=True).returncode:
+                    yield folder
+                    subprocess.run(["umount", "-l", folder], check=True)
+                    return
+    pytest.skip("needs mkfs.fat, and a kernel with vfat (as root) or fusefat")
+
+
+@pytest.mark.fuse
+def test_a_real_fat32_is_known_before_a_byte_is_written(
+    fat32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    monkeypatch.setattr(carried, "_MOST_ON_FAT", 100_000)
+    with pytest.raises(StageError, match=r"is FAT32, where no file may have 4 GiB"):
+        put(fat32, bundle)
+    assert list(fat32.iterdir()) == []
+
+
+@pytest.fixture
 def ext4(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own: a file with ext4, mounted through a loop device."""
     if os.geteuid() != 0 or not shutil.which("mkfs.ext4"):

@@ -249,15 +249,38 @@ def test_names_that_no_result_has_are_refused_and_nothing_is_written_outside(
         f"-5 {DIGEST} model/x",
     ]
     lines += [f"1 {DIGEST[1:]} model/y", f"9{'9' * 30} {DIGEST} model/z"]
+    lines += [f"1 {DIGEST} model/../a", f"b\n{size} {good} ../../../b"]  # a name of two lines
     hostile(laptop, far, *lines)
     before = files(laptop.folder)
     said = laptop.runner("pull", "my", "--to", "far", code=1)
     after = files(laptop.folder)
     new = {name for name in after.keys() - before.keys() if not name.startswith(".cache")}
     assert new == {"output/my/metrics.jsonl", "output/my/pulled.json"}, new
-    assert said.count("refused: ") == len(lines) - 1
+    assert said.count("refused: ") == len(lines)
     assert "../../.bashrc: has a name that no result has" in said and "\x1b" not in said
     assert "metrics.jsonl: is listed twice" in said and "model/passwd: is a link" in said
+
+
+def test_what_is_no_plain_file_with_a_plain_name_is_named_and_not_brought(
+    laptop: Laptop, far: Path
+) -> None:
+    model = far / "model"
+    (model / "two\nlines").write_text("x")
+    (model / "a b").write_text("x")
+    (model / "link").symlink_to("/etc/passwd")
+    (model / "folder").symlink_to("/etc")
+    os.mkfifo(model / "pipe")
+    said = laptop.runner("pull", "my", "--to", "far", code=1)
+    refused = sorted(line for line in said.splitlines() if line.startswith("refused: "))
+    assert refused == [
+        "refused: model/a?b: has a name that no result has",
+        "refused: model/folder: is a link, or another thing that is no file",
+        "refused: model/link: is a link, or another thing that is no file",
+        "refused: model/pipe: is a link, or another thing that is no file",
+        "refused: model/two?lines: has a name that no result has",
+    ]
+    brought = {path.name for path in (laptop.folder / "output/my/model").iterdir()}
+    assert brought == {"config.json", "model.safetensors"}
 
 
 def test_more_bytes_than_listed_do_not_come_and_fewer_are_refused(
