@@ -9,26 +9,29 @@ sent once more, compared by checksum (a bit flip keeps size and time), and verif
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import VERIFIER, Bundle
 from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
 from stage.bundle.verify import failure_of, verify
-from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected
+from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
 from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
 from stage.files import human_count, join_limited, read_file
@@ -294,7 +297,14 @@ def run_rsync(
     command += [f"{root.absolute()}/", remote.rsync_target]
     listed = "".join(f"{name}\0" for name in names or ()).encode()
     output = subprocess.PIPE if capture else sys.stderr
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output) as running:
+    with (
+        _alone(remote.target) as lock,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, pass_fds=(lock.fileno(),)
+        ) as running,
+    ):
+        lock.truncate(0)
+        print(os.getpid(), running.pid, file=lock, flush=True)
         try:
             while True:
                 try:
@@ -321,6 +331,31 @@ def run_rsync(
         f"{remote.target}: rsync ended with {code} ({what}). Files that arrived are kept.",
         remedy.format(there=remote.by_hand, bundle=shlex.quote(str(root))),
     )
+
+
+@contextmanager
+def _alone(target: PushTarget) -> Iterator[IO[str]]:
+    """Lets one rsync of this machine at a time send to a target.
+
+    rsync inherits the lock, so that it holds it even if this process is killed. Then the next
+    command ends it: what arrived is kept, and is not sent again.
+    """
+    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
+    with open(socket_folder() / f"rsync.{name}", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            command, rsync = (*map(int, lock.read().split()), 0, 0)[:2]
+            try:
+                os.kill(command, 0)
+                print(f"{target}: another command sends there: waited for", file=sys.stderr)
+            except OSError:  # its number is nobody's, or another user's
+                print(f"{target}: the rsync of a killed command is ended first", file=sys.stderr)
+                with suppress(ProcessLookupError):
+                    os.kill(rsync, signal.SIGTERM)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
 
 
 _AGAIN = "Run the same command again: it resumes."

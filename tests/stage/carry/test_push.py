@@ -136,9 +136,11 @@ def test_a_transfer_goes_on_inside_a_file_that_was_cut_short(
     assert verify(there).ok
 
 
+@pytest.mark.parametrize("killed", ["its rsync", "itself"])
 def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
-    sshd: Sshd, big_bundle: Path, tmp_path: Path
+    sshd: Sshd, big_bundle: Path, tmp_path: Path, killed: str
 ) -> None:
+    """Killed itself with -9, its rsync goes on; the next push ends it, and does not fight it."""
     slow = tmp_path / "bin"
     slow.mkdir()
     pids = tmp_path / "pids"
@@ -161,12 +163,20 @@ def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
     environment = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
     pushing = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     _await(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
-    os.kill(int(pids.read_text().split()[-1]), signal.SIGTERM)
-    _, err = pushing.communicate(timeout=60)
-    assert pushing.returncode == 5 and "Run the same command again" in err
+    rsync = int(pids.read_text().split()[-1])
+    if killed == "itself":
+        pushing.kill()
+        pushing.wait()
+        os.kill(rsync, 0)  # it sends
+    else:
+        os.kill(rsync, signal.SIGTERM)
+        _, err = pushing.communicate(timeout=60)
+        assert pushing.returncode == 5 and "Run the same command again" in err
     assert 4_000_000 < (there / BIG).stat().st_size < 60_000_000
     assert not (there / TAGS).exists()
-    assert push(sshd, big_bundle, there).returncode == 0
+    again = push(sshd, big_bundle, there)
+    assert again.returncode == 0, again.stderr
+    assert ("rsync of a killed command is ended first" in again.stderr) == (killed == "itself")
     assert verify(there).ok
 
 
