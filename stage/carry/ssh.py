@@ -14,6 +14,7 @@ import secrets
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -510,7 +511,7 @@ def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> Non
     login = _login_command([ours[0], *_options(*plain), "-E", str(log), *ours[1:]], host)
     for is_last in (False, True):
         log.write_bytes(b"")
-        with open(log, "ab") as messages:
+        with open(log, "ab") as messages, _foreground() as in_front:
             try:
                 done = subprocess.run(
                     login,
@@ -518,10 +519,13 @@ def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> Non
                     stdout=subprocess.DEVNULL,
                     stderr=None if sys.stderr.isatty() else messages,
                     timeout=None if is_typed else _LOGIN_S,
+                    preexec_fn=in_front if is_typed else os.setsid,
                 )
             except subprocess.TimeoutExpired:
                 messages.write(b"the login timed out\n")
             else:
+                if done.returncode == -signal.SIGINT:
+                    raise KeyboardInterrupt
                 if done.returncode == 0:
                     return
         said = log.read_text("utf-8", "replace")
@@ -554,6 +558,38 @@ def _why_no_login(
             "Then the same command again.",
         )
     return found
+
+
+@contextmanager
+def _foreground() -> Iterator[Callable[[], None]]:
+    """A `preexec_fn` that puts a program in front at the terminal, in a process group of its own.
+
+    So Ctrl-C, or a terminal that is closed, later does not end what the login leaves running: a
+    jump (ProxyJump) or ProxyCommand is no part of the program that ssh becomes with `-f`.
+    """
+    ours = os.getpgrp()
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR)
+    except OSError:
+        yield os.setpgrp
+        return
+    is_in_front = os.tcgetpgrp(terminal) == ours
+
+    def begin() -> None:
+        os.setpgrp()
+        if is_in_front:
+            os.tcsetpgrp(terminal, os.getpid())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # nobody would wake it
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        yield begin
+    finally:
+        if is_in_front:
+            os.tcsetpgrp(terminal, ours)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(terminal)
 
 
 def _has_terminal() -> bool:
