@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from stage.bundle.verifier import VERIFIER as VERIFIER
 from stage.bundle.verifier import state_folder
 from stage.carry.push import push as push  # for runner.remote.disk
 from stage.carry.push import run_rsync
-from stage.carry.ssh import PushTarget, RemoteShell
+from stage.carry.ssh import PushTarget, RemoteShell, connected
 from stage.digests import hash_file
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
@@ -97,7 +98,8 @@ class Here:
         """
         target = PushTarget(copy or remote.target.host, folder)
         locked = Bundle.open(self.bundle).lock.files
-        with Reporter(quiet=quiet) as reporter:
+        opened = connected(target) if copy else nullcontext(remote)
+        with Reporter(quiet=quiet) as reporter, opened as there:
             push(
                 self.bundle,
                 target,
@@ -106,12 +108,12 @@ class Here:
                 reporter=reporter,
                 quiet=quiet,
                 state=state_folder(os.environ),
-                remote=None if copy else remote,
+                remote=there,
                 verify_there=False,
             )
-        if names := [file.path for file in locked if file.path in damaged]:
-            there = replace(remote, target=PushTarget(remote.target.host, folder))
-            run_rsync(there, self.bundle, "--checksum", names=names, quiet=quiet)
+            if names := [file.path for file in locked if file.path in damaged]:
+                there = replace(there, target=target)
+                run_rsync(there, self.bundle, "--checksum", names=names, quiet=quiet)
 
     def check_profile(self, theirs: Path, place: str) -> None:
         """Refuses an environment that is for other nodes than the cluster's.
