@@ -103,25 +103,32 @@ def _print_check(run: Job, found: Findings, finished: list[str], processes: int 
 
 
 def _next(run: Job, processes: int | None, *, has_cluster: bool) -> str:
-    """The command that starts what was checked: a job where there is a queue, else ranks here.
+    """The command that starts what was checked: a job, here or on a cluster; else ranks here.
 
     Where that Python cannot train, it is what gives it the packages.
     """
     from runner.inputs import environments
+    from runner.inputs.far import to_option
     from runner.job.installed import how_to_install, note_for_job
 
+    if Path(".airlift/lock/step").exists():
+        return "go.sh, which is at work here, submits it"
     outside = processes is None and "SLURM_JOB_ID" not in os.environ
     queue = outside and has_cluster and shutil.which("sbatch")
+    is_elsewhere = run.folder.root != (Path("output") / run.config.name).absolute()
+    can_go = outside and not queue and not is_elsewhere and run.config.manifest is not None
+    to = to_option(run.config.path) if can_go else ""
     note = note_for_job(run.config, run.inputs)
-    if note and (note.level == "warning" or not queue):
+    if note and not to and (note.level == "warning" or not queue):
         return how_to_install(environments(run.inputs.bundle))
-    words = ["runner", "submit" if queue else "train", str(run.config.path)]
+    words = ["runner", "submit" if queue or to else "train", str(run.config.path)]
     words += ["--bundle", str(run.bundle)]
     for override in run.overrides:
         words += ["--set", override]
-    if run.folder.root != (Path("output") / run.config.name).absolute():
+    if is_elsewhere:
         words += ["--output", str(run.folder.root)]
-    return shlex.join([*words, *(["--processes", str(processes)] if processes else [])])
+    words += ["--processes", str(processes)] if processes else []
+    return f"{shlex.join(words)} {to}".rstrip()
 
 
 @click.command()

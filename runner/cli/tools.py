@@ -47,6 +47,7 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     Example:
       runner init masked-lm --bundle bundle -o runs/my.yaml
     """
+    from runner.inputs.far import to_option
     from runner.job.examples import new_run_file
 
     path = output or Path(f"{task}.yaml")
@@ -55,7 +56,9 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     with silent(if_=quiet):
         for line in said:
             print_line(line)
-        print_line(f"next: runner check {quoted(path)} --bundle {quoted(bundle or 'BUNDLE')}")
+        words = f"{quoted(path)} --bundle {quoted(bundle or 'BUNDLE')}"
+        to = to_option(path) if "\nmanifest: " in text else ""
+        print_line(f"next: runner submit {words} {to}" if to else f"next: runner check {words}")
 
 
 @click.command(name="exec", context_settings={"allow_interspersed_args": False})

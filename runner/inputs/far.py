@@ -2,6 +2,7 @@
 
 from stage.carry.clusters import Cluster as Cluster
 from stage.carry.clusters import find_cluster as find_cluster
+from stage.carry.clusters import to_option as to_option  # for runner.cli
 from stage.carry.probe import Room as Room
 from stage.carry.probe import collect as collect
 from stage.carry.probe import room_script, rooms_of

@@ -123,6 +123,12 @@ def check_ahead(
     ranks = processes or slurm.nodes * ranks_on_node(slurm)
     found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
+    if not any(data.validation for data in job.inputs.datasets):
+        found.note(
+            "nothing is held out: no loss is measured on rows that the model does not train on, "
+            "so nobody sees whether it learns more than these by heart",
+            "Below `dataset:` write: validation: 10%   (a tenth of the training rows)",
+        )
     with found.keeping():
         found.lines += notes_of_job(slurm, ranks_on_node(slurm))
     _check_python(found, job, is_tried=attempt is not None)

@@ -6,11 +6,12 @@ It gets the bundle, the run file, the plan and `go.sh`, which takes them into th
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from runner.disks import disk_type, read_mounts
 from runner.errors import (
     DamageError,
     IncompleteError,
@@ -20,12 +21,11 @@ from runner.errors import (
     quoted,
     write_atomically,
 )
-from runner.inputs import Bundle
+from runner.inputs import Bundle, state_folder
 from runner.inputs.far import PushTarget
 from runner.inputs.staged import Reporter, push
 
 _GO = Path(__file__).with_name("go.sh")
-_MOUNTS = Path("/proc/self/mountinfo")
 _FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file
 
@@ -47,8 +47,7 @@ def check(disk: Path, bundle: Path) -> list[str]:
     if not disk.is_dir():
         raise UsageError(f"{disk}: is no folder here.", "Plug the disk in, and give its folder.")
     files = {file.path: file.size or 0 for file in Bundle.open(bundle).lock.files}
-    mounts = _MOUNTS.read_text("utf-8", "replace") if _MOUNTS.exists() else ""
-    check_sizes(disk, kind_of_disk(disk.resolve(), mounts), files)
+    check_sizes(disk, disk_type(disk, read_mounts()), files)
     there = {path: disk / "bundle" / path for path in files}
     kept = sum(path.stat().st_size for path in there.values() if path.is_file())
     needed, free = max(0, sum(files.values()) - kept), shutil.disk_usage(disk).free
@@ -58,18 +57,6 @@ def check(disk: Path, bundle: Path) -> list[str]:
             "Free space there, or take a larger disk.",
         )
     return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
-
-
-def kind_of_disk(folder: Path, mounts: str) -> str:
-    """The file system of a folder, by /proc/self/mountinfo (proc(5)); empty: not known. Pure."""
-    found = ("", "")
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) > 6 and "-" in fields:
-            code = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
-            if folder.is_relative_to(code) and len(code) >= len(found[0]):
-                found = (code, fields[fields.index("-") + 1])
-    return found[1]
 
 
 def check_sizes(disk: Path, kind: str, files: Mapping[str, int]) -> None:
@@ -86,21 +73,13 @@ def check_sizes(disk: Path, kind: str, files: Mapping[str, int]) -> None:
 
 
 def write(
-    disk: Path,
-    bundle: Path,
-    files: Mapping[str, bytes],
-    plan_text: str,
-    *,
-    reporter: Reporter,
-    quiet: bool,
-    state: Path,
+    disk: Path, bundle: Path, files: Mapping[str, bytes], plan_text: str, *, quiet: bool
 ) -> list[str]:
     """Writes all that the run needs to a disk, and reads the bundle back from it.
 
     Args:
         files: name in `runs/` -> content.
         plan_text: of `.airlift/plan`.
-        state: the folder of receipts (`state_folder`).
 
     Returns:
         Lines on what to do next.
@@ -110,7 +89,9 @@ def write(
     """
     check(disk, bundle)
     target = PushTarget(None, str(disk.absolute() / "bundle"))
-    done = push(bundle, target, ssh="ssh", delete=True, reporter=reporter, quiet=quiet, state=state)
+    state = state_folder(os.environ)
+    with Reporter(quiet=quiet) as bar:
+        done = push(bundle, target, ssh="ssh", delete=True, reporter=bar, quiet=quiet, state=state)
     if not done.report["ok"]:
         first = done.report["findings"][0]
         raise DamageError(

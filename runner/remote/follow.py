@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -10,8 +9,8 @@ import time
 from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted
-from runner.inputs.far import Cluster, RemoteShell, connected, find_cluster
-from runner.remote.plan import OUTPUT, load_run
+from runner.inputs.far import Cluster, RemoteShell, connected
+from runner.remote.plan import OUTPUT, find_run
 from runner.remote.there import understood
 from runner.run_folder.logs import READ_BACK, readable
 
@@ -21,29 +20,23 @@ _LONGEST_PAUSE_S = 60.0  # between two tries to connect again
 
 def _find(to: str, run: str | None) -> tuple[Cluster, str]:
     """The cluster, and RUN as it is known there: a run file of this machine is `output/NAME`."""
-    path = Path(run or "")
-    beside = path if path.is_file() else Path("runs")
-    cluster = find_cluster(to, beside if beside.exists() else Path())
+    cluster, name = find_run(to, run or "")
     if cluster.target.host is None:
         raise UsageError(
             f"--to {to}: a folder on this machine has no queue to ask.",
             "On the cluster: runner status. Results that were carried back: runner pull.",
         )
-    if path.is_file():
-        return cluster, f"{OUTPUT}/{load_run(path).name}"
-    is_name = run and "/" not in run and not run.isdigit() and run != OUTPUT
-    return cluster, f"{OUTPUT}/{run}" if is_name else run or ""
+    is_name = name and "/" not in name and not name.isdigit() and name != OUTPUT
+    return cluster, f"{OUTPUT}/{name}" if is_name else name
 
 
-def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
+def _runner(remote: RemoteShell, to: str, *words: str) -> tuple[int, str]:
     """Runs `runner WORDS` in the cluster's folder, in the environment that was made there."""
-    folder = shlex.quote(remote.folder)
+    folder, again = shlex.quote(remote.folder), f"runner submit RUN --to {quoted(to)}"
     script = f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nsh go.sh --runner"
     answer = remote.ask(f"{script} {shlex.join(words)}")
     if answer.code == 99:
-        raise UsageError(
-            f"{remote.target}: nothing was submitted there yet.", "runner submit RUN --to CLUSTER"
-        )
+        raise UsageError(f"{remote.target}: nothing was submitted there yet.", again)
     if answer.code in (126, 127):
         step = remote.ask(f"cd {folder} && sh go.sh --state && tail -n 1 .airlift/steps").text
         state, _, last = as_shown(step).strip().partition("\n")
@@ -51,7 +44,7 @@ def _runner(remote: RemoteShell, *words: str) -> tuple[int, str]:
         now = f" go.sh is at work there: {last.split()[1]}." if is_at_work else ""
         raise IncompleteError(
             f"{remote.target}: `runner` is not there yet: its environment is not made.{now}",
-            "runner submit RUN --to CLUSTER makes it, or joins what is at work there.",
+            f"{again} makes it, or joins what is at work there.",
         )
     return answer.code, answer.text
 
@@ -61,14 +54,16 @@ def status(to: str, run: str | None, *, as_json: bool) -> int:
     cluster, there = _find(to, run)
     words = ["status", *[there] * bool(there), *["--json"] * as_json]
     with connected(cluster.target) as remote:
-        code, text = _runner(remote, *words)
-    sys.stdout.write(as_shown(_document(text) if as_json else text))
+        code, text = _runner(remote, to, *words)
+    if as_json and not text.startswith("{"):  # a login shell there greets
+        text = text[max(0, text.find("\n{") + 1) :]
+    sys.stdout.write(as_shown(text))
     return code
 
 
-def _document(text: str) -> str:
-    """JSON without what a login shell there printed before it."""
-    return text[max(0, text.find("\n{") + 1) :] if not text.startswith("{") else text
+def states_in(text: str) -> set[str]:
+    """The states of all runs in the JSON of `runner status`; those of jobs are in capitals."""
+    return {*re.findall(r'"state": "([a-z]+)"', text)}
 
 
 def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> None:
@@ -121,22 +116,23 @@ class _Log:
 
     def follow(self, remote: RemoteShell) -> None:
         """Shows what is written, until the run is over."""
-        asked, pause, over = -_ASK_EVERY_S, 1.0, False
+        asked, pause, over, states = -_ASK_EVERY_S, 1.0, False, set[str]()
         while True:
             data = remote.read(self.path, self.offset)
             whole = len(data) if over else data.rfind(b"\n") + 1
             self._print(data[:whole])
             self.offset += whole
             if over:
+                if states == {"finished"}:
+                    name = self.path.split("/")[1]
+                    print_line(f"next: runner pull {quoted(name)} --to {quoted(self.to)}", err=True)
                 return
             pause = 1.0 if whole else min(5.0, pause * 1.5)
             if time.monotonic() - asked > _ASK_EVERY_S:
                 asked = time.monotonic()
-                code, text = _runner(remote, "status", self.run, "--json")
-                over = code == 0 and json.loads(_document(text))["state"] not in (
-                    "running",
-                    "waiting",
-                )
+                code, text = _runner(remote, self.to, "status", self.run, "--json")
+                states = states_in(text)
+                over = code == 0 and states != set() and not states & {"running", "waiting"}
                 continue
             time.sleep(pause)
 
@@ -149,7 +145,7 @@ class _Log:
         """The path of the log, as `runner logs` chooses it: the newest job's, or a rank's."""
         is_job = self.run.isdigit()
         folder = f"{OUTPUT}/*" if is_job else shlex.quote(self.run)
-        script = f"cd {shlex.quote(remote.folder)} && ls -d {folder}/logs/*"
+        script = f"cd {shlex.quote(remote.folder)} 2>/dev/null && ls -d {folder}/logs/*"
         names = remote.ask(f"{script} 2>/dev/null").text.splitlines()
         job = self.run if is_job else r"\d+"
         wanted = (

@@ -1,16 +1,16 @@
 #!/bin/sh
-# Takes a run from its bundle into the queue of this cluster: verify, environment, check, submit. It lies beside the bundle:
+# Takes a run from its bundle, beside it, into the queue: verify, environment, check, submit.
 #
-#     sh go.sh                               in its own folder; what is done is skipped, so run it again after anything
-#     sh go.sh FOLDER                        from a carried disk: copies everything to FOLDER first
-#     sh go.sh --results DISK [RUN]          copies the results of a run to a carried disk
-#     sh go.sh --list RUN [--checkpoints]    prints size, sha256 and name of each result of a run
-#     sh go.sh --runner ARGUMENTS...         `runner ARGUMENTS...` of this folder's environment
-#     sh go.sh --stop                        stops what is at work here: no job is submitted by it any more
-#     sh go.sh --state                       who is at work here, and the seconds since its last sign of life; or `none`
+#     sh go.sh                         what is done is skipped, so run it again after anything
+#     sh go.sh FOLDER                  from a carried disk: copies everything to FOLDER first
+#     sh go.sh --results DISK [RUN]    copies the results of a run to a carried disk
+#     sh go.sh --list RUN [--checkpoints]   size, sha256 and name of each result of a run
+#     sh go.sh --runner ARGUMENTS...   `runner ARGUMENTS...` of this folder's environment
+#     sh go.sh --stop                  stops what is at work here: it submits no job any more
+#     sh go.sh --state                 WALK HOST PID of it, seconds of its silence; or `none`
 #
-# `.airlift/plan` says what to do; `.airlift/log` has all output, `.airlift/steps` and `.airlift/result` what came of it.
-# Exit codes: 0 done; 1 damage or a failure found; 2 wrong usage; 5 could not finish: run it again; 75 another is at work here.
+# `.airlift/plan` says what to do; log, steps and result beside it, what came of it. Exit codes:
+# 0 done; 1 damage or a failure; 2 wrong usage; 5 not finished: run it again; 75 another works here.
 say() { printf '%s\n' "$*"; }
 stop() { # exit code, what, what to do
   printf 'error: %s\n  -> %s\n' "$2" "${3:-Run it again after that is corrected.}" >&2
@@ -18,19 +18,23 @@ stop() { # exit code, what, what to do
 }
 digest() { sum=$(sha256sum) && say "${sum%% *}"; }
 
-# --- The lock is a folder. `beat` in it is touched while its owner, or the step that it began, lives.
+# --- The lock is a folder. `beat` in it is touched while its owner, or that one's step, lives.
 owner() { cat .airlift/lock/holder 2>/dev/null; } # WALK HOST PID
-silence() {                                       # seconds since the last beat, by the clock of this disk
-  touch .airlift/now && set -- "$(stat -c %Y .airlift/lock/beat 2>/dev/null || stat -c %Y .airlift/lock 2>/dev/null)"
+silence() {                                       # seconds since the last beat, by its disk's clock
+  touch .airlift/now
+  set -- $(stat -c %Y .airlift/lock/beat 2>/dev/null || stat -c %Y .airlift/lock 2>/dev/null)
   say $(($(stat -c %Y .airlift/now) - ${1:-0}))
 }
 is_dead() {
   [ -d .airlift/lock ] && silent=$(silence) || return 1
   [ "$silent" -lt 60 ] || return 0
-  case $(owner) in *" $(uname -n) "*) [ "$silent" -ge 15 ] && ! kill -0 "$(owner | sed 's/.* //')" 2>/dev/null ;; *) false ;; esac
+  set -- $(owner)
+  [ "$silent" -ge 15 ] && [ "${2:-}" = "$(uname -n)" ] && ! kill -0 "$3" 2>/dev/null
 }
 take_lock() {
-  [ -f "${from:-.}/.airlift/plan" ] || stop 2 "${from:-$PWD} has no .airlift/plan." "runner submit RUN --to ... on the laptop writes it."
+  [ -f "${from:-.}/.airlift/plan" ] ||
+    stop 2 "${from:-$PWD} has no .airlift/plan." \
+      "runner submit RUN --to ... on the laptop writes it."
   mkdir -p .airlift && dead=$(owner)
   if is_dead && mv .airlift/lock ".airlift/dead.$$" 2>/dev/null; then
     # Another took it over since it was looked at? Then it is given back.
@@ -39,10 +43,10 @@ take_lock() {
   fi
   mkdir .airlift/lock 2>/dev/null || [ ! -d .airlift/lock ] ||
     stop 75 "another go.sh is at work here: $(owner)" "tail -f '$PWD/.airlift/log' follows it."
-  [ -d .airlift/lock ] || stop 5 "$PWD cannot be written." "Free space or quota there, then run it again."
+  [ -d .airlift/lock ] || stop 5 "$PWD cannot be written." "$space"
   read_plan
   me="$WALK $(uname -n) $$"
-  { say "$me" >.airlift/lock/holder && : >.airlift/lock/beat; } || stop 5 "$PWD is full." "Free space or quota there, then run it again."
+  { say "$me" >.airlift/lock/holder && : >.airlift/lock/beat; } || stop 5 "$PWD is full." "$space"
   { [ -t 1 ] && : >>.airlift/log && exec tail -n 0 -f .airlift/log; } &
   shown=$!
   beat </dev/null >/dev/null 2>&1 &
@@ -68,56 +72,67 @@ end() { # exit code: writes the result
   case $code,$job in
     0,0) say "nothing was submitted: the run is finished" ;;
     0,*) say "job $job is in the queue; its results: sh '$PWD/go.sh' --results DISK" ;;
-    *) say "$PWD/.airlift/log has all words; correct what they name, then run it again: it goes on" ;;
+    *) say "$PWD/.airlift/log has all words; correct that, then run it again: it goes on" ;;
   esac
   exit "$code"
 }
 
 # --- Programs.
-in_setup() { # a command as the job runs it: after the lines of SETUP, in a login shell. It takes the place of this shell.
+in_setup() { # a command as the job runs it: after the lines of SETUP, in a login shell; execs
   if [ -z "$SETUP" ] && { command -v sbatch || ! command -v bash; } >/dev/null 2>&1; then exec "$@"; else
     exec bash -l -c "set -e$newline$SETUP${newline}exec \"\$@\"" bash "$@"
   fi
 }
-in_queue() { # the state of a job that waits or runs; `?`: Slurm does not answer. A login shell may print a greeting first.
-  states=$(in_setup sh -c 'echo; echo @@; squeue -h -j "$1" -o %T 2>&1' sh "$1" </dev/null 2>/dev/null | sed '1,/^@@$/d')
+in_queue() { # the state of a job that waits or runs; `?`: Slurm does not answer
+  # A login shell may print a greeting first.
+  set -- sh -c 'echo; echo @@; squeue -h -j "$1" -o %T 2>&1' sh "$1"
+  states=$(in_setup "$@" </dev/null 2>/dev/null | sed '1,/^@@$/d')
   case $states in *nvalid\ job\ id*) ;; *[!A-Z_$newline]*) say '?' ;; *) say "$states" ;; esac
 }
-find_python() { # sets `python`: 3.6 or newer, or empty; and takes four cores of a login node, which a job does not inherit
+find_python() { # sets `python`: 3.6 or newer, or empty; and takes four cores, of a login node
   code='import os, random, sys
 if sys.version_info < (3, 6): sys.exit(1)
 mine = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(int(sys.argv[1]), random.sample(mine, min(4, len(mine))))'
-  for python in "$prefix/bin/python" python3 /usr/libexec/platform-python python3.12 python3.11 python3.9 python3.8 ''; do
+  for python in "$prefix/bin/python" python3 /usr/libexec/platform-python \
+    python3.12 python3.11 python3.9 python3.8 ''; do
     [ -z "$python" ] || ! "$python" -I -c "$code" $$ 2>/dev/null || break
   done
 }
 run() { # the runner of the environment, or what SETUP brings
-  if [ -z "$ENVIRONMENT" ]; then set -- runner "$@"; else set -- "$prefix/bin/python" "$prefix/bin/runner" "$@"; fi
-  case $1 in /*) [ -x "$1" ] || exit 127 ;; esac # not made yet
-  in_setup "$@"
+  [ -n "$ENVIRONMENT" ] || in_setup runner "$@"
+  [ -x "$prefix/bin/python" ] || exit 127 # not made yet
+  in_setup "$prefix/bin/python" "$prefix/bin/runner" "$@"
 }
 
 # --- The steps. `is_STEP`: whether it is done; `do_STEP` does it.
 is_copy() { # from a carried disk
-  [ ! -s .airlift/damaged ] && cmp -s "$from/bundle/$seal" "bundle/$seal" && cmp -s "$from/.airlift/plan" .airlift/plan
+  [ ! -s .airlift/damaged ] && cmp -s "$from/bundle/$seal" "bundle/$seal" &&
+    cmp -s "$from/.airlift/plan" .airlift/plan
 }
 do_copy() { # each file whole or not at all; the seal of the bundle, and this script, at the end
-  [ ! -f bundle/stage.lock ] || [ "$(tail -n 2 bundle/stage.lock)" = "$(tail -n 2 "$from/bundle/stage.lock")" ] ||
-    stop 2 "$PWD/bundle is another bundle. Nothing was changed." "Give a folder of its own: sh go.sh FOLDER"
+  [ ! -f bundle/stage.lock ] ||
+    [ "$(tail -n 2 bundle/stage.lock)" = "$(tail -n 2 "$from/bundle/stage.lock")" ] ||
+    stop 2 "$PWD/bundle is another bundle. Nothing was changed." \
+      "Give a folder of its own: sh go.sh FOLDER"
   rm -f "bundle/$seal"
-  [ ! -f .airlift/damaged ] || while IFS= read -r file; do rm -f "bundle/$file"; done <.airlift/damaged
+  [ ! -f .airlift/damaged ] ||
+    while IFS= read -r file; do rm -f "bundle/$file"; done <.airlift/damaged
   rm -f .airlift/damaged
-  (cd "$from" && find bundle -type f ! -path "bundle/$seal" && find "bundle/$seal" runs -type f && say ".airlift/plan${newline}go.sh") |
+  (cd "$from" && find bundle -type f ! -path "bundle/$seal" && find "bundle/$seal" runs -type f &&
+    say ".airlift/plan${newline}go.sh") |
     while IFS= read -r file; do
-      [ "${file#bundle/data/}" = "$file" ] || [ "$(stat -c %s "$from/$file")" != "$(stat -c %s "$file" 2>/dev/null)" ] || continue
+      size=$(stat -c %s "$from/$file")
+      [ "${file#bundle/data/}" = "$file" ] || [ "$size" != "$(stat -c %s "$file" 2>/dev/null)" ] ||
+        continue
       say "$file"
-      { mkdir -p "$(dirname "$file")" && cp "$from/$file" "$file.partial" && mv -f "$file.partial" "$file"; } ||
-        stop 5 "$file could not be copied." "Free space or quota there, then run it again: it goes on."
+      { mkdir -p "$(dirname "$file")" && cp "$from/$file" "$file.partial" &&
+        mv -f "$file.partial" "$file"; } ||
+        stop 5 "$file could not be copied." "$space"
     done || exit
   find bundle -type f | while IFS= read -r file; do [ -f "$from/$file" ] || rm -f "$file"; done
 }
-# Whether the receipt of a full reading still covers this bundle, by the rules of the bundle's own verifier.
+# Whether the receipt of a full reading still covers this bundle, by its own verifier's rules.
 receipt='import json, os, runpy, sys, time
 from pathlib import Path
 its, lines, root = runpy.run_path("bundle/stage-verify.py"), [], Path("bundle")
@@ -134,11 +149,14 @@ do_verify() { if [ "$VERIFY" = job ]; then verify_in_job; else verify_here; fi; 
 verify_here() {
   sleep 3 # a file that was changed in this moment would get no receipt
   [ -z "$python" ] || [ ! -f bundle/stage-verify.py ] ||
-    exec nice -n 10 "$python" -I bundle/stage-verify.py --id "$BUNDLE_ID" --jobs 4 --failed .airlift/damaged bundle
+    exec nice -n 10 "$python" -I bundle/stage-verify.py --id "$BUNDLE_ID" --jobs 4 \
+      --failed .airlift/damaged bundle
   say "no Python 3.6 here: sha256sum compares the bytes of all files that are listed"
   cd bundle || exit 5
-  [ "$(digest <stage.lock)" = "$BUNDLE_ID" ] || stop 1 "bundle: its id is not $BUNDLE_ID." "Send the bundle again."
-  nice -n 10 sha256sum -c tagmanifest-sha256.txt manifest-sha256.txt >../.airlift/sums && rm -f ../.airlift/damaged && return
+  [ "$(digest <stage.lock)" = "$BUNDLE_ID" ] ||
+    stop 1 "bundle: its id is not $BUNDLE_ID." "Send the bundle again."
+  nice -n 10 sha256sum -c tagmanifest-sha256.txt manifest-sha256.txt >../.airlift/sums &&
+    rm -f ../.airlift/damaged && return
   sed -n 's/: FAILED.*//p' ../.airlift/sums | tee ../.airlift/damaged
   stop 1 "bundle: these files are damaged or missing." "Send the bundle again: it replaces them."
 }
@@ -147,16 +165,20 @@ verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
   [ ! -f .airlift/verify-job ] || read -r job <.airlift/verify-job
   if [ -z "$job" ] || { [ -z "$(in_queue "$job")" ] && [ ! -s .airlift/verify-code ]; }; then
     rm -f .airlift/verify-*
-    set -- ${PARTITION:+-p "$PARTITION"} ${ACCOUNT:+-A "$ACCOUNT"} ${TIME:+-t "$TIME"} -n1 -c4 -D "$PWD" -o .airlift/verify-log
-    job=$(in_setup sbatch --parsable -J airlift-verify "$@" --wrap 'sh go.sh --verify; echo $? >.airlift/verify-code' | sed -n '$s/^\([0-9]*\).*/\1/p')
-    [ -n "$job" ] || stop 5 "sbatch took no job that verifies." "Correct what it says, or: \`verify: login\` in clusters.yaml."
+    set -- ${PARTITION:+-p "$PARTITION"} ${ACCOUNT:+-A "$ACCOUNT"} ${TIME:+-t "$TIME"} \
+      -n1 -c4 -J airlift-verify -D "$PWD" -o .airlift/verify-log \
+      --wrap 'sh go.sh --verify; echo $? >.airlift/verify-code'
+    job=$(in_setup sbatch --parsable "$@" | sed -n '$s/^\([0-9]*\).*/\1/p')
+    [ -n "$job" ] || stop 5 "sbatch took no job that verifies." \
+      "Correct what it says, or: \`verify: login\` in clusters.yaml."
     say "$job" >.airlift/verify-job
   fi
   say "job $job verifies"
   until [ -s .airlift/verify-code ] || [ -z "$(in_queue "$job")" ]; do sleep 5; done
   sleep 5 # for a disk that shows late what a node wrote
   cat .airlift/verify-log
-  read -r code <.airlift/verify-code || stop 5 "job $job ended before it had verified." "Run it again: it goes on."
+  read -r code <.airlift/verify-code ||
+    stop 5 "job $job ended before it had verified." "Run it again: it goes on."
   rm -f .airlift/verify-*
   exit "$code"
 }
@@ -165,18 +187,21 @@ is_environment() {
   [ -f "$prefix/.airlift/tree.txt" ] && [ "$(digest <"$prefix/.airlift/tree.txt")" = "$ENV_DIGEST" ] &&
     (in_setup "$prefix/bin/python" -c '') </dev/null >/dev/null 2>&1
 }
-do_environment() { mkdir -p envs && in_setup nice -n 10 sh "bundle/data/envs/$ENVIRONMENT/bootstrap.sh" "$prefix"; }
+do_environment() {
+  mkdir -p envs && in_setup nice -n 10 sh "bundle/data/envs/$ENVIRONMENT/bootstrap.sh" "$prefix"
+}
 submitted() { cat "$OUTPUT/submitted" 2>/dev/null; } # the number that `runner submit` wrote last
 is_check() {                                         # whether a job of this very plan waits or runs
   plan=$(say "$BUNDLE_ID $ENV_DIGEST $OPTIONS $SUBMIT $SETUP" | cat - "runs/$RUN" | digest)
-  grep -q "^$plan " .airlift/asked 2>/dev/null && [ "$(cat .airlift/asked)" != "$plan $(submitted)" ] &&
+  grep -q "^$plan " .airlift/asked 2>/dev/null &&
+    [ "$(cat .airlift/asked)" != "$plan $(submitted)" ] &&
     case $(in_queue "$(submitted)") in '' | '?') false ;; *) job=$(submitted) ;; esac
 }
 do_check() { eval "set -- $OPTIONS" && run check "runs/$RUN" --bundle bundle --output "$OUTPUT" "$@"; }
 is_submit() { [ "$job" != 0 ]; }
 do_submit() { # `asked`: the digest of the plan, and the number of the job there was before
   say "$plan $(submitted)" >.airlift/asked.new && mv -f .airlift/asked.new .airlift/asked || exit 5
-  eval "set -- $OPTIONS $SUBMIT" && run submit "runs/$RUN" --bundle bundle --output "$OUTPUT" "$@"
+  eval "set -- $OPTIONS $SUBMIT" && run submit -q "runs/$RUN" --bundle bundle --output "$OUTPUT" "$@"
 }
 record() { say "$WALK $* $(($(date +%s) - began))" >>.airlift/steps; }
 step() {
@@ -197,18 +222,24 @@ step() {
 # --- The way back.
 show='for file; do
   name=$(printf %s "$file" | LC_ALL=C tr -c "A-Za-z0-9_.+=,@/-" "?")
-  if [ "$name" != "$file" ]; then echo "- name $name"; elif [ -L "$file" ] || [ ! -f "$file" ]; then echo "- link $name"
-  elif [ -r "$file" ] && size=$(stat -c %s "$file") && sum=$(head -c "$size" "$file" | sha256sum); then echo "$size ${sum%% *} $name"
+  if [ "$name" != "$file" ]; then echo "- name $name"
+  elif [ -L "$file" ] || [ ! -f "$file" ]; then echo "- link $name"
+  elif [ -r "$file" ] && size=$(stat -c %s "$file") && sum=$(head -c "$size" "$file" | sha256sum)
+  then echo "$size ${sum%% *} $name"
   else echo "- unreadable $name"; fi || exit
 done'
-list() { # RUN [--checkpoints]: its results, and those of each run of a sweep; `- WHY NAME` for what cannot be brought
-  case $1 in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac || stop 2 "$here/output has no run '$1'."
+list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: cannot be brought
+  case $1 in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac ||
+    stop 2 "$here/output has no run '$1'."
   for at in '' *=*/; do
     [ -z "$at" ] || { [ ! -L "${at%/}" ] && [ -f "${at}config.yaml" ]; } || continue
     newest=none
-    [ -z "${2:-}" ] || newest=$(ls "${at}checkpoints" 2>/dev/null | sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
-    for name in metrics.jsonl report.html config.yaml environment.json model "checkpoints/step-$newest"; do
-      [ ! -e "$at$name" ] && [ ! -L "$at$name" ] || find "$at$name" ! -type d -exec sh -c "$show" sh {} + || return
+    [ -z "${2:-}" ] || newest=$(cd "${at}checkpoints" 2>/dev/null && printf '%s\n' step-* |
+      sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
+    checkpoint=checkpoints/step-$newest
+    for name in metrics.jsonl report.html config.yaml environment.json model "$checkpoint"; do
+      [ ! -e "$at$name" ] && [ ! -L "$at$name" ] ||
+        find "$at$name" ! -type d -exec sh -c "$show" sh {} + || return
     done
   done
 }
@@ -218,22 +249,26 @@ results() { # DISK RUN
   while read -r size sum name; do
     [ "$size" != - ] || { say "not brought: $name ($sum)" && continue; }
     [ "$({ digest <"$to/$name"; } 2>/dev/null)" != "$sum" ] || continue
-    mkdir -p "$(dirname "$to/$name")" && head -c "$size" "$here/output/$2/$name" >"$to/$name.partial" && sync &&
+    mkdir -p "$(dirname "$to/$name")" &&
+      head -c "$size" "$here/output/$2/$name" >"$to/$name.partial" && sync &&
       [ "$(digest <"$to/$name.partial")" = "$sum" ] && mv -f "$to/$name.partial" "$to/$name" ||
-      stop 5 "$name could not be copied: the disk is full, or the run wrote it meanwhile." "Run it again: it goes on."
+      stop 5 "$name could not be copied: the disk is full, or the run wrote it meanwhile." "$space"
   done <"$to/results.new"
-  mv -f "$to/results.new" "$to/results.sha256" && sync && say "next, on the laptop: runner pull $2 --to DISK/"
+  mv -f "$to/results.new" "$to/results.sha256" && sync &&
+    say "next, on the laptop: runner pull $2 --to DISK/"
 }
 
 stop_it() {
   set -- $(owner)
   [ $# -eq 3 ] || { say "nothing is at work here" && return; }
-  [ "$2" = "$(uname -n)" ] || stop 5 "it is at work on $2, and this is $(uname -n)." "ssh $2 sh '$here/go.sh' --stop"
+  [ "$2" = "$(uname -n)" ] ||
+    stop 5 "it is at work on $2, and this is $(uname -n)." "ssh $2 sh '$here/go.sh' --stop"
   kill "$3" && say "stopped: what it began ends, and it submits no job"
 }
 
 read_plan() {
-  WALK=0 RUN='' OUTPUT='' BUNDLE_ID='' ENVIRONMENT='' ENV_DIGEST='' VERIFY='' PARTITION='' ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT=''
+  WALK=0 RUN='' OUTPUT='' BUNDLE_ID='' ENVIRONMENT='' ENV_DIGEST='' VERIFY='' PARTITION=''
+  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT=''
   . "${from:-.}/.airlift/plan"
   prefix=$PWD/envs/$ENVIRONMENT-$(printf %.16s "$ENV_DIGEST")
   [ "$VERIFY" != job ] || export XDG_STATE_HOME="$PWD/.airlift/state" # a node may have no home folder
@@ -244,6 +279,7 @@ main() {
   trap '' HUP PIPE
   newline='
 ' seal=tagmanifest-sha256.txt from='' job=0
+  space="Free space or quota there, then run it again: it goes on."
   here=$(cd "$(dirname "$0")" && pwd -P) || exit 5
   case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac || exit 5
   [ "$from" != "$(pwd -P)" ] || from=
@@ -251,10 +287,14 @@ main() {
     --list) list "${2:-}" "${3:-}" && exit ;;
     --state) { [ -d .airlift/lock ] && say "$(owner) $(silence)" || say none; } && exit ;;
     --stop) stop_it && exit ;;
-    --results) disk=$(cd "$OLDPWD" && cd "${2:-.}" && pwd) && read_plan && results "$disk" "${3:-${OUTPUT##*/}}" && exit ;;
+    --results)
+      disk=$(cd "$OLDPWD" && cd "${2:-.}" && pwd) && read_plan &&
+        results "$disk" "${3:-${OUTPUT##*/}}" && exit
+      ;;
     --runner) read_plan && shift && run "$@" ;;
     --verify) read_plan && find_python && verify_here && exit ;;
-    --*) stop 2 "there is no option $1." "sed -n 2,12p '$here/go.sh' names all." ;;
+    --is-verified) read_plan && find_python && is_verify && exit ;;
+    --*) stop 2 "there is no option $1." "sed -n 2,10p '$here/go.sh' names all." ;;
   esac || exit
   take_lock
   trap 'kill $! 2>/dev/null; end 5' INT TERM

@@ -87,11 +87,6 @@ class Road:
                 self.here.check_profile(cluster.profile, lines.place(cluster.name, "profile"))
 
     @property
-    def name(self) -> str:
-        """The run file's name in `runs/` there."""
-        return self.config.path.name
-
-    @property
     def output(self) -> str:
         """The run folder there, relative to the cluster's folder."""
         return f"{OUTPUT}/{self.config.name}"
@@ -142,7 +137,7 @@ class Road:
         """The plan for `go.sh`, without its walk."""
         cluster = self.cluster
         return {
-            "RUN": self.name,
+            "RUN": self.config.path.name,
             "OUTPUT": self.output,
             "BUNDLE_ID": bundle_id,
             "ENVIRONMENT": self.environment or "",
@@ -161,7 +156,7 @@ class Road:
     def commands(self) -> dict[str, str]:
         """Step -> the command that a person would type for it: here, then there."""
         target, manifest = self.cluster.target, quoted(self.here.manifest.path)
-        bundle, run = quoted(self.here.bundle), shlex.quote(f"{RUNS}/{self.name}")
+        bundle, run = quoted(self.here.bundle), quoted(f"{RUNS}/{self.config.path.name}")
         folder = self.env_folder
         asset = f"sh bundle/data/envs/{self.environment}/bootstrap.sh {folder}"
         active = f". {folder}/activate && " if folder else ""
@@ -192,6 +187,14 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     is_there |= any(text.startswith("model.init=") for text in overrides)
     config = RunConfig.load(path, (*overrides, *["model.init=scratch"] * is_there))
     return replace(config, given=config.given - {"model.init"}) if is_there else config
+
+
+def find_run(to: str, run: str) -> tuple[Cluster, str]:
+    """What `--to` means, and the name of a run: that of a run file, else as it was given."""
+    path = Path(run)
+    if path.is_file():
+        return find_cluster(to, path), load_run(path).name
+    return find_cluster(to, Path()), run
 
 
 def _near(path: Path) -> Path:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from runner.config.run_config import RunConfig
 from runner.errors import (
     DamageError,
     IncompleteError,
@@ -36,12 +35,14 @@ from runner.errors import (
     sync_folder,
     write_atomically,
 )
-from runner.inputs.far import RemoteShell, connected, find_cluster
+from runner.inputs.far import RemoteShell, connected
 from runner.inputs.staged import Reporter
+from runner.remote.plan import find_run
 from runner.run_folder.history import History
+from runner.run_folder.layout import PULLED
 from runner.run_folder.report import write as write_report
 
-PARTS, PULLED = ".pull", "pulled.json"
+PARTS = ".pull"
 LIST, RESULTS = "results.sha256", "results"  # on a carried disk
 _SECTION = "(?:[A-Za-z0-9_][A-Za-z0-9_.+=,@-]*)"
 _NAME = re.compile(
@@ -125,12 +126,12 @@ def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bo
         UsageError: no such run; or the folder here has something else in it.
         IncompleteError: the connection broke, or this disk is full.
     """
-    path = Path(run)
-    name = RunConfig.load(path).name if path.is_file() else path.name
-    if not _RUN.fullmatch(name):
-        raise UsageError(f"{run}: no run file, and no name of a run.", "runner status --to CLUSTER")
+    cluster, name = find_run(to, run)
+    if not _RUN.fullmatch(name := Path(name).name):
+        raise UsageError(
+            f"{run}: no run file, and no name of a run.", f"runner status --to {quoted(to)}"
+        )
     folder = output or Path("output") / name
-    cluster = find_cluster(to, path.parent if path.is_file() else Path("runs"))
     with silent(if_=quiet):
         if cluster.target.host is None:
             disk = Disk(Path(cluster.target.folder), to)

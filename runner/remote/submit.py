@@ -6,7 +6,6 @@ the same command goes on where an earlier one stopped, whatever stopped it.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import shlex
@@ -27,18 +26,17 @@ from runner.errors import (
     say,
     silent,
 )
-from runner.inputs import resolve, state_folder
+from runner.inputs import resolve
 from runner.inputs.far import RemoteShell, collect, connected, log_out, room_of
-from runner.inputs.staged import Reporter
 from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
+from runner.remote.follow import states_in
 from runner.remote.plan import OUTPUT, Road, sha256_of
 from runner.remote.there import End, There, plan_digest, plan_text, sending, understood, walk
 
 _THERE = ("verify", "environment", "check", "submit")
 DAMAGED = ".airlift/damaged"
-_WALKS = 5  # of others that a submit waits for
 
 
 def start(
@@ -75,33 +73,27 @@ def _to_disk(road: Road, quiet: bool) -> int:
     _show(road, "push", False)
     plan = plan_text({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
     files = {name: text.encode() for name, text in road.files.items()}
-    with Reporter(quiet=quiet) as reporter:
-        lines = disk.write(
-            Path(road.cluster.target.folder),
-            road.here.bundle,
-            files,
-            plan,
-            reporter=reporter,
-            quiet=quiet,
-            state=state_folder(os.environ),
-        )
-    print_line("\n".join(lines))
+    folder = Path(road.cluster.target.folder)
+    print_line("\n".join(disk.write(folder, road.here.bundle, files, plan, quiet=quiet)))
     return 0
 
 
 def show_road(road: Road) -> None:
     """Prints every step, and sizes. The cluster is asked only over a connection that is open."""
-    target, there = road.cluster.target, None
+    target, there, seen = road.cluster.target, None, set[str]()
     try:
         if target.host is not None:
             with connected(target, log_in=False) as remote:
                 there = There.look(remote, road)
+                seen = _seen_there(remote, road, there)
     except StageError as error:
         print_line(f"{target}: not asked what it has: {error.message}", err=True)
-    done = steps_done(road, there)
+    done = steps_done(road, there) | seen
     for name in ("lock", "fetch", "push", *_THERE):
         _show(road, name, name in done)
-    if "fetch" not in done:
+    if "submit" in seen:
+        _say_job(road, 0, "")
+    elif "fetch" not in done:
         print_line("sizes are known when the bundle is here: stage fetch --dry-run shows its own")
     elif target.host is None:
         print_line("\n".join(disk.check(Path(target.folder), road.here.bundle)))
@@ -118,9 +110,23 @@ def steps_done(road: Road, there: There | None) -> set[str]:
     found |= {"fetch"}
     if there is not None and there.bundle_id == bundle_id:
         found |= {"push"} | ({"environment"} if there.airlift else set())
-        if there.is_done(road, road.plan(bundle_id)):
+        its_plan = there.plan == plan_digest(road.plan(bundle_id))
+        if (job := there.job_of(road)) and job[0] == there.made and its_plan:
             found |= {*_THERE}
     return found
+
+
+def _seen_there(remote: RemoteShell, road: Road, there: There) -> set[str]:
+    """The steps that a slower look finds done: every byte is verified, or the run is finished."""
+    bundle_id, go = road.here.id, f"sh {remote.inside('go.sh')}"
+    if bundle_id is None or there.bundle_id != bundle_id:
+        return set()
+    status = f"{go} --runner status {quoted(road.output)} --json"
+    answer = remote.ask(f"{go} --is-verified >/dev/null 2>&1 && echo verify; {status} 2>/dev/null")
+    is_finished = there.plan == plan_digest(road.plan(bundle_id))
+    is_finished &= states_in(answer.text) == {"finished"}
+    is_verified = answer.text.startswith("verify\n")
+    return {*_THERE} if is_finished else {"verify"} if is_verified else set()
 
 
 def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
@@ -151,14 +157,23 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
         end = _walk(remote, road, plan)
     if road.environment and not there.airlift:
         _say_version(There.look(remote, road).airlift)
-    return end.code or (_say_job(road, end.job, "") if end.job else 0)
+    return end.code or _say_job(road, end.job, "")
 
 
 def _fetch(road: Road) -> str:
     """Locks and fetches what is not here yet; returns the bundle's id."""
     for name in ("lock", "fetch"):
-        if not _show(road, name, name in steps_done(road, None)):
-            _run(road, name)
+        if _show(road, name, name in steps_done(road, None)):
+            continue
+        words = shlex.split(road.commands()[name])
+        # Its words are on stderr. On stdout is what would be next, by hand.
+        code = subprocess.run([sys.executable, "-m", *words], stdout=subprocess.DEVNULL).returncode
+        if code:
+            raise StageError(
+                f"`{' '.join(words[:2])}` ended with {code}: its words are above.",
+                "Correct that, then run the same command again: it goes on here.",
+                code if 0 < code < 6 else 5,
+            )
     bundle_id = road.here.id
     if bundle_id is None:
         raise IncompleteError(
@@ -174,18 +189,6 @@ def _show(road: Road, name: str, is_done: bool) -> bool:
     print_line(f"{name:<12} {road.commands()[name]}{'   # done' if is_done else ''}")
     sys.stdout.flush()
     return is_done
-
-
-def _run(road: Road, name: str) -> None:
-    """Runs a step of `stage` on this machine."""
-    words = shlex.split(road.commands()[name])
-    code = subprocess.run([sys.executable, "-m", *words]).returncode
-    if code:
-        raise StageError(
-            f"`{' '.join(words[:2])}` ended with {code}: its words are above.",
-            "Correct that, then run the same command again: it goes on here.",
-            code if 0 < code < 6 else 5,
-        )
 
 
 def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
@@ -288,7 +291,7 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
     """Lets `go.sh` do its steps, or joins one that is at work."""
     say(f"go.sh does this in {remote.target}, and goes on if this line breaks")
     lost = 0
-    for _ in range(_WALKS):
+    while True:
         try:
             with understood(remote):
                 begun, end = walk(remote, road, plan, _show_log)
@@ -315,10 +318,6 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
                 "Run the same command again: it goes on. Where login nodes end long work: "
                 "verify: job in clusters.yaml.",
             )
-    raise IncompleteError(
-        f"{remote.target}: other submits are at work there, one after another.",
-        "Run the same command again later.",
-    )
 
 
 def _show_log(text: str) -> None:
@@ -328,6 +327,10 @@ def _show_log(text: str) -> None:
 
 def _say_job(road: Road, job: int, state: str) -> int:
     to, run = shlex.quote(road.cluster.name), shlex.quote(str(road.config.path))
-    print_line(f"job {job}{f' ({state.lower()})' if state else ''}: {road.output} in {to}")
-    print_line(f"next: runner status --to {to}; runner logs {run} --to {to} -f")
+    what = f"job {job}{f' ({state.lower()})' if state else ''}: {road.output} in {to}"
+    next_ = f"runner status --to {to}; runner logs {run} --to {to} -f"
+    if not job:
+        what = f"{road.output} in {to} is finished: nothing was submitted"
+        next_ = f"runner pull {run} --to {to}"
+    print_line(f"{what}\nnext: {next_}")
     return 0

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from runner.errors import IncompleteError, as_shown, print_line, say
 from runner.inputs.far import RemoteShell
+from runner.processes import is_alive
 from runner.remote.plan import Road, sha256_of
 
 _BEAT_S, _DEAD_AFTER_S = 15, 60  # of who sends; by the clock of that disk
@@ -74,11 +75,6 @@ class There:
         words = shlex.join([remote.folder, road.env_folder, *road.files])
         script = f"set -- {words}\n{(_HERE / 'look.sh').read_text('utf-8')}"
         text = as_shown(remote.run(script, f"{remote.target}: cannot look there"))
-        with understood(remote):
-            return There._read(text, remote)
-
-    @staticmethod
-    def _read(text: str, remote: RemoteShell) -> There:
         lines = [line.partition("=") for line in text.splitlines()]
         found = {key: value for key, _, value in lines if key != "job"}
         if "slurm" in found and "noqueue" in found:
@@ -86,30 +82,26 @@ class There:
                 f"{remote.target}: Slurm's squeue does not answer there.",
                 "Run the same command again: nothing was sent, and no second job is made.",
             )
-        jobs = [value.split("|", 2) for key, _, value in lines if key == "job"]
-        planned, *result = found.get("result", "").split()[:4] or [""]
-        is_last = result[:2] == [planned.removeprefix("WALK="), "0"]
-        return There(
-            folder=found.get("folder", ""),
-            bundle_id=found.get("bundle", ""),
-            kib=int(found.get("kib") or 0),
-            run_digest=found.get("run", ""),
-            plan=found.get("plan", ""),
-            made=int(result[2]) if is_last else 0,
-            airlift=found.get("airlift", ""),
-            has_slurm="slurm" in found,
-            jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
-        )
+        with understood(remote):
+            jobs = [value.split("|", 2) for key, _, value in lines if key == "job"]
+            planned, *result = found.get("result", "").split()[:4] or [""]
+            is_last = result[:2] == [planned.removeprefix("WALK="), "0"]
+            return There(
+                folder=found.get("folder", ""),
+                bundle_id=found.get("bundle", ""),
+                kib=int(found.get("kib") or 0),
+                run_digest=found.get("run", ""),
+                plan=found.get("plan", ""),
+                made=int(result[2]) if is_last else 0,
+                airlift=found.get("airlift", ""),
+                has_slurm="slurm" in found,
+                jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
+            )
 
     def job_of(self, road: Road) -> tuple[int, str] | None:
         """The job in the queue that writes the run's folder: its number and state."""
         script = f"{self.folder}/{road.output}/submit.sbatch"
         return next(((job, state) for job, state, its in self.jobs if its == script), None)
-
-    def is_done(self, road: Road, plan: Mapping[str, str]) -> bool:
-        """Whether the last walk there was for just this, and its job waits or runs."""
-        job = self.job_of(road)
-        return job is not None and self.made == job[0] and self.plan == plan_digest(plan)
 
 
 def plan_text(plan: Mapping[str, str]) -> str:
@@ -123,7 +115,7 @@ def plan_digest(plan: Mapping[str, str]) -> str:
 
 
 _TAKE = f"""
-cd "$1" && mkdir -p .airlift || exit 1
+mkdir -p "$1/.airlift" && cd "$1" || exit 1
 lock=.airlift/sending dead=.airlift/dead-sending.$$
 : >.airlift/now
 holder=$(cat $lock/holder 2>/dev/null)
@@ -147,13 +139,14 @@ def sending(remote: RemoteShell) -> Iterator[None]:
     machine left is taken over at once, another's when it was not touched for 60 s.
     """
     me, dead, told = f"{socket.gethostname()} {os.getpid()}", "", False
-    remote.run(f"mkdir -p {shlex.quote(remote.folder)}", f"{remote.target}: cannot be made")
     problem = f"{remote.target}: cannot be written"
     while True:
         words = shlex.join([remote.folder, me, dead])
         if (holder := remote.run(f"set -- {words}{_TAKE}", problem).strip()) == "taken":
             break
-        dead = holder if _has_gone(holder) else ""
+        host, _, process = holder.rpartition(" ")
+        is_ours = host == socket.gethostname() and process.isdigit()
+        dead = holder if is_ours and not is_alive(int(process)) else ""
         if not dead:
             if not told:
                 print_line(f"waiting: {as_shown(holder)} (host, process) sends there", err=True)
@@ -175,28 +168,13 @@ def sending(remote: RemoteShell) -> Iterator[None]:
             remote.ask(f"rm -rf {remote.inside('.airlift/sending')}")
 
 
-def _has_gone(holder: str) -> bool:
-    """Whether a lock's holder was a process of this machine that is no more."""
-    host, _, process = holder.rpartition(" ")
-    if host == socket.gethostname() and process.isdigit():
-        try:
-            os.kill(int(process), 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-    return False
-
-
 def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | None:
     """Sends run file, `go.sh` and plan, and starts `go.sh`, detached."""
     walk = secrets.token_hex(8)
     files = {f"runs/{name}": text for name, text in road.files.items()}
     files["go.sh"] = (_HERE / "go.sh").read_text("utf-8")
     files[".airlift/plan"] = plan_text({"WALK": walk, **plan})
-    put = (
-        'put() { mkdir -p "${1%/*}" && printf %s "$2" >"$1.new" && mv -f "$1.new" "$1" || exit 1; }'
-    )
+    put = 'put() { mkdir -p "${1%/*}" && printf %s "$2" >"$1.new" && mv "$1.new" "$1" || exit 1; }'
     lines = [
         _IS_ALIVE,
         put,

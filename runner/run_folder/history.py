@@ -25,7 +25,7 @@ from runner.errors import (
     suggest_path,
 )
 from runner.run_folder.columns import Columns, number
-from runner.run_folder.layout import ENDED_EARLY, EXPORTED, WEIGHTS_OF, RunFolder
+from runner.run_folder.layout import ENDED_EARLY, EXPORTED, PULLED, WEIGHTS_OF, RunFolder
 
 PHASES = ("load", "train", "evaluate")
 END = 2 * 2**20  # bytes: some 10,000 lines
@@ -109,6 +109,11 @@ class History:
         A run that was killed before its export has none, and resumes from its checkpoint.
         """
         return self.folder.model.is_dir() and self.facts.get(EXPORTED) == self.done
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether these are results that `runner pull` brought: the run is elsewhere."""
+        return (self.folder.root / PULLED).is_file()
 
     @staticmethod
     def read(root: Path, *, whole: bool = False) -> History:

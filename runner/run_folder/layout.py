@@ -25,6 +25,9 @@ from runner.errors import __version__, write_atomically
 HOLDER = "holder"
 """The file in the folder of a lock."""
 
+PULLED = "pulled.json"
+"""What `runner pull` brought into a folder."""
+
 PACKAGES = (
     "torch",
     "deepspeed",

@@ -284,6 +284,8 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
 
 def _advice(history: History) -> str:
     """A line on a run that has stopped."""
+    if history.is_pulled:
+        return "pulled before its end; what it does there: runner status --to CLUSTER"
     if not history.done and not history.checkpoints:
         if not any(history.folder.logs.glob("*")):
             return "it never began: there is no log"
@@ -314,8 +316,10 @@ def _progress(history: History) -> list[str]:
     if history.checkpoints:
         kept = len(history.checkpoints)
         lines.append(f"checkpoint: step-{history.checkpoints[-1]} ({kept} kept)")
+    elif history.is_pulled:
+        lines.append("checkpoints: where it ran (runner pull --checkpoints brings the newest)")
     elif history.done:
-        lines.append("checkpoint: none yet")
+        lines.append("checkpoint: none" + " yet" * (not history.is_exported))
     return lines
 
 

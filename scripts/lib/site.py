@@ -76,7 +76,7 @@ def running_site(*options: str, expose: Path = ROOT) -> Iterator[Path]:
 
 @contextmanager
 def ssh_to(site: Path) -> Iterator[Path]:
-    """A folder of keys, with a `bin/ssh` that knows the host `cluster`: the site's login node.
+    """A folder of keys, with a `bin/ssh` that knows the site's login node, as `cluster` and `dtn`.
 
     sshd is a real one: each connection starts it on the login node (`sshd -i`), as root, and it
     lets the ordinary user in. Its `log` counts the authentications.
@@ -87,14 +87,14 @@ def ssh_to(site: Path) -> Iterator[Path]:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / name)]
         subprocess.run(command, check=True)
     shutil.copy(keys / "user.pub", keys / "authorized_keys")
-    (keys / "known_hosts").write_text(f"cluster {(keys / 'host.pub').read_text()}")
+    (keys / "known_hosts").write_text(f"cluster,dtn {(keys / 'host.pub').read_text()}")
     (keys / "sshd_config").write_text(
         f"HostKey {keys}/host\nPidFile none\nAuthorizedKeysFile {keys}/authorized_keys\n"
         "PasswordAuthentication no\nUsePAM no\nStrictModes no\n"
         f"SetEnv SLURM_CONF={site}/etc/slurm.conf\n"
     )
     (keys / "config").write_text(
-        f"Host cluster\n  User {USER}\n  IdentityFile {keys}/user\n"
+        f"Host cluster dtn\n  User {USER}\n  IdentityFile {keys}/user\n"
         f"  UserKnownHostsFile {keys}/known_hosts\n"
         f"  ProxyCommand env SLURM_SITE={site} {SCRIPT} exec "
         f"{shutil.which('sshd', path=_PATH)} -i -E {keys}/log -f {keys}/sshd_config\n"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from stage.carry.ssh import PushTarget
-from stage.errors import UsageError, quoted, suggest
+from stage.errors import StageError, UsageError, quoted, suggest
 from stage.files import make_folder, read_file, write_atomically
 from stage.lock.reader import HIDDEN, Lines, Reader, WrongValueError, setting
 from stage.lock.yaml_lines import reading_yaml, scalar
@@ -125,6 +126,21 @@ def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> 
             f"stage env probe --to {quoted(to)}",
         ),
     )
+
+
+def to_option(beside: Path | None) -> str:
+    """`--to NAME` of the nearest cluster, for a line that says what is next; empty: none is known.
+
+    Args:
+        beside: as for `find_cluster`.
+    """
+    known = dict[str, None]()
+    for file in files_of(beside):
+        with suppress(StageError), reading_yaml(file) as (data, _):
+            known |= dict.fromkeys(str(name) for name in data)
+    first, *others = map(quoted, known or [""])
+    more = f"   (or: {', '.join(others)})" if others else ""
+    return f"--to {first}{more}" if known else ""
 
 
 def _host_of(to: str) -> str:

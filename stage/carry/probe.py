@@ -152,7 +152,10 @@ def probe(to: str, ssh: str, say: Say, *, wait_s: int = 60) -> None:
         there = f"{cluster.target.host}:FOLDER/airlift"
         say(f"next: choose a folder: stage env probe --to {there}   (or `folder:` in {file})")
     else:
-        say(f"next: runner submit RUN --to {quoted(name)}")
+        whole, here = profile.resolve(), Path.cwd()
+        profile = whole.relative_to(here) if here in whole.parents else whole
+        say(f"next: stage init DATA MODEL --profile {quoted(profile)} -o manifests/my.yaml")
+        say(f"      or, with a run file: runner submit RUN --to {quoted(name)}")
 
 
 def collect(remote: RemoteShell, cluster: Cluster) -> str | None:

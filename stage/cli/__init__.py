@@ -222,13 +222,18 @@ def fetch(
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         outcome = fetch_manifest(manifest, bundle, options, reporter)
     if not dry_run and not quiet:
+        from stage.carry.clusters import to_option
         from stage.errors import quoted
 
         say(f"bundle id {outcome.bundle_id}")
-        say(
-            f"next: stage push {quoted(bundle)} {quoted(f'me@cluster:{bundle.name}')}   "
-            "(or any transfer, then there: stage verify)"
-        )
+        if to := to_option(Path.cwd()):
+            say(f"next: runner init TASK --bundle {quoted(bundle)} -o runs/NAME.yaml")
+            say(f"      or, with a run file: runner submit runs/NAME.yaml {to}")
+        else:
+            say(
+                f"next: stage push {quoted(bundle)} {quoted(f'me@cluster:{bundle.name}')}   "
+                "(or any transfer, then there: stage verify)"
+            )
 
 
 @main.command()

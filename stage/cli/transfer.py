@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stage.hub.lookup import RepositoryLookup
     from stage.staging.new_manifest import LocalEntry
 
+_SIZES = "   (its sizes first: --dry-run)"
+
 
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1)
@@ -119,7 +121,7 @@ def init(
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
         )
         say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
-    say(f"next: stage fetch {quoted(manifest)} -o {place_for_bundle(every)} --dry-run")
+    say(f"next: stage fetch {quoted(manifest)} -o {place_for_bundle(every)}{_SIZES}")
 
 
 def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | None:
@@ -172,7 +174,7 @@ def _write_example(name: str, manifest: Path, quiet: bool) -> None:
         )
     write_new(manifest, (folder / f"{name}.yaml").read_text(encoding="utf-8"))
     with silent(if_=quiet):
-        say(f"next: stage fetch {quoted(manifest)} -o bundle --dry-run")
+        say(f"next: stage fetch {quoted(manifest)} -o bundle{_SIZES}")
 
 
 @click.command()
@@ -263,21 +265,29 @@ def push(
         report = report or bundle.resolve().with_name(f"{bundle.resolve().name}.report.json")
         write_atomically(report, (json.dumps(outcome.report, indent=1) + "\n").encode())
     if sound and not quiet:
-        _print_push(outcome)
+        _print_push(outcome, bundle)
     if not sound:
         for finding in outcome.report["findings"]:
             say(f"{finding['path']}: {finding['problem']}", err=True)
         raise _damaged_there(outcome, bundle, report, ssh)
 
 
-def _print_push(outcome: PushOutcome) -> None:
+def _print_push(outcome: PushOutcome, bundle: Path) -> None:
+    from stage.bundle.bundle import Bundle
     from stage.files import human_count
 
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
     say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
     say(f"bundle id {outcome.bundle_id}")
     there = f"on {outcome.target.host}: " if outcome.target.host else ""
-    say(f"next: {there}runner check RUN --bundle {shlex.quote(outcome.target.folder)}")
+    folder = shlex.quote(outcome.target.folder)
+    assets = Bundle.open(bundle).lock.assets.values()
+    made = [
+        f"sh {folder}/data/envs/{asset.name}/bootstrap.sh ENV; . ENV/activate; "
+        for asset in assets
+        if asset.kind == "environment"
+    ]
+    say(f"next: {there}{(made or [''])[0]}runner check RUN --bundle {folder}")
 
 
 def _damaged_there(

@@ -99,6 +99,7 @@ def own_bundle(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
         ("bert", "text-classification"),
     ],
 )
+@obeys("runner/job/check.py", "Below `dataset:` write: validation: 10%")
 def test_what_init_writes_for_files_of_ones_own_passes_check(
     models: str, task: str, own_bundle: Path
 ) -> None:
@@ -108,7 +109,13 @@ def test_what_init_writes_for_files_of_ones_own_passes_check(
     assert done.exit_code == 0 and f"model {models}: " in done.output, done.output
     options = ["mine.yaml", "--bundle", str(where), "--processes", "1"]
     done = CliRunner().invoke(main, ["check", *options], prog_name="runner")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0 and "nothing is held out" not in done.output, done.output
+    text = Path("mine.yaml").read_text()
+    assert "\n  validation: 10% " in text
+    Path("mine.yaml").write_text(text.replace("  validation: 10% ", "  validation: null "))
+    blind = CliRunner().invoke(main, ["check", *options], prog_name="runner").output
+    assert blind.count("note: nothing is held out") == 1
+    assert in_it(blind, "(?<=write: )validation: 10%") + " " in text
 
 
 @pytest.mark.parametrize(
@@ -242,8 +249,11 @@ def test_the_manifest_of_the_bundle_is_named_where_it_is_found(bundle: Path) -> 
     Path("runs").mkdir()
     Path("manifests/mine.yaml").touch()
     Path("here").symlink_to(bundle)
-    assert init("masked-lm", "--bundle", "here", "-o", "runs/none.yaml").exit_code == 0
+    Path("runs/clusters.yaml").write_text("far: {host: login, folder: work}\n")
+    done = init("masked-lm", "--bundle", "here", "-o", "runs/none.yaml")
+    assert done.output.endswith("next: runner check runs/none.yaml --bundle here\n"), done.output
     assert RunConfig.load(Path("runs/none.yaml")).manifest is None
     Path("manifests/mine.lock").write_bytes((bundle / "stage.lock").read_bytes())
-    assert init("masked-lm", "--bundle", "here", "-o", "runs/one.yaml").exit_code == 0
+    done = init("masked-lm", "--bundle", "here", "-o", "runs/one.yaml")
+    assert done.output.endswith("next: runner submit runs/one.yaml --bundle here --to far\n")
     assert RunConfig.load(Path("runs/one.yaml")).manifest == "../manifests/mine.yaml"

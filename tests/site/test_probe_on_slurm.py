@@ -41,7 +41,7 @@ def probe(laptop: Laptop, to: str) -> str:
 def test_a_node_answers_and_the_road_knows_the_cluster(laptop: Laptop, site: Site) -> None:
     said = probe(laptop, f"cluster:{laptop.work}")
     assert re.search(r"slurm\S* \d+.*; (no )?modules", said), said
-    assert "next: runner submit RUN --to cluster" in said
+    assert "with a run file: runner submit RUN --to cluster" in said
     profile = laptop.folder / "envs/profiles/cluster.yml"
     assert "# Profile of n1" in profile.read_text() and "assumed" not in profile.read_text()
     assert Profile.load(profile).name == "cluster"

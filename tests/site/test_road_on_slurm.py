@@ -35,19 +35,45 @@ def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site
     job = site.job_number(said)
     for name in ("lock", "fetch"):
         assert re.search(rf"^{name} .*# done$", said, re.MULTILINE), said
-    assert "stage push bundle" in said and "nothing found that would fail" in said
+    assert "stage push bundle" in said and said.count("nothing found that would fail") == 1
+    assert "next: runner submit" not in said  # it is done by the road
     shown = json.loads(laptop.run("status", "output/my", "--to", "site", "--json"))
     assert shown["job"]["id"] == job
     assert laptop.jobs("my") == [job]
     followed = laptop.run("logs", "runs/my.yaml", "--to", "site", "-f")
     assert "step" in followed and site.state(job) in ("COMPLETED", "COMPLETING")
     assert "my" in laptop.run("status", "--to", "site")
+    shown = laptop.run(*SUBMIT, "--dry-run")  # the run is finished
+    assert len(re.findall(r"# done$", shown, re.MULTILINE)) == 7, shown
+    assert "next: runner pull runs/my.yaml --to site" in shown
     other = laptop.write("other")  # only a run file is new
     again = laptop.run("submit", f"runs/{other.name}", "--to", "site")
     assert re.search("^push .*# done$", again, re.MULTILINE), again
     assert [site.job_number(again)] == laptop.jobs("other") != [job]
     assert laptop.logins == 1
     assert verify(laptop.work / "bundle").bundle_id == verify(laptop.folder / "bundle").bundle_id
+
+
+@pytest.mark.slow
+def test_a_second_factor_is_typed_once_for_submit_status_and_logs(laptop: Laptop) -> None:
+    laptop.ask_for("246810")
+    assert "Log in once in a terminal" in laptop.run(*SUBMIT, code=5)
+    said = laptop.at_terminal("246810", *SUBMIT)
+    said += laptop.at_terminal("never typed", "status", "--to", "site")
+    said += laptop.at_terminal("never typed", "logs", "runs/my.yaml", "--to", "site", "-f")
+    assert said.count("assword:") == laptop.logins == 1, said
+    assert "next: runner pull" in said and len(laptop.jobs("my")) == 1
+
+
+@pytest.mark.slow
+def test_a_transfer_host_carries_and_a_job_verifies(laptop: Laptop, site: Site) -> None:
+    laptop.cluster(more="  copy: dtn\n  verify: job\n")
+    said = laptop.run(*SUBMIT)
+    assert laptop.logins == 2
+    (number,) = re.findall(r"^job (\d+) verifies$", said, re.MULTILINE)
+    assert site.job(number)["JobName"] == "airlift-verify" and site.state(number) == "COMPLETED"
+    assert re.findall(r"^job (\d+): ", said, re.MULTILINE) == [str(*laptop.jobs("my"))]
+    assert re.search("^verify .*# done$", laptop.run(*SUBMIT, "--dry-run"), re.MULTILINE)
 
 
 @pytest.mark.slow  # it measures seconds

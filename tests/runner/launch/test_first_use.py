@@ -130,6 +130,22 @@ def test_after_a_check_the_next_command_is_printed_with_what_was_given(
     )
 
 
+def test_after_a_check_on_a_laptop_the_next_command_goes_to_its_cluster(terminal: Terminal) -> None:
+    """It contradicted the README: `runner train`, here."""
+    bundle = terminal.cluster.bundle
+    terminal.cluster.write(engine={"name": "ddp"}, manifest="my.yaml")
+    Path("clusters.yaml").write_text("far: {host: login, folder: work}\nother: {folder: /x}\n")
+    code, said, _ = terminal.run("check", "tiny.yaml")
+    to = "--to far   (or: other)"
+    assert code == 0 and said.endswith(f"\nnext: runner submit tiny.yaml --bundle {bundle} {to}\n")
+    assert "nothing is held out" not in said
+    Path("clusters.yaml").write_text("far: [\n")  # no reason to say nothing
+    assert "\nnext: runner train tiny.yaml" in terminal.run("check", "tiny.yaml")[1]
+    Path(".airlift/lock").mkdir(parents=True)
+    Path(".airlift/lock/step").touch()
+    assert "\nnext: go.sh" in terminal.run("check", "tiny.yaml")[1]
+
+
 def test_where_sbatch_has_no_cluster_the_next_command_trains_here(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

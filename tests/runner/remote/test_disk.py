@@ -13,41 +13,16 @@ import pytest
 
 from runner.errors import StageError
 from runner.remote import disk as carried
-from runner.remote.disk import check, check_sizes, kind_of_disk, write
+from runner.remote.disk import check, check_sizes, write
 from runner.remote.pull import Disk, bring
 from runner.remote.there import plan_text
-from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.carry import push as pushing
-from stage.progress import Reporter
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.far import Far, each_shell
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import WEIGHTS, flip
-
-MOUNTS = """\
-22 1 8:2 / / rw,relatime shared:1 - ext4 /dev/sda2 rw
-40 22 8:17 / /media/my\\040disk rw,nosuid - vfat /dev/sdb1 rw,uid=1000
-41 22 8:33 / /media/other rw - exfat /dev/sdc1 rw
-42 41 8:34 / /media/other/inner rw master:2 - msdos /dev/sdd1 rw
-"""
-
-
-@pytest.mark.parametrize(
-    "folder, kind",
-    [
-        ("/media/my disk", "vfat"),
-        ("/media/my disk/a", "vfat"),
-        ("/media/my disks", "ext4"),
-        ("/media/other/x", "exfat"),
-        ("/media/other/inner/x", "msdos"),
-        ("/home", "ext4"),
-    ],
-)
-def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(folder: str, kind: str) -> None:
-    assert kind_of_disk(Path(folder), MOUNTS) == kind
-    assert kind_of_disk(Path(folder), "") == ""
 
 
 def test_fat32_takes_no_file_of_4_gib() -> None:
@@ -70,13 +45,11 @@ def test_it_is_refused_before_a_byte_is_written(
         check(disk, bundle)
     disk.mkdir()
     assert check(disk, bundle)[0].startswith("to write: 210 kB; free on ")
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"40 22 8:17 / {disk} rw - vfat /dev/sdb1 rw\n")
-    monkeypatch.setattr(carried, "_MOUNTS", mounts)
+    monkeypatch.setattr(carried, "read_mounts", lambda: f"/dev/sdb1 {disk} vfat rw 0 0\n")
     monkeypatch.setattr(carried, "_MOST_ON_FAT", 100_000)
     with pytest.raises(StageError, match="is FAT32"):
         put(disk, bundle)
-    monkeypatch.setattr(carried, "_MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(carried, "read_mounts", str)
     usage = shutil.disk_usage(disk)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StageError, match=r"210 kB are to be written, and 1 kB are free"):
@@ -88,11 +61,7 @@ def put(disk: Path, bundle: Path, **changes: str) -> list[str]:
     """Writes a run to a disk."""
     keys = {"WALK": "w1", "RUN": "my.yaml", "OUTPUT": "output/my"}
     plan = {**keys, "BUNDLE_ID": verify(bundle, "fast").bundle_id or "", **changes}
-    state = state_folder(os.environ)
-    return write(
-        disk, bundle, {"my.yaml": b"name: my\n"}, plan_text(plan),
-        reporter=Reporter(quiet=True), quiet=True, state=state,
-    )  # fmt: skip
+    return write(disk, bundle, {"my.yaml": b"name: my\n"}, plan_text(plan), quiet=True)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ SKIPPED = [
 ]
 CALLS = [
     "runner check runs/my.yaml --bundle bundle --output output/my --set a=b c",
-    "runner submit runs/my.yaml --bundle bundle --output output/my --set a=b c --array seed=1,2",
+    "runner submit -q runs/my.yaml --bundle bundle --output output/my --set a=b c --array seed=1,2",
 ]
 
 

@@ -73,6 +73,7 @@ def test_results_come_whole_once_and_only_what_changed_later(laptop: Laptop, far
     assert {name: got[name] for name in got.keys() - OURS} == results(far)
     assert b"<html" in got["report.html"] and "every byte compared" in said
     assert "step 40 of 40; model: output/my/model" in said
+    assert "checkpoints: where it ran" in laptop.runner("status", "output/my")
     before = {path: path.stat().st_mtime_ns for path in here.rglob("model/*")}
     # Another state there: a model in two files, a longer log.
     (far / "model/model.safetensors").unlink()
@@ -117,6 +118,7 @@ def test_a_run_that_is_not_finished_gives_what_there_is(laptop: Laptop, far: Pat
     run_folder(far.with_name("soon"), name="soon", steps=7)
     said = laptop.runner("pull", "soon", "--to", "far")
     assert "step 7 of 40; not finished" in said
+    assert "pulled before its end" in laptop.runner("status", "output/soon")
     (far.with_name("empty")).mkdir()
     said = laptop.runner("pull", "empty", "--to", "far", code=2)
     assert "has no results yet" in said and not (laptop.folder / "output/empty").exists()

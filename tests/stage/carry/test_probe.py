@@ -100,7 +100,7 @@ def test_a_cluster_is_asked_and_noted_and_what_is_there_is_kept(
     next_ = in_it(done.stdout, r"(?<=stage env probe )--to cluster:FOLDER/airlift")
     folder = tmp_path / "scratch"
     done = probe(server, tmp_path, *next_.replace("FOLDER", str(folder)).split())
-    assert "next: runner submit RUN --to cluster" in done.stdout, done.stderr
+    assert "--profile envs/profiles/cluster.yml -o manifests/my.yaml" in done.stdout, done.stderr
     found = find_cluster("cluster", None)
     assert found.target == PushTarget("cluster", f"{folder}/airlift")
     assert found.profile == profile and server.logins == 1
