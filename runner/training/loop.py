@@ -386,6 +386,8 @@ class Trainer:
             return
         self.phases.heartbeat.beat("export")
         self.observer.flush()
+        if self.ranks.is_first:  # a kill in the last save may have left some
+            self.checkpoints.drop_old(self.step)
         chosen = self.checkpoints.load_best(self.engine, self.step)
         lora = self.config.lora
         state = self.engine.export(

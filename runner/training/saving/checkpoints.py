@@ -101,7 +101,7 @@ class Checkpoints:
 
         def write() -> None:
             writing.begin()
-            writing.complete(lambda: engine.save(writing.folder), lambda: self._drop_old(step))
+            writing.complete(lambda: engine.save(writing.folder), lambda: self.drop_old(step))
 
         try:
             write()
@@ -113,9 +113,11 @@ class Checkpoints:
             write()
         self._saved_at = self._now()
 
-    def _drop_old(self, newest: int) -> None:
-        """Removes checkpoints that are not among the newest, counted down from the step just
-        written.
+    def drop_old(self, newest: int) -> None:
+        """Removes checkpoints that are not among the newest. Rank 0 calls it.
+
+        Args:
+            newest: the step that was just written; they are counted down from it.
 
         A checkpoint of a later step was damaged, and skipped when the run resumed from an earlier
         one. It does not count and is removed. Otherwise each resume would hash it, and if it were

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_a_best_checkpoint_that_is_damaged_is_named_and_the_last_weights_are_exp
     said = (run.folder.logs / "said").read_text()
     assert f"exports the last weights, of step 6: step-{best}, the best: state.json" in said
     assert "exported_weights_step" not in json.loads(run.folder.environment.read_text())
+
+
+def test_old_checkpoints_that_a_kill_in_the_last_save_left_go_before_the_export(
+    alone: None, shared_cluster: Cluster
+) -> None:
+    settings = {**SMALL, "checkpoint": {"every": 100, "keep": 1}}
+    path = shared_cluster.write("left", steps=2, **settings)
+    shared_cluster.prepare(path)
+    run, trainer = started(shared_cluster, path)
+    assert trainer.run()
+    trainer.observer.close()
+    shutil.copytree(run.folder.checkpoints / "step-2", run.folder.checkpoints / "step-1")
+    run, trainer = started(shared_cluster, path)
+    assert trainer.run()
+    trainer.export()
+    trainer.observer.close()
+    assert [path.name for path in run.folder.checkpoints.glob("step-*")] == ["step-2"]
 
 
 def test_patience_keeps_the_best_unless_the_run_file_says_otherwise(tmp_path: Path) -> None:
