@@ -297,8 +297,8 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
                 begun, end = walk(remote, road, plan, _show_log)
         except IncompleteError as error:
             raise IncompleteError(
-                f"{error.message} What go.sh does there goes on.",
-                f"{error.remedy} The same command again joins it.",
+                f"{error.message} What go.sh has begun there goes on.",
+                f"{error.remedy} The same command again joins it, or begins it.",
             ) from None
         except KeyboardInterrupt:
             host = quoted(road.cluster.target.bare_host)

@@ -174,10 +174,11 @@ def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | Non
     files = {f"runs/{name}": text for name, text in road.files.items()}
     files["go.sh"] = (_HERE / "go.sh").read_text("utf-8")
     files[".airlift/plan"] = plan_text({"WALK": walk, **plan})
-    put = 'put() { mkdir -p "${1%/*}" && printf %s "$2" >"$1.new" && mv "$1.new" "$1" || exit 1; }'
+    # `cat` names a full disk; the printf of some shells does not.
+    put = 'mkdir -p "${1%/*}" && printf %s "$2" | cat >"$1.new" && mv "$1.new" "$1" || exit 1'
     lines = [
         _IS_ALIVE,
-        put,
+        f"put() {{ {put}; }}",
         f"cd {shlex.quote(remote.folder)} || exit 1",
         "is_alive && exit 0",
         *(f"put {shlex.quote(f'./{name}')} {shlex.quote(text)}" for name, text in files.items()),

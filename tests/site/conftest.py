@@ -140,17 +140,19 @@ def tiny_bert(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def stage_tiny(laptop: Path, model: Path, manifest: str = MANIFEST) -> Path:
+    """Fetches the bundle of `tiny.yaml` from a Hub."""
+    (laptop / "tiny.yaml").write_text(manifest)
+    with LoopbackHub(laptop / "hub") as hub:
+        hub.repositories.commit("models", "acme/tiny-bert", tiny_bert(model))
+        hub.repositories.commit("datasets", "acme/reference", dataset_files())
+        return fetch_bundle(laptop, "tiny", hub.endpoint)
+
+
 @pytest.fixture(scope="session")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle on the laptop."""
-    laptop = tmp_path_factory.mktemp("laptop")
-    (laptop / "tiny.yaml").write_text(MANIFEST)
-    with LoopbackHub(laptop / "hub") as hub:
-        hub.repositories.commit(
-            "models", "acme/tiny-bert", tiny_bert(tmp_path_factory.mktemp("model"))
-        )
-        hub.repositories.commit("datasets", "acme/reference", dataset_files())
-        return fetch_bundle(laptop, "tiny", hub.endpoint)
+    return stage_tiny(tmp_path_factory.mktemp("laptop"), tmp_path_factory.mktemp("model"))
 
 
 def carry(staged: Path, site: Site) -> Path:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,18 +106,6 @@ def hold(site: Site, is_on: bool) -> None:
     """Lets no job begin."""
     state = "down" if is_on else "up"
     site.control("exec", "scontrol", "update", "partitionname=batch", f"state={state}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["== \\w+ verify", "== \\w+ check", "== \\w+ submit"])
-def test_a_laptop_that_is_killed_is_joined_by_the_same_command(laptop: Laptop, moment: str) -> None:
-    first = laptop.start(*SUBMIT)
-    log = laptop.work / ".airlift/log"
-    laptop.site.wait(lambda: log.exists() and bool(re.search(moment, log.read_text())))
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate()
-    said = laptop.run(*SUBMIT)
-    assert laptop.jobs("my") == [laptop.site.job_number(said)]
 
 
 @pytest.mark.slow
