@@ -331,6 +331,7 @@ def test_where_there_is_no_slurm_the_script_can_be_shown(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="no sbatch on this machine") as caught:
         submit(replace(CPU, run_folder=cluster.output()), Partition("default"))
+    assert not cluster.output().exists(), "a run that `runner status` would call stopped"
     words = shlex.split(in_it(caught.value.remedy, "runner submit --print"))
     run = [str(cluster.write()), "--bundle", str(cluster.bundle)]
     shown = CliRunner().invoke(runner, [*words[1:], *run])

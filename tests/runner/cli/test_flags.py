@@ -96,19 +96,6 @@ def test_an_error_under_json_is_one_document_with_the_exit_code(
     assert said in text and '"remedy"' in text
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("submit nofile.yaml", "no such file"),
-        ("submit run.yaml --set batch.global=9 --dry-run --set slurm.nodes=2", "divide"),
-        ("bench run.yaml --strategies zreo2", "no such strategy"),
-    ],
-)
-def test_a_wrong_request_is_refused_in_words(home: Path, command: str, said: str) -> None:
-    done = call(*command.split())
-    assert done.exit_code == 2 and said in done.stderr and "\n  -> " in done.stderr, done.output
-
-
 def test_quiet_leaves_errors_only(home: Path) -> None:
     done = call("check", "run.yaml", "-q")
     assert (done.exit_code, done.output) == (0, "")

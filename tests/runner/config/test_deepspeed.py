@@ -268,12 +268,6 @@ def test_a_file_that_cannot_be_is_refused_with_a_message(
     assert "ds_config.json" in found or "not supported" in found
 
 
-def test_a_file_that_is_not_there_is_named_with_the_line_that_wants_it(tmp_path: Path) -> None:
-    said = refused(tmp_path, "{}", "engine: {config: other.json}\n")
-    assert said.startswith("mine.yaml:5: ")
-    assert "other.json: no such file" in said
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -101,6 +101,10 @@ def test_each_key_for_a_name_of_another_trainer_exists() -> None:
         ("epochs:", "neither `epochs` nor `steps`"),
         ("task: causal-lm", "`task` is written twice"),
         ("checkpoint: {every: 0}", "`checkpoint.every` must be at least 1"),
+        ("steps: '64'", "(remove the quotes)"),
+        ("lora: {targets: query}", 'Write a list: ["query"]'),
+        ("environment: train-env", "`environment`"),
+        ("environment: {asset: e, node_local: maybe}", "`environment.node_local`"),
         # Each alone could be: they do not go together.
         (
             "engine: {name: fsdp, zero: 2}",

@@ -34,11 +34,6 @@ def test_no_two_sequences_would_fit_into_one(lengths: list[int]) -> None:
     assert len(sums) < 2 or sums[0] + sums[1] > CAPACITY
 
 
-@given(LENGTHS)
-def test_the_same_documents_are_packed_alike(lengths: list[int]) -> None:
-    assert fill(lengths, CAPACITY) == fill(list(lengths), CAPACITY)
-
-
 def test_short_lines_fill_sequences_nearly_to_the_brim() -> None:
     lengths = [int(n) for n in np.random.default_rng(0).integers(5, 200, 2000)]
     assert sum(lengths) / (512 * len(fill(lengths, 512))) > 0.99

@@ -154,15 +154,6 @@ def test_empty_and_missing_texts_are_skipped(
     assert all("4 rows left out: empty" in line for line in said), said
 
 
-def test_a_split_of_nothing_but_holes_is_refused_with_a_message(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    split = write_split(tmp_path, ["", None, " "], name="holes")
-    with pytest.raises(UsageError, match=r"do not fill one sequence .*3 rows left out: empty"):
-        prepared(replace(recipe, split=split), tmp_path)
-    assert not list((tmp_path / "stores").iterdir())
-
-
 def test_many_rows_are_as_few(tmp_path: Path, words: ModelInput) -> None:
     """More rows than are tokenised at once."""
     split = write_split(tmp_path, [text(n % 490, 3) for n in range(2500)])

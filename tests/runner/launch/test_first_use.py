@@ -14,7 +14,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
-from runner.errors import CommandGroup, IncompleteError, UsageError
+from runner.errors import CommandGroup, IncompleteError
 from runner.inputs import resolve
 from runner.job.access import disk_still_needed
 from runner.launch.rank import Rank, give_up
@@ -226,21 +226,6 @@ def test_a_disk_too_full_for_the_reason_of_a_failure_does_not_hide_it(
     with pytest.raises(EndedError, match="5"):
         give_up(Rank(place_alone(), vitals), f"error: {error}", error)
     assert "after step 57" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"steps": "64"}, 'found the text `"64"` (remove the quotes)'),
-        ({"lora": {"targets": "query"}}, 'Write a list: ["query"]'),
-    ],
-)
-def test_a_value_of_another_kind_is_told_by_what_to_write(
-    cluster: Cluster, changes: dict[str, object], words: str
-) -> None:
-    with pytest.raises(UsageError) as refused:
-        RunConfig.load(cluster.write(**changes))
-    assert words in str(refused.value)
 
 
 def test_an_asset_asked_for_by_its_bare_name_is_told_as_what_it_is_here(bundle: Path) -> None:

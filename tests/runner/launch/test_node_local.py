@@ -226,14 +226,6 @@ def test_the_run_file_says_which_and_whether(tmp_path: Path, text: str, expected
     assert (config.environment.asset, config.environment.node_local) == ("train-env", expected)
 
 
-@pytest.mark.parametrize(
-    "text", ["environment: train-env", "environment: {asset: e, node_local: maybe}"]
-)
-def test_a_wrong_environment_is_told_with_its_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"run\.yaml:5"):
-        load(tmp_path, text)
-
-
 def load(folder: Path, text: str) -> RunConfig:
     path = folder / "run.yaml"
     path.write_text(

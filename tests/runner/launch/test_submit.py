@@ -53,16 +53,6 @@ def test_a_rank_gets_the_share_of_cpus_of_the_smallest_node_with_enough_gpus() -
     assert submit.cpus_per_task([], ranks=4, gpus=4) == (None, "")
 
 
-def test_a_machine_without_slurm_is_told_where_to_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="no sbatch on this machine") as refused:
-        submit.submit(dataclasses.replace(CPU, run_folder=tmp_path / "run"), ANY)
-    assert "login node" in refused.value.remedy
-    assert not (tmp_path / "run").exists(), "a run that `runner status` would call stopped"
-
-
 def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

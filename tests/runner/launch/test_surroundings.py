@@ -225,14 +225,6 @@ def test_lines_are_corrected_as_their_remedies_say(
     works(setup=[f"source {modules}", "module load cuda/12.4"])
 
 
-def test_a_cluster_whose_login_shell_has_no_module_is_told(
-    cluster: Cluster, login: Callable[[str], None], python: Path
-) -> None:
-    (Path(os.environ["HOME"]) / ".bash_profile").write_text("")
-    text = said(tried(cluster, slurm={"modules": ["cuda/12.4"]}))
-    assert "module: command not found" in text and "has no `module`" in text
-
-
 def test_a_line_for_the_job_alone_is_printed_and_never_run(
     cluster: Cluster, login: Callable[[str], None], python: Path, tmp_path: Path
 ) -> None:

@@ -20,7 +20,6 @@ from runner.job.plan import (
     check_batch,
     decide,
     num_steps,
-    sequence_length,
     with_micro,
 )
 from runner.job.shapes import Device, ModelShape
@@ -64,13 +63,6 @@ def refused(
 def reason(plan: TrainingPlan, key: str) -> str:
     (found,) = [choice.reason for choice in plan.choices if choice.key == key]
     return found
-
-
-def test_a_batch_that_does_not_divide_names_the_nearest_that_do(run_file: Path) -> None:
-    said = refused(run_file, A100, 4, "batch.global=30", "batch.micro=4")
-    assert "batch.global 30 does not divide among 4 ranks x micro 4" in said
-    assert "Set batch.global: 16 or 32" in said
-    assert "Set batch.global: 8" in refused(run_file, A100, 8, "batch.global=3")
 
 
 @given(
@@ -218,15 +210,6 @@ def test_low_precision_never_trains_at_stage_0(run_file: Path, precision: str) -
     assert plan.zero == 1
     assert "stage 0" in reason(plan, "engine.zero")
     assert planned(run_file, A100, 1, "engine.zero=0", "precision=fp32").zero == 0
-
-
-@pytest.mark.parametrize(("longest", "length"), [(128, 128), (4096, 512), (None, 512)])
-def test_auto_sequences_are_the_models_and_no_longer_than_usual(
-    run_file: Path, longest: int | None, length: int
-) -> None:
-    found, choice = sequence_length(RunConfig.load(run_file), ModelShape(1, longest, 1, 1, 1))
-    assert found == length
-    assert choice is not None and choice.reason
 
 
 @pytest.mark.parametrize(

@@ -220,16 +220,3 @@ def test_thinning_keeps_the_peaks_and_the_order(values: list[float]) -> None:
     assert len(kept) <= 40
     assert kept == sorted(kept, key=lambda point: point[0])
     assert {max(values), min(values)} <= {value for _, value in kept}
-
-
-def test_a_run_file_stands_for_its_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = run_folder(tmp_path / "output" / "mine")
-    (tmp_path / "mine.yaml").write_text(
-        "format: 1\nname: mine\ntask: masked-lm\nmodel: {asset: m}\ndataset: {asset: d}\n"
-    )
-    done = CliRunner().invoke(main, ["report", "mine.yaml"])
-    assert done.exit_code == 0, done.output
-    assert (folder / "report.html").exists()
