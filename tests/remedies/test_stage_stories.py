@@ -81,12 +81,14 @@ def test_damage_is_repaired_in_each_way_that_is_named() -> None:
     works("verify copy")
 
 
+@obeys("stage/bundle/bundle.py", "Run `stage fetch` again where it was made, or copy again")
 @obeys(VERIFIER, "This bundle is unfinished: run `stage fetch`", "This is another bundle than")
 def test_an_unfinished_bundle_and_one_of_another_id() -> None:
     root = bundle()
     (root / "tagmanifest-sha256.txt").unlink()
     code, said = run("verify bundle")
     assert code == 1 and "run `stage fetch` again where it was made" in " ".join(said.split())
+    assert "stage fetch" in remedy_of("show bundle", 2)
     works("fetch m.yaml -o bundle")
     works("verify bundle")
     code, said = run(f"verify bundle --id {'ab' * 32}")
@@ -108,7 +110,7 @@ def test_a_file_that_changed_at_its_source_is_locked_again() -> None:
     assert Path("new/data/files/a/x.csv").read_bytes() == b"text\na form\n"
 
 
-@obeys("stage/lock/reader.py", "Use a newer airlift: update its source")
+@obeys("stage/lock/reader.py", "Use a newer airlift: update its source", "Write `format: {}`.")
 @obeys(KINDS, "`stage init NAME...` writes a manifest.")
 @obeys("stage/text.py", "Save it as UTF-8: iconv -f {} -t UTF-8")
 def test_a_manifest_is_written_as_its_remedies_say() -> None:
@@ -116,10 +118,11 @@ def test_a_manifest_is_written_as_its_remedies_say() -> None:
     works(FETCH)
     good = Path("m.yaml").read_text()
 
-    Path("m.yaml").write_text(good.replace("format: 1", "format: 9"))
-    line = in_it(remedy_of(FETCH, 2), r"(?<=write `)format: \d+")
-    Path("m.yaml").write_text(good.replace("format: 1", line))
-    works(FETCH)
+    for wrong in ("format: 9", "format: one"):
+        Path("m.yaml").write_text(good.replace("format: 1", wrong))
+        line = in_it(remedy_of(FETCH, 2), r"(?<=[Ww]rite `)format: \d+")
+        Path("m.yaml").write_text(good.replace("format: 1", line))
+        works(FETCH)
 
     Path("m.yaml").write_text("")
     works(in_it(remedy_of(FETCH, 2), "stage init ").replace("stage ", "") + "a.txt -o n.yaml")

@@ -67,15 +67,6 @@ def key_and_signers() -> None:
     Path("signers").write_text(f"me {Path('KEY.pub').read_text()}")
 
 
-@obeys("stage/bundle/bundle.py", "Run `stage fetch` again where it was made, or copy again")
-def test_an_unfinished_bundle_is_finished_by_a_fetch() -> None:
-    (bundle() / "tagmanifest-sha256.txt").unlink()
-    remedy = remedy_of("show bundle", 2)
-    assert "stage fetch" in remedy
-    works("fetch m.yaml -o bundle")
-    works("show bundle")
-
-
 @obeys("stage/bundle/bundle.py", "Run `stage verify {}` to see all that is damaged")
 def test_a_damaged_lock_is_looked_at_and_comes_again() -> None:
     lock = bundle() / "stage.lock"
@@ -299,17 +290,6 @@ def test_an_empty_policy_lists_what_it_allows() -> None:
     for way in (policy, {}):
         Path("m.yaml").write_text(yaml.safe_dump({**document, **way}))
         works("fetch m.yaml -o new")
-
-
-@obeys("stage/lock/reader.py", "Write `format: {}`.")
-def test_a_manifest_gets_its_format() -> None:
-    bundle()
-    document = yaml.safe_load(Path("m.yaml").read_text())
-    document["format"] = "one"
-    Path("m.yaml").write_text(yaml.safe_dump(document))
-    line = in_it(remedy_of("fetch m.yaml -o new", 2), r"format: \d+")
-    Path("m.yaml").write_text(yaml.safe_dump({**document, **yaml.safe_load(line)}))
-    works("fetch m.yaml -o new")
 
 
 @obeys("stage/lock/read.py", "Make it again with `stage lock`")

@@ -115,12 +115,6 @@ def test_any_bytes_give_a_value_or_words(target: str, tmp_path: Path) -> None:
     search(target, tmp_path, settings(max_examples=300, derandomize=True, database=None))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", PARSERS)
-def test_many_bytes_give_a_value_or_words(target: str, tmp_path: Path) -> None:
-    search(target, tmp_path, settings(max_examples=5_000, database=None))
-
-
 def search(target: str, folder: Path, how: settings) -> None:
     @settings(how, deadline=None, suppress_health_check=list(HealthCheck))
     @given(mutations(target))

@@ -37,47 +37,51 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield folder
 
 
-def record(folder: Path, **facts: object) -> None:
-    (folder / "direct_url.json").write_text(json.dumps(facts))
-
-
 def test_this_copy_is_installed_from_its_checkout() -> None:
     assert install_command("laptop") == f"pip install -e '{ROOT}[laptop]'"
 
 
-def test_a_checkout_is_named_by_its_folder(installed: Path, tmp_path: Path) -> None:
-    record(installed, url=tmp_path.as_uri(), dir_info={"editable": True})
-    assert install_command("laptop") == f"pip install -e '{tmp_path}[laptop]'"
-    record(installed, url=tmp_path.as_uri(), dir_info={})
-    assert install_command("train") == f"pip install '{tmp_path}[train]'"
-    assert install_command() == f"pip install '{tmp_path}'"
+WITHOUT_A_SOURCE = {
+    "laptop": "pip install 'uv>=0.13'",
+    "train": "pip install 'torch<2.14,>=2.6' 'bitsandbytes>=0.50 ; sys_platform == \"linux\"'",
+}
+RECORDED: dict[str, tuple[str | dict[str, object] | None, dict[str, str]]] = {
+    # what pip wrote of the source (HERE: a folder that is there) -> extra -> the command
+    "an editable checkout": (
+        {"url": "HERE", "dir_info": {"editable": True}},
+        {"laptop": "pip install -e 'HERE[laptop]'"},
+    ),
+    "a checkout": (
+        {"url": "HERE", "dir_info": {}},
+        {"train": "pip install 'HERE[train]'", "": "pip install 'HERE'"},
+    ),
+    "a wheel": (
+        {"url": "HERE/my%20wheels/airlift_hpc-0.2.0-py3-none-any.whl", "archive_info": {}},
+        {"laptop": "pip install 'HERE/my wheels/airlift_hpc-0.2.0-py3-none-any.whl[laptop]'"},
+    ),
+    "a repository": (
+        {"url": "https://x.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
+        {"laptop": "pip install 'airlift-hpc[laptop] @ git+https://x.org/a.git@ab12'"},
+    ),
+    "nothing": (None, WITHOUT_A_SOURCE),
+    "what is no JSON": ("{", WITHOUT_A_SOURCE),
+    "a list": ("[]", WITHOUT_A_SOURCE),
+    "a wheel that is gone": ({"url": "file:///gone.whl"}, WITHOUT_A_SOURCE),
+}
 
 
-def test_a_wheel_is_named_by_its_file(installed: Path, tmp_path: Path) -> None:
-    wheel = tmp_path / "my wheels" / "airlift_hpc-0.2.0-py3-none-any.whl"
-    wheel.parent.mkdir()
-    wheel.touch()
-    record(installed, url=wheel.as_uri(), archive_info={})
-    assert install_command("laptop") == f"pip install '{wheel}[laptop]'"
-
-
-def test_a_repository_is_named_with_its_commit(installed: Path) -> None:
-    record(installed, url="https://x.org/a.git", vcs_info={"vcs": "git", "commit_id": "ab12"})
-    assert (
-        install_command("laptop")
-        == "pip install 'airlift-hpc[laptop] @ git+https://x.org/a.git@ab12'"
-    )
-
-
-@pytest.mark.parametrize("recorded", [None, "{", "[]", '{"url": "file:///gone.whl"}'])
-def test_without_a_source_the_requirements_are_named(installed: Path, recorded: str | None) -> None:
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_command_names_the_source_that_this_copy_came_from(
+    installed: Path, tmp_path: Path, name: str
+) -> None:
+    recorded, commands = RECORDED[name]
+    (tmp_path / "my wheels").mkdir()
+    (tmp_path / "my wheels/airlift_hpc-0.2.0-py3-none-any.whl").touch()
     if recorded is not None:
-        (installed / "direct_url.json").write_text(recorded)
-    assert install_command("laptop") == "pip install 'uv>=0.13'"
-    said = install_command("train")
-    assert said == (
-        "pip install 'torch<2.14,>=2.6' 'bitsandbytes>=0.50 ; sys_platform == \"linux\"'"
-    )
+        text = recorded if isinstance(recorded, str) else json.dumps(recorded)
+        (installed / "direct_url.json").write_text(text.replace("HERE", tmp_path.as_uri()))
+    for extra, command in commands.items():
+        assert install_command(*filter(None, [extra])) == command.replace("HERE", str(tmp_path))
 
 
 def test_in_an_environment_of_a_bundle_its_environment_file_is_named(
