@@ -32,21 +32,12 @@ NO_VALUE = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A
 
 
 @pytest.fixture
-def converted(tmp_path: Path) -> Convert:
-    """Converts files, given as bytes, to the split `train`; appends the notes to `notes`."""
+def converted(converted: Callable[..., dict[str, pa.Table]]) -> Convert:
+    """Converts files, given as bytes, to the split `train`."""
 
     def run(how: str, *files: bytes, name: str = "", notes: list[str] | None = None) -> pa.Table:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        paths = {
-            name or f"{number}.{how}": folder / (name or f"{number}.{how}")
-            for number in range(len(files))
-        }
-        for path, data in zip(paths.values(), files, strict=True):
-            path.write_bytes(data)
-        note = (lambda line: None) if notes is None else notes.append
-        made = convert(how, paths, splits_of_names, folder / "out", "m.yaml:3: `x`", note=note)
-        return pa.concat_tables(pq.read_table(shard) for shard in made["train"].shards)
+        named = {name or f"{number}.{how}": data for number, data in enumerate(files)}
+        return converted(how, named, notes)["train"]
 
     return run
 
