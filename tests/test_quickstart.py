@@ -33,7 +33,7 @@ ELSEWHERE = {
     # A command of the README, or by hand -> the test that runs it, or the script that is run.
     # CLUSTER_TEST runs all lines of the README but the two scripts, as they stand there.
     "git clone ADDRESS airlift && cd airlift": CLUSTER_TEST,
-    "scripts/demo": "tests/hub/test_demo_parts.py",
+    "scripts/demo": "tests/test_demo.py",
     "scripts/test": ".ci/run",
     "python3 -m venv ~/airlift-venv && . ~/airlift-venv/bin/activate": CLUSTER_TEST,
     "pip install '.[laptop]'": CLUSTER_TEST,

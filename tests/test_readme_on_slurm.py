@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -157,7 +158,9 @@ def test_every_command_of_the_readme_from_a_table_to_results(
         said = {}
         for name, line in zip(names, lines[3:], strict=True):
             line = line.replace("me@cluster:/scratch/me", f"{USER}@cluster:{cluster.home}")
+            began = time.monotonic()
             said[name] = shell([ACTIVATE, line], here, variables)
+            print(f"{time.monotonic() - began:5.0f} s  {line}")
             if name == "stage init":
                 text = environment_yml(tmp_path / "channel")
                 (here / "manifests/environment.yml").write_text(text)

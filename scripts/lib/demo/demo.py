@@ -1,11 +1,12 @@
-"""All steps on one machine: Hub -> bundle -> rsync -> verify -> prepare -> train -> model.
+"""The whole road on one machine: from a Hub to a cluster without internet, and results back.
 
-Called by scripts/demo inside the checkout's .venv. Everything is written below one folder:
+Called by scripts/demo inside the checkout's .venv. Where a Slurm and an sshd can be started (root
+on Debian), it is `runner submit --to` and `runner pull`; else the same steps by hand, with rsync
+and two ranks here. Everything is written below one folder:
 
     FOLDER/hub/       what the embedded Hub serves
-    FOLDER/laptop/    manifest, lock and bundle, as on a laptop
-    FOLDER/cluster/   the bundle after rsync, run file and run folder, as on a cluster without
-    internet
+    FOLDER/laptop/    manifest, run file, lock and bundle, as on a laptop; and the results
+    FOLDER/cluster/   what travelled, and the run folder, as on a cluster
 
 Each command is printed before it runs, as a user would type it.
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ import yaml
 
 from scripts.lib.demo.repositories import DATASET, MODEL, make_repositories
 from scripts.lib.hub.loopback_hub import LoopbackHub
+from scripts.lib.site import control, home_of, lacking, running_site, ssh_to
 
 ROOT = Path(__file__).resolve().parents[3]
 MARKER = ".airlift-demo"
@@ -36,6 +38,7 @@ SENTENCES = (
     "I do [MASK] know what you mean.",
     "I have [MASK] seen him before.",
 )
+SLURM = 'slurm: {nodes: 2, tasks_per_node: 1, time: "00:10:00"}\n'
 
 
 class DemoError(Exception):
@@ -50,22 +53,15 @@ class Shell:
     cwd: Path = ROOT
     settings: dict[str, str] = field(default_factory=dict)
 
-    def run(
-        self,
-        *command: str,
-        cwd: Path,
-        sandbox: tuple[str, ...] = (),
-        sandbox_name: str = "offline",
-        shown: str | None = None,
-        output: Path | None = None,
-    ) -> None:
+    @property
+    def path(self) -> str:
+        return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+    def run(self, *command: str, cwd: Path, sandbox: tuple[str, ...] = ()) -> None:
         """Runs a command.
 
         Args:
             sandbox: a prefix that takes the network away, see `network_sandbox`.
-            sandbox_name: the short name of `sandbox` for the printed command.
-            shown: the printed command, if it is not `command`.
-            output: a file for the command's stdout.
 
         Raises:
             DemoError: it did not exit with 0.
@@ -74,24 +70,19 @@ class Shell:
         if cwd != self.cwd:
             self.cwd = cwd
             print(f"$ cd {shlex.quote(str(cwd))}")
-        to = f" > {shlex.quote(output.name)}" if output else ""
-        line = shown or shlex.join(command)
-        print(f"$ {f'{sandbox_name} ' if sandbox else ''}{line}{to}", flush=True)
+        print(f"$ {'offline ' if sandbox else ''}{shlex.join(command)}", flush=True)
         began = time.monotonic()
         foreign = ("HF_", "SLURM_")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         environment["AIRLIFT_STORE"] = "none"  # the demo writes nothing outside its folder
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        environment |= self.settings
-        full = [*sandbox, *command]
-        with open(output, "wb") if output else nullcontext() as sink:
-            process = subprocess.Popen(full, cwd=cwd, env=environment, stdout=sink)
-            try:
-                code = process.wait()
-            except KeyboardInterrupt:
-                process.wait()  # Ctrl-C reached it too; a run saves a checkpoint first
-                raise
-        name = " ".join(line.rpartition("&& ")[2].split()[:2])
+        environment |= {"PATH": self.path, **self.settings}
+        process = subprocess.Popen([*sandbox, *command], cwd=cwd, env=environment)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # Ctrl-C reached it too; a run saves a checkpoint first
+            raise
+        name = " ".join(Path(word).name for word in command[:2])
         self.times.append((name, time.monotonic() - began))
         if code != 0:
             raise DemoError(f"`{shlex.join(command)}` ended with {code} (in {cwd})")
@@ -144,39 +135,92 @@ def network_sandbox() -> tuple[str, ...]:
 
 def travel(folder: Path, shell: Shell) -> dict[Path, str]:
     """Runs all steps; returns interesting paths, each with a description."""
-    laptop, cluster = folder / "laptop", folder / "cluster"
+    laptop = folder / "laptop"
     say("On the laptop: stage from a Hub")
-    for name, target in (("manifests", laptop), ("runs", cluster)):
-        shutil.copy(ROOT / name / "demo.yaml", target / "demo.yaml")
+    for name in ("manifests", "runs"):
+        (laptop / name).mkdir()
+        shutil.copy(ROOT / name / "demo.yaml", laptop / name)
     with LoopbackHub(folder / "hub") as hub:
         make_repositories(hub.repositories)
         print(f"embedded Hub at {hub.endpoint} (files from {hub.cdn_endpoint})")
         print(f"it serves {MODEL} and {DATASET}")
-        fetch = ("stage", "fetch", "demo.yaml", "-o", "bundle")
+        fetch = ("stage", "fetch", "manifests/demo.yaml", "-o", "bundle")
         shell.run(*fetch, "--endpoint", hub.endpoint, cwd=laptop)
         answered = hub.log.find()
         sent = sum(exchange.sent for exchange in answered) / 1e6
-        print(f"\nthe Hub answered {len(answered)} requests with {sent:.1f} MB")
-    shell.run("stage", "show", "bundle", cwd=laptop)
+        print(f"\nthe Hub answered {len(answered)} requests with {sent:.1f} MB; it is gone now")
+    with ExitStack() as stack:
+        lacks = lacking("sshd", "ssh", "ssh-keygen")
+        if not lacks:
+            say("A cluster starts here: Slurm, two nodes, a login node with sshd; no internet")
+            try:
+                site = stack.enter_context(running_site(expose=folder))
+                print(f"it is in {site}, and ends with this demo")
+                return by_one_command(folder, shell, site, stack.enter_context(ssh_to(site)))
+            except subprocess.CalledProcessError as error:
+                lacks = f"what that needs: {str(error.stderr).strip()}"
+        say(f"By hand: for `--to`, the way to a real Slurm, this machine lacks {lacks}")
+        return by_hand(folder, shell)
 
-    say("Carry it over (the Hub is gone now)")
-    shell.run("rsync", "-a", "--partial", "laptop/bundle/", "cluster/bundle/", cwd=folder)
 
-    sandbox, inputs = network_sandbox(), ("demo.yaml", "--bundle", "bundle")
+def by_one_command(folder: Path, shell: Shell, site: Path, keys: Path) -> dict[Path, str]:
+    """The road of the README: submit, status, logs, pull."""
+    laptop, cluster = folder / "laptop", folder / "cluster"
+    owner = home_of(site).stat()
+    os.chown(cluster, owner.st_uid, owner.st_gid)
+    entry = {
+        "host": "cluster",
+        "folder": str(cluster),
+        "setup": [f"export PATH={Path(sys.executable).parent}:$PATH", "export OMP_NUM_THREADS=1"],
+    }
+    clusters = yaml.safe_dump({"cluster": entry}, sort_keys=False, width=1000)
+    (laptop / "runs/clusters.yaml").write_text(clusters)
+    print(f"runs/clusters.yaml names it (`stage env probe --to` writes this file):\n\n{clusters}")
+    with open(laptop / "runs/demo.yaml", "a") as run_file:
+        run_file.write(SLURM)
+    print(f"and the run file asks for its nodes:\n\n{SLURM}")
+    print("A real environment would travel in the bundle; here the cluster uses this checkout's.")
+    shell.settings |= {"PATH": f"{keys}/bin:{shell.path}", "XDG_RUNTIME_DIR": str(keys)}
+    to = ("runs/demo.yaml", "--to", "cluster")
+    shell.run("runner", "submit", *to, cwd=laptop)
+    shell.run("runner", "status", "--to", "cluster", cwd=laptop)
+    shell.run("runner", "logs", *to, "-f", cwd=laptop)
+    shell.run("runner", "pull", *to, cwd=laptop)
+    left = control(site, "leaks", check=False).stdout.count("\n")
+    print(f"\npackets that tried to leave the cluster: {left}")
+    results = laptop / "output" / "demo"
+    fill_mask(results, shell, laptop)
+    return {
+        laptop / "bundle": "the bundle of stage",
+        cluster: "what travelled, and the run folder with logs and checkpoints (its user's files)",
+        results / "report.html": "what came back: curves of this run",
+        results / "model": "the trained model: from_pretrained loads it",
+    }
+
+
+def by_hand(folder: Path, shell: Shell) -> dict[Path, str]:
+    """The steps that `--to` walks, with rsync; the training on this machine, by two ranks."""
+    cluster = folder / "cluster"
+    shell.run("rsync", "-a", "--partial", "laptop/bundle", "laptop/runs", "cluster/", cwd=folder)
+    sandbox, inputs = network_sandbox(), ("runs/demo.yaml", "--bundle", "bundle")
     shell.run("stage", "verify", "bundle", cwd=cluster, sandbox=sandbox)
     shell.run("runner", "prepare", *inputs, cwd=cluster, sandbox=sandbox)
     shell.run("runner", "train", *inputs, "--processes", "2", cwd=cluster, sandbox=sandbox)
-    name = str(yaml.safe_load((cluster / "demo.yaml").read_text())["name"])
-    run_folder = cluster / "output" / name
-    script = str(ROOT / "scripts" / "lib" / "demo" / "fill_mask.py")
-    model = str(run_folder / "model")
-    shell.run("python", script, model, *SENTENCES, cwd=cluster, sandbox=sandbox)
+    results = cluster / "output" / "demo"
+    shell.run("runner", "report", "output/demo", cwd=cluster, sandbox=sandbox)
+    fill_mask(results, shell, cluster, sandbox)
     return {
-        laptop / "bundle": "the bundle of stage, beside its manifest and lock",
+        folder / "laptop/bundle": "the bundle of stage",
         cluster / "bundle": "the same after the journey",
-        run_folder: "metrics.jsonl, tensorboard/, logs/, checkpoints/",
-        run_folder / "model": "the trained model: from_pretrained loads it",
+        results: "metrics.jsonl, report.html, tensorboard/, logs/, checkpoints/",
+        results / "model": "the trained model: from_pretrained loads it",
     }
+
+
+def fill_mask(results: Path, shell: Shell, cwd: Path, sandbox: tuple[str, ...] = ()) -> None:
+    """The model fills in a word, with plain transformers."""
+    script = str(ROOT / "scripts" / "lib" / "demo" / "fill_mask.py")
+    shell.run("python", script, str(results / "model"), *SENTENCES, cwd=cwd, sandbox=sandbox)
 
 
 def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int:
