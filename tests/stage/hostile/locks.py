@@ -355,6 +355,12 @@ CASES = [
         ("outside its asset",),
         sealed(lambda t: t.replace(b'"data/models/bert/vocab', b'"data/models/other/vocab')),
     ),
+    Case(
+        "sealed: one file twice",
+        3,
+        ("there twice",),
+        sealed(lambda t: t.replace(b"bert/vocab.txt", b"bert/config.json")),
+    ),
     Case("sealed: UTF-16", 2, ("not JSON",), sealed(lambda text: text.decode().encode("utf-16"))),
     Case("shown: no JSON", 2, ("not JSON",), sealed(lambda text: text[:-5], "show")),
     Case(
