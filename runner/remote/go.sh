@@ -215,6 +215,9 @@ step() {
   wait $child
   code=$?
   rm -f .airlift/lock/step
+  [ $code -le 128 ] || (stop 5 "$1 was killed here, by signal $((code - 128))." \
+    "Run it again: it goes on. Where login nodes end long work: verify: job in clusters.yaml.") \
+    >>.airlift/log 2>&1
   [ $code -eq 0 ] || { record "$1" failed $code && end $code; }
   record "$1" 'done' 0
 }

@@ -74,6 +74,10 @@ def test_what_fails_ends_it_with_its_code_and_the_next_walk_goes_on(
     (far.notes / "check").unlink()
     assert far.go(shell).returncode == 0
     assert far.steps[-8:] == ["verify begin 0", "verify skipped 0", *ALL[2:]]
+    far.add("runner", "kill -9 $$")  # as a limit of a login node
+    far.plan(SUBMIT="--array seed=1")
+    assert far.go(shell).returncode == 5 and far.steps[-1] == "check failed 137"
+    assert "error: check was killed here, by signal 9." in far.read("log")
     far.plan(BUNDLE_ID="0" * 64)
     assert far.go(shell).returncode == 1 and "another" in far.read("log")
 
