@@ -33,7 +33,7 @@ FAULTS = {
     "another bundle in the folder": (
         'mkdir -p "$1/bundle" && cd "$1/bundle" && touch bagit.txt && '
         'printf \'%s\\n\' { \'"name": "other"\' } >stage.lock && chown -R alice "$1"',
-        "another bundle is there: `other`",
+        "another bundle is there: `other`(.|\\n)*another `folder:` in clusters.yaml",
         2,
         'rm -r "$1/bundle"',
     ),
