@@ -340,6 +340,7 @@ def locate(
     *,
     is_first: bool,
     address_in_scheduler: Callable[[str], str | None] = address_in_slurm,
+    remedy: str = UNSET,
 ) -> Master:
     """Finds where rank 0 listens, as seen from this node.
 
@@ -355,6 +356,7 @@ def locate(
         num_nodes: how many nodes the job has.
         is_first: whether this is the node of rank 0.
         address_in_scheduler: host -> the scheduler's address of it; None: it has none.
+        remedy: of a MASTER_ADDR that cannot be; where no hosts are known, unsetting it is none.
 
     Raises:
         UsageError: MASTER_ADDR is a loopback address or not an address of rank 0; or no address was
@@ -367,12 +369,12 @@ def locate(
     if is_loopback(given):
         raise UsageError(
             f"MASTER_ADDR={given} would make each of the {num_nodes} nodes a world of its own",
-            UNSET,
+            remedy,
         )
     means_first = bool(given and hosts) and same_host(given, hosts[0])
     if given and not means_first:
         if is_first:
-            _check_is_own(given, hosts)
+            _check_is_own(given, hosts, remedy)
         elif hosts and any(map(is_own, addresses_of(given))):
             raise UsageError(
                 f"MASTER_ADDR={given} is an address of {platform.node()}, and rank 0 runs on "
@@ -400,7 +402,7 @@ def locate(
     return Master(*found, f"MASTER_ADDR={given} is not used: it {what} here")
 
 
-def _check_is_own(given: str, hosts: Sequence[str]) -> None:
+def _check_is_own(given: str, hosts: Sequence[str], remedy: str) -> None:
     """Checks that MASTER_ADDR is an address of this node, where rank 0 runs.
 
     Raises:
@@ -413,7 +415,7 @@ def _check_is_own(given: str, hosts: Sequence[str]) -> None:
     what = "a loopback address" if found and not usable else "not an address"
     where = f"{hosts[0] if hosts else platform.node()}, where rank 0 runs"
     raise UsageError(
-        f"MASTER_ADDR={given} is {what} on {where}; was it set for another job?", UNSET
+        f"MASTER_ADDR={given} is {what} on {where}; was it set for another job?", remedy
     )
 
 

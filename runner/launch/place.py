@@ -410,13 +410,18 @@ class _Task:
         Raises:
             UsageError: it is not known. The remedy says what to write.
         """
-        if self.num_nodes > 1 and not given and not self.hosts:
+        remedy = network.UNSET
+        if not self.hosts:
             forward = " and give mpirun -x MASTER_ADDR" if self.launcher == "Open MPI" else ""
+            remedy = (
+                f"Write before mpirun: export MASTER_ADDR=FIRST_HOST{forward}. The first host is "
+                "the first word of $PBS_NODEFILE, $PE_HOSTFILE (files) or $LSB_MCPU_HOSTS."
+            )
+        if self.num_nodes > 1 and not given and not self.hosts:
             raise UsageError(
                 f"rank {self.rank} of {self.launcher} does not know where rank 0 is: MASTER_ADDR "
                 "is not set",
-                f"Write before mpirun: export MASTER_ADDR=FIRST_HOST{forward}. The first host is "
-                "the first word of $PBS_NODEFILE, $PE_HOSTFILE (files) or $LSB_MCPU_HOSTS.",
+                remedy,
             )
         is_elsewhere = self.rank == 0 and bool(self.hosts) and not self.on_first_host
         if self.num_nodes > 1 and not given and is_elsewhere:
@@ -425,7 +430,7 @@ class _Task:
                 "Set MASTER_ADDR to the host of rank 0, for all ranks.",
             )
         is_first = self.rank == 0 or self.on_first_host
-        return network.locate(given, self.hosts, self.num_nodes, is_first=is_first)
+        return network.locate(given, self.hosts, self.num_nodes, is_first=is_first, remedy=remedy)
 
 
 def _task(environ: Mapping[str, str]) -> _Task | None:

@@ -94,6 +94,10 @@ def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_wri
 ) -> None:
     with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
         Place.of(open_mpi(2, 4, 2))
+    for wrong in ("127.0.0.1", "192.0.2.77"):  # without it, no rank knows where rank 0 is
+        with pytest.raises(UsageError, match=f"MASTER_ADDR={wrong}") as again:
+            Place.of(open_mpi(0, 4, 2) | {"MASTER_ADDR": wrong})
+        assert again.value.remedy == refused.value.remedy
     name, value = in_it(refused.value.remedy, r"(?<=export )\w+=\w+").split("=")
     assert value == "FIRST_HOST" and f"give mpirun -x {name}" in refused.value.remedy
     hosts = {in_it(refused.value.remedy, r"(?<=\$)PBS_\w+"): str(tmp_path / "hosts")}
