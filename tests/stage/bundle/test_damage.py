@@ -247,3 +247,26 @@ def test_without_a_lock_the_payload_manifest_says_what_to_read(copy: Path) -> No
         file.write(b"x")
     paths = {finding.path for finding in verify(copy, jobs=2).findings}
     assert {layout.LOCK, BIG} <= paths
+
+
+def test_verify_changes_nothing(sound: Path) -> None:
+    def state() -> dict[str, tuple[int, int, int]]:
+        return {
+            str(p): (p.lstat().st_mtime_ns, p.lstat().st_ctime_ns, p.lstat().st_ino)
+            for p in [sound, *sound.rglob("*")]
+        }
+
+    before = state()
+    assert stage("verify", sound).returncode == 0
+    assert state() == before
+
+
+@pytest.mark.parametrize("jobs", [1, 16])
+def test_the_findings_do_not_depend_on_the_number_of_threads(copy: Path, jobs: int) -> None:
+    for name in ("config.json", "vocab.txt", "1_Pooling/config.json"):
+        path = copy / "data/models/bert" / name
+        path.write_bytes(b"#" * path.stat().st_size)
+    read: list[int] = []
+    report = verify(copy, jobs=jobs, progress=read.append)
+    assert len(report.findings) == 3 and sum(read) == report.size
+    assert report == verify(copy, jobs=3)

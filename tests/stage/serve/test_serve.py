@@ -330,3 +330,9 @@ dataset_info:
 def test_any_card_will_do(text: str) -> None:
     card = card_of(text, {"default": {"train": ["x.parquet"]}}).decode()
     assert card.startswith("---\nconfigs:\n") and "x.parquet" in card
+
+
+def test_an_empty_host_does_not_listen_on_every_address(bundle: Path) -> None:
+    command = [sys.executable, "-m", "stage", "serve", str(bundle), "--port", "0", "--host", ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "--host" in done.stderr and "127.0.0.1" in done.stderr
