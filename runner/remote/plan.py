@@ -1,9 +1,7 @@
 """What a submit to a cluster is: a run file, its manifest and bundle here, and a folder there.
 
-    RUN, clusters.yaml -> `Road` -> the words for `go.sh` (`.airlift/plan`), and the steps as a
-    person would type them
-
-Nothing is asked of the cluster here, and nothing is kept.
+RUN, clusters.yaml -> `Road` -> the words for `go.sh` (`.airlift/plan`), and the steps as a
+person would type them; the cluster is not asked
 """
 
 from __future__ import annotations

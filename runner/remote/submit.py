@@ -146,10 +146,11 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
         _check_room(remote, parts, there)
         _push(remote, road, bundle_id, quiet)
     plan, done = road.plan(bundle_id), steps_done(road, there)
+    done |= set[str]() if "submit" in done else _seen_there(remote, road, there)
     for name in _THERE:
         _show(road, name, name in done)
-    if "submit" in done and (job := there.job_of(road)):
-        return _say_job(road, *job)
+    if "submit" in done:
+        return _say_job(road, *(there.job_of(road) or (0, "")))
     end = _walk(remote, road, plan)
     if end.code and not There.look(remote, road).bundle_id:
         say("what is damaged there is sent again")
@@ -200,9 +201,8 @@ def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
         )
     if road.environment is not None:
         return
-    lines = "\n".join(("set -e", *road.surroundings, "runner --version"))
-    answer = remote.ask(f"bash -lc {shlex.quote(lines)} </dev/null 2>&1 | tail -n 20")
-    said = as_shown(answer.text)
+    lines = quoted("\n".join(("set -e", *road.surroundings, "runner --version")))
+    said = as_shown(remote.ask(f"bash -lc {lines} </dev/null 2>&1 | tail -n 20").text)
     found = re.search(r"^runner, version (\S+)", said, re.MULTILINE)
     if found is None:
         shown = said.strip()[-300:] or "nothing is printed"

@@ -46,7 +46,7 @@ def test_a_node_answers_and_the_road_knows_the_cluster(laptop: Laptop, site: Sit
     assert "# Profile of n1" in profile.read_text() and "assumed" not in profile.read_text()
     assert Profile.load(profile).name == "cluster"
     assert not [*laptop.work.glob(".airlift-probe*"), *site.home.glob(".airlift-probe*")]
-    listed = (laptop.folder / ".config/airlift/clusters.yaml").read_text()
+    listed = (laptop.folder / "runs/clusters.yaml").read_text().partition("\ncluster:")[2]
     assert f'folder: "{laptop.work}"' in listed and "partition: batch" in listed
     assert laptop.logins == 1
 

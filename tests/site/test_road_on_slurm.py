@@ -45,6 +45,8 @@ def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site
     shown = laptop.run(*SUBMIT, "--dry-run")  # the run is finished
     assert len(re.findall(r"# done$", shown, re.MULTILINE)) == 7, shown
     assert "next: runner pull runs/my.yaml --to site" in shown
+    again = laptop.run(*SUBMIT)
+    assert "is finished: nothing was submitted" in again and "-- check" not in again
     other = laptop.write("other")  # only a run file is new
     again = laptop.run("submit", f"runs/{other.name}", "--to", "site")
     assert re.search("^push .*# done$", again, re.MULTILINE), again
