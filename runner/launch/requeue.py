@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 import time
 
 from runner.errors import IncompleteError, say
@@ -23,6 +25,8 @@ def requeue(job: SlurmJobEnvironment) -> None:
     restart = job.restart_count + 1
     # Said first: Slurm can end this script before scontrol returns.
     say(f"job {job.job_id} goes back in the queue (restart {restart} of at most {MAX_REQUEUES})")
+    # Its SIGTERM is no news then: the error that it is elsewhere would ask for a command.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(IncompleteError.exit_code))
     requeued = _scontrol("requeue", str(job.job_id))
     if requeued.returncode != 0:
         why = requeued.stderr.strip()
