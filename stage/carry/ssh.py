@@ -274,12 +274,12 @@ class RemoteShell:
         """Runs a script; `sink` gets what it prints. Returns its exit code, and its stderr to show.
 
         What the login shell prints before is no part of the answer, so it stands between two random
-        marks. Nothing runs before the whole script has come: it is one function.
+        marks. Nothing runs before the whole script has come: it is one function, and one group.
         """
         begin, end = secrets.token_hex(16), secrets.token_hex(16)
         text = (
-            f"main() {{ :\n{script}\n}}\nprintf '%s%s\\n' {_halves(begin)}; ( main ) </dev/null; "
-            f"printf '%s%s %03d\\n' {_halves(end)} $?; exit 0\n"
+            f"main() {{ :\n{script}\n}}\n{{ printf '%s%s\\n' {_halves(begin)}; ( main ) </dev/null; "
+            f"printf '%s%s %03d\\n' {_halves(end)} $?; exit 0; }}\n"
         )
         opening, length = f"{begin}\n".encode(), len(end) + 5
         greeting, held, is_open = bytearray(), bytearray(), False
