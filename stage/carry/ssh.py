@@ -278,7 +278,8 @@ class RemoteShell:
         """
         begin, end = secrets.token_hex(16), secrets.token_hex(16)
         text = (
-            f"main() {{ :\n{script}\n}}\n{{ printf '%s%s\\n' {_halves(begin)}; ( main ) </dev/null; "
+            f"main() {{ :\n{script}\n}}\n"
+            f"{{ printf '%s%s\\n' {_halves(begin)}; ( main ) </dev/null; "
             f"printf '%s%s %03d\\n' {_halves(end)} $?; exit 0; }}\n"
         )
         opening, length = f"{begin}\n".encode(), len(end) + 5

@@ -122,7 +122,7 @@ def test_killed_alone_its_step_goes_on_and_holds_the_lock_till_its_end(
 ) -> None:
     far.add("runner", 'echo $$ >"$FAR/pid"; until [ -e "$FAR/over" ]; do sleep 1; done')
     running = far.start(shell)
-    wait((far.notes / "pid").exists)
+    wait(lambda: (far.notes / "pid").exists() and far.read("lock/step") != "")
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     for _ in range(3):
