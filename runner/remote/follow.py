@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -55,15 +56,14 @@ def status(to: str, run: str | None, *, as_json: bool) -> int:
     words = ["status", *[there] * bool(there), *["--json"] * as_json]
     with connected(cluster.target) as remote:
         code, text = _runner(remote, to, *words)
-    if as_json and not text.startswith("{"):  # a login shell there greets
-        text = text[max(0, text.find("\n{") + 1) :]
-    sys.stdout.write(as_shown(text))
+    sys.stdout.write(as_shown(text[text.find("\n{") + 1 :] if as_json else text))
     return code
 
 
 def states_in(text: str) -> set[str]:
-    """The states of all runs in the JSON of `runner status`; those of jobs are in capitals."""
-    return {*re.findall(r'"state": "([a-z]+)"', text)}
+    """The states of the runs in what `runner status --json` answers; an error if it is not that."""
+    document = json.loads(text[text.find("\n{") + 1 :])  # a login shell there may greet first
+    return {run["state"] for run in document.get("runs", [document])}
 
 
 def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> None:
@@ -131,8 +131,8 @@ class _Log:
             if time.monotonic() - asked > _ASK_EVERY_S:
                 asked = time.monotonic()
                 code, text = _runner(remote, self.to, "status", self.run, "--json")
-                states = states_in(text)
-                over = code == 0 and states != set() and not states & {"running", "waiting"}
+                states = states_in(text) if code == 0 else set()
+                over = states != set() and not states & {"running", "waiting"}
                 continue
             time.sleep(pause)
 

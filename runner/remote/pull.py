@@ -95,19 +95,24 @@ class Disk:
     name: str
 
     def listing(self, run: str, *, checkpoints: bool) -> str:
-        path = self.folder / RESULTS / run / LIST
-        if not path.is_file():
-            raise UsageError(
-                f"{path}: is not there: no results of {run} were written to this disk.",
-                f"On the cluster, with the disk: sh FOLDER/go.sh --results DISK {quoted(run)}",
-            )
-        return path.read_text("utf-8", "replace")
+        with self._open(run, LIST) as file:
+            return file.read().decode("utf-8", "replace")
 
     def stream(self, run: str, name: str, offset: int, sink: Callable[[bytes], object]) -> None:
-        with open(self.folder / RESULTS / run / name, "rb") as file:
+        with self._open(run, name) as file:
             file.seek(offset)
             while part := file.read(2**20):
                 sink(part)
+
+    def _open(self, run: str, name: str) -> BinaryIO:
+        path = self.folder / RESULTS / run / name
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise UsageError(
+                f"{path}: {error.strerror}: not all results of {run} were written to this disk.",
+                f"On the cluster, with the disk: sh FOLDER/go.sh --results DISK {quoted(run)}",
+            ) from None
 
 
 def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bool) -> int:

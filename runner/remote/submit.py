@@ -123,8 +123,9 @@ def _seen_there(remote: RemoteShell, road: Road, there: There) -> set[str]:
         return set()
     status = f"{go} --runner status {quoted(road.output)} --json"
     answer = remote.ask(f"{go} --is-verified >/dev/null 2>&1 && echo verify; {status} 2>/dev/null")
-    is_finished = there.plan == plan_digest(road.plan(bundle_id))
-    is_finished &= states_in(answer.text) == {"finished"}
+    is_finished = answer.code == 0 and there.plan == plan_digest(road.plan(bundle_id))
+    with understood(remote):
+        is_finished = is_finished and states_in(answer.text) == {"finished"}
     is_verified = answer.text.startswith("verify\n")
     return {*_THERE} if is_finished else {"verify"} if is_verified else set()
 

@@ -38,7 +38,7 @@ def understood(remote: RemoteShell) -> Iterator[None]:
     """Around what reads an answer: one that is none of ours ends with words."""
     try:
         yield
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise IncompleteError(
             f"{remote.target}: what it answers is not understood: {as_shown(str(error))[:200]}.",
             f"Look at what is there: {remote.by_hand}ls -la {remote.inside('.airlift')}",
@@ -220,14 +220,7 @@ def _poll(remote: RemoteShell, offset: int) -> list[str]:
 def walk(
     remote: RemoteShell, road: Road, plan: Mapping[str, str], show: Callable[[str], None]
 ) -> tuple[str | None, End | None]:
-    """Begins a walk, or joins one; shows the log of it, until no `go.sh` is at work any more.
-
-    Returns:
-        The walk that was begun; None: joined. And how the last one ended; None: without a result.
-
-    Raises:
-        IncompleteError: the line broke: `go.sh` goes on.
-    """
+    """Begins or joins a walk, shows its log; its name (None: joined), its end (None: no result)."""
     _, before, _, _, size, _ = _poll(remote, 2**62)
     begun, offset = begin(remote, road, plan), int(size)
     if begun is None:

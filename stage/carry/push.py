@@ -304,7 +304,6 @@ def run_rsync(
             command, stdin=subprocess.PIPE, stdout=output, pass_fds=(lock.fileno(),)
         ) as running,
     ):
-        lock.truncate(0)
         print(os.getpid(), running.pid, file=lock, flush=True)
         try:
             while True:
@@ -356,6 +355,7 @@ def _alone(target: PushTarget) -> Iterator[IO[str]]:
                 with suppress(ProcessLookupError):
                     os.kill(rsync, signal.SIGTERM)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)  # the numbers of an earlier rsync may be another program's now
         yield lock
 
 

@@ -136,7 +136,7 @@ def test_there_and_back_by_a_disk(
     (root / "model/config.json").write_text("{}")
     (root / "model/link").symlink_to("config.json")
     out, disk = tmp_path / "out", Disk(ext4, str(ext4))
-    with pytest.raises(StageError, match="no results of my were written to this disk") as missing:
+    with pytest.raises(StageError, match="not all results of my were written") as missing:
         bring(disk, "my", out, checkpoints=False)
     words = in_it(missing.value.remedy, r"(?<=go\.sh )--results DISK my").split()
     done = far.go(shell, *(str(ext4) if word == "DISK" else word for word in words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from runner.errors import __version__
 from runner.inputs.far import PushTarget, connected, log_out
 from runner.inputs.staged import Here, Manifest
+from runner.remote.follow import states_in
 from runner.remote.there import plan_digest, plan_text, sending
 from stage.bundle.verify import verify
 from tests.runner.remote.conftest import Laptop
@@ -115,3 +117,11 @@ def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
             path.unlink() if path.is_file() else path.rmdir()
         waiting.join(20)
     assert got.is_set() and "elsewhere 1 (host, process) sends there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("greeting", ["", "Welcome {user}\n", "{\n"])
+def test_the_states_of_runs_are_read_past_a_greeting(greeting: str) -> None:
+    one = {"state": "running", "job": {"state": "COMPLETED"}, "warnings": ['"state": "failed"']}
+    both = {"runs": [one, {"state": "finished"}]}
+    assert states_in(greeting + json.dumps(one, indent=2)) == {"running"}
+    assert states_in(greeting + json.dumps(both, indent=2)) == {"running", "finished"}
