@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from runner.disks import job_folder
 from tests.first_job.harness import (
     Change,
     Found,
@@ -199,11 +198,6 @@ def test_a_model_without_its_weights_is_found_on_the_login_node(
 
 # ---- rights
 
-CLOSED: dict[str, Found] = {
-    "R3": Found(("cannot be read", "it is not damaged"), "chmod a+r"),
-    "R5": Found(("no file can be made in", "Permission denied"), "--output"),
-}
-
 
 @pytest.fixture
 def shared(variants: Path) -> Iterator[Path]:
@@ -224,21 +218,7 @@ def checked_as_nobody(shared: Path, output: str) -> Said:
     return as_nobody(shared / "mine", *command, "--output", output)
 
 
-def test_files_that_are_closed_to_you_are_named(shared: Path) -> None:
-    (shared / "bundle/data/files/gpt2/model.safetensors").chmod(0o600)
-    assert_found(checked_as_nobody(shared, "out"), CLOSED["R3"])
-
-
-def test_a_run_folder_that_is_not_yours_is_named(shared: Path) -> None:
-    assert_found(checked_as_nobody(shared, "../out"), CLOSED["R5"])
-
-
 def test_a_bundle_that_you_may_only_read_is_enough(shared: Path) -> None:
     (shared / "bundle/.locks").mkdir(mode=0o700)
     shutil.rmtree(shared / "bundle/.locks")
     assert_silent(checked_as_nobody(shared, "out"))
-
-
-def test_two_users_have_two_cache_folders() -> None:
-    name = job_folder({"TMPDIR": "/tmp", "SLURM_JOB_ID": "7"}).name
-    assert str(os.getuid()) in name and "7" in name

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ from tests.first_job.harness import (
     assert_silent,
     check,
     fetch,
-    run_stage,
 )
 from tests.support.servers.hubs import TestHub
 
@@ -199,12 +197,6 @@ def test_labels_that_are_classes_are_silent(staged: Path, tmp_path: Path) -> Non
     assert_silent(check(tmp_path, staged, **ONE_CLASS, dataset=few))
 
 
-def test_a_step_of_more_images_than_there_are_is_told(staged: Path, tmp_path: Path) -> None:
-    run = ONE_CLASS | {"batch": {"global": 64, "micro": 2}, "dataset": {"asset": "labelled"}}
-    found = Found(("each step has some of them several times",), "40 or less", 0)
-    assert_found(check(tmp_path, staged, **run), found)
-
-
 TEXTS: dict[str, Any] = {"model": {"asset": "bert"}, "batch": {"global": 4, "micro": 2}}
 GRADED = {"task": "text-classification", **TEXTS}
 TAGGED = {"task": "token-classification", **TEXTS}
@@ -279,36 +271,6 @@ def test_a_faulty_repository_does_not_leave_the_laptop(
     hub.commit("datasets", f"acme/{entry.lower()}", files)
     assets = {"m": {"dataset": f"acme/{entry.lower()}"}}
     assert_found(fetch(tmp_path, assets, "--endpoint", hub.endpoint), found)
-
-
-CARRIED = {"D6": Found((".parquet (mismatched)",), "stage verify", 1)}
-
-
-def test_a_parquet_file_that_a_copy_cut_off_is_found(staged: Path, tmp_path: Path) -> None:
-    shutil.copytree(staged, tmp_path / "carried")
-    (shard,) = (tmp_path / "carried/data/datasets/lists").rglob("*.parquet")
-    os.truncate(shard, 1000)
-    run = {"model": {"asset": "bert"}, "dataset": {"asset": "lists"}}
-    assert_found(check(tmp_path, tmp_path / "carried", **run), CARRIED["D6"])
-    said = run_stage(tmp_path, "verify", "carried")
-    assert said.code == 1 and shard.name in said.out + said.err
-
-
-def test_a_parquet_file_of_ones_own_is_a_dataset_with_its_names(tmp_path: Path) -> None:
-    """As pandas and `datasets` write it: categories, and names of classes."""
-    table = pa.table(
-        {
-            "text": pa.array(["a", "b"] * 9).dictionary_encode(),
-            "label": pa.array([0, 1] * 9),
-        }
-    )
-    names = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
-    said = fetched(tmp_path, {"train.parquet": parquet(table, names)}, "parquet")
-    assert said.code == 0, said.err
-    assert "default/train: 18 rows, 2 columns: text string, label int64" in said.err
-    (made,) = (tmp_path / "bundle").rglob("*.parquet")
-    schema = pq.read_schema(made)
-    assert json.loads(schema.metadata[b"huggingface"])["info"]["features"] == names
 
 
 def test_plain_files_that_a_run_reads_are_named_with_the_line_of_the_manifest(

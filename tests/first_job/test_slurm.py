@@ -15,16 +15,8 @@ from runner.job.submit import try_script
 from runner.launch.network import locate
 from runner.launch.reach import explain_joining
 from runner.slurm.commands import clean
-from runner.slurm.environment import (
-    EPHEMERAL_PORTS,
-    VARIABLES,
-    SlurmJobEnvironment,
-    master_port,
-    tasks_per_node,
-)
 from tests.first_job.harness import (
     Found,
-    Said,
     assert_found,
     programs,
     run_runner,
@@ -54,7 +46,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Found]] = {
     "J3": ({"options": {"gpus": 4}}, FAILED + NO_GRES, Found((NO_GRES,), "slurm.gpus_per_node")),
     "J4": ({}, f"sbatch: error: {NO_GPU}", Found((NO_GPU,), "Set slurm.gpus_per_node")),
     "J5": ({"options": {"account": "x"}}, FAILED + ACCOUNT, Found((ACCOUNT,), "sacctmgr show")),
-    "J6": ({"options": {"account": "$p"}}, FAILED + ACCOUNT, Found((ACCOUNT,), "sacctmgr show")),
     "J7": (
         {"options": {"mem": "9G", "mem-per-cpu": "1G"}},
         f"sbatch: fatal: {MEMORY}",
@@ -80,17 +71,6 @@ def test_what_slurm_refuses_is_told_with_the_way_out(
     assert_found(
         run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path), found
     )
-
-
-LIMITED = {"J13": Found(("is more than partition gpu allows, 1-00:00:00",), "Lower it")}
-
-
-def test_a_time_limit_that_would_wait_forever_is_refused(staged: Path, tmp_path: Path) -> None:
-    sinfo = 'echo "gpu|64|512000|(null)|1-00:00:00"'
-    path = programs(tmp_path / "bin", sbatch="exit 0", sinfo=sinfo, squeue="exit 0")
-    write_run(tmp_path, **GPT2, slurm={"partition": "gpu", "time": "3-00:00:00"})
-    said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path)
-    assert_found(said, LIMITED["J13"])
 
 
 DRAINED = "Requested nodes are busy, or Required nodes are DOWN, drained or reserved"
@@ -189,18 +169,6 @@ def test_a_port_of_ones_own_that_is_taken_is_named() -> None:
     assert "MASTER_PORT" in problem.remedy
 
 
-UNEVEN = {"J11": Found(("3 tasks do not divide among 2 nodes",), "--ntasks-per-node")}
-
-
-def test_tasks_that_slurm_spreads_unevenly_are_refused_by_the_launcher() -> None:
-    wanted = {"job_id": "7", "job_nodes": "gpu[1-2]", "job_num_nodes": "2", "job_tasks": "3"}
-    job = SlurmJobEnvironment.from_environ({VARIABLES[k]: v for k, v in wanted.items()})
-    assert job is not None
-    with pytest.raises(UsageError) as refused:
-        tasks_per_node(job)
-    assert_found(Said(2, "", f"error: {refused.value}"), UNEVEN["J11"])
-
-
 def test_a_time_without_quotes_is_what_it_says(staged: Path, tmp_path: Path) -> None:
     """YAML 1.1 reads 12:00:00 as 43200, which are minutes for Slurm."""
     run = write_run(tmp_path, **GPT2)
@@ -216,34 +184,3 @@ def test_variables_of_a_job_around_us_are_not_passed_on() -> None:
     """srun calls SLURM_MEM_PER_NODE beside --mem-per-cpu mutually exclusive, and GPUs likewise."""
     outer = {"SLURM_MEM_PER_NODE": "4096", "SLURM_GPUS": "4", "SLURM_CONF": "/etc/s", "HOME": "/h"}
     assert clean(outer) == {"SLURM_CONF": "/etc/s", "HOME": "/h"}
-
-
-def test_the_script_is_a_login_shell_whose_ranks_get_the_signal(
-    staged: Path, tmp_path: Path
-) -> None:
-    write_run(tmp_path, **GPT2, slurm={"gpus_per_node": 4, "time": "1:00:00", "modules": ["cuda"]})
-    said = run_runner(tmp_path, "submit", "tiny.yaml", "--bundle", str(staged), "--print")
-    assert said.out.startswith("#!/bin/bash -l\n") and "\nmodule load cuda\n" in said.out
-    assert "#SBATCH --gres=gpu:4\n" in said.out and "#SBATCH --signal=TERM@300\n" in said.out
-    assert "#SBATCH --requeue\n" in said.out and "\nexec " in said.out
-
-
-def test_two_jobs_of_a_node_have_two_ports_outside_those_of_the_kernel() -> None:
-    ports = {master_port(job, 0) for job in range(100, 200)}
-    assert len(ports) == 100
-    assert not any(EPHEMERAL_PORTS[0] <= port <= EPHEMERAL_PORTS[1] for port in ports)
-
-
-def test_one_node_never_asks_for_its_own_name() -> None:
-    assert locate("", ["gpu1"], 1, is_first=True).address == "127.0.0.1"
-
-
-@pytest.mark.parametrize("command", ["check", "submit"])
-def test_submit_looks_for_the_tools_of_a_run_as_check_does(
-    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    monkeypatch.setattr("runner.job.installed._lacks_for_compile", lambda: "a C++ compiler")
-    path = programs(tmp_path / "bin", sbatch="echo 17", sinfo="exit 1", squeue="exit 0")
-    write_run(tmp_path, **GPT2, compile=True)
-    said = run_runner(tmp_path, command, "tiny.yaml", "--bundle", str(staged), PATH=path)
-    assert "compile: true needs a C++ compiler" in said.out + said.err

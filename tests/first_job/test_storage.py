@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,48 +87,6 @@ def test_a_quota_that_is_used_up_is_called_a_quota(staged: Path, tmp_path: Path)
     assert_found(check_in_child(tmp_path, staged, before, "run"), QUOTA["S2"])
 
 
-# As a rank saves: a checkpoint of DDP and FSDP2, and the exported model.
-SAVING = """
-import sys
-from pathlib import Path
-import torch
-import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from runner.run_folder.layout import RunFolder
-from runner.training.components.process_group import Ranks
-from runner.training.engines import dcp
-from runner.training.saving.atomic_folder import AtomicCheckpoint
-from runner.training.start import disk_error, write_error
-
-folder, weights = Path(sys.argv[1]), {"w": torch.zeros(2**20)}
-dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
-whole = AtomicCheckpoint(folder / "step-2", None, Ranks())
-by_torch = lambda f, w: whole.attempt(lambda: dcp.save(f, w))
-for save, target in ((by_torch, "step-2"), (lambda f, w: save_file(w, f), "m")):
-    try:
-        save(folder / target, weights)
-    except OSError as error:
-        fault = error
-    except SafetensorError as error:
-        fault = write_error(error)
-    print(disk_error(fault, folder / "bundle", RunFolder(folder), 3))
-"""
-
-
-def test_a_save_beyond_the_quota_is_called_a_quota(tmp_path: Path) -> None:
-    before = [sys.executable, refuse_writes.__file__, str(errno.EDQUOT), "65536"]
-    done = subprocess.run(
-        [*before, sys.executable, "-c", SAVING, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("your quota is used up, of bytes or of files") == 2, done.stdout
-    assert done.stdout.count("-> Free space or quota there: quota -s") == 2
-
-
 # entry -> what df says, TMPDIR, what `stage env check` says
 NODES = {"S4": ("", "39000 files are needed at"), "S5": ("gone", "cannot be written")}
 
@@ -203,36 +160,3 @@ def test_a_server_that_is_away_for_a_moment_costs_no_run(
     assert "checkpoint step-2" in said[0] and "one more try" in said[0]
     names = sorted(path.name for path in (tmp_path / "checkpoints/step-2").iterdir())
     assert names == ["files.json", "half", "state.json", "weights"]
-
-
-def test_a_server_that_stays_away_ends_the_save(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, _, error = saved(tmp_path / "checkpoints", ranks, monkeypatch, errno.EIO, errno.EIO)
-    assert error is not None and error.errno == errno.EIO and engine.tries == 2
-
-
-def test_a_full_disk_is_not_tried_again(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, said, error = saved(tmp_path / "checkpoints", ranks, monkeypatch, errno.ENOSPC)
-    assert error is not None and error.errno == errno.ENOSPC and (engine.tries, said) == (1, [])
-
-
-def test_a_save_that_was_cut_off_is_no_checkpoint(
-    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk, and Ctrl-C in the middle: the one before it stays the newest."""
-    keeper = Checkpoints(tmp_path / "kept", CheckpointConfig(), ranks, print)
-    saved(tmp_path / "kept", ranks, monkeypatch)
-    torn = shutil.copytree(tmp_path / "kept/step-2", tmp_path / "kept/step-4")
-    (torn / "weights").write_text("all o")
-    (tmp_path / "kept/step-6.tmp").mkdir()
-    newest = keeper.newest_valid()
-    assert newest is not None and newest[0].name == "step-2"
-
-
-def test_check_leaves_nothing_in_the_home(staged: Path, tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    said = check(tmp_path, staged, **GPT2)
-    assert said.code == 0 and list((tmp_path / "home").iterdir()) == []

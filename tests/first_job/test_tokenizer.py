@@ -56,16 +56,6 @@ def narrow(ending: str) -> Change:
     return weights(cut)
 
 
-def without(part: str) -> Change:
-    """Leaves out the weights of these names."""
-
-    def leave(tensors: dict[str, Any]) -> None:
-        for name in [name for name in tensors if part in name]:
-            del tensors[name]
-
-    return weights(leave)
-
-
 def newer_config(settings: dict[str, Any]) -> None:
     settings.update(model_type="qwen9", transformers_version="9.1.0")
 
@@ -236,35 +226,11 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         CAUSAL,
         Found(("code of the model's own (auto_map)",), "needs no code of its own"),
     ),
-    "compiled": (
-        CHAT,
-        renamed("_orig_mod."),
-        CAUSAL,
-        Found(("after torch.compile",), "removeprefix('_orig_mod.')"),
-    ),
-    "shared heads": (
-        CHAT,
-        config(num_key_value_heads=3),
-        CAUSAL,
-        Found(
-            (
-                "k_proj.weight has shape [",
-                "and by config.json [",
-            ),
-            "from one revision",
-        ),
-    ),
     "activation": (
         CHAT,
         config(hidden_act="sillu"),
         CAUSAL,
         Found(("it has no hidden_act `sillu`",), "correct that key"),
-    ),
-    "rope": (
-        CHAT,
-        config(rope_scaling={"type": "dynamicc", "factor": 2.0}, rope_parameters=None),
-        CAUSAL,
-        Found(("it has no rope_scaling.type `dynamicc`",), "correct that key"),
     ),
     "cut off": (
         GPT2,
@@ -293,18 +259,6 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
             "dataset": {"asset": "chats", "messages": "messages", "too_long": "drop"},
         },
         Found(("all are longer than sequence_length 8",), "too_long: cut", 0),
-    ),
-    "no tokens": (
-        BERT,
-        edit("tokenizer.json", lambda d: d["model"]["vocab"].clear()),
-        {},
-        Found(("has no tokenizer", "or they hold no tokens"), "from the same repository"),
-    ),
-    "no layer": (
-        BERT,
-        without(".1."),
-        {},
-        Found(("the weights lack bert.encoder.layer.1.",), "from one revision"),
     ),
     "quantised": (
         GPT2,

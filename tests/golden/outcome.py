@@ -1,32 +1,29 @@
 """How ranks ended -> the exit code of the run, whether its job is requeued, and what is said.
 
-The rows of outcome.json are data: a later judge can be asked with the same ones. Today there are
-five judges, and each is asked in a fork of this process, with real processes that end as the row
-says and leave the files that it names.
+The rows of outcome.json are data: a later judge can be asked with the same ones. The launcher is
+asked in a fork of this process, with real processes that end as the row says and leave the files
+that it names. An evaluation and a trial start their ranks in the same way.
 
 A row has `by`, which says who started the ranks and waits for them:
 
-- `here`: the launcher on one machine; `srun`: the one in a job; `evaluate`: that of an evaluation;
-- `torchrun`: nobody of ours, the rank itself ends with the exit code;
-- `trial`: the bench, which reads what the launcher of a trial left.
+- `here`: the launcher on one machine; `srun`: the one in a job.
 
 And of `given`:
 
 - `codes`: the exit code of each rank (negative: the signal that ended it; null: it was still at
-  work when the first one ended). `srun`: its own exit code. `launcher`: that of a trial's launcher.
-- `lines`: rank, `srun` or `launcher` -> the last lines that it wrote.
+  work when the first one ended). `srun`: its own exit code.
+- `lines`: rank or `srun` -> the last lines that it wrote.
 - `failures`: what ranks recorded. `files`: what else was left in the run folder. `earlier`: what
-  was there before. `error`: the exception in a rank.
+  was there before.
 - `stop`: signals to the launcher. `hang`: the ranks made no progress.
 - `slurm`: what Slurm says of the job.
 
 Of these follow the exit `code`, whether Slurm is asked to `requeue` the job, and key words of what
-is said, `says`. A trial has an `outcome` in place of the first two.
+is said, `says`.
 """
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import re
@@ -34,23 +31,16 @@ import signal
 import sys
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from runner import errors, kept
 from runner.errors import StageError
-from runner.launch import local, start, watch
+from runner.launch import local, watch
 from runner.launch.place import Start
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
-from runner.training import rank as ranks
-from runner.trials import apart
-from runner.trials import evaluate as evaluating
-from runner.trials import trial as trials
 from tests.golden.record import path_of
 
 Row = dict[str, Any]
@@ -150,7 +140,7 @@ def _programs(folder: Path, given: Mapping[str, Any]) -> None:
         (folder / "bin" / name).chmod(0o755)
 
 
-# ---- today's judges
+# ---- the judges
 
 
 def _started(argv: list[str], ranks: Start, folder: Path) -> int:
@@ -169,94 +159,7 @@ def _srun(folder: Path, given: Mapping[str, Any]) -> int:
     return _started(["rank"], Start.in_job(os.environ), folder)
 
 
-def _torchrun(folder: Path, given: Mapping[str, Any]) -> int:
-    """The rank ends by `os._exit`, with the code that its launcher will see."""
-
-    def work(*_arguments: object) -> None:
-        for name, text in given.get("files", {}).items():
-            (folder / "run" / name).write_text(text)
-        if error := given.get("error"):
-            kind = getattr(errors, error["kind"], None) or getattr(builtins, error["kind"])
-            raise kind(*error["arguments"])
-
-    os.environ.update(
-        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
-        TORCHELASTIC_RUN_ID="x",
-    )  # fmt: skip
-    run = RunFolder(folder / "run")
-    brief = types.SimpleNamespace(folder=run)
-    met = types.SimpleNamespace(
-        Brief=types.SimpleNamespace(of=lambda _resolved: brief), NoBrief=type(None),
-        open_store=lambda _rank: None, send_brief=lambda *_: None, wait_for_brief=None,
-    )  # fmt: skip
-    fakes = {
-        "runner.training.start": types.SimpleNamespace(train=work),
-        "runner.training.components.process_group": met,
-    }
-
-    def leads(_load: object, rank: Any, *_: object, **__: object) -> Any:
-        rank.enter(run)
-        return nullcontext(brief)
-
-    with mock.patch.dict(sys.modules, fakes), mock.patch.object(ranks, "lead", leads):
-        ranks.be_rank_of_others(
-            lambda: None,
-            lambda: None,
-            os.environ,
-            dry_run=False,
-            verbose=False,  # type: ignore
-        )
-
-
-@contextmanager
-def _commanded(run: Any, argv: list[str]) -> Iterator[None]:
-    """`argv` in place of the command of a rank, and a run about which nothing is decided."""
-    resolved = types.SimpleNamespace(of=lambda *_, **__: types.SimpleNamespace(job=run))
-    with (
-        mock.patch.object(start, "rank_command", lambda *_: argv),
-        mock.patch.object(start, "write", lambda _resolved: None),
-        mock.patch.object(evaluating, "Resolved", resolved),
-    ):
-        yield
-
-
-def _evaluate(folder: Path, given: Mapping[str, Any]) -> int:
-    run = types.SimpleNamespace(
-        folder=RunFolder(folder / "run"), bundle=folder, overrides=(),
-        config=types.SimpleNamespace(hang_after="auto"),
-    )  # fmt: skip
-    chosen: Any = types.SimpleNamespace(run=run, checkpoint=None)
-    argv = ["sh", "-c", _rank_script(folder, given)]
-    with (
-        mock.patch.object(evaluating, "prepare_in_sandbox", lambda *_, **__: None),
-        _commanded(run, argv),
-    ):
-        evaluating._launch(chosen, Start(len(given["codes"])), os.environ)
-    return 0
-
-
-def _trial(folder: Path, given: Mapping[str, Any]) -> str:
-    run = folder / "run"
-    code = None
-    if "codes" in given:
-        argv = ["sh", "-c", _rank_script(folder, given)]
-        of_run: Any = types.SimpleNamespace(
-            folder=RunFolder(run), write_config=lambda: None,
-            config=types.SimpleNamespace(hang_after="auto"),
-        )  # fmt: skip
-        with _commanded(of_run, argv):
-            resolved: Any = types.SimpleNamespace(job=of_run)
-            code = apart.launch(resolved, "trial", Start(len(given["codes"])))
-    trial = trials.judge(
-        "ddp", 4, code, kept.read(run / apart.RESULT) or {}, folder / "said", 600.0
-    )
-    print(trial.words)
-    return trial.outcome
-
-
-JUDGES: dict[str, Callable[[Path, Mapping[str, Any]], int | str]] = {
-    "here": _here, "srun": _srun, "torchrun": _torchrun, "evaluate": _evaluate, "trial": _trial,
-}  # fmt: skip
+JUDGES: dict[str, Callable[[Path, Mapping[str, Any]], int]] = {"here": _here, "srun": _srun}
 
 
 # ---- a row
@@ -274,7 +177,7 @@ def _wait_less() -> None:
 
 
 def _in_fork(row: Row, folder: Path) -> NoReturn:
-    """Judges a row: prints to `said`, and ends with the exit code; an outcome goes to a file."""
+    """Judges a row: prints to `said`, and ends with the exit code."""
     code = 99
     try:
         said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
@@ -287,12 +190,10 @@ def _in_fork(row: Row, folder: Path) -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         try:
-            ended = JUDGES[row["by"]](folder, row["given"])
+            code = JUDGES[row["by"]](folder, row["given"])
         except StageError as error:
             print(f"error: {error}")
-            ended = error.exit_code
-        code = ended if isinstance(ended, int) else 0
-        (folder / "outcome").write_text(json.dumps(ended))
+            code = error.exit_code
     except BaseException:  # noqa: BLE001 - the end of this process
         traceback.print_exc()
     finally:
@@ -320,11 +221,9 @@ def judged(row: Row, folder: Path, child: int) -> Row:
     missing = [word for word in row["says"] if word not in re.sub(r"\s+", " ", said)]
     for word in missing:
         print(f"{row['name']}: {word!r} is not in:\n{said}", file=sys.stderr)
-    follows = {"code": code, "requeue": (folder / "requeued").exists()}
-    if row["by"] == "trial":
-        follows = {"outcome": json.loads((folder / "outcome").read_text())}
     return {
-        "name": row["name"], "by": row["by"], **follows,
+        "name": row["name"], "by": row["by"], "code": code,
+        "requeue": (folder / "requeued").exists(),
         "says": [word for word in row["says"] if word not in missing], "given": row["given"],
     }  # fmt: skip
 

@@ -15,7 +15,6 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 # Name -> (module with `record`, file that it writes)
 GOLDENS: dict[str, tuple[str, str]] = {
-    "first-jobs": ("tests.golden.first_jobs", "first-jobs.json"),
     "plan": ("tests.golden.plan", "plan.json"),
     "ranks": ("tests.golden.ranks", "ranks.json"),
     "outcome": ("tests.golden.outcome", "outcome.json"),

@@ -10,13 +10,12 @@ from tests.golden.bundle import made_with, without_library_bytes
 from tests.golden.compare import must_equal
 from tests.golden.ranks import record_with
 from tests.golden.record import path_of, record
-from tests.golden.served import replay
 from tests.runner.conftest import bundle
 
 __all__ = ["bundle"]
 
 
-@pytest.mark.parametrize("name", ["outcome", "plan", "verdicts", "words"])
+@pytest.mark.parametrize("name", ["outcome", "plan", "served", "verdicts", "words"])
 def test_it_answers_as_recorded(tmp_path: Path, name: str) -> None:
     must_equal(name, record(name, tmp_path))
 
@@ -30,8 +29,3 @@ def test_a_bundle_is_made_of_the_same_files_rows_and_values(tmp_path: Path) -> N
 
 def test_ranks_get_the_same_commands_variables_and_places(tmp_path: Path, bundle: Path) -> None:
     must_equal("ranks", record_with(tmp_path, bundle))
-
-
-def test_four_generations_of_clients_get_the_same_answers(tmp_path: Path) -> None:
-    recorded = path_of("served").read_text(encoding="utf-8")
-    must_equal("served", replay(tmp_path, recorded))

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from runner.launch.network import GLOO, NCCL, loopback_variables
-from runner.launch.place import Place
-from runner.launch.rank import note_on_inherited_rank_variables
 from tests.first_job.harness import Found, assert_found, programs, run_runner, write_run
 from tests.remedies.obeyed import in_it, obeys
 
@@ -27,15 +25,6 @@ def test_ranks_are_not_started_by_what_is_a_rank_itself(staged: Path, tmp_path: 
     write_run(tmp_path, **GPT2)
     command = ("train", "tiny.yaml", "--bundle", str(staged), "--processes", "2")
     assert_found(run_runner(tmp_path, *command, **OF_RANK, **MASTER), REFUSED["L14"])
-
-
-def test_a_rank_that_nobody_started_says_for_whom_it_waits() -> None:
-    line = note_on_inherited_rank_variables(Place.of(OF_RANK | MASTER))
-    assert "rank 0 of 8" in line and "waits for the others at n1, port 29500" in line
-    assert "unset RANK WORLD_SIZE" in line
-    for launcher in ({"TORCHELASTIC_RUN_ID": "x"}, {"AIRLIFT_RANK": "1"}, {"SLURM_STEP_ID": "0"}):
-        place = Place.of(OF_RANK | MASTER | launcher)
-        assert note_on_inherited_rank_variables(place) == ""
 
 
 def test_the_run_file_wins_over_sbatchs_variables(staged: Path, tmp_path: Path) -> None:

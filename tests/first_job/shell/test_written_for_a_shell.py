@@ -81,23 +81,6 @@ def test_a_script_that_no_kernel_starts_is_refused_with_the_way_out(
     assert_found(said, Found(words[:1], words[1]))
 
 
-def test_a_script_that_comes_through_a_pipe_is_not_read_before_bash(staged: Path) -> None:
-    """`runner exec -- bash <(make_script)`: what we read of a pipe, bash does not get."""
-    reader, writer = os.pipe()
-    os.write(writer, b"echo from the pipe\n")
-    os.close(writer)
-    runner = [sys.executable, "-m", "runner", "exec", "--bundle", str(staged), "--"]
-    done = subprocess.run(
-        [*runner, "bash", f"/dev/fd/{reader}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        pass_fds=(reader,),
-    )
-    os.close(reader)
-    assert "from the pipe" in done.stdout, done.stderr
-
-
 UTF_16 = {"E19": Found(("not UTF-8 text",), "iconv -f UTF-16 -t UTF-8")}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,17 +10,11 @@ import pytest
 
 from runner.config.run_config import SlurmConfig
 from runner.errors import UsageError
-from runner.launch import start
-from runner.launch.outcome import Outcome
 from runner.launch.place import Start
-from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.training.components.device import dropout_seed
-from runner.trials import apart
 from runner.trials import evaluate as evaluation
-from runner.trials import node_part as part
-from tests.runner.launch.test_local import BATCH
 
 SRUN = ("--container-mounts=/scratch", "--environment=/home/me/ngc.toml")
 CONTAINER = ("apptainer", "exec", "--nv", "image.sif")
@@ -42,34 +35,6 @@ def run_in(folder: Path) -> Any:
         overrides=(),
         write_config=lambda: None,
     )
-
-
-@pytest.mark.parametrize("command", ["bench", "rehearse"])
-def test_in_a_job_with_a_container_its_python_runs_the_ranks_of_every_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    started: list[list[str]] = []
-
-    def start_ranks(argv: list[str], *_: object, **__: object) -> Outcome:
-        started.append(argv)
-        return Outcome("done", 0)
-
-    monkeypatch.setattr(start, "start_ranks", start_ranks)
-    monkeypatch.setattr(start, "write", lambda _resolved: None)
-    monkeypatch.setattr(Resolved, "of", lambda run, **_: SimpleNamespace(job=run))
-    monkeypatch.setattr("runner.offline.set_variables", lambda _environ: None)
-    run = run_in(tmp_path / "run")
-    if command == "bench":
-        monkeypatch.setattr(os, "environ", BATCH)
-        apart.launch(SimpleNamespace(job=run), "trial", Start.in_job(BATCH))  # type: ignore[arg-type]
-    else:
-        part.launch(run, BATCH)
-    (argv,) = started
-    does = {"bench": "trial", "rehearse": "nodes"}
-    assert tuple(argv[:6]) == (*SRUN, *CONTAINER) and argv[-2:] == [
-        str(tmp_path / "run"),
-        does[command],
-    ]
 
 
 def test_a_second_evaluation_of_a_run_leaves_the_first_one_alone(tmp_path: Path) -> None:
