@@ -25,11 +25,6 @@ def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
     text = f"{what} {_in_manifest(kind, name)}: not in this bundle"
     if others and "/" not in name:
         return f"{text} under this name, but {others}: write one of these names"
-    if others:
-        text += (
-            f" ({others} is: if that is the same repository under its new name, write {name} in "
-            "its entry, and both names work)"
-        )
     own = f"{OWN}/{name.rpartition('/')[2]}"
     if (kind, own) in catalogue.repositories:
         text += f" (your own {own.rpartition('/')[2]} is here as `{own}`)"

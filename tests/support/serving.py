@@ -25,9 +25,9 @@ class Served:
 
 
 @contextmanager
-def serving_here(bundle: Path, host: str = "127.0.0.1") -> Iterator[Served]:
+def serving_here(bundle: Path) -> Iterator[Served]:
     said: list[str] = []
-    with BundleServer(Catalogue.of(Bundle.open(bundle)), host, 0, said.append) as server:
+    with BundleServer(Catalogue.of(Bundle.open(bundle)), "127.0.0.1", 0, said.append) as server:
         threading.Thread(
             target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
         ).start()

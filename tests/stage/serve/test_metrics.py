@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from stage.bundle.bundle import Bundle
-from tests.support.clients import answer_of, packages_folder, run_client
 from tests.support.servers.hubs import TestHub
-from tests.support.serving import fetched, serving_here
+from tests.support.serving import fetched
 from tests.support.staging import Laptop
 
 SPACE = "evaluate-metric/share_equal"
@@ -63,24 +60,6 @@ def laptop_for(folder: Path, hub: TestHub, assets: str) -> Laptop:
     laptop = Laptop(folder, hub)
     laptop.write(f"format: 1\nname: tiny\nassets:\n{assets}")
     return laptop
-
-
-def test_a_script_computes_its_metric_from_the_bundle(source: TestHub, tmp_path: Path) -> None:
-    bundle = fetched(tmp_path / "laptop", source, f"{ASSET}    allow_code: true\n")
-    asset = Bundle.open(bundle).lock.assets["share"]
-    names = {file.path.removeprefix("data/metrics/share/") for file in asset.files}
-    assert names == {"share_equal.py", "counting.py", "requirements.txt", "README.md"}
-    assert (asset.kind, asset.source.location, asset.licence) == ("metric", SPACE, "apache-2.0")
-    assert [code.commit for code in asset.code] == [asset.source.commit]
-    packages = str(packages_folder("evaluate==0.4.6"))
-    with serving_here(bundle) as served:
-        done = run_client(
-            sys.executable, SCRIPT, served.address, tmp_path / "node", PYTHONPATH=packages
-        )
-        assert answer_of(done) == {"share_equal": 0.75, "another": "missing"}
-    (said,) = served.said  # once, though evaluate looks in three places
-    assert said.startswith("asked for, not here: metric f1: not in this bundle; on the laptop, ")
-    assert "\n  f1:\n    metric: f1\n    allow_code: true" in said
 
 
 def test_a_lock_cannot_bring_code_that_the_manifest_does_not_allow(

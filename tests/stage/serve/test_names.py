@@ -10,9 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
 
-from stage.serve.names import entry
 from tests.support.clients import answer_of, run_client
 from tests.support.servers.hubs import TestHub
 from tests.support.serving import Served, fetched, serving_here
@@ -72,11 +70,6 @@ def test_an_old_name_is_answered_as_the_hub_answers_it(served: Served, rest: str
     assert answer == (307, there, "text/plain; charset=utf-8", text.encode())
 
 
-def test_a_file_is_served_by_its_repositorys_old_name(served: Served) -> None:
-    # The Hub sends clients from an old name to the new one; here its files are at both.
-    assert without_following(served.address, "/old-org/small/resolve/main/config.json")[0] == 200
-
-
 @pytest.mark.parametrize(
     ("asked", "id"),
     [
@@ -125,22 +118,3 @@ except RepositoryNotFoundError:
         "b/twin: write one of these names"
     )
     assert expected in served.said
-
-
-def test_an_old_name_that_the_manifest_does_not_use_names_the_way_to_both(served: Served) -> None:
-    path = "/api/models/other-org/small"
-    assert without_following(served.address, path)[0] == 404
-    (said,) = (text for text in served.said if "other-org/small" in text)
-    assert "(new-org/small is: if that is the same repository under its new name, write" in said
-    assert said.endswith("  small:\n    model: other-org/small")
-
-
-def test_what_is_missing_is_yaml_to_paste() -> None:
-    text = entry("models", "acme/null", {"revision": "1.10"})
-    first, _, block = text.partition("\n")
-    assert first == "on the laptop, write this below `assets:` of the manifest, and fetch again:"
-    found = yaml.safe_load("assets:\n" + block)["assets"]
-    assert found == {"null-1.10": {"model": "acme/null", "revision": "1.10"}}
-    found = yaml.safe_load(entry("spaces", "evaluate-metric/f1").partition("\n")[2])
-    assert found == {"f1": {"metric": "f1", "allow_code": True}}
-    assert "\n" not in entry("models", "a: {b}\x1b")

@@ -193,30 +193,6 @@ def test_files_come_whole_in_part_or_not_at_all(served: str, bundle: Path) -> No
     assert (status, headers["Content-Range"]) == (416, f"bytes */{len(data)}")
 
 
-def test_a_stage_on_another_machine_fetches_the_same_model_from_it(
-    served: str, bundle: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "m.yaml").write_text(
-        f"format: 1\nname: again\nassets:\n  bert: {{model: {MODEL}}}\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "stage",
-        "fetch",
-        "m.yaml",
-        "-o",
-        "b",
-        "--endpoint",
-        served,
-        "--no-offline-check",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    mine, theirs = (Bundle.open(folder).lock.assets["bert"] for folder in (tmp_path / "b", bundle))
-    assert mine.files == theirs.files and mine.source == theirs.source
-
-
 def test_a_damaged_bundle_is_not_served(bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", bundle, copy], check=True)

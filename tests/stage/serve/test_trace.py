@@ -130,30 +130,6 @@ def test_a_traced_script_runs_from_the_bundle_without_the_hub(
         assert not [text for text in served.said if "not here" in text]
 
 
-def test_a_commit_that_an_answer_only_names_belongs_to_its_branch(
-    source: TestHub, tmp_path: Path
-) -> None:
-    """transformers 5 and `snapshot_download` ask which commit it is, and then only for this."""
-    script = (
-        "import json; from huggingface_hub import HfApi, hf_hub_download\n"
-        "commit = HfApi().model_info('acme/moves').sha\n"
-        "path = hf_hub_download('acme/moves', 'vocab.txt', revision=commit)\n"
-        "print(json.dumps(open(path).read().split()))"
-    )
-    source.commit("models", "acme/moves", {"vocab.txt": b"old", "config.json": b"{}"})
-    done = trace(tmp_path, source, sys.executable, "-c", script)
-    assert done.returncode == 0, done.stderr
-    assert yaml.safe_load((tmp_path / "my.yaml").read_text())["assets"] == {
-        "moves": {"model": "acme/moves", "revision": "main", "include": ["vocab.txt"]}
-    }
-    source.commit("models", "acme/moves", {"vocab.txt": b"new", "config.json": b"{}"})
-    fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
-    assert fetched.returncode == 0, fetched.stderr
-    with serving_here(tmp_path / "bundle") as served:
-        again = run_client(sys.executable, script, served.address, tmp_path / "node")
-        assert answer_of(again) == ["new"]
-
-
 def test_plain_addresses_are_seen_and_of_https_the_host(source: TestHub, tmp_path: Path) -> None:
     code = """
 import urllib.request, sys
@@ -185,21 +161,6 @@ def far(web: Web, path: str, data: bytes) -> str:
     return web.url(path).replace("127.0.0.1", "127.1")
 
 
-def test_a_script_that_fails_gives_a_manifest_of_what_it_got_to(
-    source: TestHub, tmp_path: Path
-) -> None:
-    code = (
-        'from huggingface_hub import hf_hub_download as h; h("acme/other", "config.json"); '
-        'h("acme/none", "x")'
-    )
-    done = trace(tmp_path, source, sys.executable, "-c", code)
-    assert done.returncode == 1 and "RepositoryNotFoundError" in done.stderr
-    assert "warning: " in done.stderr and "ended with 1" in done.stderr
-    text = (tmp_path / "my.yaml").read_text()
-    assert "# It ended with 1" in text and "model acme/none: the Hub does not show it" in text
-    assert list(yaml.safe_load(text)["assets"]) == ["other"]
-
-
 def test_a_refusal_of_head_has_no_body() -> None:
     """A client that keeps its connection would read it as the next answer."""
     connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
@@ -213,35 +174,6 @@ def test_a_refusal_of_head_has_no_body() -> None:
             answers = client.makefile("rb").read()
     _, after_head, body = answers.split(b"\r\n\r\n")
     assert after_head.startswith(b"HTTP/1.1 502") and body.startswith(b"stage trace: ")
-
-
-def test_a_hub_that_cannot_be_reached_is_named_before_the_script_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "stage", "trace", "--endpoint", "http://127.0.0.1:9", "--", "ls"],
-        cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 5 and done.stdout == "", done.stderr
-    assert "http://127.0.0.1:9: cannot be reached" in done.stderr and "HF_ENDPOINT" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (("no-such-program",), "no-such-program: no such program on PATH"),
-        (("true",), "set HF_ENDPOINT itself?"),
-        (("false",), "and ended with 1.\n  -> Its own error is above: fix that first."),
-    ],
-)
-def test_what_gives_no_manifest_says_why(
-    source: TestHub, tmp_path: Path, command: tuple[str, ...], words: str
-) -> None:
-    done = trace(tmp_path, source, *command)
-    assert done.returncode == 2 and words in done.stderr
-    assert "Traceback" not in done.stderr and not (tmp_path / "my.yaml").exists()
 
 
 @pytest.mark.parametrize(
@@ -284,20 +216,6 @@ def test_an_address_names_a_repository(
 ) -> None:
     found = Address.parse(target)
     assert found == address and (found and found.split()) == split
-
-
-def test_an_old_and_a_new_name_are_one_repository_by_the_name_of_the_script() -> None:
-    moved = "/api/models/openai-community/gpt2"
-    asked = gather(
-        [
-            Exchange("/openai-community/gpt2/resolve/main/a", 200, "c" * 40),
-            Exchange("/api/models/gpt2", 307, None, moved),
-            Exchange(moved, 200),
-            Exchange("/gpt2/resolve/main/b", 200, "c" * 40),
-        ]
-    )
-    (found,) = asked
-    assert found.name == "gpt2" and list(found.revisions()) == [("main", {"a", "b"})]
 
 
 def test_a_redirect_to_the_new_name_does_not_show_that_the_file_exists() -> None:
@@ -390,15 +308,3 @@ os.waitpid(number, 0)
     assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
     assert "warning: not recorded, it ran with variables of its own: " in done.stderr
     assert done.stderr.count("not recorded") == 1 and "# stray" in done.stderr
-
-
-def test_a_file_that_was_read_and_cannot_travel_is_named(source: TestHub, tmp_path: Path) -> None:
-    code = (
-        "from huggingface_hub import hf_hub_download as h; "
-        'h("acme/other", "config.json"); h("acme/other", "pytorch_model.bin")'
-    )
-    done = trace(tmp_path, source, sys.executable, "-c", code)
-    assert done.returncode == 1
-    assert "cannot travel: model acme/other: pytorch_model.bin: a pickle" in done.stderr
-    assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
-    assert stage(tmp_path, source, "lock", "my.yaml").returncode == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import urllib.error
 import urllib.request
@@ -109,27 +108,6 @@ def test_main_is_no_other_version(source: Source, tmp_path: Path) -> None:
         assert refusal(served, "/acme/a/resolve/main/a.txt")[:2] == (404, "RevisionNotFound")
         assert refusal(served, "/api/models/acme/a")[1] == "RevisionNotFound"
         assert any("revision: main" in text for text in served.said)
-
-
-def test_raw_files_and_the_card_are_as_published(source: Source, served: Served) -> None:
-    root = "/datasets/acme/d/resolve/main"
-    assert get(served, f"{root}/labels.json") == b'{"0": "no"}'
-    assert get(served, f"{root}/README.md") == source.card
-    folder = served.bundle / "data/datasets/d"
-    assert (folder / "README.md").read_bytes() == source.card
-    shard = "plain/train-00000-of-00002.parquet"
-    expected = hashlib.sha256(dataset_files()[shard]).digest()
-    assert hashlib.sha256((folder / shard).read_bytes()).digest() == expected
-
-
-def test_a_file_that_was_left_out_is_listed_and_its_error_names_the_line(served: Served) -> None:
-    tree = listed(served, "/api/datasets/acme/d/tree/main?recursive=true")
-    assert {"more/x.csv", "labels.json"} <= {row["path"] for row in tree}
-    code, error, message = refusal(served, "/datasets/acme/d/resolve/main/more/x.csv")
-    assert (code, error) == (404, "EntryNotFound")
-    assert "add more/x.csv to `include` of `d` in the manifest, and fetch again" in message
-    # What no version of the repository has is asked for often, and not reported.
-    assert "left out" not in refusal(served, "/datasets/acme/d/resolve/main/none.csv")[2]
 
 
 @pytest.mark.parametrize(
