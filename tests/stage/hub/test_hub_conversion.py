@@ -5,9 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from stage.bundle.bundle import Bundle
 from stage.digests import sha256_of_bytes
 from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, rows
 from tests.support.servers.hubs import TestHub
-from tests.support.waiting import wait_for
 
 LINES = {
     "README.md": card(
@@ -98,39 +94,6 @@ def test_another_machine_makes_the_same_bundle_and_a_repair_the_same_bytes(
     hub.forget_requests()
     stage("fetch", "m.yaml", "-o", "b", "--update")
     assert Bundle.open(Path("b")).id == bundle.id and not hub.requests(r"\.jsonl")
-
-
-def there(pattern: str) -> int:
-    """Bytes of the files of an unfinished bundle."""
-    return sum(path.stat().st_size for path in Path("b").rglob(pattern) if path.is_file())
-
-
-def test_killed_in_the_middle_of_an_original_it_resumes(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    data = b"".join(b'{"n": %d}\n' % n for n in range(200_000))
-    hub.commit("datasets", ID, {"train.jsonl": data, "test.jsonl": b'{"n": 1}\n'})
-    manifest()
-    hub.faults.add(path=r"train\.jsonl$", stall_after=1_300_000, stall_s=30)
-    running = subprocess.Popen(
-        [sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b", "-q"],
-        env={**os.environ, "HF_HUB_DOWNLOAD_TIMEOUT": "30"},
-    )
-    wait_for(lambda: there("*.partial") >= 500_000, running)
-    wait_for(lambda: there("*.jsonl"), running)
-    left = there("*.partial")
-    running.kill()
-    running.wait()
-    assert left < len(data) and not Path("b/tagmanifest-sha256.txt").exists()
-    hub.faults.clear()
-    hub.forget_requests()
-    stage("fetch", "m.yaml", "-o", "b")
-    asked = [
-        request.range for request in hub.requests(r"train\.jsonl$") if request.status in (200, 206)
-    ]
-    assert asked and all(asked) and len(rows("train")) == 200_000
-    assert not hub.requests(r"test\.jsonl$")
-    stage("verify", "b")
 
 
 def test_an_original_that_is_not_as_announced_is_refused(
@@ -291,27 +254,6 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
     return sink.getvalue()
 
 
-def test_parquet_goes_before_the_originals(hub: TestHub, stage: Callable[..., Result]) -> None:
-    hub.commit("datasets", ID, {**LINES, "README.md": b""})
-    whole = {"default/train/0000.parquet": parquet([{"t": "converted"}])}
-    hub.commit("datasets", ID, whole, ref="refs/convert/parquet")
-    manifest()
-    assert "taken from refs/convert/parquet" in stage("fetch", "m.yaml", "-o", "b").output
-    assert rows("train") == [{"t": "converted"}]
-
-
-@pytest.mark.parametrize("script", [{"raw.py": b"import datasets"}, {}])
-def test_the_only_config_the_hub_converted_is_meant_whatever_its_name(
-    hub: TestHub, stage: Callable[..., Result], script: dict[str, bytes]
-) -> None:
-    hub.commit("datasets", ID, {**script, "train.csv": b"t\noriginal\n"})
-    whole = {"plain_text/train/0000.parquet": parquet([{"t": "converted"}])}
-    hub.commit("datasets", ID, whole, ref="refs/convert/parquet")
-    manifest()
-    stage("fetch", "m.yaml", "-o", "b")
-    assert rows("train", "plain_text") == [{"t": "converted"}]
-
-
 def test_what_the_hub_converted_in_part_is_made_whole_here(
     hub: TestHub, stage: Callable[..., Result]
 ) -> None:
@@ -381,29 +323,6 @@ def test_what_cannot_be_taken_is_said_before_anything_is_fetched(
     manifest()
     output = stage("lock", "m.yaml", code=code).output
     assert said in output and "m.yaml:1" in output and not Path("m.lock").exists()
-
-
-def test_advice_for_a_dataset_names_no_exclude_since_its_entry_has_none(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    evil = card(configs=[{"config_name": "a%", "data_files": "a.csv"}])
-    hub.commit("datasets", ID, {"README.md": evil, "a.csv": b"a\n1\n"})
-    manifest()
-    said = stage("lock", "m.yaml", code=3).output
-    assert (
-        "Choose another `config`" in said
-        and "with `path:`" in said
-        and "add it to `exclude`" not in said
-    )
-    documents = {
-        "LICENSE": b"MIT",
-        "NOTICE%.md": b"x",
-    }  # other configs cause no error
-    hub.commit("datasets", ID, {"a.csv": b"a\n1\n", "README.md": b"", **documents})
-    stage("fetch", "m.yaml", "-o", "b")
-    asset = Bundle.open(Path("b")).asset("raw")
-    assert "LICENSE" in {file.origin for file in asset.files}
-    assert "NOTICE%.md" in {left.path for left in asset.left_out}
 
 
 @pytest.mark.parametrize("field", ["split", "config"])

@@ -10,11 +10,8 @@ import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from stage.errors import UsageError
 from stage.hub.layout import (
-    check_shards_are_whole,
     converted,
-    declared_rows,
     default_config,
     published,
 )
@@ -23,28 +20,6 @@ from tests.stage.hub.library import library, offline_library
 __all__ = ["offline_library"]
 
 Layout = dict[str, dict[str, list[str]]]  # config -> split -> paths
-
-# Salesforce/wikitext
-WIKITEXT = [
-    f"wikitext-{version}/{name}.parquet"
-    for version in ("103-raw-v1", "103-v1", "2-raw-v1", "2-v1")
-    for name in (
-        "test-00000-of-00001",
-        "train-00000-of-00002",
-        "train-00001-of-00002",
-        "validation-00000-of-00001",
-    )
-]
-WIKITEXT_CARD = [
-    {
-        "config_name": f"wikitext-{version}",
-        "data_files": [
-            {"split": split, "path": f"wikitext-{version}/{split}-*"}
-            for split in ("test", "train", "validation")
-        ],
-    }
-    for version in ("103-raw-v1", "103-v1", "2-raw-v1", "2-v1")
-]
 
 
 def from_card(configs: Any, paths: list[str]) -> Layout:
@@ -63,16 +38,6 @@ def unordered(layout: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[s
         config: {split: set(paths) for split, paths in splits.items()}
         for config, splits in layout.items()
     }
-
-
-def test_wikitext_is_read_from_its_card(tmp_path: Path) -> None:
-    layout = from_card(WIKITEXT_CARD, ["README.md", *WIKITEXT])
-    assert layout == library(tmp_path, WIKITEXT, WIKITEXT_CARD)[1]
-    assert layout["wikitext-2-raw-v1"]["train"] == [
-        "wikitext-2-raw-v1/train-00000-of-00002.parquet",
-        "wikitext-2-raw-v1/train-00001-of-00002.parquet",
-    ]
-    assert default_config(WIKITEXT_CARD, layout) is None
 
 
 CARDS: list[tuple[Any, list[str]]] = [
@@ -128,39 +93,6 @@ def test_a_card_means_what_it_means_to_the_library(
     assert unordered(from_card(configs, paths)) == unordered(library(tmp_path, paths, configs)[1])
 
 
-@pytest.mark.parametrize(
-    ("paths", "splits"),
-    [
-        (
-            ["data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"],
-            {"train", "test"},
-        ),
-        (
-            ["data/train_sft-00000-of-00001.parquet", "data/test_gen-00000-of-00001.parquet"],
-            {"train_sft", "test_gen"},
-        ),
-        (["data/unsupervised-00000-of-00001-0123456789abcdef.parquet"], {"unsupervised"}),
-        (["train.parquet", "dev.parquet"], {"train", "validation"}),
-        (
-            ["my-training-set.parquet", "my_val_set.parquet", "evaluation.1.parquet"],
-            {"train", "validation", "test"},
-        ),
-        (["train0001.parquet", "train0002.parquet", "test0001.parquet"], {"train", "test"}),
-        (["data/train/a.parquet", "data/valid/test.parquet"], {"train", "validation"}),
-        (["a.parquet", "b.parquet"], {"train"}),
-        (["a.parquet", "test.parquet"], {"test"}),
-        (["contrained.parquet", "latest.parquet"], {"train"}),
-        (["Train.parquet"], {"train"}),
-    ],
-)
-def test_names_mean_what_they_mean_to_the_library(
-    tmp_path: Path, paths: list[str], splits: set[str]
-) -> None:
-    layout = from_names(paths)
-    assert set(layout["default"]) == splits
-    assert unordered(layout) == unordered(library(tmp_path, paths)[1])
-
-
 words = st.sampled_from(
     ["train", "training", "dev", "val", "test", "eval", "data", "a", "Test", "contest", "sft"]
 )
@@ -204,34 +136,6 @@ def test_shards_are_in_the_order_of_their_numbers() -> None:
     assert from_card(card, paths)["c"]["train"] == [
         f"train-part-{n}.parquet" for n in (0, 1, 2, 10, 11)
     ]
-
-
-@pytest.mark.parametrize(
-    "configs",
-    [
-        None,
-        "text",
-        7,
-        {},
-        [7],
-        [{}],
-        [{"data_files": 7}],
-        [{"data_files": [{"path": 7}]}],
-        [{"data_files": [None]}],
-    ],
-)
-def test_a_card_that_makes_no_sense_declares_nothing_of_its_own(configs: Any) -> None:
-    paths = ["data/train-00000-of-00001.parquet"]
-    assert from_card(configs, paths) in ({}, {"default": {"train": paths}})
-
-
-def test_a_config_of_other_files_is_not_taken_for_parquet() -> None:
-    card = [
-        {"config_name": "raw", "data_files": "*.jsonl"},
-        {"config_name": "mixed", "data_files": "*"},
-    ]
-    # The library reads b.parquet too, and fails at a.jsonl.
-    assert from_card(card, ["a.jsonl", "b.parquet"]) == {"mixed": {"train": ["b.parquet"]}}
 
 
 @pytest.mark.parametrize(
@@ -281,58 +185,3 @@ def test_a_conversion_in_part_is_not_taken_for_the_whole() -> None:
     for name in ("big", "tail"):
         assert "the Hub converted only a part" in str(found[name].problem)
     assert found["small"].problem is None
-
-
-@pytest.mark.parametrize(
-    ("info", "expected"),
-    [
-        ({"splits": [{"name": "train", "num_examples": 7}]}, {"train": 7}),
-        (
-            [
-                {"config_name": "x", "splits": []},
-                {"config_name": "c", "splits": [{"name": "t", "num_examples": 1}]},
-            ],
-            {"t": 1},
-        ),
-        ({"config_name": "x", "splits": [{"name": "train", "num_examples": 7}]}, {}),
-        ({"splits": [{"name": "train", "num_examples": "7"}, {"num_examples": 1}, 3]}, {}),
-        ({"splits": None}, {}),
-        (None, {}),
-        ("text", {}),
-        ([], {}),
-    ],
-)
-def test_the_rows_a_card_declares(info: Any, expected: dict[str, int]) -> None:
-    assert declared_rows(info, "c") == expected
-
-
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
-        (
-            ["d/train-00000-of-00003.parquet", "d/train-00002-of-00003.parquet"],
-            "d/train has 2 of 3 files; number 1",
-        ),
-        (["train-00001-of-00002-0123abcd.parquet"], "number 0 is missing"),
-    ],
-)
-def test_a_missing_shard_is_noticed_on_the_laptop(paths: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        check_shards_are_whole(paths, "w")
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        [
-            "train-00000-of-00002.parquet",
-            "train-00001-of-00002.parquet",
-            "test-00000-of-00001.parquet",
-        ],
-        ["part-0.parquet", "part-7.parquet"],
-        ["a/0000.parquet"],
-        [],
-    ],
-)
-def test_whole_splits_pass(paths: list[str]) -> None:
-    check_shards_are_whole(paths, "w")

@@ -10,45 +10,10 @@ import pytest
 from hypothesis import example, given, reject, settings
 from hypothesis import strategies as st
 
-from stage.convert.formats import FORMATS, format_of
 from stage.hub.layout import _CHANGES_ROWS, published
 from tests.stage.hub.library import library, offline_library
 
 __all__ = ["offline_library"]
-
-# The library's name of a format -> ours, where they differ
-NAMES = {
-    "audiofolder": "audio",
-    "videofolder": "video",
-    "webdataset": "WebDataset",
-    "xml": "XML",
-    "hdf5": "HDF5",
-}
-NAMES |= {
-    "conll": "CoNLL",
-    "pdffolder": "PDF",
-    "lance": "Lance",
-    "vortex": "Vortex",
-    "tsfile": "time series",
-}
-NAMES |= {
-    "niftifolder": "NIfTI",
-    "meshfolder": "3D",
-    "eval": "evaluation logs",
-    "harbor": "Harbor tasks",
-}
-NAMES |= dict.fromkeys(("fasta", "genbank", "fastq", "pdb", "mmcif"), "biology")
-
-
-def test_every_ending_means_what_it_means_to_the_library() -> None:
-    from datasets.packaged_modules import _EXTENSION_TO_MODULE
-
-    theirs = {
-        end: NAMES.get(module, module)
-        for end, (module, _) in _EXTENSION_TO_MODULE.items()
-        if end.islower()
-    }
-    assert {**theirs, ".zip": "zip"} == FORMATS
 
 
 def test_every_option_that_the_library_reads_is_refused_or_known() -> None:
@@ -206,25 +171,3 @@ def test_what_would_be_read_otherwise_is_said(configs: Any, paths: list[str], sa
 
     (found,) = published(configs, paths).values()
     assert found.problem is not None and re.search(said, found.problem)
-
-
-def test_what_changes_nothing_is_let_be() -> None:
-    card = [
-        {
-            "config_name": "c",
-            "data_files": "a.csv",
-            "encoding": "UTF-8",
-            "default": True,
-            "version": "1.0.0",
-        }
-    ]
-    assert published(card, ["a.csv"])["c"].problem is None
-    assert published([{**card[0], "delimiter": ";"}], ["a.csv"])["c"].separator == ";"
-    assert published(None, ["a.jsonl"])["default"].convert == "jsonl"
-    assert published(None, ["a.jsonl", "b.json"])["default"].convert == "json"
-
-
-def test_nothing_is_made_of_nothing() -> None:
-    assert published(None, ["README.md", "LICENSE", ".gitattributes", "dataset_infos.json"]) == {}
-    assert published([{"data_files": "gone.csv"}], ["a.csv"]) == {}
-    assert format_of([]) is None and format_of(["LICENSE"]) is None

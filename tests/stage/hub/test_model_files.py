@@ -11,8 +11,6 @@ from stage.digests import Digest
 from stage.errors import PolicyError, StageError, UsageError
 from stage.hub.model_files import (
     RemoteFile,
-    locked_file,
-    matches,
     select_by_patterns,
     select_model,
     select_tokenizer,
@@ -237,34 +235,6 @@ def test_a_part_whose_weights_are_pickles_alone_is_refused(paths: str) -> None:
     assert "exclude" in refusal.value.remedy and "safetensors" in refusal.value.remedy
 
 
-def test_pickles_may_be_left_to_train_from_scratch() -> None:
-    taken, stay = selected("config.json pytorch_model.bin tokenizer.json", "*.bin")
-    assert taken == {"config.json", "tokenizer.json"} and stay == {
-        "pytorch_model.bin": "excluded by the manifest"
-    }
-
-
-@pytest.mark.parametrize(
-    ("paths", "said", "way_out"),
-    [
-        ("config.json tf_model.h5", "TensorFlow weights", '"*.h5"'),
-        ("config.json flax_model.msgpack", "Flax weights", '"*.msgpack"'),
-        ("config.json llama.Q4_K_M.gguf llama.Q8_0.gguf", "a GGUF copy", '"*.gguf"'),
-    ],
-)
-def test_weights_that_from_pretrained_does_not_read_are_not_passed_over(
-    paths: str, said: str, way_out: str
-) -> None:
-    with pytest.raises(UsageError, match="no safetensors") as refusal:
-        selected(paths)
-    assert (
-        said in refusal.value.message
-        and way_out in refusal.value.remedy
-        and "include" in refusal.value.remedy
-    )
-    assert selected(paths, way_out.strip('"'))[0] == {"config.json"}
-
-
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
@@ -326,14 +296,6 @@ def test_weights_that_do_not_travel_are_excluded_as_the_message_says(
         assert select_model(listing(paths), [], WHAT, allow_pickle=True)[2] == paths.split()[1:3]
 
 
-def test_shards_that_are_missing_do_not_matter_to_a_tokenizer() -> None:
-    paths = "config.json tokenizer.json tokenizer_config.json model-00001-of-00002.safetensors"
-    taken, _ = selected(paths, tokenizer_only=True)
-    assert set(taken) == {"config.json", "tokenizer.json", "tokenizer_config.json"}
-    with pytest.raises(UsageError, match="1 of 2 weight files are missing"):
-        selected(paths)
-
-
 @pytest.mark.parametrize("paths", [BERT, GPT2, LLAMA, MISTRAL, ADAPTER])
 def test_a_tokenizer_travels_without_weights(paths: str) -> None:
     taken, _ = selected(paths, tokenizer_only=True)
@@ -370,24 +332,6 @@ def test_a_pattern_does_not_let_pickles_and_code_in(pattern: str, said: str) -> 
         )
 
 
-@pytest.mark.parametrize(
-    ("path", "pattern", "expected"),
-    [
-        ("a/b/c.json", "*.json", True),
-        ("onnx/model.onnx", "onnx/", True),
-        ("onnx2/model.onnx", "onnx/", False),
-        ("Model.JSON", "*.json", False),
-        ("a[1].txt", "a[[]1].txt", True),
-        ("model-00001-of-00002.safetensors", "model-0000?-of-*", True),
-    ],
-)
-def test_patterns_match_as_on_the_hub(path: str, pattern: str, expected: bool) -> None:
-    from huggingface_hub.utils import filter_repo_objects
-
-    assert matches(path, pattern) is expected
-    assert bool(list(filter_repo_objects([path], allow_patterns=[pattern]))) is expected
-
-
 @given(
     st.lists(
         st.sampled_from([*BERT.split(), *LLAMA.split(), *DIFFUSERS.split(), *SENTENCE.split()]),
@@ -406,39 +350,3 @@ def test_any_listing_is_parted_in_two_or_refused_in_words(paths: list[str]) -> N
             for path in taken
             if path.endswith((".bin", ".pth", ".py", ".h5", ".msgpack", ".onnx"))
         ]
-
-
-def test_an_lfs_files_sha256_is_known_before_it_is_fetched() -> None:
-    lfs = locked_file(
-        RemoteFile("x/model.safetensors", 5, "b" * 64, SHA), "data/models/a/x/model.safetensors"
-    )
-    assert (lfs.sha256, lfs.upstream, lfs.origin, lfs.size) == (
-        "b" * 64,
-        SHA,
-        "x/model.safetensors",
-        5,
-    )
-    assert (
-        locked_file(RemoteFile("config.json", 5, upstream=GIT), "data/models/a/config.json").sha256
-        is None
-    )
-
-
-@pytest.mark.parametrize(
-    ("include", "expected"),
-    [
-        (["config.json", "*Q4*.gguf"], {"config.json", "llama.Q4_K_M.gguf"}),
-        (["onnx/"], {"onnx/model.onnx", "onnx/model.onnx_data"}),
-        (
-            ["original/"],
-            {
-                "original/consolidated.safetensors",
-                "original/params.json",
-                "original/tokenizer.model",
-            },
-        ),
-    ],
-)
-def test_a_copy_that_is_asked_for_travels_alone(include: list[str], expected: set[str]) -> None:
-    taken, _ = select_by_patterns(listing(COPIES), include, [], WHAT)
-    assert {file.path for file in taken} == expected

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stage.bundle.bundle import Bundle
 from stage.digests import sha256_of_bytes
@@ -212,33 +208,6 @@ def test_code_of_another_repository_comes_along_and_loads(
     stage("fetch", "m.yaml", "-o", "c", code=2)
 
 
-def test_code_can_be_left_where_transformers_knows_the_model(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    hub.commit(
-        "models", "acme/tiny", {**CODE, "config.json": config(), "model.safetensors": weights()}
-    )
-    for choice in ({"exclude": ["*.py"]}, {"include": ["*.json", "*.safetensors"]}):
-        manifest(**choice)
-        said = stage("lock", "m.yaml").output
-        assert "goes without its code configuration_tiny.TinyConfig" in said
-        assert not [
-            file
-            for file in json.loads(Path("m.lock").read_text())["assets"]["tiny"]["files"]
-            if ".py" in str(file)
-        ]
-        Path("m.lock").unlink()
-    manifest(include=["*.json", "*.py"])
-    assert "`allow_code: true`" in stage("lock", "m.yaml", code=3).output
-    manifest(include=["*.json", "layers*.py", "conf*.py"], allow_code=True)
-    stage("lock", "m.yaml")
-    (code,) = json.loads(Path("m.lock").read_text())["assets"]["tiny"]["code"]
-    assert [path.rpartition("/")[2] for path in code["files"]] == [
-        "configuration_tiny.py",
-        "layers_tiny.py",
-    ]
-
-
 def test_a_licence_policy_holds_for_code_too(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit(
         "models", "other/tiny-code", {**CODE, "README.md": b"---\nlicense: cc-by-nc-4.0\n---\n"}
@@ -406,33 +375,3 @@ def test_a_config_is_made_local_byte_for_byte() -> None:
         == b'{"a":  "x--y.z", "auto_map": {"AutoModel" : "m.C", "B": ["t.T", null]}, '
         b'"t": "a--b.c d"}\r\n'
     )
-
-
-@settings(max_examples=50)
-@given(
-    st.recursive(
-        st.none() | st.text() | st.just("o/r--m.C"),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(st.sampled_from(["auto_map", "AutoModel", "x"]), inner)
-        ),
-    )
-)
-def test_a_config_made_local_names_no_other_repository(document: Any) -> None:
-    text = json.dumps(document).encode()
-    assert all(
-        reference.repository is None
-        for reference in references("config.json", made_local("config.json", text))
-    )
-
-
-def test_the_child_that_loads_has_no_network() -> None:
-    """Without this, the tests above would prove nothing."""
-    code = (
-        "from stage.sandbox import close_network; assert close_network() is None; "
-        "import socket; socket.create_connection(('127.0.0.1', 9))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
-    )
-    assert "PermissionError" in done.stderr
