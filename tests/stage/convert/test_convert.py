@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import random
-import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,29 +25,6 @@ from stage.convert.convert import convert
 from stage.convert.plain_pickle import Array, read_pickle
 from stage.errors import StageError, UsageError
 from stage.hub.layout import splits_of_names
-
-
-def test_types_of_a_csv_hold_every_value_of_every_file(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    head = "int,late,zip,long,flag,gone,mix\n"
-    rows = "".join(f"{i},{i},0{i},{10**19 + i},true,,{i}\n" for i in range(20_000))
-    tables = converted(
-        "csv", {"a.csv": (head + rows).encode(), "b.csv": (head + "1,2.5,3,4,false,,x\n").encode()}
-    )
-    schema = tables["train"].schema
-    expected = {
-        "int": "int64",
-        "late": "double",
-        "zip": "string",
-        "long": "string",
-        "flag": "bool",
-        "gone": "string",
-    }
-    assert {n: str(schema.field(n).type) for n in expected} == expected and str(
-        schema.field("mix").type
-    ) == "string"
-    assert tables["train"].num_rows == 20_001
 
 
 def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -> None:
@@ -74,30 +50,6 @@ def test_splits_come_from_names_and_compression_from_endings(
     }
 
 
-ROWS: list[dict[str, Any]] = [
-    {"t": "ü\n", "n": 1, "l": [1]},
-    {"t": None, "n": 2.5, "new": {"k": "v"}, "l": []},
-]
-
-
-@pytest.mark.parametrize(
-    ("how", "data"),
-    [
-        ("json", json.dumps(ROWS, indent=2).encode()),
-        ("json", b"\n".join(json.dumps(row).encode() for row in ROWS)),
-        ("jsonl", b"\n\n".join(json.dumps(row).encode() for row in ROWS) + b"\n"),
-    ],
-)
-def test_json_rows_arrive_with_one_type_a_column(
-    converted: Callable[..., dict[str, pa.Table]], how: str, data: bytes
-) -> None:
-    rows = converted(how, {f"x.{how}": data})["train"].to_pylist()
-    assert rows == [
-        {"t": "ü\n", "n": 1.0, "l": [1], "new": None},
-        {"t": None, "n": 2.5, "l": [], "new": {"k": "v"}},
-    ]
-
-
 @pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])
 def test_arrays_one_after_the_other_are_all_read(
     converted: Callable[..., dict[str, pa.Table]], between: bytes
@@ -108,51 +60,6 @@ def test_arrays_one_after_the_other_are_all_read(
     data = between.join(json.dumps(page).encode() for page in pages) + between
     table = converted("json", {"x.json": data})["train"]
     assert table["t"].to_pylist() == [fill["t"], "second", "third", "last"]
-
-
-def test_an_object_that_is_empty_in_some_rows_is_kept(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    files = {"train.jsonl": b'{"m": {}}\n', "test.jsonl": b'{"m": {"k": 1}}\n'}
-    assert converted("jsonl", files)["train"].to_pylist() == [{"m": {"k": None}}]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        *(
-            [pa.RunEndEncodedArray.from_arrays([2], ["x"])]
-            if hasattr(pa, "RunEndEncodedArray")
-            else []
-        ),  # pyarrow 12
-        pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]),
-        pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
-        pa.DictionaryArray.from_arrays([0, 0], pa.array([[1]])),
-        pa.array([b"", b""], pa.binary(0)),
-        pa.array([[{}], []], pa.list_(pa.struct([]))),
-    ],
-    ids=lambda column: str(column.type),
-)
-def test_an_arrow_column_that_parquet_cannot_hold_is_told_by_name(
-    converted: Callable[..., dict[str, pa.Table]], column: pa.Array
-) -> None:
-    sink = io.BytesIO()
-    table = pa.table({"a": [1, 2], "odd": column})
-    with ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(
-        UsageError, match=r"m.yaml:3: `x`: x.arrow: parquet cannot hold the column `odd`"
-    ) as caught:
-        converted("arrow", {"x.arrow": sink.getvalue()})
-    assert "Remove it from the file" in caught.value.remedy
-
-
-def test_text_is_a_row_a_line(converted: Callable[..., dict[str, pa.Table]]) -> None:
-    table = converted("text", {"train.txt": b"one\r\n\n three \nlast", "valid.txt": b""})
-    assert {split: part.to_pydict() for split, part in table.items()} == {
-        "train": {"text": ["one", "", " three ", "last"]},
-        "validation": {"text": []},
-    }
 
 
 @pytest.mark.parametrize("opened", [ipc.new_file, ipc.new_stream])
@@ -300,13 +207,6 @@ def test_what_cannot_be_converted_is_said(
     with pytest.raises(UsageError, match=said) as caught:
         converted(how, files)
     assert "m.yaml:3" in caught.value.message and caught.value.remedy
-
-
-def test_a_memo_of_two_billion_entries_takes_no_memory(tmp_path: Path) -> None:
-    (tmp_path / "batch").write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert read_pickle(tmp_path / "batch", "batch") == []
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20
 
 
 @settings(max_examples=150)

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
-from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
 
 
@@ -110,19 +109,6 @@ def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
     )
 
 
-def test_metadata_cut_at_semicolons_is_told_what_it_needs(tmp_path: Path) -> None:
-    """An entry of images has no `separator:`, so it is not told to write one."""
-    (tmp_path / "1.png").write_bytes(picture(1))
-    (tmp_path / "metadata.csv").write_text("file_name;text\n1.png;one\n")
-    files = {name: tmp_path / name for name in ("1.png", "metadata.csv")}
-    with pytest.raises(UsageError) as caught:
-        convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")
-    assert "no column `file_name` of texts. Its header: file_name;text" in caught.value.message
-    assert "commas between the columns" in caught.value.remedy
-    (tmp_path / "metadata.csv").write_text("file_name,text\n1.png,one\n")
-    assert convert("imagefolder", files, splits_of_names, tmp_path / "out2", "x")
-
-
 def cifar(protocol: int = 2, rows: int = 6) -> dict[str, bytes]:
     """A small CIFAR-10, in the layout of its python version."""
     noise = np.random.default_rng(1)
@@ -162,20 +148,3 @@ def test_cifar_pixels_and_labels(
     pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
     assert np.array_equal(pixels, batch[b"data"][3].reshape(3, 32, 32).transpose(1, 2, 0))
     assert row["label"] == batch[b"labels"][3] and row["image"]["path"] == "data_batch_2_3.png"
-
-
-def test_datasets_decodes_what_was_converted(tmp_path: Path) -> None:
-    import datasets
-
-    for path, data in cifar().items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_bytes(data)
-    made = convert(
-        "cifar", {p: tmp_path / p for p in cifar()}, splits_of_names, tmp_path / "out", "x"
-    )
-    rows = datasets.Dataset.from_parquet(
-        [str(s) for s in made["train"].shards], cache_dir=str(tmp_path / "cache")
-    )
-    assert rows.features["label"].names == ["airplane", "automobile", "bird"] and rows[0][
-        "image"
-    ].size == (32, 32)

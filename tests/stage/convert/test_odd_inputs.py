@@ -367,6 +367,7 @@ def test_it_has_exactly_these_values(run: Run, name: str) -> None:
         assert re.search(pattern, note), notes
 
 
+@obeys("stage/convert/json_files.py", "Write each row as an object:", "Write one object a line")
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_with_a_place_and_a_remedy_that_works(run: Run, name: str) -> None:
     odd = REFUSED[name]

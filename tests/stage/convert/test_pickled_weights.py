@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from stage.bundle.bundle import Bundle
 from stage.convert.pickled_weights import convert_file, convert_pickles
-from stage.errors import DamageError, PolicyError, StageError, UsageError
-from stage.hub.model_files import RemoteFile, select_model
+from stage.errors import DamageError, PolicyError, StageError
 from tests.support.staging import MODEL, Laptop, model_files
 
 
@@ -83,13 +82,6 @@ def test_shards_get_an_index_of_their_own(tmp_path: Path) -> None:
         "b": "model-00002-of-00002.safetensors",
     }
     assert set(made) == {*index["weight_map"].values(), "model.safetensors.index.json"}
-
-
-def test_pickled_shards_that_are_missing_are_found_before_any_is_fetched() -> None:
-    there = ["config.json", "pytorch_model-00002-of-00002.bin"]
-    files = [RemoteFile(path, 1, None, None) for path in there]
-    with pytest.raises(UsageError, match="1 of 2 weight files are missing, number 1 first"):
-        select_model(files, (), "m", allow_pickle=True)
 
 
 class _Evil:

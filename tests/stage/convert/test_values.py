@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import math
 import shlex
 import subprocess
@@ -47,39 +46,6 @@ def column(*cells: str) -> bytes:
     sink = io.StringIO()
     csv.writer(sink).writerows([["a", "z"], *([cell, "z"] for cell in cells)])
     return sink.getvalue().encode()
-
-
-PRINTED: dict[str, Callable[[float], str]] = {
-    "repr": repr,
-    "the 15 digits of R": lambda x: f"{x:.15g}",
-    "17 digits": lambda x: f"{x:.17g}",
-    "numpy.savetxt": lambda x: f"{x:.18e}",
-    "16 digits": lambda x: f"{x:.16g}",
-    "float32": lambda x: str(np.float32(x)),
-    "50 places": lambda x: f"{x:.50f}",
-}
-
-
-@pytest.mark.parametrize("printer", PRINTED)
-@given(
-    numbers=st.lists(
-        st.floats(-1e30, 1e30).filter(lambda x: x == 0 or abs(x) > 1e-30), min_size=1, max_size=20
-    )
-)
-@settings(max_examples=25)
-def test_what_programs_print_of_a_float_is_that_float(
-    tmp_path_factory: pytest.TempPathFactory, printer: str, numbers: list[float]
-) -> None:
-    folder = tmp_path_factory.mktemp("x")
-    cells = [PRINTED[printer](number) for number in [0.1 + 0.2, 1e-5, *numbers]]
-    cells = [
-        cell if set(cell) & set(".e") else f"{cell}.0" for cell in cells
-    ]  # 21 digits alone may be an id
-    (folder / "x.csv").write_bytes(column(*cells))
-    made = convert("csv", {"x.csv": folder / "x.csv"}, splits_of_names, folder / "out", "x")
-    table = pq.read_table(made["train"].shards[0])
-    assert table.schema.field("a").type == pa.float64()
-    assert table["a"].to_pylist() == [float(cell) for cell in cells]
 
 
 def test_a_table_of_pandas_comes_back_bit_for_bit(converted: Convert) -> None:
@@ -214,12 +180,6 @@ def is_nearest(value: float, cell: str) -> bool:
     return value == float(cell) and (lost <= unit / 2 or Decimal(repr(value)) == number)
 
 
-def test_why_a_column_that_begins_with_numbers_is_text_is_said(converted: Convert) -> None:
-    notes: list[str] = []
-    converted("csv", column("1", "1,000"), column("2", "x"), notes=notes)
-    assert notes == ["`a` is text: '1,000' is no number that int64 or float64 keeps"]
-
-
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a quote that is never closed": (
         "csv",
@@ -298,18 +258,6 @@ REFUSED |= {
 }
 
 
-def test_all_csv_files_that_cannot_be_read_are_named_at_once_in_plain_words(
-    converted: Convert,
-) -> None:
-    """Once the first was, by "CSV parse error: Row #3" or "Empty CSV file"."""
-    with pytest.raises(UsageError) as caught:
-        converted("csv", b"a,b\n1,2\n", b"", BAD_ROWS, b"a\0,b\n", b"a,b\n3,4\n")
-    said = str(caught.value)
-    assert "m.yaml:3: `x`: 3 mistakes:" in said
-    assert [f"{number}.csv: " in said for number in range(5)] == [False, True, True, True, False]
-    assert "parse error" not in said and "Empty CSV" not in said
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_parser_would_read_otherwise_is_refused_with_its_line(
     converted: Convert, name: str
@@ -318,31 +266,6 @@ def test_what_a_parser_would_read_otherwise_is_refused_with_its_line(
     with pytest.raises(UsageError, match=said) as caught:
         converted(how, data)
     assert "m.yaml:3" in caught.value.message and caught.value.remedy
-
-
-def test_a_line_is_right_however_long_the_file_is(converted: Convert) -> None:
-    rows = [json.dumps({"t": "x" * 999, "n": n}, indent=1) for n in range(5000)]
-    good = f"[{', '.join(rows)}]"
-    bad = good.replace('"n": 4321\n}, {', '"n": 4321\n} {')
-    line = bad[: bad.index("} {") + 2].count("\n") + 1
-    with pytest.raises(UsageError, match=f"line {line}: between two values"):
-        converted("json", bad.encode())
-    assert converted("json", good.encode()).num_rows == 5000
-
-
-def test_sound_quotes_of_every_kind_are_read(converted: Convert) -> None:
-    rows = [
-        ['5" disk', "a"],
-        ['""', 'x"y"'],
-        ["two\nlines", "three\r\n\nlines"],
-        ["x" * 200_000, "ü,;"],
-    ]
-    sink = io.StringIO(newline="")
-    csv.writer(sink).writerows([["a", "b"], *rows])
-    plain = sink.getvalue().encode() + b'5" disk,un"quoted\r\n'
-    expected = [*rows, ['5" disk', 'un"quoted']]
-    for data in (plain, b"\xef\xbb\xbf" + plain):
-        assert [list(row.values()) for row in converted("csv", data).to_pylist()] == expected
 
 
 ENCODED: dict[str, str] = {
@@ -373,11 +296,3 @@ def test_the_command_for_another_encoding_makes_a_file_that_converts(
     table = converted("csv", (tmp_path / "own" / made).read_bytes())
     assert table.column_names == rows[0]
     assert [list(map(str, row.values())) for row in table.to_pylist()] == rows[1:]
-
-
-@pytest.mark.parametrize("how", ["json", "jsonl", "text"])
-def test_another_encoding_is_named_for_every_kind_of_text(converted: Convert, how: str) -> None:
-    with pytest.raises(UsageError, match=r'as GB18030 that line begins with .{2}"文字": "中国人民'):
-        converted(how, '{"文字": "中国人民"}\n'.encode("gb18030"))
-    with pytest.raises(UsageError, match="it is UTF-16"):
-        converted(how, '{"文字": "中国人民"}\n'.encode("utf-16"))
