@@ -12,8 +12,6 @@ import pytest
 
 from scripts.lib.demo.demo import MARKER, DemoError, prepare_folder
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def test_a_folder_that_is_not_a_demo_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
@@ -39,22 +37,6 @@ def test_an_earlier_demo_is_emptied_and_nothing_beside_it(tmp_path: Path) -> Non
         "cluster",
     }
     assert list((tmp_path / "out" / "laptop").iterdir()) == []
-
-
-def test_a_folder_without_repositories_is_no_hub(tmp_path: Path) -> None:
-    """`ROOT/acme/bert` instead of `ROOT/models/acme/bert`: else each answer would be a 404."""
-    (tmp_path / "acme" / "bert").mkdir(parents=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.lib.hub.loopback_hub", tmp_path],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-    )
-    assert (
-        done.returncode == 2
-        and "has no folder models/<org>/<name> or datasets/<org>/<name>" in done.stderr
-    )
 
 
 INTERRUPTED = """
