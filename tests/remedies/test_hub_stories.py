@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import shlex
 import subprocess
-import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import certifi
 import pytest
 
-from stage.bundle.bundle import Bundle
-from stage.serve.catalogue import Catalogue
-from stage.serve.server import BundleServer
 from stage.staging import prechecks
 from tests.remedies.obeyed import in_it, obeys
-from tests.stage.convert.test_images import cifar
 from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
-from tests.support.servers.web import serve
 from tests.support.staging import Laptop, dataset_files, model_files
 
 CLIENT = "stage/hub/client.py"
 DATASETS = "stage/hub/datasets.py"
 ERRORS = "stage/hub/errors.py"
 METRICS = "stage/hub/metrics.py"
-ARCHIVES = "stage/convert/archives.py"
-SERVER = "stage/serve/server.py"
 LOCK = "lock tiny.yaml"
 FETCH = "fetch tiny.yaml -o bundle --no-offline-check"
 ROWS = b"text\na film\n"
@@ -113,40 +101,6 @@ def test_a_token_and_the_name_are_written_well(user: User) -> None:
     assert "Check the spelling" in user.remedy(LOCK, HF_TOKEN=MEMBER_TOKEN)
     user.wants(a={"model": "acme/closed"})
     user.works(f"{LOCK} --update a", HF_TOKEN=MEMBER_TOKEN)
-
-
-@obeys(ERRORS, "Accept them at {}, then give a token: {}")
-def test_terms_of_a_gated_model_are_accepted(user: User, hub: TestHub) -> None:
-    user.hub = hub
-    hub.commit("models", "acme/gated", model_files(100))
-    hub.configure("models", "acme/gated", gated="auto")
-    user.wants(a={"model": "acme/gated"})
-    told = user.remedy(FETCH)
-    assert in_it(told, r"(?<=Accept them at )https://\S+(?=, then)").endswith("/acme/gated")
-    hub.configure("models", "acme/gated", gated="auto", members=("tester",))  # on that page
-    user.works(FETCH, **{in_it(told, r"(?<=or set )HF_TOKEN"): MEMBER_TOKEN})
-
-
-@obeys(ERRORS, "Give the address of a Hub or of a mirror: --endpoint {}")
-@obeys(CLIENT, "For example: {}")
-@obeys("stage/download/http.py", "unset {}; or name the file that the site gives for its proxy.")
-def test_addresses_of_the_hub_and_of_certificates(user: User) -> None:
-    user.wants(a={"dataset": "acme/several", "config": "one"})
-    with serve() as site:
-        remedy = user.remedy(LOCK, 5, HF_ENDPOINT=site.url("/shop"))
-        option = in_it(remedy, r"--endpoint (?=https://)")
-        user.works(f"{LOCK} {option} {user.hub.endpoint}", HF_ENDPOINT=site.url("/shop"))
-    (user.folder / "tiny.lock").unlink()
-    plain = user.hub.endpoint.removeprefix("http://")
-    form = in_it(user.remedy(f"{LOCK} --endpoint {plain}"), r"http(?=s?://)")
-    user.works(f"{LOCK} --endpoint {form}://{plain}")
-    (user.folder / "tiny.lock").unlink()
-    remedy = user.remedy(LOCK, REQUESTS_CA_BUNDLE="none.pem")
-    name = in_it(remedy, r"(?<=unset )\w+")
-    assert name == "REQUESTS_CA_BUNDLE" and "name the file" in remedy
-    user.works(LOCK)
-    (user.folder / "tiny.lock").unlink()
-    user.works(LOCK, **{name: certifi.where()})
 
 
 @obeys(CLIENT, "unset HF_HUB_OFFLINE")
@@ -277,63 +231,3 @@ def test_a_repository_moves_on(hub: TestHub, user: User) -> None:
     hub.faults.add(side="hub", path="resolve/", status=302, headers=away)
     option = in_it(user.remedy(f"{FETCH} --update a", 3), "(?<=try another )--endpoint")
     user.works(f"{FETCH} {option} {mirror.endpoint}")
-
-
-@obeys(ARCHIVES, "Omit `unpack: true`; or unpack it yourself and name the folder with `path:`")
-@obeys("stage/convert/cifar.py", "It reads the python version: cifar-10-python.tar.gz")
-def test_archives_that_are_none_or_others(user: User) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for path, data in cifar().items():
-            member = tarfile.TarInfo(path)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    with serve() as web:
-        web.files = {"/x.csv": ROWS, "/cifar-10-python.tar.gz": packed.getvalue()}
-        web.files["/cifar.bin"] = b"\0"
-        user.wants(a={"url": web.url("/x.csv"), "unpack": True, "convert": "csv"})
-        remedy = user.remedy(FETCH)
-        assert "Omit `unpack: true`" in remedy and "name the folder with `path:`" in remedy
-        user.wants(a={"url": web.url("/x.csv"), "convert": "csv"})
-        user.works(FETCH)
-        (user.folder / "own").mkdir()
-        (user.folder / "own/x.csv").write_bytes(ROWS)
-        user.wants(a={"path": "own", "convert": "csv"})
-        user.works(FETCH)
-
-        user.wants(a={"url": web.url("/cifar.bin"), "convert": "cifar"})
-        remedy = user.remedy(FETCH)
-        name = in_it(remedy, r"cifar-10-python\.tar\.gz")
-        assert "with `unpack: true`" in remedy
-        user.wants(a={"url": web.url(f"/{name}"), "convert": "cifar", "unpack": True})
-        user.works(FETCH)
-
-
-@obeys(SERVER, "--host 127.0.0.1", "Try another port: --port 0 takes any free one.")
-@obeys("stage/serve/trace.py", "stage trace -- python their_script.py ...")
-def test_a_server_gets_an_address_and_a_trace_its_program(user: User) -> None:
-    (user.folder / "a.txt").write_text("x")
-    user.wants(a={"path": "a.txt"})
-    user.works(FETCH)
-    catalogue = Catalogue.of(Bundle.open(user.bundle))
-
-    def serves(host: str, port: int) -> int:
-        with BundleServer(catalogue, host, port, print) as server:
-            return int(server.server_address[1])
-
-    assert serves(in_it(user.remedy("serve bundle --host ''"), r"(?<=--host )\S+"), 0)
-    remedy = user.remedy("serve bundle --host 192.0.2.1 --port 0")
-    for host in re.findall(r"\d+\.\d+\.\d+\.\d+", remedy):
-        assert serves(host, 0)
-    with BundleServer(catalogue, "127.0.0.1", 0, print) as server:
-        taken = server.server_address[1]
-        free = in_it(user.remedy(f"serve bundle --port {taken}"), r"(?<=--port )\d+")
-        assert serves("127.0.0.1", int(free)) != taken
-
-    line = in_it(user.remedy("trace -- their_script.py"), r"stage trace -- python their_script.py")
-    script = "import os, urllib.request as u; u.urlopen(os.environ['HF_ENDPOINT'] + '/{}').read()"
-    path = "datasets/acme/several/resolve/main/one.csv"
-    (user.folder / "their_script.py").write_text(script.format(path))
-    programs = str(Path(sys.executable).parent)
-    said = user.works(line, PATH=f"{programs}:{user.environment()['PATH']}")
-    assert "acme/several" in said

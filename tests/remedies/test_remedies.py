@@ -30,6 +30,7 @@ NOT_OBEYED = Path(__file__).with_name("not_obeyed.txt")
 REASONS = {
     "accounts": "needs Slurm's accounts (slurmdbd), which the tests' site has not",
     "choice": "the user has to choose, or to look first; no one line is right for all",
+    "double": "its command, or line of YAML, is that of another remedy, which is obeyed",
     "device": "needs a GPU, a driver, or memory that this machine has not",
     "hub": "needs a Hub, a server or a proxy that answers so",
     "index": "needs an index of packages",

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-from click.testing import CliRunner
 
-from runner.cli import main as runner
-from runner.config.run_config import RunConfig
-from runner.inputs import resolve
-from stage import verify
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
-from stage.environment.spec.environment_yml import EnvironmentSpec
-from stage.errors import UsageError
 from stage.lock.manifest import Manifest
 from tests.remedies.obeyed import in_it, obeys
 from tests.remedies.test_stories import bundle, here, remedy_of, run, works
-from tests.support.servers.web import serve
-from tests.support.staging import model_files
 
 __all__ = ["here"]
 VERIFIER = "stage/bundle/verifier.py"
@@ -98,18 +87,6 @@ def test_an_unfinished_bundle_and_one_of_another_id() -> None:
     works(f"verify bundle --id {found}")
 
 
-@obeys("stage/download/responses.py", "The source changed the file, or a proxy or mirror did.")
-def test_a_file_that_changed_at_its_source_is_locked_again() -> None:
-    with serve() as web:
-        manifest({}, url=web.url("/x.csv"))
-        web.files["/x.csv"] = b"text\na film\n"
-        works("fetch m.yaml -o bundle")
-        web.files["/x.csv"] = b"text\na form\n"
-        remedy = remedy_of(FETCH, 1)
-        works(f"{FETCH} {in_it(remedy, '--update')} a")
-    assert Path("new/data/files/a/x.csv").read_bytes() == b"text\na form\n"
-
-
 @obeys("stage/lock/reader.py", "Use a newer airlift: update its source", "Write `format: {}`.")
 @obeys(KINDS, "`stage init NAME...` writes a manifest.")
 @obeys("stage/text.py", "Save it as UTF-8: iconv -f {} -t UTF-8")
@@ -134,43 +111,8 @@ def test_a_manifest_is_written_as_its_remedies_say() -> None:
     assert "我的模型" in Path("m.yaml").read_text()
 
 
-@obeys(KINDS, "It has `channels: [conda-forge]` and")
-@obeys("stage/environment/spec/environment_yml.py", "Write pip: [torch, transformers]")
-@obeys("stage/environment/spec/pip_section.py", "pip wants two: {}=={}")
-def test_a_pip_section_is_written_as_its_remedies_say() -> None:
-    Path("e.yml").write_text("")
-    with pytest.raises(UsageError) as caught:
-        EnvironmentSpec.load("e.yml")
-    Path("e.yml").write_text("\n".join(re.findall("`(.*?)`", caught.value.remedy)))
-    assert EnvironmentSpec.load("e.yml").channels == ("conda-forge",)
-
-    def loaded(pip: object) -> EnvironmentSpec:
-        parts = {"channels": ["conda-forge"], "dependencies": ["python=3.11", "pip", {"pip": pip}]}
-        Path("e.yml").write_text(yaml.safe_dump(parts))
-        return EnvironmentSpec.load("e.yml")
-
-    with pytest.raises(UsageError) as caught:
-        loaded("torch=2.5")
-    loaded(yaml.safe_load(in_it(caught.value.remedy, "pip: .*"))["pip"])
-    with pytest.raises(UsageError) as caught:
-        loaded(["torch=2.5"])
-    loaded([in_it(caught.value.remedy, r"torch==\S+")])
-
-
-@obeys("stage/convert/json_files.py", "Write each row as an object:", "Write one object a line")
 @obeys("stage/convert/text_files.py", "Get the file again, or remove the byte: tr -d")
-def test_rows_are_written_as_their_remedies_say() -> None:
-    manifest({"a.json": '["a film", "another"]'}, path="a.json", convert="json")
-    row = in_it(remedy_of(FETCH, 2), r"\{.*\}")
-    manifest({"a.json": f"[{row.replace('value', '1')}]"}, path="a.json", convert="json")
-    works(FETCH)
-    manifest({"b.jsonl": '{"a": 1},\n{"a": 2}\n'}, path="b.jsonl", convert="jsonl")
-    assert "all in one array: [...]" in remedy_of("fetch m.yaml -o b --no-offline-check", 2)
-    for ways in ('{"a": 1}\n{"a": 2}\n', '[{"a": 1},\n{"a": 2}\n]'):
-        Path("b.jsonl").write_text(ways)
-        works("fetch m.yaml -o b --no-offline-check")
-        shutil.rmtree("b")
-        Path("m.lock").unlink()
+def test_a_byte_is_removed_as_its_remedy_says() -> None:
     manifest({"FILE": b"a film\n\0another\n"}, path="FILE", convert="text")
     shell(
         in_it(remedy_of("fetch m.yaml -o c --no-offline-check", 2), r"tr -d '\\000' < FILE > NEW")
@@ -214,74 +156,3 @@ def test_policies_versions_and_ways_that_do_not_go_together() -> None:
 def bundle_of() -> Path:
     works("fetch m.yaml -o once")
     return Path("once")
-
-
-@obeys("runner/cli/start.py", "runner train --help")
-@obeys("stage/cli/patch.py", "stage patch --help")
-@obeys("stage/cli/transfer.py", "stage init --help")
-def test_help_that_is_named_is_there() -> None:
-    bundle()
-    for command in ("patch bundle -o p", "init"):
-        works(in_it(remedy_of(command, 2), r"stage \w+ --help"))
-    said = CliRunner().invoke(runner, ["train", "--bundle", "bundle"])
-    words = in_it(said.output, "runner train --help").split()
-    assert CliRunner().invoke(runner, words[1:]).exit_code == 0
-
-
-@obeys("stage/lock/manifest.py", "Give it one of: {}.", "Name at least one, for instance: assets:")
-@obeys("stage/lock/yaml_lines.py", "Write `key: value`.", "Give the file itself, and this folder")
-@obeys("stage/__init__.py", "Use one of: {}.")
-def test_what_there_is_to_choose_from_can_be_chosen() -> None:
-    Path("m.yaml").write_text("format: 1\nname: m\nassets: {}\n")
-    line = in_it(remedy_of(FETCH, 2), r"assets: \{.*\}\}")
-    Path("m.yaml").write_text(f"format: 1\nname: m\n{line}\n")
-    assert Manifest.load(Path("m.yaml")).requests.keys() == {"bert"}
-    values = {"url": "https://example.org/x.csv", "environment": "e.yml", "path": "a.txt"}
-    for wrong in ("bert", {"licence": "mit"}):
-        document = {"format": 1, "name": "m", "assets": {"a": wrong}}
-        Path("m.yaml").write_text(yaml.safe_dump(document))
-        kinds = in_it(remedy_of(FETCH, 2), r"(?<=one of: )[^.]*").split(", ")
-        assert {*values} < {*kinds}
-        for kind in kinds:
-            manifest({}, **{kind: values.get(kind, "acme/some")})
-            assert Manifest.load(Path("m.yaml")).requests.keys() == {"a"}
-
-    manifest({"a.txt": "x"}, path="a.txt")
-    good = Path("m.yaml").read_text()
-    Path("m.yaml").write_text(f"? [name]\n: m\n{good}")
-    assert in_it(remedy_of(FETCH, 2), "Write `key: value`")
-    Path("m.yaml").write_text(good)
-    works(FETCH)
-    assert "Give the path of the file" in remedy_of("fetch . -o b", 2)
-
-    with pytest.raises(UsageError) as caught:
-        verify("new", "thorough")
-    for level in in_it(caught.value.remedy, r"(?<=one of: )[^.]*").split(", "):
-        assert verify("new", level, quiet=True).ok
-
-
-@obeys("runner/inputs/__init__.py", "Its bytes are those that were fetched: correct the file at")
-def test_a_config_that_is_none_is_corrected_at_its_source() -> None:
-    Path("mine").mkdir()
-    for name, data in model_files(100).items():
-        Path("mine", name).parent.mkdir(exist_ok=True)
-        Path("mine", name).write_bytes(data)
-    good = Path("mine/config.json").read_text()
-    rows = {"path": "rows.csv", "convert": "csv"}
-    Path("rows.csv").write_text("text\na film\n")
-    assets = {"bert": {"path": "mine", "exclude": ["*.bin", "onnx/*"]}, "rows": rows}
-    Path("m.yaml").write_text(yaml.safe_dump({"format": 1, "name": "m", "assets": assets}))
-    run_file = {"format": 1, "task": "masked-lm", "model": {"asset": "bert"}}
-    run_file["dataset"] = {"asset": "rows"}
-    Path("run.yaml").write_text(yaml.safe_dump(run_file))
-    Path("mine/config.json").write_text(good.replace("}", ""))
-    works(FETCH)
-    with pytest.raises(UsageError, match="not JSON") as caught:
-        resolve(RunConfig.load(Path("run.yaml")), Path("new"))
-    Path("mine/config.json").write_text(good)
-    line = in_it(caught.value.remedy, r"stage fetch MANIFEST --update ASSET -o BUNDLE")
-    for word, value in {"MANIFEST": "m.yaml", "ASSET": "bert", "BUNDLE": "new"}.items():
-        line = line.replace(word, value)
-    works(f"{line} --no-offline-check")
-    model = resolve(RunConfig.load(Path("run.yaml")), Path("new")).model
-    assert (model.path / "config.json").read_text() == good
