@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airlift-real-scripts"
 
-def make(cache: Path, packages: tuple[str, ...]) -> Path:
+
+def make(packages: tuple[str, ...], cache: Path = CACHE) -> Path:
     """Makes the environment once, and returns its Python."""
     key = "\n".join([*sorted(packages), sys.executable])
     folder = cache / f"venv-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
@@ -29,25 +32,8 @@ def make(cache: Path, packages: tuple[str, ...]) -> Path:
             own = next(folder.glob("lib/python*/site-packages"))
             theirs = sysconfig.get_path("purelib")
             (own / "base.pth").write_text(f"import site; site.addsitedir({theirs!r})\n")
-            _without_compiled_operators(own / "torchvision")
             (folder / "complete").touch()
     return python
-
-
-def _without_compiled_operators(torchvision: Path) -> None:
-    """Lets torchvision work where torch has no CUDA: its wheels on PyPI are for CUDA.
-
-    Their library does not load then, and this file registers operators of it. Images, transforms
-    and models need none of them.
-    """
-    registrations = torchvision / "_meta_registrations.py"
-    if registrations.exists() and not _has_cuda():
-        registrations.write_text("")
-
-
-def _has_cuda() -> bool:
-    code = "import sys, torch; sys.exit(torch.version.cuda is None)"
-    return subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def _run(*command: str | Path) -> None:

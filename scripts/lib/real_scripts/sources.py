@@ -1,4 +1,4 @@
-"""Files of other people's repositories at a commit, from git: a mirror on disk, or GitHub."""
+"""Files of other people's repositories at a commit, from git."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-MIRRORS = "AIRLIFT_GIT_MIRRORS"
-"""A folder with `OWNER/NAME` git directories. Without it the commits come from GitHub."""
-
 
 class NoSource(Exception):
-    """Neither the mirrors nor GitHub have it."""
+    """GitHub, or what git reads instead of it, does not have it."""
 
 
 class Sources:
@@ -19,7 +16,6 @@ class Sources:
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
-        self._mirrors = os.environ.get(MIRRORS)
 
     def export(self, repository: str, commit: str, folder: str, target: Path) -> Path:
         """Writes all files of `folder` at that commit below `target`, and returns `target`.
@@ -27,20 +23,6 @@ class Sources:
         Raises:
             NoSource: the commit cannot be had here.
         """
-        where = self._git_folder(repository, commit)
-        archive = _git(where, "archive", "--format=tar", f"{commit}:{folder}")
-        target.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["tar", "-xf", "-", "-C", target], input=archive, check=True)
-        return target
-
-    def _git_folder(self, repository: str, commit: str) -> Path:
-        if self._mirrors:
-            where = Path(self._mirrors) / repository
-            try:
-                _git(where, "cat-file", "-e", f"{commit}^{{commit}}")
-            except NoSource as error:
-                raise NoSource(f"{where}: has no commit {commit}: {error}") from None
-            return where
         where = self._cache / "git" / repository
         if not (where / "HEAD").exists():
             where.mkdir(parents=True, exist_ok=True)
@@ -49,7 +31,10 @@ class Sources:
             _git(where, "cat-file", "-e", f"{commit}^{{commit}}")
         except NoSource:
             _git(where, "fetch", "-q", "--depth=1", f"https://github.com/{repository}", commit)
-        return where
+        archive = _git(where, "archive", "--format=tar", f"{commit}:{folder}")
+        target.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-xf", "-", "-C", target], input=archive, check=True)
+        return target
 
 
 def _git(folder: Path, *arguments: str) -> bytes:

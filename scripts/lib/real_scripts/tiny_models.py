@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from scripts.lib.demo.repositories import paragraphs
 
@@ -113,21 +113,6 @@ def _text_model(kind: str, auto_class: str, folder: Path, **more: int) -> None:
     model.save_pretrained(folder)
 
 
-def _vit(folder: Path) -> None:
-    import transformers
-
-    config = transformers.ViTConfig(image_size=32, patch_size=8, **cast(dict[str, Any], SMALL))
-    transformers.ViTModel(config).save_pretrained(folder)
-    processor = {
-        "image_processor_type": "ViTImageProcessor",
-        "size": {"height": 32, "width": 32},
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-        "resample": 2,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-
-
 _bert = partial(_text_model, "bert", "AutoModelForMaskedLM")
 _qwen = partial(_text_model, "qwen2", "AutoModelForCausalLM", num_key_value_heads=1)
 MODELS: Mapping[str, Callable[[Path], None]] = {
@@ -135,12 +120,8 @@ MODELS: Mapping[str, Callable[[Path], None]] = {
     "google-bert/bert-base-cased": _bert,
     "google-bert/bert-base-uncased": _bert,
     "openai-community/gpt2": partial(_text_model, "gpt2", "AutoModelForCausalLM"),
-    "google/vit-base-patch16-224-in21k": _vit,
     "Qwen/Qwen2-0.5B": _qwen,
     "Qwen/Qwen2-0.5B-Instruct": _qwen,
-    "Qwen/Qwen2-1.5B-Instruct": _qwen,
     "Qwen/Qwen2.5-0.5B-Instruct": _qwen,
-    "trl-lib/qwen1.5-1.8b-sft": _qwen,
-    "intfloat/e5-large-v2": _bert,
     "HuggingFaceTB/SmolLM-360M": partial(_text_model, "llama", "AutoModelForCausalLM"),
 }

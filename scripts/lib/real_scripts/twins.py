@@ -6,10 +6,8 @@ Models have some thousand parameters with random weights, datasets some rows of 
 from __future__ import annotations
 
 import io
-import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +28,14 @@ MOVED = {
 
 Splits = Mapping[str, Mapping[str, Sequence[Any]]]
 Configs = Mapping[str, tuple[Splits, Mapping[str, Any]]]
-# Its layers cannot be smaller: the script names the architecture.
-_TIMM = """
-import json, sys, timm
-from safetensors.torch import save_file
-architecture, folder = sys.argv[1:]
-model = timm.create_model(architecture)
-state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-save_file(state, f"{folder}/model.safetensors", metadata={"format": "pt"})
-config = {"architecture": architecture, "num_classes": 1000, "num_features": model.num_features}
-json.dump({**config, "pretrained_cfg": {}}, open(f"{folder}/config.json", "w"))
-"""
 NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 
 
-def make_twins(
-    repositories: Repositories, models: Sequence[str], datasets: Sequence[str], python: Path
-) -> None:
-    """Commits the twins of these repositories, and the redirects to them.
-
-    Args:
-        python: has timm, if a model of timm is asked for.
-    """
+def make_twins(repositories: Repositories, models: Sequence[str], datasets: Sequence[str]) -> None:
+    """Commits the twins of these repositories, and the redirects to them."""
     for name in models:
         with tempfile.TemporaryDirectory() as folder:
-            if name.startswith("timm/"):
-                architecture = name.removeprefix("timm/").partition(".")[0]
-                subprocess.run([python, "-c", _TIMM, architecture, folder], check=True)
-            else:
-                MODELS[name](Path(folder))
+            MODELS[name](Path(folder))
             repositories.commit("models", name, Path(folder))
     for name in datasets:
         repositories.commit("datasets", name, _files(DATASETS[name]()))
@@ -66,12 +43,6 @@ def make_twins(
         for old, new in MOVED[kind].items():
             if new in here:
                 repositories.configure(kind, old, moved_to=new)
-
-
-def make_data(name: str, folder: Path) -> None:
-    """Makes the files of a dataset that a script reads from a folder."""
-    folder.mkdir(parents=True)
-    DATA[name](folder)
 
 
 def _files(configs: Configs) -> dict[str, Content]:
@@ -141,37 +112,6 @@ def _conll() -> Configs:
     return {"default": (_split("train validation test", rows), features)}
 
 
-def _image(number: int, size: int) -> bytes:
-    from PIL import Image
-
-    sink = io.BytesIO()
-    Image.new("RGB", (size, size), (number * 20 % 256, number * 50 % 256, 90)).save(sink, "JPEG")
-    return sink.getvalue()
-
-
-def _cifar() -> Configs:
-    import datasets
-
-    def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        images = [{"bytes": _image(number, 32), "path": None} for number in range(20)]
-        return {"img": images, "label": [number % 10 for number in range(20)]}
-
-    names = [
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ]
-    features = {"img": datasets.Image(), "label": datasets.ClassLabel(names=names)}
-    return {"plain_text": (_split("train test", rows), features)}
-
-
 def _chat(text: str) -> list[dict[str, str]]:
     half = len(text) // 2
     return [
@@ -180,9 +120,9 @@ def _chat(text: str) -> list[dict[str, str]]:
     ]
 
 
-def _chats(length: int) -> Configs:
+def _chats() -> Configs:
     def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        texts = [text[:length] for text in _texts(split, 24)]
+        texts = _texts(split, 24)
         return {"source": ["novel"] * len(texts), "messages": [_chat(text) for text in texts]}
 
     return {"default": (_split("train test", rows), {})}
@@ -199,36 +139,6 @@ def _ultrafeedback() -> Configs:
     return {name: (_split("train test", rows), {}) for name in ("default", "other")}
 
 
-def _kto() -> Configs:
-    def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        pairs = [_chat(text[:120]) for text in _texts(split, 24)]
-        columns = {"prompt": [pair[:1] for pair in pairs], "completion": [p[1:] for p in pairs]}
-        return {**columns, "label": [number % 2 == 0 for number in range(len(pairs))]}
-
-    return {"default": (_split("train test", rows), {})}
-
-
-def _prm() -> Configs:
-    def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        texts = _texts(split, 24)
-        steps = [[text[50:80], text[80:110]] for text in texts]
-        labels = [[True, number % 2 == 0] for number in range(len(texts))]
-        return {"prompt": [text[:50] for text in texts], "completions": steps, "labels": labels}
-
-    return {"default": (_split("train test", rows), {})}
-
-
-def _products() -> Configs:
-    def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        texts = _texts(split, 40)
-        labels = [number % 2 for number in range(len(texts))]
-        titles = [text[30:90] for text in texts]
-        queries = [text[:30] for text in texts]
-        return {"query": queries, "product_title": titles, "relevance_label": labels}
-
-    return {"default": (_split("train validation", rows), {})}
-
-
 def _alpaca() -> Configs:
     def rows(split: str) -> Mapping[str, Sequence[Any]]:
         texts = _texts(split, 40)
@@ -238,34 +148,11 @@ def _alpaca() -> Configs:
     return {"default": (_split("train", rows), {})}
 
 
-def _stsb() -> Configs:
-    def rows(split: str) -> Mapping[str, Sequence[Any]]:
-        words = [text[:80] for text in _texts(split, 40)]
-        scores = [number / len(words) for number in range(len(words))]
-        return {"sentence1": words, "sentence2": words[::-1], "score": scores}
-
-    return {"default": (_split("train validation test", rows), {})}
-
-
 DATASETS: Mapping[str, Callable[[], Configs]] = {
     "Salesforce/wikitext": _wikitext,
     "nyu-mll/glue": _glue,
     "tomaarsen/conll2003": _conll,
-    "uoft-cs/cifar10": _cifar,
-    "trl-lib/Capybara": partial(_chats, 400),
+    "trl-lib/Capybara": _chats,
     "trl-lib/ultrafeedback_binarized": _ultrafeedback,
     "yahma/alpaca-cleaned": _alpaca,
-    "sentence-transformers/stsb": _stsb,
-    "trl-lib/chatbot_arena_completions": partial(_chats, 120),
-    "trl-lib/kto-mix-14k": _kto,
-    "trl-lib/prm800k": _prm,
-    "smangrul/amazon_esci": _products,
 }
-
-
-def _pets(folder: Path) -> None:
-    for number in range(10):
-        (folder / f"{'cat' if number % 2 else 'dog'}_{number}.jpg").write_bytes(_image(number, 40))
-
-
-DATA: Mapping[str, Callable[[Path], None]] = {"pets": _pets}
