@@ -18,7 +18,6 @@ from runner.launch.rank import Rank
 from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join, open_store
 from runner.training.loop import Trainer
-from scripts.lib.gpu_check.suite import ON_CPU
 from tests.runner.conftest import Cluster, bundle, cluster, run_python, twins_bundle
 from tests.support.training.one_start import begin
 
@@ -38,7 +37,7 @@ def device() -> torch.device:
     """The first GPU; the CPU where the dry run asks for it."""
     if torch.cuda.is_available():
         return torch.device("cuda", 0)
-    if os.environ.get(ON_CPU) == "1":
+    if os.environ.get("AIRLIFT_GPU_TESTS_ON_CPU") == "1":
         return torch.device("cpu")
     pytest.skip("no CUDA device")
 

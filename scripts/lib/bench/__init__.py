@@ -1,5 +1,5 @@
-"""Measures `stage` beside other tools. `scripts/bench` is the command.
+"""Measures `stage` and `runner` beside other tools. `scripts/bench` is the command.
 
-workloads (`fetching`, `verifying`, `environments`) -> candidates -> rounds of samples (`measure`)
--> ratios (`arithmetic`) -> table, targets and plot (`report`, `plot`).
+workloads (`fetching`, `verifying`, `training`) -> candidates -> rounds of samples, ratios and a
+table (`workload`). `operations` counts what ranks ask of a file system.
 """

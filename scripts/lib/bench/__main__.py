@@ -11,45 +11,44 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
-from scripts.lib.bench.peers import REQUIREMENTS, Peers
 from scripts.lib.bench.workload import ROOT, BenchError, Workload, measure
 from scripts.lib.bench.workloads.fetching import fetch_workloads
 from scripts.lib.bench.workloads.training import training_workloads
 from scripts.lib.bench.workloads.verifying import verify_workloads
 
-Part = Callable[[Path, Peers], AbstractContextManager[list[Workload]]]
-PARTS: dict[str, dict[str, Part]] = {
-    "stage": {"fetch": fetch_workloads, "verify": verify_workloads},
-    "runner": {"training": training_workloads},
+Part = Callable[[Path], AbstractContextManager[list[Workload]]]
+PARTS: dict[str, tuple[Part, ...]] = {
+    "stage": (fetch_workloads, verify_workloads),
+    "fetch": (fetch_workloads,),
+    "verify": (verify_workloads,),
+    "runner": (training_workloads,),
 }
 
 
 def main() -> int:
     """Measures, prints, writes each table. Exit code 1: a workload failed; the others went on."""
     parser = argparse.ArgumentParser(prog="scripts/bench")
-    parser.add_argument("area", choices=list(PARTS))
-    parser.add_argument("parts", nargs="*", metavar="PART", help="of stage: fetch, verify")
+    parser.add_argument("area", choices=list(PARTS), help="stage: fetch and verify")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "output/scripts-bench", help="default: %(default)s"
     )
     options = parser.parse_args()
-    known, folder = PARTS[options.area], options.folder.absolute()
-    if unknown := set(options.parts) - set(known):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    folder = options.folder.absolute()
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
-    peers, failed, page = Peers.install(folder / "peers"), False, folder / "benchmarks.md"
+    failed, page = False, folder / "benchmarks.md"
     page.write_text(f"{_machine()}\n")
-    for part in options.parts or known:
+    for part in PARTS[options.area]:
         work = folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         print("\n== making files", flush=True)
-        with known[part](work, peers) as workloads:
+        with part(work) as workloads:
             for workload in workloads:
                 print(f"\n== {workload.title}", flush=True)
                 try:
@@ -73,7 +72,7 @@ def _machine() -> str:
         f"{date.today()}. {len(os.sched_getaffinity(0))} cores, "
         f"{cpu[1] if cpu else platform.machine()}, {memory:.0f} GiB, {platform.system()} "
         f"{platform.release()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}. "
-        f"{', '.join(REQUIREMENTS.read_text().split())}."
+        f"huggingface_hub {version('huggingface_hub')}, bagit {version('bagit')}."
     )
 
 

@@ -151,6 +151,11 @@ def plain_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
 
 
+def tool(name: str) -> str:
+    """A command of this environment."""
+    return str(Path(sys.executable).with_name(name))
+
+
 def fetched(folder: Path, name: str, source: str) -> Path:
     """A bundle of a folder of files.
 

@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from runner.child import in_child
 from runner.errors import StageError, __version__
-from scripts.lib.gpu_check.materials import LARGE, SMALL, Workload, make_bundle
-from scripts.lib.gpu_check.node import items as node_items
-from scripts.lib.gpu_check.node import measured, run_item
-from scripts.lib.gpu_check.record import JSON, MARKDOWN, Item, Record
+from runner.trials.kernels import run_kernels
+from scripts.lib.gpu_check import device
+from scripts.lib.gpu_check.limited import run_limited
+from scripts.lib.gpu_check.materials import LARGE, SMALL, make_bundle
+from scripts.lib.gpu_check.record import Item, Record
 from scripts.lib.gpu_check.several import Runs
-from scripts.lib.gpu_check.suite import run_suite
 from scripts.lib.gpu_check.training import COMPARED, Training
 
-PACKAGES = ("deepspeed", "transformers")
+ROOT = Path(__file__).resolve().parents[3]
 LEAST_S = 20.0
 """An item is not begun with less time than this."""
 
-
-@dataclass(frozen=True)
-class Step:
-    """An item, and what runs it within a number of seconds."""
-
-    name: str
-    work: Callable[[float], dict[str, Any]]
+Work = Callable[[float], object]
 
 
 def main() -> int:
@@ -51,8 +48,8 @@ def main() -> int:
     if arguments.dry_run:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
-        machine = measured("software") | {"airlift": __version__}
-        machine |= {name: version(name) for name in PACKAGES}
+        machine = _in_child(device.software) | {"airlift": __version__}
+        machine |= {name: version(name) for name in ("deepspeed", "transformers")}
         if not machine["devices"] and not arguments.dry_run:
             print("error: torch sees no GPU here.\n  -> nvidia-smi; or --dry-run", file=sys.stderr)
             return 2
@@ -60,69 +57,85 @@ def main() -> int:
     except StageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for step in _steps(out, machine["devices"], arguments.dry_run):
-        if record.is_done(step.name):
-            print(f"{step.name}: has a result")
+    for name, work in _items(out, machine, arguments.dry_run):
+        if record.is_done(name):
+            print(f"{name}: has a result")
             continue
         left = ends - time.monotonic()
         if left < LEAST_S:
-            record.put(Item(step.name, "not run", note="no time left: run it again"))
+            record.put(Item(name, "not run", note="no time left: run it again"))
             continue
-        print(f"{step.name} ...", flush=True)
-        item = run_item(step.name, lambda step=step, left=left: step.work(left))  # type: ignore[misc]
-        if item.status == "failed" and item.seconds > left - 1:
-            item = replace(item, status="not run", note="cut at the end of the minutes")
+        print(f"{name} ...", flush=True)
+        item = _run(name, work, left)
         record.put(item)
-        print(f"  {item.status} ({item.seconds:.0f} s) {item.note}", flush=True)
-        if step.name == "materials" and item.status != "ok":
-            print("no materials: what trains with them is not tried")
-            break
+        print(f"  {item.status} ({item.seconds:.0f} s) {item.note}{item.values or ''}", flush=True)
     states = [item.status for item in record.items.values()]
-    print(f"written: {out / JSON} and {out / MARKDOWN}")
+    print(f"written: {record.path}")
     return 1 if "failed" in states else 5 if "not run" in states else 0
 
 
-def _steps(out: Path, devices: int, dry_run: bool) -> Iterator[Step]:
+def _items(out: Path, machine: dict[str, Any], dry_run: bool) -> Iterator[tuple[str, Work]]:
     """All items, the most wanted ones first."""
-    work = out / "work"
-    kind = "cuda" if devices else "cpu"
-    for name, look in node_items(os.environ, kind).items():
-        yield Step(name, lambda _, look=look: look())  # type: ignore[misc]
-    yield Step("tests", lambda left: run_suite(out, on_cpu=dry_run, limit_s=left))
+    work, devices = out / "work", machine["devices"]
+    yield "node", lambda _: device.node()
+    yield "kernels", lambda _: _in_child(run_kernels)
+    yield "tests", partial(_run_tests, out, dry_run)
     workloads = SMALL if dry_run else LARGE
-    bundle = work / "bundle"
-    yield Step("materials", lambda _: _materials(work, workloads))
-    ranks = devices or 1
+    yield "materials", lambda _: make_bundle(work, workloads)
     for workload in workloads:
-        yield from _training(Training(work, bundle, workload, ranks, on_gpu=not dry_run))
-    if devices > 1 or dry_run:
-        runs = Runs(work, bundle, work / f"{workloads[0].name}.yaml", max(2, devices))
-        if not dry_run:  # both would be gloo
-            yield Step("nccl beside gloo", runs.losses)
-        yield Step("killed rank", runs.killed_rank)
-        yield Step("stopped rank", runs.stopped_rank)
-
-
-def _materials(work: Path, workloads: tuple[Workload, ...]) -> dict[str, Any]:
-    bundle = make_bundle(work, workloads)
-    return {"bundle": str(bundle)}
-
-
-def _training(training: Training) -> Iterator[Step]:
-    name = training.workload.name
-    yield Step(f"prepare {name}", lambda _: training.prepare())
-    for compiled, how in ((False, "eager"), (True, "compiled")):
+        training = Training(work, workload, devices or 1)
         for strategy in COMPARED:
-            yield Step(
-                f"speed {name} {strategy} {how}",
-                lambda left, s=strategy, c=compiled: training.trial(s, compiled=c, limit_s=left),  # type: ignore[misc]
-            )
-        yield Step(
-            f"speed {name} Trainer {how}",
-            lambda left, c=compiled: training.trainer(  # type: ignore[misc]
-                training.plan("ddp")[0], compiled=c, limit_s=left
-            ),
-        )
+            yield f"bench {workload.name} {strategy}", partial(training.bench, strategy)
+        precision = "bf16" if float(machine.get("capability", 8)) >= 8 else "fp16"
+        yield f"Trainer {workload.name}", partial(training.trainer, precision)
+    if devices > 1 or dry_run:
+        runs = Runs(work, workloads[0].name, max(2, devices))
+        if not dry_run:  # both would be gloo
+            yield "nccl beside gloo", runs.losses
+        yield "killed rank", partial(runs.disturbed, signal.SIGKILL)
+        yield "stopped rank", partial(runs.disturbed, signal.SIGSTOP)
+
+
+def _in_child(work: Callable[[], Any]) -> Any:
+    """Calls it in a child process: a device that fails ends only the child."""
+    return in_child(work, (), "asking torch for its devices", "See above.")
+
+
+def _run(name: str, work: Work, limit_s: float) -> Item:
+    """Runs one item. A failure is a result, not an end; to be cut at the end is none."""
+    began = time.monotonic()
+    try:
+        found = work(limit_s)
+    except StageError as error:
+        note = str(error)
+    except Exception as error:  # noqa: BLE001 - the items behind it are wanted all the same
+        traceback.print_exc()
+        note = f"{type(error).__name__}: {error}"
+    else:
+        values = found if isinstance(found, dict) else {"found": str(found)}
+        return Item(name, "ok", time.monotonic() - began, values)
+    seconds = time.monotonic() - began
+    if seconds > limit_s - 1:
+        return Item(name, "not run", seconds, note="cut at the end of the minutes")
+    return Item(name, "failed", seconds, note=note)
+
+
+def _run_tests(out: Path, on_cpu: bool, limit_s: float) -> dict[str, Any]:
+    """Runs tests/gpu; the last line of pytest.
+
+    Raises:
+        StageError: a test failed, or they did not run.
+    """
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-n", "0", "-q", "-rs"]
+    log = out / "tests.log"
+    environ = {**os.environ, **({"AIRLIFT_GPU_TESTS_ON_CPU": "1"} if on_cpu else {})}
+    code = run_limited(
+        [*command, "-p", "no:cacheprovider"], log, limit_s, cwd=ROOT, environ=environ
+    )
+    last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+    if code != 0:
+        raise StageError(f"tests/gpu: {last}", f"less {log}", 1)
+    return {"pytest": last}
 
 
 if __name__ == "__main__":

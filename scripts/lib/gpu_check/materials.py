@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.lib.demo.repositories import paragraphs
 
+TEXTS = "texts.json"
 TIMES = 20
 """How often the text is repeated, so that a trial does not read a sequence twice."""
 
@@ -26,13 +27,15 @@ class Workload:
         name: of the asset.
         task: of the run file.
         length: tokens per sequence.
-        settings: of the configuration's class, see `_config`.
+        largest: the largest micro batch that is tried.
+        settings: of the configuration's class: BertConfig or GPT2Config.
     """
 
     name: str
     task: str
     length: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    largest: int
+    settings: dict[str, Any]
 
 
 LARGE = (
@@ -40,6 +43,7 @@ LARGE = (
         "bert-large-512",
         "masked-lm",
         512,
+        64,
         {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
          "intermediate_size": 4096, "vocab_size": 30522},
     ),
@@ -47,6 +51,7 @@ LARGE = (
         "gpt2-large-1024",
         "causal-lm",
         1024,
+        64,
         {"n_embd": 1280, "n_layer": 36, "n_head": 20, "vocab_size": 50257},
     ),
 )  # fmt: skip
@@ -57,6 +62,7 @@ SMALL = (
         "bert-small-64",
         "masked-lm",
         64,
+        2,
         {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 128, "vocab_size": 8000},
     ),
@@ -64,6 +70,7 @@ SMALL = (
         "gpt2-small-64",
         "causal-lm",
         64,
+        2,
         {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 8000, "n_positions": 64},
     ),
 )  # fmt: skip
@@ -81,14 +88,14 @@ def make_bundle(folder: Path, workloads: tuple[Workload, ...]) -> Path:
         The bundle's folder. The run files are beside it: `NAME.yaml`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "text.csv", "w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["text"])
-        texts = [text for split in paragraphs().values() for _, text in split]
-        rows.writerows([f"{turn}: {text}"] for turn in range(TIMES) for text in texts)
-    assets = ["  text: {path: text.csv, convert: csv}"]
+    texts = [text for split in paragraphs().values() for _, text in split]
+    texts = [f"{turn}: {text}" for turn in range(TIMES) for text in texts]
+    (folder / TEXTS).write_text(json.dumps(texts))
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "text.jsonl").write_text(rows)
+    assets = ["  text: {path: text.jsonl, convert: jsonl}"]
     for workload in workloads:
-        _make_model(folder / workload.name, workload)
+        make_model(folder / workload.name, workload)
         assets.append(f"  {workload.name}: {{path: {workload.name}}}")
         (folder / f"{workload.name}.yaml").write_text(_run_file(workload))
     manifest = "\n".join(["format: 1", "name: gpu-check", "assets:", *assets, ""])
@@ -110,7 +117,8 @@ def _run_file(workload: Workload) -> str:
     )
 
 
-def _make_model(folder: Path, workload: Workload) -> None:
+def make_model(folder: Path, workload: Workload) -> None:
+    """Saves a model with random weights, the same in each call, and a tokenizer."""
     import torch
     import transformers
 

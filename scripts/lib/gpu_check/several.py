@@ -8,16 +8,17 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from runner.child import runner_command
 from runner.errors import StageError
+from scripts.lib.gpu_check.limited import run_limited
 
-STEPS = 6
 HANG_S = 30
 """Without `hang_after` a hang is found after five minutes."""
 
@@ -30,15 +31,13 @@ class Runs:
     """Short runs of the small workload.
 
     Attributes:
-        folder: for run folders.
-        bundle: its folder.
-        run_file: of the workload.
+        folder: holds the bundle; for run folders.
+        name: of the workload.
         ranks: one per GPU, at least two.
     """
 
     folder: Path
-    bundle: Path
-    run_file: Path
+    name: str
     ranks: int
 
     def losses(self, limit_s: float) -> dict[str, Any]:
@@ -54,93 +53,67 @@ class Runs:
             raise StageError(f"losses over NCCL {over_nccl}, over gloo {over_gloo}.", "", 1)
         return {"largest relative difference": worst, "losses": over_nccl}
 
-    def killed_rank(self, limit_s: float) -> dict[str, Any]:
-        """Kills a rank while it trains: the run must end with 5 and name it."""
-        return self._disturbed("killed", signal.SIGKILL, limit_s)
-
-    def stopped_rank(self, limit_s: float) -> dict[str, Any]:
-        """Stops a rank (SIGSTOP): the hang must be found, and the run end with 5."""
-        return self._disturbed("stopped", signal.SIGSTOP, limit_s)
-
-    def _disturbed(self, name: str, number: signal.Signals, limit_s: float) -> dict[str, Any]:
-        more = ("--set", "steps=100000", "--set", f"hang_after={HANG_S}")
-        process, output = self._start(name, {}, more)
-        metrics = output / "metrics.jsonl"
-        began = time.monotonic()
-        _wait_for(
-            lambda: metrics.exists() and '"loss"' in metrics.read_text(), process, limit_s / 2
-        )
-        victim = _rank_process(output, 1)
-        os.kill(victim, number)
-        disturbed = time.monotonic()
-        try:
-            process.wait(max(1.0, limit_s - (time.monotonic() - began)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise StageError(
-                f"it did not end in {limit_s:.0f} s.", f"ls {output}/logs", 1
-            ) from None
-        finally:
-            if number is signal.SIGSTOP:
-                _kill_quietly(victim)
-        if process.returncode != 5:
-            raise StageError(f"exit code {process.returncode}, not 5.", f"ls {output}/logs", 1)
-        return {"exit code": 5, "found after s": time.monotonic() - disturbed}
-
-    def _losses(self, name: str, environ: dict[str, str], limit_s: float) -> list[float]:
-        process, output = self._start(name, environ, ("--set", f"steps={STEPS}"))
-        try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise StageError(f"{name}: not done in {limit_s:.0f} s.", f"ls {output}", 1) from None
-        if code:
-            raise StageError(f"{name}: exit code {code}.", f"less {output}.log", 1)
+    def _losses(self, backend: str, more: dict[str, str], limit_s: float) -> list[float]:
+        command, output = self._command(backend, "--set", "steps=6")
+        log = output.with_suffix(".log")
+        code = run_limited(command, log, limit_s, cwd=self.folder, environ={**os.environ, **more})
+        if code != 0:
+            raise StageError(f"{backend}: exit code {code}.", f"less {log}", 1)
         lines = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
         return [line["loss"] for line in lines if "loss" in line]
 
-    def _start(
-        self, name: str, environ: dict[str, str], more: tuple[str, ...]
-    ) -> tuple[subprocess.Popen[bytes], Path]:
+    def disturbed(self, number: signal.Signals, limit_s: float) -> dict[str, Any]:
+        """Kills a rank while it trains, or stops it: the run must end with 5.
+
+        Args:
+            number: SIGKILL, or SIGSTOP: the hang must be found.
+            limit_s: the most seconds it may take.
+
+        Raises:
+            StageError: it did not.
+        """
+        command, output = self._command(
+            number.name, "--set", "steps=100000", "--set", f"hang_after={HANG_S}"
+        )
+        ends, metrics, victim = time.monotonic() + limit_s, output / "metrics.jsonl", 0
+        with open(output.with_suffix(".log"), "wb") as log:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+        try:
+            while not (metrics.exists() and '"loss"' in metrics.read_text()):
+                if process.poll() is not None or time.monotonic() > ends:
+                    raise StageError("it came to no step.", f"less {log.name}", 1)
+                time.sleep(0.2)
+            victim = _rank_process(output, 1)
+            os.kill(victim, number)
+            disturbed = time.monotonic()
+            code = process.wait(max(1.0, ends - disturbed))
+        except subprocess.TimeoutExpired:
+            raise StageError(f"no end in {limit_s:.0f} s.", f"less {log.name}", 1) from None
+        finally:
+            process.kill()
+            if victim:
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+        if code != 5:
+            raise StageError(f"exit code {code}, not 5.", f"less {log.name}", 1)
+        return {"exit code": 5, "found after s": time.monotonic() - disturbed}
+
+    def _command(self, name: str, *more: str) -> tuple[list[str], Path]:
+        """The command of a run, and its run folder, which is empty."""
         output = self.folder / f"several-{name}"
         shutil.rmtree(output, ignore_errors=True)  # of a call whose minutes were over
         command = runner_command(
-            "train", str(self.run_file), "--bundle", str(self.bundle), "--output", str(output),
+            "train", f"{self.name}.yaml", "--bundle", "bundle", "--output", str(output),
             "--processes", str(self.ranks), "--set", "engine.name=ddp",
             "--set", f"batch.global={4 * self.ranks}", "--set", "batch.micro=2", *more,
         )  # fmt: skip
-        with open(f"{output}.log", "wb") as log:
-            process = subprocess.Popen(
-                command, env={**os.environ, **environ}, stdout=log, stderr=subprocess.STDOUT
-            )
-        return process, output
-
-
-def _wait_for(done: Callable[[], bool], process: subprocess.Popen[bytes], limit_s: float) -> None:
-    ends = time.monotonic() + limit_s
-    while not done():
-        if process.poll() is not None:
-            raise StageError(f"it ended before its first step, with {process.returncode}.", "", 1)
-        if time.monotonic() > ends:
-            process.kill()
-            raise StageError(f"no step in {limit_s:.0f} s.", "", 1)
-        time.sleep(0.2)
+        return command, output
 
 
 def _rank_process(output: Path, rank: int) -> int:
     """The process id of a rank on this machine: the process with RANK in its environment."""
-    wanted = {f"RANK={rank}".encode()}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            variables = set((folder / "environ").read_bytes().split(b"\0"))
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if wanted <= variables and str(output).encode() in words:
-            return int(folder.name)
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        variables, words = process.info["environ"] or {}, process.info["cmdline"] or []
+        if variables.get("RANK") == str(rank) and str(output) in words:
+            return int(process.pid)
     raise StageError(f"rank {rank} has no process here.", "", 1)
-
-
-def _kill_quietly(number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(number, signal.SIGKILL)

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scripts.lib.bench.peers import Peers
 from scripts.lib.bench.workload import ROOT, BenchError, Candidate, Workload
 from scripts.lib.demo.repositories import model_folder, paragraphs
 
@@ -57,7 +56,7 @@ ENGINES = {"runner train, ddp": "{name: ddp}", "runner train, deepspeed": "{zero
 
 
 @contextmanager
-def training_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
+def training_workloads(folder: Path) -> Iterator[list[Workload]]:
     """All workloads; the bundle is made when the context is entered."""
     texts = lines_like_wikitext(text for part in paragraphs().values() for text in part)
     (folder / "texts.json").write_text(json.dumps(texts))
@@ -97,18 +96,14 @@ def lines_like_wikitext(paragraphs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def make_bundle(folder: Path, texts: list[str]) -> None:
-    import csv
-
-    for name, times in (("text", 1), ("long", REPEAT)):
-        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file, quoting=csv.QUOTE_ALL)  # a blank line would be no row
-            rows.writerow(["text"])
-            rows.writerows([text] for _ in range(times) for text in texts)
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (folder / "text.jsonl").write_text(rows)
+    (folder / "long.jsonl").write_text(rows * REPEAT)
     shutil.copytree(model_folder(), folder / "minilm")
     _make_small(folder)
     (folder / "manifest.yaml").write_text(
         "format: 1\nname: bench\nassets:\n  minilm: {path: minilm}\n  small: {path: small}\n"
-        "  text: {path: text.csv, convert: csv}\n  long: {path: long.csv, convert: csv}\n"
+        "  text: {path: text.jsonl, convert: jsonl}\n  long: {path: long.jsonl, convert: jsonl}\n"
     )
     stage = [sys.executable, "-m", "stage", "fetch", "-q", "manifest.yaml", "-o", "bundle"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -203,7 +198,7 @@ def _theirs(
 def _environment() -> dict[str, str]:
     return {
         "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "true", "GLOO_SOCKET_IFNAME": "lo",
+        "TOKENIZERS_PARALLELISM": "true", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
 
 
@@ -243,6 +238,7 @@ def write_settings(
         "repeat": REPEAT,
         "run_file": str(run_file),
         "steps": steps,
+        "task": "masked-lm",
         "texts": str(folder / "texts.json"),
         "unit": UNIT,
     }

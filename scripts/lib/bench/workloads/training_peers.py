@@ -62,7 +62,7 @@ def padded(settings: dict[str, Any]) -> float:
 
 
 def trainer(settings: dict[str, Any]) -> float:
-    """transformers' Trainer as its example run_mlm.py uses it: texts are joined and cut."""
+    """transformers' Trainer as its examples run_mlm.py and run_clm.py use it: texts joined, cut."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(settings["model"])
@@ -77,30 +77,40 @@ def trainer(settings: dict[str, Any]) -> float:
         for begin in range(0, len(joined) - length + 1, length)
     ]
     seconds: list[float] = []
+    on_gpu, masked = torch.cuda.is_available(), settings["task"] == "masked-lm"
+    of_task = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+
+    def now() -> float:
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     class Clock(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            seconds.append(time.perf_counter())
+            seconds.append(now())
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds[-1] = time.perf_counter() - seconds[-1]
+            seconds[-1] = now() - seconds[-1]
 
     arguments = transformers.TrainingArguments(
         output_dir=f"{settings['answer']}.trainer",
         per_device_train_batch_size=settings["batch"],
         max_steps=settings["steps"],
         bf16=settings["precision"] == "bf16",
-        use_cpu=True,
+        fp16=settings["precision"] == "fp16",
+        use_cpu=not on_gpu,
         save_strategy="no",
         logging_steps=500,
         report_to=[],
-        ddp_backend="gloo",
+        ddp_backend="nccl" if on_gpu else "gloo",
     )
     transformers.Trainer(
-        model=transformers.AutoModelForMaskedLM.from_pretrained(settings["model"]),
+        model=of_task.from_pretrained(settings["model"]),
         args=arguments,
         train_dataset=rows,
-        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+        data_collator=transformers.DataCollatorForLanguageModeling(
+            tokenizer, mlm=masked, mlm_probability=0.15
+        ),
         callbacks=[Clock()],
     ).train()
     tokens = settings["batch"] * length * arguments.world_size

@@ -1,28 +1,23 @@
 """Measures the verification of files in the page cache: four large files, many small ones.
 
-All tools read the same bytes, the payload of a bundle. `sha256sum -c` and bagit.py verify the
-bundle, which is a BagIt bag; model_signing a signature of its payload; model-mirror a mirror of
-hard links.
+`sha256sum -c` and bagit.py read the same bytes: a bundle is a BagIt bag.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scripts.lib.bench.peers import Peers
 from scripts.lib.bench.workload import (
     MIB,
     ROOT,
     Candidate,
     Workload,
     fetched,
-    run,
+    tool,
     write_safetensors,
     write_small_files,
 )
@@ -50,38 +45,23 @@ _HASH = (
     "import hashlib, sys\nh, b = hashlib.sha256(), bytes(2**20)\n"
     "for _ in range(int(sys.argv[1])): h.update(b)"
 )
-# The state that `model-mirror mirror` would leave, written by its functions: twenty thousand files
-# through a Hub take longer than all measurements (and so does its `write_checksums`, which writes a
-# manifest per file).
-_MIRROR_STATE = """\
-import sys
-from pathlib import Path
-from model_mirror.checksums import checksum_row, iter_payload_files, write_manifest
-from model_mirror.state import VerificationState, write_verification_state
-root, name = Path(sys.argv[1]), sys.argv[2]
-rows = [checksum_row(root, path) for path in iter_payload_files(root)]
-write_manifest(root, {row["path"]: row for row in rows})
-state = VerificationState(status="verified", repo_id=name, repo_type="model",
-                          requested_revision="main", resolved_commit="0" * 40)
-write_verification_state(root, state)
-"""
 
 
 @contextmanager
-def verify_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
+def verify_workloads(folder: Path) -> Iterator[list[Workload]]:
     """Both workloads; each bundle is made when the context is entered."""
     payloads = folder / "payloads"
     for number in range(4):
         write_safetensors(payloads / f"four/part-{number}.safetensors", 1024 * MIB)
     write_small_files(payloads / "small", 20_000, 8192)
-    four = _candidates(folder, peers, "four")
+    four = _candidates(folder, "four")
     paths = sorted(str(path) for path in (folder / "bundles/four/data").rglob("*.safetensors"))
     one_by_one = [
         Candidate("hashlib.file_digest, one core", (sys.executable, "-c", _HASH_FILES, *paths)),
         Candidate("hashlib, one core, from memory", (sys.executable, "-c", _HASH, "4096")),
     ]
     # Made last and measured first: reading the large files drives the small ones out of the cache.
-    small = _candidates(folder, peers, "small")
+    small = _candidates(folder, "small")
     each = "find bundles/small/data -type f -print0 | xargs -0 -P 2 -n 2000 openssl dgst -sha256 -r"
     floor = Candidate("openssl dgst, two processes", ("sh", "-c", each))
     yield [
@@ -90,24 +70,11 @@ def verify_workloads(folder: Path, peers: Peers) -> Iterator[list[Workload]]:
     ]
 
 
-def _candidates(folder: Path, peers: Peers, name: str) -> list[Candidate]:
-    """The bundle of a payload, its signature and its mirror, and who verifies them."""
+def _candidates(folder: Path, name: str) -> list[Candidate]:
+    """The bundle of a payload, and who verifies it."""
     bundle = fetched(folder, name, f"payloads/{name}")
     shutil.rmtree(folder / "payloads" / name)
-    key = folder / "key"
-    if not key.exists():
-        private = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout"]
-        subprocess.run([*private, "-out", str(key)], check=True)
-        public = ["openssl", "ec", "-in", str(key), "-pubout", "-out", f"{key}.pub"]
-        subprocess.run(public, check=True, capture_output=True)
-    payload = ("key", str(bundle / "data"), "--signature", str(folder / f"{name}.sig"))
-    signing = peers.command("model_signing")
-    run([signing, "sign", *payload, "--private_key", str(key)], {}, folder)
-    mirrors = folder / "mirrors"
-    mirror = mirrors / "models/bench" / name
-    shutil.copytree(bundle / "data", mirror, copy_function=os.link)
-    run([peers.command("python"), "-c", _MIRROR_STATE, str(mirror), f"bench/{name}"], {}, folder)
-    bagit = (peers.command("bagit.py"), "--validate", "--quiet", "--processes", "2", str(bundle))
+    bagit = (tool("bagit.py"), "--validate", "--quiet", "--processes", "2", str(bundle))
     sums = ("env", "-C", str(bundle), "sha256sum", "-c", "--quiet", "manifest-sha256.txt")
     return [
         Candidate(
@@ -120,12 +87,4 @@ def _candidates(folder: Path, peers: Peers, name: str) -> list[Candidate]:
         ),
         Candidate("sha256sum -c", sums),
         Candidate("bagit.py --processes 2", bagit),
-        Candidate(
-            "model_signing verify", (signing, "verify", *payload, "--public_key", f"{key}.pub")
-        ),
-        Candidate(
-            "model-mirror verify",
-            (peers.command("model-mirror"), "verify", "--offline", f"bench/{name}"),
-            {"MODEL_MIRROR_DIRECTORY": str(mirrors), "HOME": str(mirrors)},
-        ),
     ]
