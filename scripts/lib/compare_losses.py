@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.lib.demo.repositories import paragraphs
+from scripts.lib.gpu_check.materials import Workload, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = {f"zero {stage}": f"{{name: deepspeed, zero: {stage}}}" for stage in range(4)}
 ENGINES |= {"fsdp": "{name: fsdp}", "ddp": "{name: ddp}"}
 HALF, ALL = 4, 8
+SHAPE = {"vocab_size": 6144, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 2}
 KEYS = ("loss", "grad_norm", "lr", "validation_loss")
 MANIFEST = """\
 format: 1
@@ -61,21 +63,8 @@ class Trained(NamedTuple):
 
 def make_materials(folder: Path) -> None:
     """A GPT-2 of two layers with dropout, its tokenizer and 300 paragraphs; once for both."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
     texts = [text for _, text in paragraphs()["train"]][:300]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    end = "<|endoftext|>"
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1024, special_tokens=[end]))
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, bos_token=end)
-    torch.manual_seed(0)
-    shape = {"n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 2}
-    config = GPT2Config(vocab_size=len(whole), bos_token_id=0, eos_token_id=0, **shape)
-    GPT2LMHeadModel(config).save_pretrained(folder / "model")
-    whole.save_pretrained(folder / "model")
+    make_model(folder / "model", Workload("model", "causal-lm", 32, 2, SHAPE))
     rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
     (folder / "texts.jsonl").write_text(rows, encoding="utf-8")
 

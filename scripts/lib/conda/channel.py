@@ -7,7 +7,6 @@ input gives the same bytes.
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import io
 import json
@@ -18,7 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.parser import BytesParser
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from typing import Any
 
@@ -143,32 +142,18 @@ def index(channel: Path) -> None:
 
 
 def package_from_wheel(wheel: Path) -> Package:
-    """A pure Python wheel as a `noarch: python` package.
-
-    Raises:
-        ValueError: the wheel is for one platform, or has files outside site-packages.
-    """
+    """A pure Python wheel, such as pip's, as a `noarch: python` package."""
+    info = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
-        info = next(
-            name.partition("/")[0] for name in names if name.endswith(".dist-info/METADATA")
-        )
-        if b"Root-Is-Purelib: true" not in archive.read(f"{info}/WHEEL"):
-            raise ValueError(f"{wheel.name}: not a pure Python wheel")
-        if any(name.startswith(info.replace(".dist-info", ".data/")) for name in names):
-            raise ValueError(f"{wheel.name}: has files outside site-packages")
-        metadata = BytesParser().parsebytes(archive.read(f"{info}/METADATA"))
         payload = {
             f"site-packages/{name}": File(archive.read(name))
-            for name in names
-            if name != f"{info}/RECORD"
+            for name in archive.namelist()
+            if not name.endswith(("/", f"{info}/RECORD"))
         }
         payload[f"site-packages/{info}/INSTALLER"] = File(b"conda\n")
-        entry_points = configparser.ConfigParser(delimiters=("=",))
-        entry_points.optionxform = str  # type: ignore[assignment,method-assign]
-        if f"{info}/entry_points.txt" in names:
-            entry_points.read_string(archive.read(f"{info}/entry_points.txt").decode())
-    scripts = entry_points["console_scripts"] if entry_points.has_section("console_scripts") else {}
+        about = PathDistribution(zipfile.Path(archive, f"{info}/"))
+        metadata = about.metadata
+        scripts = about.entry_points.select(group="console_scripts")
     return Package(
         name=metadata["Name"].lower().replace("_", "-").replace(".", "-"),
         version=metadata["Version"],
@@ -176,7 +161,7 @@ def package_from_wheel(wheel: Path) -> Package:
         depends=("python >=3.9",),
         payload=payload,
         python=True,
-        entry_points=tuple(f"{name} = {target}" for name, target in scripts.items()),
+        entry_points=tuple(f"{one.name} = {one.value}" for one in scripts),
     )
 
 

@@ -13,14 +13,12 @@ Each command is printed before it runs, as a user would type it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,23 +221,16 @@ def fill_mask(results: Path, shell: Shell, cwd: Path, sandbox: tuple[str, ...] =
     shell.run("python", script, str(results / "model"), *SENTENCES, cwd=cwd, sandbox=sandbox)
 
 
-def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int:
-    """Runs the steps of a demo in a folder, then prints the paths of its results.
-
-    Args:
-        road: runs the steps; returns interesting paths, each with a description.
-
-    Returns:
-        the exit code.
-    """
-    shell = Shell()
+def main() -> int:
+    """Runs the steps in a folder, then prints the paths of the results; returns the exit code."""
+    folder, shell = Path(sys.argv[1]).resolve(), Shell()
     try:
         prepare_folder(folder)
     except DemoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        results = road(folder, shell)
+        results = travel(folder, shell)
     except DemoError as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
@@ -253,20 +244,6 @@ def conduct(folder: Path, road: Callable[[Path, Shell], dict[Path, str]]) -> int
     print("\n" + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in shell.times))
     print(f"next: . {ROOT}/.venv/bin/activate    (for `stage` and `runner`), then the README")
     return 0
-
-
-def read_folder(prog: str, description: str | None, default: str) -> Path:
-    """The one argument of a demo: its folder."""
-    parser = argparse.ArgumentParser(prog=prog, description=(description or "").partition("\n")[0])
-    parser.add_argument(
-        "folder", type=Path, nargs="?", default=ROOT / "output" / default, metavar="FOLDER"
-    )
-    folder: Path = parser.parse_args().folder
-    return folder.resolve()
-
-
-def main() -> int:
-    return conduct(read_folder("scripts/demo", __doc__, "scripts-demo"), travel)
 
 
 if __name__ == "__main__":

@@ -10,25 +10,17 @@ with signed URLs that expire.
         subprocess.run([...], env={**os.environ, "HF_ENDPOINT": hub.endpoint})
         hub.log.find("safetensors$", side="cdn")
 
-As a command it serves every `ROOT/{models,datasets}/<org>/<name>/` as a repository with one commit:
-
-    python -m scripts.lib.hub.loopback_hub ROOT --port 8080
-
 Not here: writing, Xet, search, discussions.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import hmac
 import json
 import re
 import secrets
-import signal
 import ssl
-import sys
-import tempfile
 import threading
 import time
 import urllib.parse
@@ -371,38 +363,3 @@ def _card(commit: Commit) -> dict[str, Any]:
     front = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
     card = yaml.safe_load(front[1]) if front else None
     return card if isinstance(card, dict) else {}
-
-
-def main() -> int:
-    """Serves a folder of repositories until SIGINT or SIGTERM; prints a line of JSON when ready."""
-    parser = argparse.ArgumentParser(
-        description="Serve ROOT/{models,datasets}/<org>/<name>/ as a Hub on loopback."
-    )
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--port", type=int, default=0)
-    arguments = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as objects,
-        LoopbackHub(Path(objects), port=arguments.port) as hub,
-    ):
-        folders = sorted(
-            path for kind in KINDS for path in (arguments.root / kind).glob("*/*") if path.is_dir()
-        )
-        if not folders:
-            parser.error(
-                f"{arguments.root} has no folder "
-                f"{' or '.join(f'{kind}/<org>/<name>' for kind in KINDS)}"
-            )
-        for folder in folders:
-            kind, *name = folder.relative_to(arguments.root).parts
-            hub.repositories.commit(kind, "/".join(name), folder)
-        stop = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        print(json.dumps({"endpoint": hub.endpoint, "cdn": hub.cdn_endpoint}), flush=True)
-        stop.wait()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
