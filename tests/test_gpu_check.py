@@ -28,7 +28,7 @@ def test_it_ends_within_its_minutes_and_says_what_was_not_run(tmp_path: Path) ->
     assert "failed" not in states
 
 
-@pytest.mark.slow  # ten minutes
+@pytest.mark.slow  # five minutes
 def test_the_dry_run_measures_everything_on_the_cpu(tmp_path: Path) -> None:
     done = gpu_check(str(tmp_path / "record"), "--dry-run", "--minutes", "24")
     assert done.returncode == 0, done.stdout + done.stderr
