@@ -34,6 +34,7 @@ REASONS = {
     "device": "needs a GPU, a driver, or memory that this machine has not",
     "hub": "needs a Hub, a server or a proxy that answers so",
     "index": "needs an index of packages",
+    "once": "a test obeyed it, and left: the test of the fault stays, with the words",
     "shows": "shows where to look, and changes nothing",
     "system": "needs another disk, right, program or limit of the system",
 }

@@ -19,15 +19,10 @@ from safetensors.torch import load_file, save_file
 from runner.config.run_config import RunConfig
 from runner.errors import DamageError
 from runner.inputs import ModelInput, resolve
-from runner.job.job import Job
-from runner.launch.resolved import Resolved, write
 from runner.run_folder.layout import RunFolder
 from runner.training.saving.export import read_companions
 from runner.training.start import disk_error, write_error
-from stage.bundle.receipt import find_damage, record
-from stage.bundle.verifier import Finding
-from stage.bundle.verify import verify
-from tests.runner.conftest import Cluster, logs
+from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.waiting import free_port
 
@@ -77,21 +72,6 @@ def test_damage_that_a_verification_found_is_remembered(
     assert f"Then: stage verify {carried}" in said and "-> stage verify" not in said
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["known", "cut short"])
-def test_damage_is_the_first_cause_also_where_the_run_file_does_not_fit(
-    terminal: Terminal, carried: Path, known: bool
-) -> None:
-    """`check` said only "no asset named", and the damage came to light in the next try."""
-    if known:
-        flip(carried / TOKENIZER)
-        assert stage("verify", carried).returncode == 1
-    else:
-        os.truncate(carried / TOKENIZER, 100)
-    terminal.cluster.write(model={"asset": "another"})
-    said = terminal.refused("check", "tiny.yaml", code=1, bundle=carried)
-    assert f"{TOKENIZER} (mismatched)" in said
-
-
 def test_exec_refuses_it_too(carried: Path) -> None:
     run = [sys.executable, "-m", "runner", "exec", "--bundle", carried, "--", "true"]
     assert subprocess.run(run, capture_output=True).returncode == 0
@@ -103,44 +83,6 @@ def test_exec_refuses_it_too(carried: Path) -> None:
     stage("verify", carried)
     done = subprocess.run(run, capture_output=True, text=True)
     assert done.returncode == 1 and f"{TOKENIZER} (mismatched)" in done.stderr
-
-
-def test_what_closed_rights_hid_is_no_damage_once_they_are_open(
-    terminal: Terminal, carried: Path, tmp_path: Path
-) -> None:
-    closed = Finding(TOKENIZER, "closed", "sha256 of it", os.strerror(errno.EACCES))
-    record(tmp_path / "s", verify(carried)._replace(findings=(closed,)))
-    assert find_damage(tmp_path / "s", carried) is None, "it can be read now"
-    unloadable = Finding(TOKENIZER, "unloadable", "a tokenizer", "none")
-    record(tmp_path / "s", verify(carried)._replace(findings=(unloadable,)))
-    assert find_damage(tmp_path / "s", carried) is None, "every byte is as it was fetched"
-
-
-def test_a_file_gone_after_the_launchers_check_ends_the_ranks_before_the_first_step(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """causal-lm needs no tokenizer to train: it is missed at the export."""
-    copy = Cluster(tmp_path, Path(shutil.copytree(cluster.bundle, tmp_path / "carried")))
-    path = copy.write(
-        task="causal-lm", model={"asset": "tiny-gpt2"}, engine={"name": "ddp"}, steps=2
-    )
-    copy.prepare(path)
-    run = Job.load(path, copy.bundle, copy.output(), ())
-    run.folder.make()
-    write(Resolved.of(run))
-    gone = copy.bundle / "data/models/tiny-gpt2/tokenizer.json"
-    gone.unlink()
-    # The ranks as the launcher starts them, after its own check.
-    done = copy.run(
-        "rank", str(copy.output()), "train",
-        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", AIRLIFT_RANK="1",
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), GLOO_SOCKET_IFNAME="lo",
-    )  # fmt: skip
-    said = done.stdout + done.stderr + logs(copy.output())
-    assert done.returncode == 1, said
-    assert f"{gone}: cannot be read: No such file or directory" in said
-    assert f"stage verify {copy.bundle} names all damage" in said
-    assert not (copy.output() / "metrics.jsonl").exists()
 
 
 def test_ranks_of_torchrun_refuse_it_without_a_launcher_of_ours(

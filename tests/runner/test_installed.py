@@ -10,8 +10,7 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import EnvironmentInput, resolve
-from runner.job.installed import check_environment, check_tools
-from tests.first_job.harness import programs
+from runner.job.installed import check_environment
 from tests.runner.conftest import Cluster
 
 PACKAGES = (
@@ -44,26 +43,3 @@ def test_a_package_that_it_lacks_is_named(cluster: Cluster, package: str) -> Non
     name = {"pytorch": "torch"}.get(package, package.lower())
     assert f"the environment `train-env` of the bundle lacks {name}," in said
     assert "environment.yml" in said
-
-
-def test_a_tokenizer_that_needs_a_package_asks_for_it(cluster: Cluster) -> None:
-    said = lacks(cluster, *PACKAGES, files=("config.json", "tokenizer.model"))
-    assert "lacks sentencepiece" in said
-
-
-def test_nvme_needs_cudas_toolkit_where_a_gpu_is(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = programs(tmp_path / "bin", **{"g++": "exit 0", "ninja": "exit 0"}).partition(":")[0]
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", path)  # nothing else is on it
-    engine = {"zero": 3, "offload": "nvme", "nvme_path": "/tmp"}
-    config = RunConfig.load(cluster.write(engine=engine))
-    check_tools(config)  # on CPUs
-    monkeypatch.setattr("runner.job.installed.NVIDIA", tmp_path)
-    monkeypatch.setattr("runner.job.installed.CUDA", tmp_path / "none")
-    with pytest.raises(UsageError, match=r"nvme compiles with CUDA's toolkit \(nvcc\)"):
-        check_tools(config)
-    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
-    check_tools(config)

@@ -11,7 +11,7 @@ import pytest
 
 from runner.isolation import isolate
 from tests.runner.conftest import Cluster
-from tests.runner.exec.test_exec import BIN, node, run
+from tests.runner.exec.test_exec import BIN, node
 
 __all__ = ["node"]
 
@@ -71,58 +71,6 @@ def test_a_run_trains_with_its_own_packages_whatever_is_around(
     assert not mark.exists() and (cluster.output() / "model").is_dir()
     said = f"not imported from: {tmp_path / 'stale'} (PYTHONPATH)"
     assert done.stdout.count(said) == (1 if settings else 0), done.stdout
-
-
-def test_a_script_of_somebodys_imports_its_neighbours_and_the_bundles_server_does_not(
-    node: Cluster,
-) -> None:
-    mark = plant(node.folder)
-    scripts = node.folder.parent / "scripts"
-    scripts.mkdir()
-    (scripts / "neighbour.py").write_text("said = 'neighbour'\n")
-    (node.folder.parent / "extra").mkdir()
-    (node.folder.parent / "extra" / "own.py").write_text("said = 'own'\n")
-    (scripts / "go.py").write_text(
-        "import os, urllib.error, urllib.request, neighbour, own\n"
-        "try: urllib.request.urlopen(os.environ['HF_ENDPOINT'])\n"
-        "except urllib.error.HTTPError: pass  # an answer\n"
-        "print(neighbour.said, own.said, os.environ['PYTHONPATH'])\n"
-    )
-    extra = str(node.folder.parent / "extra")
-    command = [
-        str(BIN / "runner"),
-        "exec",
-        "--bundle",
-        str(node.bundle),
-        "--",
-        "python",
-        str(scripts / "go.py"),
-    ]
-    environ = node.environment(
-        TMPDIR=str(node.folder.parent / "local"),
-        PATH=f"{BIN}:{os.environ['PATH']}",
-        PYTHONPATH=extra,
-    )
-    done = subprocess.run(
-        command, cwd=node.folder, env=environ, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0 and not mark.exists(), done.stderr
-    said, first, rest = done.stdout.strip().partition(f"{node.folder.parent / 'local'}")
-    assert said == "neighbour own "  # the first folder is ours: it explains a traceback
-    assert (first and rest.partition(":")[2]) == extra
-    assert done.stderr.count(f"PYTHONPATH is set: the script imports from {extra} before") == 1
-
-
-def test_the_server_is_deaf_to_a_pythonpath_meant_for_the_script(
-    node: Cluster, tmp_path: Path
-) -> None:
-    mark = plant(tmp_path / "theirs")
-    for name in ("random", "struct", "copy", "tempfile", "json", "runner", "stage"):
-        path = tmp_path / "theirs" / name
-        shutil.rmtree(path, ignore_errors=True)
-        path.with_suffix(".py").unlink(missing_ok=True)
-    done = run(node, "python", "-I", "-c", "print('ran')", PYTHONPATH=str(tmp_path / "theirs"))
-    assert done.returncode == 0 and done.stdout.strip() == "ran" and not mark.exists(), done.stderr
 
 
 def found_in(*folders: Path) -> list[str]:

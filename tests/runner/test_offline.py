@@ -72,21 +72,6 @@ def test_behind_the_wall_local_sockets_work(behind_wall: list[dict[str, str]], w
     assert behind_wall[who]["unix tcp"] == behind_wall[who]["unix udp"] == "open"
 
 
-def test_rust_and_c_meet_the_wall_too(run_python: Run, behind_wall: list[dict[str, str]]) -> None:
-    """`ctypes` asks libc, without any call that Python could watch."""
-    code = """
-import ctypes, os
-from runner import offline
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.socket(2, 1, 0) >= 0
-assert offline.close_network() is None
-assert libc.socket(2, 1, 0) == -1
-print(os.strerror(ctypes.get_errno()))
-"""
-    done = run_python(code)
-    assert done.stdout == "Permission denied\n", done.stderr
-
-
 def test_the_sandbox_holds_in_threads_started_later_and_data_still_flows(run_python: Run) -> None:
     code = """
 import multiprocessing, socket, threading
@@ -205,19 +190,6 @@ def test_no_other_address_is_allowed_unless_it_is_a_peers(address: Any) -> None:
 )
 def test_names_that_only_look_like_this_machine_are_not(host: str) -> None:
     assert not is_allowed(host, {"localhost", "node7"})
-
-
-def test_libraries_are_set_offline_before_they_are_imported(run_python: Run) -> None:
-    code = """
-import os, sys
-import runner.cli, runner.offline
-assert not {"transformers", "huggingface_hub", "datasets", "torch"} & set(sys.modules)
-runner.offline.set_variables(os.environ)
-import huggingface_hub.constants
-print(huggingface_hub.constants.HF_HUB_OFFLINE)
-"""
-    done = run_python(code)
-    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_user_who_said_online_is_overruled() -> None:

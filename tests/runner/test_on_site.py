@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
-import shutil
 import subprocess
-import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from runner.isolation import isolate, note_for_script
-from stage.environment.image import site_path
 from tests.runner.conftest import Cluster, metrics
 from tests.support.environment import site
 
@@ -89,22 +83,3 @@ def test_two_ranks_train_on_the_sites_torch_and_a_changed_one_is_refused(
     code, said = run(cluster, prefix, "check", "tiny.yaml")
     assert code == 2 and "its python now finds none." in said
     assert said.count("->") == 1, said  # not how to install a torch
-
-
-def test_the_sites_folders_are_the_environments_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch, stale = str(tmp_path / "torch"), str(tmp_path / "stale")
-    (tmp_path / "zz-airlift-site.pth").write_text(f"{torch}\nimport _airlift_site\n")
-    module = shutil.copy(site_path.__file__, tmp_path / "_airlift_site.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    started = SimpleNamespace(**runpy.run_path(str(module), run_name="_airlift_site"))
-    monkeypatch.setitem(sys.modules, "_airlift_site", started)
-    said = list[str]()
-    environ, path = {"PYTHONPATH": f"{torch}:{stale}"}, [torch, stale, "/usr/lib/python3"]
-    isolate(environ, said.append, path)
-    assert path == [torch, "/usr/lib/python3"] and "PYTHONPATH" not in environ
-    assert said == [
-        f"not imported from: {stale} (PYTHONPATH); `runner exec` keeps it for your own scripts"
-    ]
-    assert note_for_script({"PYTHONPATH": torch, "PYTHONNOUSERSITE": "1"}) is None
