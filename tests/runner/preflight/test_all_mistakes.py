@@ -54,33 +54,3 @@ def test_what_people_write_first_gets_the_line_to_write_instead(
 ) -> None:
     terminal.cluster.write()
     assert said in terminal.refused("check", "tiny.yaml", *words)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "task: maskedlm",
-        "dataset: 5",
-        "dataset: {aset: numbers}",
-        "datasets: [5, {asset: numbers}]",
-        "dataset: {asset: numbers, text: 7}",
-        "task: instruction\ndataset: {asset: numbers, format: '{x!'}",
-        "task: instruction\ndataset: {asset: numbers, prompt: text}",
-        "model: bert",
-    ],
-)
-def test_a_wrong_value_is_one_mistake_and_not_looked_for_in_the_bundle(
-    terminal: Terminal, wrong: str
-) -> None:
-    keys = dict.fromkeys(line.partition(":")[0] for line in wrong.splitlines())
-    rest = {
-        "task": "masked-lm",
-        "model": "{asset: tiny-bert}",
-        "dataset": "{asset: numbers, text: text}",
-    }
-    if "datasets" in keys:
-        rest.pop("dataset")
-    text = "".join(f"{key}: {value}\n" for key, value in rest.items() if key not in keys)
-    (terminal.cluster.folder / "k6.yaml").write_text(f"format: 1\n{text}{wrong}\n")
-    code, _, err = terminal.run("check", "k6.yaml")
-    assert code == 2 and " mistakes:" not in err, err

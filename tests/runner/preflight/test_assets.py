@@ -10,13 +10,10 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.inputs import ModelInput, resolve
-from runner.job.check import check_everything
 from runner.job.findings import Findings
-from runner.job.job import Job
 from runner.job.model import newer_transformers
 from runner.job.with_torch import judge
 from runner.job.without_torch import compare
-from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 
 
@@ -70,19 +67,17 @@ def test_weights_of_a_deeper_model_are_told() -> None:
     assert "model.layers.4.up.weight, for which" in str(found.others[0])
 
 
+def test_a_layer_that_the_weights_lack_is_refused() -> None:
+    found = Findings()
+    judge(found, "m", {"missing_keys": ["bert.encoder.layer.1.up.weight"]}, {}, "bert.")
+    assert "the weights lack bert.encoder.layer.1.up.weight" in str(found.errors[0])
+
+
 def test_a_head_that_is_missing_or_of_another_size_is_drawn() -> None:
     found = Findings()
     head = ("classifier.weight", (2, 8), (5, 8))
     info = {"missing_keys": ["bert.pooler.dense.weight"], "mismatched_keys": [head]}
     judge(found, "m", info, {}, "bert.")
-    assert (found.errors, found.others) == ([], [])
-
-
-def test_a_model_without_the_head_of_its_task_is_silent(cluster: Cluster) -> None:
-    config = RunConfig.load(cluster.write(model={"asset": "headless-bert"}))
-    inputs = resolve(config, cluster.bundle)
-    job = Job(config, inputs, RunFolder(cluster.output()), cluster.bundle, ())
-    found = check_everything(job, 2, None, ahead=True)
     assert (found.errors, found.others) == ([], [])
 
 

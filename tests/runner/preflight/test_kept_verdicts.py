@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runner import child
-from runner.data.tokenizing import load_tokenizer
-from runner.errors import StageError, UsageError
-from runner.inputs import EnvironmentInput, ModelInput
-from runner.job import installed
-from runner.job.installed import python_of_ranks
-from runner.job.job import Job
+from runner.errors import StageError
 from tests.runner.conftest import Cluster
-
-
-def test_settings_that_transformers_cannot_use_are_a_message(tmp_path: Path) -> None:
-    """Once transformers' TypeError came through, with a traceback."""
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": {"content": "[MASK]"}}')
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[MASK]\na\n")
-    digests = dict.fromkeys(path.name for path in tmp_path.iterdir())
-    model = ModelInput("m", tmp_path, "a/m", None, dict.fromkeys(digests, ""), {})
-    with pytest.raises(UsageError, match="no tokenizer can be loaded: Special token mask_token"):
-        load_tokenizer(model)
 
 
 def ageless(text: str) -> str:
@@ -73,18 +56,6 @@ def test_in_a_container_its_own_python_tries_weights_and_tokenizer(
     assert len(log.read_text().splitlines()) == 2
 
 
-def test_in_a_container_its_own_python_prepares(cluster: Cluster, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    program = container(tmp_path, f'echo "$@" >>{log}; exec "$@"')
-    cluster.write(slurm={"container": [program]})
-    process = cluster.start("prepare", "tiny.yaml")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert "runner.child" in log.read_text()
-    assert "train: prepared" in err and "train: prepared" not in out
-    assert list(cluster.folder.glob("output/.stores/*.arrow"))
-
-
 def test_a_container_that_does_not_start_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write(slurm={"container": [container(tmp_path, "exit 255")]})
     done = cluster.run("check", "tiny.yaml")
@@ -102,14 +73,3 @@ def test_a_container_that_waits_for_an_answer_is_ended(monkeypatch: pytest.Monke
     waiting = child.Child(print, (), ("sh", "-c", "echo Pull the image?; sleep 600"))
     with pytest.raises(StageError, match="the check ended with -9"):
         waiting.answer("the check", "Look at the container.")
-
-
-def test_an_environment_of_the_bundle_is_asked_where_it_runs_the_command(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job.load(cluster.write(), cluster.bundle, None, ())
-    environment = EnvironmentInput("train-env", Path("/none"), "ab" * 32, 0, 0)
-    inputs = replace(job.inputs, environment=environment)
-    assert python_of_ranks(job.config, inputs) is None
-    monkeypatch.setattr(installed, "running_tree", lambda: "ab" * 32)
-    assert python_of_ranks(job.config, inputs) == ()

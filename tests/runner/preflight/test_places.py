@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -27,22 +26,17 @@ from runner.errors import (
 from runner.inputs import resolve, unreadable
 from runner.job.access import (
     check_quota,
-    check_readable,
-    line_of_quota,
-    nearest_folder,
     quota_left,
 )
 from runner.job.check import check_everything
-from runner.job.findings import FAULTS, Findings
+from runner.job.findings import FAULTS
 from runner.job.job import Job
 from runner.job.places import check_own_name, check_places
-from runner.job.settings import check_settings
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
-from tests.support.environment.laptop import alone
 
 __all__ = ["terminal"]
 
@@ -85,17 +79,6 @@ except StageError as error:
     return done.stdout
 
 
-def test_a_program_that_may_be_started_and_not_read_is_started(open_folder: Path) -> None:
-    """A colleague's: whether its first line is sound, the kernel says."""
-    closed, open_ = open_folder / "closed", open_folder / "open"
-    for program, mode in ((closed, 0o111), (open_, 0o555)):
-        program.write_text("echo no first line\n")
-        program.chmod(mode)
-    check = "_check_can_start(Path(sys.argv[1]))"
-    assert as_nobody(check, closed) == ""
-    assert "does not say what reads it" in as_nobody(check, open_)
-
-
 @obeys(ACCESS, "Its owner can open it: chmod {} {} (`namei -l {}` shows every right on the way)")
 @obeys("runner/inputs/__init__.py", "`namei -l {}` shows which right is missing; its owner can add")
 def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_folder: Path) -> None:
@@ -125,10 +108,6 @@ def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_fol
     assert as_nobody(check, *paths) == ""
 
 
-def test_a_file_that_is_missing_is_left_to_the_check_of_names(tmp_path: Path) -> None:
-    check_readable([tmp_path / "gone"])
-
-
 @obeys(ACCESS, "Choose an --output in a folder of yours (`ls -ld {}` and `id` show who may write)")
 def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> None:
     said = as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "output" / "run")
@@ -139,52 +118,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> No
     (open_folder / "mine").mkdir()
     (open_folder / "mine").chmod(0o777)
     assert as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "mine" / "run") == ""
-
-
-@obeys(ACCESS, "Give another --output, or look at it: ls -ld {}")
-def test_a_run_folder_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "output").write_text("")
-    with pytest.raises(UsageError, match="a folder is needed there") as refused:
-        nearest_folder(tmp_path / "output" / "run")
-    look = in_it(refused.value.remedy, "ls -ld .*")
-    assert subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout.startswith(b"-rw")
-    assert nearest_folder(tmp_path / "another" / "run") == tmp_path
-
-
-@obeys(ACCESS, "Remove many small files there (du --inodes -s * | sort -n shows where they are)")
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("size=64m,nr_inodes=40", ("Not the space is used up but the inodes", "df -i")),
-        ("size=512k", ("the disk is full", "Free space or quota there")),
-        ("size=8m,ro", ("is mounted read-only here", "Choose another --output")),
-    ],
-)
-def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
-    tmp_path: Path, options: str, words: tuple[str, ...]
-) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from runner.errors import StageError\n"
-        "from runner.job.access import check_writable\n"
-        "for run in 'disk/run', 'another/run':\n"
-        "    try: check_writable(Path(run))\n"
-        "    except StageError as error: print(error.exit_code, error)"
-    )
-    script = f'mount -t tmpfs -o {options} none disk || exit 99; exec "$@"'
-    (tmp_path / "disk").mkdir()
-    done = subprocess.run(
-        [*alone("m"), "sh", "-c", script, "sh", sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 " if "ro" in options.split(",") else "5 ")
-    assert "another --output" in done.stdout and "another/run" not in done.stdout
-    for word in words:
-        assert word in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -200,23 +133,6 @@ def test_a_disk_without_inodes_space_or_rights_is_called_by_its_name(
 )
 def test_the_quota_of_lustre_is_read(text: str, left: tuple[int | None, int | None] | None) -> None:
     assert quota_left(text) == left
-
-
-QUOTAS = """\
-Disk quotas for user me (uid 1000):
-     Filesystem   space   quota   limit   grace   files   quota   limit   grace
-/ 5 0 0 0 7 0 0 0
-/home 1000 3000 4000 0 12 0 100 0
-"""
-
-
-def test_the_quota_of_other_disks_is_that_of_the_nearest_mount() -> None:
-    line = line_of_quota(QUOTAS, Path("/home/me/output"))
-    assert quota_left(line) == (3000 * 1024, 88)
-    assert quota_left(line_of_quota(QUOTAS, Path("/scratch/me"))) == (None, None)
-    assert (
-        quota_left(line_of_quota("Disk quotas for user me (uid 1000): none\n", Path("/"))) is None
-    )
 
 
 @obeys(ACCESS, "Free space ({}), keep fewer: --set checkpoint.keep=1, or choose another --output")
@@ -271,27 +187,6 @@ def test_a_host_that_is_its_own_loopback_is_told_for_several_nodes() -> None:
     assert check_own_name("gpu7", "10.0.0.7 gpu7\n127.0.0.1 localhost\n", 2) == []
 
 
-@pytest.mark.parametrize(
-    ("precision", "settings", "init", "is_told"),
-    [
-        ("fp16", {"torch_dtype": "bfloat16"}, "pretrained", True),
-        ("fp16", {"text_config": {"dtype": "bfloat16"}}, "pretrained", True),
-        ("fp16", {"torch_dtype": "bfloat16"}, "scratch", False),
-        ("fp16", {"torch_dtype": "float16"}, "pretrained", False),
-        ("bf16", {"torch_dtype": "bfloat16"}, "pretrained", False),
-        ("auto", {"torch_dtype": "bfloat16"}, "pretrained", False),
-        ("fp16", {}, "pretrained", False),
-    ],
-)
-def test_fp16_for_a_model_of_bfloat16_is_told(
-    cluster: Cluster, precision: str, settings: dict[str, Any], init: str, *, is_told: bool
-) -> None:
-    config = RunConfig.load(cluster.write(model={"asset": "tiny-bert", "init": init}))
-    found = Findings()
-    check_settings(found, config, settings, precision)
-    assert [finding.level for finding in found.others] == ["warning"] * is_told
-
-
 def test_several_faults_are_one_error_with_the_code_of_damage_if_there_is_any() -> None:
     usage, damage = UsageError("a", "fix a"), DamageError("b", "fix b")
     both = join_errors([usage, damage], FAULTS)
@@ -328,13 +223,3 @@ def test_texts_that_fill_no_step_are_told(cluster: Cluster) -> None:
     assert "a step takes 64: each step has some of them several times" in others[0]
     errors, others = found_in(cluster, dataset=few, sequence_length=8, batch={"global": 2})
     assert (errors, others) == ([], [])
-
-
-def test_an_accumulation_that_a_ds_config_contradicts_has_a_remedy(cluster: Cluster) -> None:
-    theirs = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
-    (cluster.folder / "ds.json").write_text(json.dumps(theirs))
-    errors, others = found_in(
-        cluster, batch={"global": 64}, optimizer=None, engine={"config": "ds.json"}
-    )
-    assert not errors
-    assert "accumulation: 16" in others[0] and "Set batch.global: 4 to keep theirs" in others[0]

@@ -133,14 +133,3 @@ def test_data_that_cannot_work_is_refused_before_anything_starts(
     said = terminal.refused("train", "tiny.yaml", "--processes", "2")
     for word in words:
         assert word in said
-
-
-def test_what_becomes_of_samples_is_printed_beforehand(terminal: Terminal) -> None:
-    terminal.cluster.write(**CHAT, dataset=PAIR)
-    code, out, err = terminal.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
-    assert code == 0, err
-    assert (
-        "packing.documents: separate  (whole samples side by side; llama keeps them apart)" in out
-    )
-    assert "samples are written by the model's chat template" in out
-    assert "dataset.text" not in out and "dataset.label" not in out
