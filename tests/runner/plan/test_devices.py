@@ -12,7 +12,6 @@ from runner.errors import UsageError
 from runner.job import devices
 from runner.job.devices import GIB, Gpu, NodeShape
 from runner.job.host_memory import host_memory
-from runner.job.partition import types_of_gpus
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -71,12 +70,6 @@ def test_who_hides_all_gpus_means_the_cpu(hidden: str, monkeypatch: pytest.Monke
     assert devices.hides_all(environ) and devices.accelerators_meant(SlurmConfig(), environ) == ""
     device = devices.here(2, environ, own_torch=False)
     assert device is not None and device.kind == "cpu"
-
-
-def test_types_of_gpus_are_read_in_every_notation() -> None:
-    assert types_of_gpus("gpu:a800:4(S:0-1),nvme:1") == ("a800",)
-    assert types_of_gpus("gpu:v100:2(S:0,2),gpu:t4:1") == ("v100", "t4")
-    assert types_of_gpus("gpu:4") == types_of_gpus("(null)") == ()
 
 
 V100S = [NodeShape(64, 4, 256 * GIB, ("v100",))]

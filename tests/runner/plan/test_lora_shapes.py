@@ -15,8 +15,6 @@ from runner.job.plan import decide
 from runner.job.shapes import (
     Device,
     ModelShape,
-    check_targets,
-    human_parameters,
     shape_of,
     weight_shapes,
     with_lora,
@@ -77,34 +75,6 @@ def test_no_stage_that_partitions_packed_bytes_is_chosen_automatically() -> None
     with pytest.raises(UsageError, match="at any ZeRO stage up to 2") as raised:
         decide(config, shape, replace(A100, memory=4 * GIB), 4)
     assert "zero: 3" not in raised.value.remedy
-
-
-def test_a_target_that_no_module_has_is_refused_with_those_there_are() -> None:
-    config = RunConfig.load(QLORA)
-    modules = [name.removesuffix(".weight") for name, shape in MISTRAL.items() if len(shape) > 1]
-    check_targets(config, ["q_proj", "lm_head", "self_attn.k_proj"], modules)
-    for wrong in ("proj", "query", "model.layers"):
-        with pytest.raises(UsageError, match=f"has no module `{wrong}`") as raised:
-            check_targets(config, ["q_proj", wrong], modules)
-        assert (
-            raised.value.remedy
-            == "It has: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj."
-        )
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (1, "1 parameter"),
-        (2048, "2,048 parameters"),
-        (432_100, "0.43 M parameters"),
-        (22_712_000, "22.7 M parameters"),
-        (7_000_000_000, "7000.0 M parameters"),
-    ],
-)
-def test_a_small_model_has_some_parameters(count: int, said: str) -> None:
-    """Once it had "0.0 M parameters"."""
-    assert human_parameters(count) == said
 
 
 def test_weights_with_a_broken_header_are_refused_with_their_path(tmp_path: Path) -> None:

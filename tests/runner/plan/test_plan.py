@@ -161,12 +161,20 @@ def test_a_model_that_fits_nowhere_says_how_many_devices_it_needs(run_file: Path
     ("engine", "billions", "ranks"),
     [
         (("engine.name=ddp",), 7, 4),
+        (("engine.name=ddp", "optimizer.name=adafactor"), 11, 4),
         (("engine.zero=1",), 30, 8),
         (("engine.name=fsdp", "engine.sharding=grad_op"), 60, 8),
         ((), 25, 2),
         ((), 70, 8),
     ],
-    ids=["ddp", "a stage too low", "grad_op", "any stage on two", "any stage on eight"],
+    ids=[
+        "ddp",
+        "an optimizer of ddp",
+        "a stage too low",
+        "grad_op",
+        "any stage on two",
+        "any stage on eight",
+    ],
 )
 def test_what_does_not_fit_is_refused_with_an_engine_that_does(
     run_file: Path, engine: tuple[str, ...], billions: float, ranks: int
@@ -179,19 +187,6 @@ def test_what_does_not_fit_is_refused_with_an_engine_that_does(
     plan = planned(run_file, device, ranks, *settings, shape=of_size(billions))
     assert f"zero: {plan.zero}" in advised
     assert (plan.offload == "cpu") == ("offload" in advised)
-
-
-def test_offloading_leaves_memory_on_the_device(run_file: Path) -> None:
-    without = refused(run_file, V100, 4, "engine.zero=1", shape=of_size(13))
-    assert "offload: cpu" in without
-    plan = planned(run_file, V100, 4, "engine.zero=auto", "engine.offload=cpu", shape=of_size(7))
-    assert plan.zero == 2 and "offload cpu" in reason(plan, "engine.zero")
-    assert (
-        planned(
-            run_file, V100, 4, "engine.offload=nvme", "engine.nvme_path=/scratch", shape=BERT
-        ).zero
-        == 3
-    )
 
 
 def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
