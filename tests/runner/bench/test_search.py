@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UsageError
 from runner.trials.bench_table import markdown, rows, svg, text
 from runner.trials.search import SearchResult, Trial, search
-from runner.trials.strategies import BY_DEFAULT, STRATEGIES, chosen
 from runner.trials.trial import judge
 from tests.runner.conftest import Cluster
 
@@ -73,44 +71,6 @@ def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() 
     assert table[0][:2] == ("zero1", "2 x 2") and table[0][5] == "50 s"
     assert "not tried" in text(table) and "no / such" in markdown("t", table)
     ElementTree.fromstring(svg("a <title> & more", found))
-
-
-def test_strategies_are_named_or_refused_with_those_there_are() -> None:
-    assert chosen(" zero3,ddp,zero3") == ("zero3", "ddp")
-    assert chosen(None) == BY_DEFAULT
-    with pytest.raises(UsageError, match="--strategies zero9") as refused:
-        chosen("zero9")
-    assert all(name in refused.value.remedy for name in STRATEGIES)
-
-
-@pytest.mark.slow  # all strategies; one real trial is in the test below
-def test_real_trials_give_a_table_a_plot_and_the_measures(cluster: Cluster) -> None:
-    cluster.write(steps=1)  # a trial makes more steps than the run has
-    done = cluster.run(
-        "bench",
-        "tiny.yaml",
-        "--processes",
-        "2",
-        "--strategies",
-        "zero1",
-        "--steps",
-        "3",
-        "--largest",
-        "1",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = cluster.output("tiny-bench")
-    (strategy,) = json.loads((folder / "results.json").read_text())["strategies"]
-    (fits,) = strategy["trials"]
-    assert fits["outcome"] == "fits" and fits["world_size"] == 2
-    assert fits["tokens_per_s"] == pytest.approx(32 * fits["samples_per_s"])
-    assert set(fits["memory"]) == {"load", "train", "evaluate"}
-    assert all(0 < phase["host"] <= fits["memory_gib"] for phase in fits["memory"].values())
-    assert "| zero1 | 1 x 2 |" in (folder / "table.md").read_text()
-    assert "zero1" in (folder / "bench.svg").read_text()
-    # The run itself is untouched, and nothing was tokenised twice.
-    assert not cluster.output("tiny").exists()
-    assert (folder / ".stores").resolve() == (cluster.folder / "output" / ".stores").resolve()
 
 
 def test_memory_that_ends_ends_a_trial_and_not_the_bench(cluster: Cluster) -> None:

@@ -214,14 +214,6 @@ def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> N
     ]
 
 
-def test_what_both_say_alike_is_no_contradiction(tmp_path: Path) -> None:
-    run = "batch: {global: 4, micro: 1}\noptimizer: {lr: 0.0001, betas: [0.9, 0.98]}\n"
-    assert (
-        load(tmp_path, TUTORIAL, f"{run}engine: {{zero: 3, config: ds_config.json}}\n").batch.total
-        == 4
-    )
-
-
 def test_contradictions_name_both_places_all_at_once(tmp_path: Path) -> None:
     run = "batch: {global: 8}\noptimizer:\n  lr: 3e-4\nengine: {zero: 2, config: ds_config.json}\n"
     said = refused(tmp_path, TUTORIAL, run)

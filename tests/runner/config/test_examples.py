@@ -23,11 +23,6 @@ MANIFEST_OF = {
 RUNS = sorted((ROOT / "runs").glob("*.yaml"))
 
 
-def test_every_run_file_has_its_manifest_and_every_manifest_its_run_file() -> None:
-    assert {path.stem for path in RUNS} == set(MANIFEST_OF)
-    assert {path.stem for path in (ROOT / "manifests").glob("*.yaml")} == set(MANIFEST_OF.values())
-
-
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
 def test_a_run_file_names_assets_that_its_manifest_fetches(run: Path) -> None:
     manifest = Manifest.load(ROOT / "manifests" / f"{MANIFEST_OF[run.stem]}.yaml")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.explain import choice_lines, choices_as_comments
+from runner.config.explain import choices_as_comments
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 
@@ -17,19 +17,6 @@ SMALLEST = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: w
 def config(tmp_path: Path) -> RunConfig:
     (tmp_path / "mine.yaml").write_text(f"{SMALLEST}optimizer: {{lr: 1e-4}}\n")
     return RunConfig.load(tmp_path / "mine.yaml")
-
-
-def test_every_default_has_a_line_with_its_reason_and_what_the_user_chose_has_none(
-    config: RunConfig,
-) -> None:
-    lines = choice_lines(config.explain())
-    for choice in config.explain():
-        if choice.value not in (None, {}, ()):
-            assert any(
-                line.startswith(f"{choice.key}: ") and choice.reason in line for line in lines
-            )
-    assert "optimizer.betas: [0.9, 0.999]  (Adam's own)" in lines
-    assert not any(line.startswith("optimizer.lr:") for line in lines)
 
 
 def test_the_run_folder_keeps_them_as_comments_of_a_run_file(

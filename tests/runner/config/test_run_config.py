@@ -52,14 +52,6 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
     assert f"Did you mean `{nearest}`?" in said if nearest else "Valid keys:" in said
 
 
-def test_a_name_of_another_trainer_is_reported_with_the_key_here(tmp_path: Path) -> None:
-    """`learning_rate` was answered with: Did you mean `hang_after`?"""
-    said = refused(tmp_path, f"{SMALLEST}learning_rate: 1e-4\n")
-    assert "unknown key `learning_rate`" in said and "Write it as `optimizer.lr`." in said
-    said = refused(tmp_path, f"{SMALLEST}slurm: {{gpus: 4}}\n")
-    assert "Write it as `slurm.gpus_per_node`." in said
-
-
 def test_each_key_for_a_name_of_another_trainer_exists() -> None:
     for key in set(NAMES_ELSEWHERE.values()):
         component: Any = RunConfig
@@ -189,14 +181,6 @@ def test_a_line_that_says_what_cannot_be_is_refused(
     assert found.startswith(f"mine.yaml:{line}: ") and said in found
 
 
-@pytest.mark.parametrize("key", ["task", "model", "dataset", "format"])
-def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
-    text = "".join(
-        line for line in SMALLEST.splitlines(keepends=True) if not line.startswith(f"{key}:")
-    )
-    assert f"`{key}` is missing" in refused(tmp_path, text)
-
-
 @pytest.mark.parametrize(("there", "set"), [("epochs: 3", "steps=10"), ("steps: 10", "epochs=3")])
 def test_a_length_on_the_command_line_replaces_that_of_the_file(
     tmp_path: Path, there: str, set: str
@@ -246,29 +230,6 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: P
     assert "`model.asset` is missing" not in said  # it is mistyped
 
 
-@pytest.mark.parametrize(
-    ("lines", "numbers"),
-    [
-        ("engine: {name: ddp,\n  zero: 2,\n  offload: cpu}\noptimizer: {lr: 1}", [6, 7]),
-        ("schedule: {warmup: 1.5,\n  decay: 1.5}", [5, 6]),
-        ("sequence_length: 9\ntask: image-classification", [6]),
-    ],
-)
-def test_mistakes_that_follow_from_several_keys_come_together(
-    tmp_path: Path, lines: str, numbers: list[int]
-) -> None:
-    said = refused(tmp_path, f"{SMALLEST}{lines}\n")
-    found = [int(number) for number in re.findall(r"mine\.yaml:(\d+): ", said)]
-    assert found == numbers, said
-
-
-def test_what_depends_on_a_mistake_is_not_judged(tmp_path: Path) -> None:
-    """A mistyped engine is one mistake: it is not compared with the keys of another engine."""
-    for engine in ("{name: fspd, sharding: full}", "{nme: fsdp, sharding: full}"):
-        said = refused(tmp_path, f"{SMALLEST}engine: {engine}\nquantization: {{}}\nlora: {{}}\n")
-        assert "is only for" not in said and "mistakes" not in said
-
-
 def test_first_weights_are_looked_for_beside_the_run_file(tmp_path: Path) -> None:
     text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: output/first/model}")
     assert "mine.yaml:3: `output/first/model` is neither `pretrained` nor `scratch`" in refused(
@@ -298,14 +259,6 @@ def test_lion_has_betas_of_its_own_unless_they_are_given(tmp_path: Path) -> None
     assert [c.reason for c in config.explain() if c.key == "optimizer.betas"] == ["Lion's own"]
     given = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion, betas: [0.95, 0.98]}}\n")
     assert given.optimizer.betas == (0.95, 0.98)
-
-
-def test_keys_of_other_engines_are_not_explained(tmp_path: Path) -> None:
-    choices = {
-        choice.key for choice in load(tmp_path, f"{SMALLEST}engine: {{name: fsdp}}\n").explain()
-    }
-    assert "engine.zero" not in choices
-    assert "engine.offload" in choices
 
 
 def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
@@ -338,17 +291,6 @@ def test_a_set_on_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 )
 def test_a_mistyped_set_is_reported_as_such(tmp_path: Path, override: str, said: str) -> None:
     assert said in refused(tmp_path, f"{SMALLEST}batch: {{global: 8}}\n", override)
-
-
-def test_a_run_is_named_after_its_file(tmp_path: Path) -> None:
-    assert load(tmp_path, name="bert-large").name == "bert-large"
-    assert load(tmp_path, f"{SMALLEST}name: second\n", name="bert-large").name == "second"
-
-
-def test_steps_replace_the_default_epochs(tmp_path: Path) -> None:
-    config = load(tmp_path, f"{SMALLEST}steps: 10\n")
-    assert (config.steps, config.epochs) == (10, None)
-    assert "epochs" not in {choice.key for choice in config.explain()}
 
 
 def test_what_was_understood_is_a_run_file_of_the_same_run(tmp_path: Path) -> None:
@@ -404,11 +346,3 @@ def test_what_lora_and_quantised_weights_do_not_go_with_is_reported(
     found = refused(tmp_path, f"{SMALLEST}{lines}\n")
     assert said in found and remedy in found
     assert found.startswith(f"mine.yaml:{4 + len(lines.splitlines())}:")
-
-
-def test_a_stage_of_their_ds_config_counts_too_for_quantised_weights(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
-    said = refused(
-        tmp_path, f"{SMALLEST}engine: {{config: ds.json}}\nlora: {{}}\nquantization: {{}}\n"
-    )
-    assert "`quantization` does not go with engine.zero: 3" in said

@@ -19,14 +19,6 @@ def test_it_is_gone_with_the_folders_above_it_after_an_error(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_beside_it_stays(tmp_path: Path) -> None:
-    run = tmp_path / "output" / "run"
-    run.mkdir(parents=True)
-    with hidden_folder(run):
-        (run / "metrics.jsonl").touch()
-    assert [path.name for path in run.parent.iterdir()] == ["run"]
-
-
 def test_what_a_killed_rehearsal_left_is_removed_by_the_next(tmp_path: Path) -> None:
     done = subprocess.Popen(["true"])
     done.wait()

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM
 
 from runner.inputs import ModelInput, safetensors_header
-from runner.trials.layers import Small, cut, kept_weights, narrowed
+from runner.trials.layers import cut, narrowed
 from runner.trials.small_model import WEIGHTS, write
 
 SHORT: dict[str, Any] = {
@@ -60,16 +60,6 @@ def test_the_text_part_of_a_model_with_images_is_cut() -> None:
     assert small.settings["vision_config"]["num_hidden_layers"] == 5
 
 
-def test_only_what_is_numbered_like_layers_loses_weights() -> None:
-    names = {f"h.{n}.mlp.weight" for n in range(5)} | {f"h.1.experts.{n}.up" for n in range(8)}
-    names |= {"wte.weight", "head.3.weight", "head.4.weight"}
-    kept = kept_weights(names, 2, 5)
-    assert {name for name in kept if name.startswith("h.")} == {
-        "h.0.mlp.weight", "h.1.mlp.weight", *(f"h.1.experts.{n}.up" for n in range(8)),
-    }  # fmt: skip
-    assert {"wte.weight", "head.3.weight", "head.4.weight"} <= kept
-
-
 def test_the_weights_of_the_first_layers_are_those_of_the_model(tmp_path: Path) -> None:
     """From two shards, as bytes; transformers loads them and misses none."""
     folder = tmp_path / "whole"
@@ -98,12 +88,3 @@ def test_a_model_too_wide_for_this_machine_becomes_narrow(kind: str) -> None:
     kept = {k: v for k, v in narrow.settings.items() if k != "model_type"}
     model = AutoModel.from_config(AutoConfig.for_model(kind, **kept))
     assert model.get_input_embeddings().weight.shape == (64, 16)
-
-
-def test_grouped_heads_stay_in_their_groups() -> None:
-    wide = {**SHORT, "hidden_size": 512, "num_attention_heads": 32, "num_key_value_heads": 4}
-    narrow = narrowed(Small(wide, 2, 5))
-    assert narrow is not None
-    kept = narrow.settings
-    assert (kept["num_attention_heads"], kept["num_key_value_heads"]) == (8, 1)
-    assert kept["hidden_size"] == 128

@@ -7,7 +7,6 @@ import os
 import re
 import threading
 from collections import namedtuple
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +15,9 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.disks import local_folder
 from runner.errors import StageError, UsageError
-from runner.job.findings import Finding, Findings
-from runner.job.job import Job
-from runner.trials import kernels, node_part, ports, rehearse_job
+from runner.job.findings import Finding
+from runner.trials import kernels
 from runner.trials import node_look as look
-from runner.trials.node_part import BANDWIDTH, FOLDER, be_its_launcher
 from runner.trials.ports import try_ports
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
@@ -118,13 +115,6 @@ def test_gpus_that_are_asked_for_and_that_torch_does_not_see_are_named(
         look.check_devices(config, {})
 
 
-def test_a_node_of_cpus_has_no_devices_to_try(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
-    assert look.check_devices(RunConfig.load(cluster.write()), {"SLURM_JOB_ID": "1"}) == []
-
-
 def test_a_gpu_that_torch_has_no_code_for_is_named_with_its_builds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,44 +167,3 @@ def test_each_node_tries_the_way_to_each_other(tmp_path: Path) -> None:
     for host, ((finding,), line) in found.items():
         assert finding.message == f"{host} cannot connect to n3 at 127.0.0.3:9: it refuses."
         assert line == f"{host} reaches 1 of 2 nodes"
-
-
-@obeys("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.")
-def test_a_node_that_leaves_no_record_gets_a_folder_that_it_sees(tmp_path: Path) -> None:
-    measured = {"bytes": 2**20, "ranks": 2, "backend": "gloo", "GB/s": 1.0}
-    (tmp_path / BANDWIDTH).write_text(json.dumps(measured))
-    for host in ("n1", "n2"):
-        node_part._write(tmp_path, host, Findings())
-        found = rehearse_job._collect(tmp_path, "batch", 17, ["n1", "n2"]).findings
-        assert len(found) == (host == "n1")
-        assert all("a disk that all nodes share" in one.remedy for one in found)
-
-
-@obeys("runner/trials/ports.py", "Choose an --output on a disk that all nodes share; see the job's")
-@obeys("runner/trials/node_part.py", "Choose an --output on a disk that all nodes share.")
-def test_nodes_that_see_other_folders_get_one_that_all_of_them_see(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts = ["n1", "n2"]
-    apart = {host: tmp_path / host for host in hosts}
-    for folder in apart.values():
-        folder.mkdir()
-    monkeypatch.setattr(ports, "wait_for_all", partial(ports.wait_for_all, wait_s=0.3))
-    for (finding,), _ in try_all(apart, hosts).values():
-        assert "wrote nothing into" in finding.message
-        assert "a disk that all nodes share" in finding.remedy
-    monkeypatch.undo()
-    (tmp_path / "shared").mkdir()
-    for found, _ in try_all(dict.fromkeys(hosts, tmp_path / "shared"), hosts).values():
-        assert found == []
-
-    def load() -> Job:
-        raise UsageError("it begins")
-
-    def begins(folder: Path) -> UsageError:
-        with pytest.raises(UsageError) as caught:
-            be_its_launcher(load, {FOLDER: str(folder)})
-        return caught.value
-
-    assert "a disk that all nodes share" in begins(tmp_path / "none").remedy
-    assert begins(tmp_path / "shared").message == "it begins"
