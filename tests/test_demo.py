@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -60,23 +58,6 @@ def test_it_shows_the_road_and_leaves_no_cluster(tmp_path: Path) -> None:
     assert (pulled / "model/model.safetensors").exists()
     assert (pulled / "report.html").stat().st_size > 10_000
     assert list((folder / "cluster/output/demo/checkpoints").glob("step-*"))
-
-
-def test_ctrl_c_ends_its_cluster(tmp_path: Path) -> None:
-    running = start(tmp_path / "demo")
-    assert running.stdout
-    said = ""
-    while "runner submit" not in said:
-        said += running.stdout.readline()
-    (cluster,) = re.findall(r"^it is in (\S+),", said, re.MULTILINE)
-    assert Path(cluster).exists()
-    os.killpg(running.pid, signal.SIGINT)
-    said += running.communicate(timeout=120)[0]
-    assert running.returncode == 130 and "interrupted" in said, said
-    deadline = time.monotonic() + 10
-    while (still := left(cluster)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not Path(cluster).exists() and not still
 
 
 def test_without_root_or_slurm_the_steps_are_by_hand(

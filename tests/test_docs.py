@@ -15,8 +15,6 @@ import stage.cli
 from scripts.lib import docs_site
 
 ROOT = docs_site.ROOT
-DOCS = docs_site.DOCS
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def commands() -> set[str]:
@@ -56,35 +54,3 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> Non
     assert "<code>Example:\n  stage apply bundle patch" in page  # an example is code
     listed = re.findall(r'<h[2-4] id="([\w-]+)"', page)
     assert {name.replace(" ", "-") for name in commands()} <= set(listed)
-
-
-def test_files_that_pages_and_sources_name_are_there() -> None:
-    named = re.compile(
-        r"(?<![\w/.*-])(docs/[\w/-]+\.md|(?:stage|runner|scripts|tests)/[\w/-]+\.py)\b"
-    )
-    sources = [path for name in ("stage", "runner") for path in (ROOT / name).rglob("*.py")]
-    files = [ROOT / "pyproject.toml", *PAGES, *sources]
-    gone = [
-        f"{file.relative_to(ROOT)}: {found}"
-        for file in files
-        for line in file.read_text("utf-8").splitlines()
-        if " became " not in line and "docs/spec.md" not in line  # of git-lfs
-        for found in named.findall(line)
-        if not (ROOT / found).exists() and not (file.parent / found).exists()
-    ]
-    assert gone == []
-
-
-def test_the_tutorial_and_the_how_to_pages_name_commands_that_exist() -> None:
-    known = commands()
-    groups = {"stage env"}
-    for page in [*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md"), DOCS / "README.md"]:
-        for line in page.read_text("utf-8").splitlines():
-            if not line.startswith("    "):
-                continue
-            command = re.match(
-                r" +(?:\w*\$ )?(?:srun (?:-\S+ )*)?((?:stage|runner) [a-z]+)( [a-z]+)?", line
-            )
-            if command:
-                name = command[1] if command[1] not in groups else f"{command[1]}{command[2]}"
-                assert name in known, f"{page.name}: {line}"

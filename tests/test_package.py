@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tarfile
@@ -73,28 +72,6 @@ def test_the_wheel_fetches_from_a_hub_and_verifies(installed: Path, laptop: Lapt
     assert by_the_other_name.stdout == run(laptop, installed / "stage", "show", "bundle").stdout
 
 
-@pytest.mark.parametrize("name", ["stage", "runner"])
-def test_a_command_has_three_ways_to_start(installed: Path, laptop: Laptop, name: str) -> None:
-    version = f"{name}, version {__version__}\n"
-    ways: tuple[tuple[str | Path, ...], ...] = (
-        (installed / name,), (installed / "airlift", name), (installed / "python", "-m", name),
-    )  # fmt: skip
-    for way in ways:
-        assert run(laptop, *way, "--version").stdout == version
-    told = run(laptop, installed / "airlift", name, "--help").stdout
-    assert told.startswith(f"Usage: airlift {name} ")
-
-
-@pytest.mark.parametrize("words", [(), ("stag",), ("--bundle",)])
-def test_airlift_alone_names_its_two_commands(
-    installed: Path, laptop: Laptop, words: tuple[str, ...]
-) -> None:
-    done = run(laptop, installed / "airlift", *words)
-    assert done.returncode == 2 and not done.stdout
-    assert done.stderr.startswith("error: no command")
-    assert "-> airlift stage, or airlift runner" in done.stderr
-
-
 def test_a_remedy_installs_this_wheel_again(installed: Path, laptop: Laptop, wheel: Path) -> None:
     code = "from stage.installation import install_command; print(install_command('train'))"
     done = run(laptop, installed / "python", "-c", code)
@@ -116,19 +93,6 @@ def test_the_sdist_holds_what_the_wheel_was_built_from(built: Path) -> None:
     with tarfile.open(built / f"airlift_hpc-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "stage/cli/__init__.py"} <= names
-
-
-def test_links_on_the_package_page_lead_to_the_repository(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        page = archive.read(f"airlift_hpc-{__version__}.dist-info/METADATA").decode()
-    links = re.findall(r"\]\(([^)]+)\)", page)
-    assert links and all(re.match("https?://|#", link) for link in links)
-    for link in links:
-        if link.startswith(ADDRESS):
-            name = link.removeprefix(ADDRESS).split("/", 3)[3]
-            assert (ROOT / name.partition("#")[0]).exists(), link
-    assert f"Project-URL: Changelog, {ADDRESS}/blob/v{__version__}/docs/CHANGELOG.md" in page
-    assert f"git clone {ADDRESS}" in page
 
 
 def test_the_citation_names_this_version() -> None:

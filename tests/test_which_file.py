@@ -87,37 +87,6 @@ def test_a_file_of_another_kind_is_called_by_its_name(
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_a_list_of_requirements_is_no_other_file(tmp_path: Path, kind: str) -> None:
-    path = written(tmp_path, kind)
-    environment = tmp_path / "environment.yml"
-    environment.write_text(
-        f"channels: [conda-forge]\ndependencies: [python=3.11, pip, {{pip: [-r {path.name}]}}]\n"
-    )
-    (tmp_path / "other.txt").write_text("torch\n")
-    if kind == "a list of requirements":
-        EnvironmentSpec.load(environment)
-        return
-    with pytest.raises(UsageError, match=f"{environment}:2: .*: this is ") as caught:
-        EnvironmentSpec.load(environment)
-    assert kind in caught.value.message
-
-
-def test_a_missing_file_is_not_said_to_be_one_of_another_kind(tmp_path: Path) -> None:
-    """`runner check r.yaml` beside m.yaml, a manifest, asked: did you mean m.yaml?"""
-    written(tmp_path, "a manifest")
-    with pytest.raises(UsageError, match="no such file") as caught:
-        RunConfig.load(tmp_path / "r.yaml", ())
-    assert caught.value.remedy == "`runner init TASK --bundle BUNDLE` writes a run file."
-    written(tmp_path, "a run file")
-    with pytest.raises(UsageError) as caught:
-        RunConfig.load(tmp_path / "rr.yaml", ())
-    assert "Did you mean " + str(tmp_path / "r.yaml") in caught.value.remedy
-    with pytest.raises(UsageError) as caught:
-        Manifest.load(tmp_path / "mm.yaml")
-    assert "Did you mean " + str(tmp_path / "m.yaml") in caught.value.remedy
-
-
 @pytest.mark.parametrize(
     ("content", "kinds"),
     [
