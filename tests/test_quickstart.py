@@ -1,4 +1,4 @@
-"""The README: short, and the same in Chinese and Russian; its steps by hand, walked."""
+"""The links of the README and of its translations; its lines, its model and its data, for tests."""
 
 from __future__ import annotations
 
