@@ -6,7 +6,6 @@ So a file is really made where the run will write, and removed at once.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -144,11 +143,6 @@ def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
         kind = IncompleteError if is_full else UsageError
         return kind(
             f"{where}: {cause} ({error.strerror}).", f"{used_up[1]}; or choose another --output"
-        )
-    if error.errno == errno.EROFS:
-        return UsageError(
-            f"{where}: {folder} is mounted read-only here.",
-            "Choose another --output, on a disk that this node and the job's nodes can write",
         )
     return UsageError(
         f"{where}: no file can be made in {folder}: {error.strerror or error}.",

@@ -8,7 +8,6 @@ files are read here; children ask transformers and the job's own shell meanwhile
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -65,7 +64,7 @@ from runner.job.job import Job
 from runner.job.load_memory import check_at_load
 from runner.job.memory import describe_state, state_needed
 from runner.job.model import check_files, check_model
-from runner.job.places import check_own_name, check_places, hosts_file
+from runner.job.places import check_places
 from runner.job.plan import (
     DEFAULT_GLOBAL,
     TrainingPlan,
@@ -74,7 +73,6 @@ from runner.job.plan import (
     sequence_length,
     stage_of,
 )
-from runner.job.rehearsed import recall
 from runner.job.resume import check_checkpoint, note_changes
 from runner.job.settings import check_accumulation, check_micro, check_settings
 from runner.job.shapes import (
@@ -110,7 +108,7 @@ def check_ahead(
 
     Args:
         processes: the number of ranks to check for; None: as `slurm:` asks for.
-        to_submit: `submit` lets Slurm look at the script by itself, and offers a rehearsal.
+        to_submit: `submit` lets Slurm look at the script by itself.
         with_shell: whether the job's shell and its Python are tried, too.
     """
     config, slurm, early = job.config, job.config.slurm, Findings()
@@ -146,7 +144,7 @@ def check_ahead(
     if queues:
         if wanted is not None:
             _check_shell(found, sbatch_script(wanted), environ, over)
-        _check_nodes(found, job, environ, offers=to_submit)
+        _check_nodes(found, job)
     if attempt is not None:
         attempt.add_to(found)
     found.lines += [] if to_submit else job.held(environ)
@@ -508,20 +506,12 @@ def _check_shell(
         found.warn(f"{over.message}.", over.remedy)
 
 
-def _check_nodes(found: Findings, job: Job, environ: Mapping[str, str], *, offers: bool) -> None:
-    """Finds what this node has and the job's nodes may not have, and what a rehearsal found there.
-
-    Args:
-        offers: whether a rehearsal is offered where there was none.
-    """
+def _check_nodes(found: Findings, job: Job) -> None:
+    """Finds folders that this node has and the job's nodes may not have."""
     folders = {"the run folder": job.folder.root, "the bundle": job.inputs.bundle}
     if job.config.environment is None and not job.config.slurm.around_ranks:
         folders["this command's environment"] = Path(sys.prefix)
     found.others += check_places(folders, read_mounts())
-    found.others += check_own_name(platform.node(), hosts_file(), job.config.slurm.nodes)
-    sets = "".join(f" --set {quoted(override)}" for override in job.overrides)
-    command = f"runner rehearse {quoted(job.config.path)} --bundle {quoted(job.bundle)}{sets} --job"
-    found.add(recall(job.partition.name, environ, command if offers else ""))
 
 
 def document(found: Findings, lines: Sequence[str] = (), **facts: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import resource
 import shutil
 import socket
@@ -27,32 +26,24 @@ from runner.job.installed import check_installed, check_tools, to_train
 from runner.job.job import Job
 from runner.job.submit import ranks_on_node
 from runner.launch.network import (
-    addresses_of,
-    is_loopback,
-    other_hosts,
-    source_towards,
     wrong_interfaces,
 )
 from runner.launch.place import Place
 
-LEAST_SHARED_MEMORY = 2**28
-"""NCCL keeps about 10 MB for each pair of ranks on a node there; containers often have 64 MB."""
 LEAST_LOCKED_MEMORY = 2**30
 """What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
 LEAST_FOR_CACHES = 2**30
 """One large kernel that torch.compile or DeepSpeed builds takes 100 MB; a job builds several."""
-SHARED_MEMORY = Path("/dev/shm")
 INFINIBAND = Path("/sys/class/infiniband")
 ENV_CHECK_S = 60
 
 
-def look(run: Job, place: Place, hosts: Sequence[str], environ: Mapping[str, str]) -> Findings:
+def look(run: Job, place: Place, environ: Mapping[str, str]) -> Findings:
     """Looks at this node, before torch is imported; tries its GPUs in a child process.
 
     Args:
         run: the run whose job this is.
         place: this rank's numbers.
-        hosts: all nodes of the job.
         environ: the environment variables of a rank.
     """
     found = Findings()
@@ -61,10 +52,8 @@ def look(run: Job, place: Place, hosts: Sequence[str], environ: Mapping[str, str
     if run.inputs.environment is not None:
         found.others += env_check(run.inputs.environment)
     if not place.on_one_node:
-        found.others += check_names(platform.node(), other_hosts(hosts, environ))
         interfaces = [name for _, name in socket.if_nameindex()]
         found.others += check_interfaces(environ, interfaces)
-    found.others += check_shared_memory(SHARED_MEMORY, environ)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     found.others += check_locked_memory(INFINIBAND, limit, environ)
     found.others += check_caches(local_folder(environ, read_mounts())[0])
@@ -147,33 +136,6 @@ def read_env_check(output: str, asset: str) -> list[Finding]:
     return found
 
 
-def check_names(own: str, others: Sequence[str]) -> list[Finding]:
-    """Finds names of the job's nodes that give no address here, or only a loopback address.
-
-    Our ranks do not need them: they use the address of a route. Scripts of one's own may.
-    """
-    found = []
-    if any(map(is_loopback, addresses_of(own))):
-        found.append(
-            Finding(
-                "note",
-                f"its own name {own} is {addresses_of(own)[0]} here.",
-                "Nothing for `runner train`; in a script of your own, do not take MASTER_ADDR from "
-                "hostname.",
-            )
-        )
-    found += [
-        Finding(
-            "note",
-            f"the name {other} has no address here that leads to it.",
-            "`runner train` asks Slurm for the address then.",
-        )
-        for other in others
-        if not any(not is_loopback(a) and source_towards(a) for a in addresses_of(other))
-    ]
-    return found
-
-
 def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[Finding]:
     """Refuses interfaces that the user named and this node does not have. Pure but for nccl.conf.
 
@@ -190,26 +152,6 @@ def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[F
             2,
         )
         for setting, lacking in wrong_interfaces(environ, there)
-    ]
-
-
-def check_shared_memory(folder: Path, environ: Mapping[str, str]) -> list[Finding]:
-    """Finds a /dev/shm that is missing, or too small for NCCL, unless NCCL is told not to use it.
-
-    Args:
-        folder: /dev/shm.
-        environ: the environment variables of a rank.
-    """
-    size = shutil.disk_usage(folder).total if folder.is_dir() else 0
-    if size >= LEAST_SHARED_MEMORY or environ.get("NCCL_SHM_DISABLE") == "1":
-        return []
-    return [
-        Finding(
-            "warning",
-            f"{folder} has {human_size(size)}: NCCL between the GPUs of a node may not start.",
-            "In a container: apptainer shares the node's, docker needs --ipc=host or "
-            "--shm-size=1g. Else: export NCCL_SHM_DISABLE=1 in slurm.setup.",
-        )
     ]
 
 

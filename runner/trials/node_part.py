@@ -116,7 +116,7 @@ def _look_at_node(
     try:
         if len(hosts) > 1:
             _try_ways(found, folder, host, hosts, environ)
-        seen = look(run, place, hosts, environ)
+        seen = look(run, place, environ)
         found.errors += seen.errors
         found.others += seen.others
         found.lines += seen.lines

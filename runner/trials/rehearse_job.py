@@ -1,4 +1,4 @@
-"""Submits the rehearsal of a partition, waits for it, and keeps what its nodes found."""
+"""Submits the rehearsal of a partition, waits for it, and prints what its nodes found."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 import os
 import shlex
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner import kept
-from runner.errors import StageError, UsageError, human_count, join_errors
-from runner.job import rehearsed
-from runner.job.findings import FAULTS, Finding
+from runner.errors import StageError, UsageError, human_count
+from runner.job.findings import Finding, Findings
 from runner.job.job import Job
 from runner.job.submit import request, try_script
 from runner.run_folder.heartbeat import read_failures
@@ -41,32 +39,29 @@ def rehearse_in_job(run: Job, environ: Mapping[str, str], stages: Stages) -> Non
         stages: where the job and each node are noted.
 
     Raises:
-        StageError: something would end a run there; everything that was found was kept.
+        StageError: something would end a run there.
         UsageError: Slurm refuses the job, or there is no Slurm.
     """
     job = SlurmJobEnvironment.from_environ(environ)
-    partition = run.partition.name
     with hidden_folder(run.folder.root) as folder:
         hidden = replace(run, folder=RunFolder(folder))
         if job is not None:
-            partition = environ.get("SLURM_JOB_PARTITION", partition)
             number, hosts = job.job_id, host_names(job.nodes)
             code, why = launch(hidden, environ), ""
         else:
             number, code = _submit(hidden, stages)
             hosts, why = _nodes_of(number)
         stages.end("job", f"{number} on {', '.join(hosts) or 'no node'}")
-        found = _collect(folder, partition, number, hosts)
-        if not found.nodes:
+        found = _collect(folder, hosts)
+        if found is None:
             raise _no_record(run, folder, number, code, why)
-    path = rehearsed.keep(found, environ)
     for line in found.lines:
         stages.say(f"  {line}")
-    for finding in found.findings:
+    for finding in found.others:
         stages.say(str(finding))
-    if errors := [_error(one) for one in found.findings if one.level == "error"]:
-        raise join_errors(errors, FAULTS)
-    stages.say(f"kept for `runner check`: {path}")
+        if finding.level == "error":
+            found.error(_error(finding))
+    found.raise_errors()
 
 
 def _error(finding: Finding) -> StageError:
@@ -148,32 +143,31 @@ def _nodes_of(number: int) -> tuple[list[str], str]:
     return host_names(nodes) if nodes and nodes != "(null)" else [], why
 
 
-def _collect(
-    folder: Path, partition: str, number: int, hosts: Sequence[str]
-) -> rehearsed.Rehearsed:
-    """Reads what the nodes wrote."""
+def _collect(folder: Path, hosts: Sequence[str]) -> Findings | None:
+    """Reads what the nodes wrote; None: nothing."""
     records = [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"*.{RECORD}"))]
+    if not records:
+        return None
     lines, findings = [], []
     for record in records:
         lines += [f"{record['host']}: {line}" for line in record["lines"]]
         findings += [_of_node(record["host"], entry) for entry in record["findings"]]
     seen = [record["host"] for record in records]
-    if seen:
-        findings += [
-            Finding(
-                "error",
-                f"{host} left no record: it does not see {folder.parent}, or its part was ended.",
-                "Choose an --output on a disk that all nodes share.",
-                1,
-            )
-            for host in hosts
-            if host not in seen
-        ]
+    findings += [
+        Finding(
+            "error",
+            f"{host} left no record: it does not see {folder.parent}, or its part was ended.",
+            "Choose an --output on a disk that all nodes share.",
+            1,
+        )
+        for host in hosts
+        if host not in seen
+    ]
     if measured := kept.read(folder / BANDWIDTH):
         lines.append(_describe(measured))
     else:
         findings += _why_no_bandwidth(folder, findings)
-    return rehearsed.Rehearsed(partition, time.time(), number, seen, lines, findings)
+    return Findings(others=findings, lines=lines)
 
 
 def _of_node(host: str, entry: Mapping[str, Any]) -> Finding:

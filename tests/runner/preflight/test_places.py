@@ -31,7 +31,7 @@ from runner.job.access import (
 from runner.job.check import check_everything
 from runner.job.findings import FAULTS
 from runner.job.job import Job
-from runner.job.places import check_own_name, check_places
+from runner.job.places import check_places
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
@@ -177,14 +177,6 @@ mds@o2ib:/lfs /tmp/of-lustre lustre rw 0 0
 def test_a_folder_that_only_this_node_has_is_told(path: str, *, is_local: bool) -> None:
     found = check_places({"the bundle": Path(path)}, MOUNTS)
     assert [finding.level for finding in found] == ["warning"] * is_local
-
-
-def test_a_host_that_is_its_own_loopback_is_told_for_several_nodes() -> None:
-    hosts = "127.0.0.1 localhost\n127.0.1.1 gpu7.site gpu7  # by the installer\n"
-    assert "gpu7 is 127.0.1.1" in str(check_own_name("gpu7", hosts, 2)[0])
-    assert check_own_name("gpu7", hosts, 1) == []
-    assert check_own_name("gpu8", hosts, 2) == []
-    assert check_own_name("gpu7", "10.0.0.7 gpu7\n127.0.0.1 localhost\n", 2) == []
 
 
 def test_several_faults_are_one_error_with_the_code_of_damage_if_there_is_any() -> None:

@@ -58,20 +58,6 @@ def exported(remedy: str) -> dict[str, str]:
     return dict(re.findall(r"export (\w+)=([^\s']+)", remedy))
 
 
-@obeys(LOOK, "In a container: apptainer shares the node's, docker needs --ipc=host or")
-def test_a_container_with_little_shared_memory_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(2**26, 0, 2**26))
-    (finding,) = look.check_shared_memory(tmp_path, {})
-    assert "67.1 MB" in finding.message and "--ipc=host" in finding.remedy
-    assert look.check_shared_memory(tmp_path, exported(finding.remedy)) == []
-    larger = int(in_it(finding.remedy, r"(?<=--shm-size=)\d+(?=g)")) * 2**30
-    monkeypatch.setattr(look.shutil, "disk_usage", lambda _path: usage(larger, 0, larger))
-    assert look.check_shared_memory(tmp_path, {}) == []
-
-
 @obeys(LOOK, "Name a larger disk of the node in slurm.setup: ['export TMPDIR=/FOLDER']")
 def test_a_node_whose_temporary_disk_is_full_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
