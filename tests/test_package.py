@@ -72,12 +72,6 @@ def test_the_wheel_fetches_from_a_hub_and_verifies(installed: Path, laptop: Lapt
     assert by_the_other_name.stdout == run(laptop, installed / "stage", "show", "bundle").stdout
 
 
-def test_a_remedy_installs_this_wheel_again(installed: Path, laptop: Laptop, wheel: Path) -> None:
-    code = "from stage.installation import install_command; print(install_command('train'))"
-    done = run(laptop, installed / "python", "-c", code)
-    assert done.stdout == f"pip install '{wheel}[train]'\n", done.stderr
-
-
 def test_the_wheel_holds_both_packages_and_the_licence(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -93,10 +87,6 @@ def test_the_sdist_holds_what_the_wheel_was_built_from(built: Path) -> None:
     with tarfile.open(built / f"airlift_hpc-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "stage/cli/__init__.py"} <= names
-
-
-def test_the_citation_names_this_version() -> None:
-    assert f"\nversion: {__version__}\n" in (ROOT / "docs/CITATION.cff").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["stage", "runner"])

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, keys_of
+from runner.errors import UsageError
 
 REPOSITORY = Path(__file__).parents[3]
 SMALLEST = """\
@@ -50,15 +48,6 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
     said = refused(tmp_path, f"{SMALLEST}{line}\n")
     assert f"mine.yaml:5: unknown key `{unknown}`" in said
     assert f"Did you mean `{nearest}`?" in said if nearest else "Valid keys:" in said
-
-
-def test_each_key_for_a_name_of_another_trainer_exists() -> None:
-    for key in set(NAMES_ELSEWHERE.values()):
-        component: Any = RunConfig
-        for part in key.split("."):
-            found = keys_of(component)
-            assert part in found, key
-            component = found[part].component
 
 
 @pytest.mark.parametrize(

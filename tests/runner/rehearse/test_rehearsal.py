@@ -16,7 +16,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
-from tests.first_job.test_good_runs import RUNS, TWINS
 from tests.runner.conftest import Cluster
 from tests.support.once import once
 from tests.support.staging import fetch_bundle
@@ -129,20 +128,3 @@ def test_a_tokenizer_that_cannot_encode_ends_it_before_a_rank_starts(cluster: Cl
     said = refusal(cluster, "--set", "model.asset=mute", code=1)
     assert "rehearsal, data: " in said and "WordPiece error: Missing [UNK] token" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
-def test_each_published_run_is_rehearsed_on_its_twin(
-    run: Path, tmp_path: Path, twins_bundle: Path
-) -> None:
-    text = run.read_text()
-    for asset, twin in TWINS.items():
-        text = re.sub(rf"asset: {asset}\b(?!-)", f"asset: {twin}", text)
-    text = re.sub(r"^sequence_length: .*", "sequence_length: 64", text, flags=re.MULTILINE)
-    (tmp_path / "tiny.yaml").write_text(text)
-    cluster = Cluster(tmp_path, twins_bundle)
-    done = cluster.run("rehearse", "tiny.yaml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [*stages_of(done.stdout)][-1] == "load back"
-    assert nothing_stays(cluster)
