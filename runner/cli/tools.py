@@ -156,4 +156,4 @@ def bench(
     with silent(if_=quiet):
         isolation.isolate(os.environ, print_line)
         folder = compare(wanted, os.environ, print_line)
-        print_line(f"table: {folder / 'table.md'}  plot: {folder / 'bench.svg'}")
+        print_line(f"table: {folder / 'table.md'}")

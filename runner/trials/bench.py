@@ -66,7 +66,7 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
         say: prints a line.
 
     Returns:
-        The folder with `results.json`, `table.md`, `bench.svg` and the logs of all trials.
+        The folder with `results.json`, `table.md` and the logs of all trials.
 
     Raises:
         StageError: nothing could be tried, or every trial failed.
@@ -168,4 +168,3 @@ def _write(folder: Path, name: str, found: Sequence[SearchResult], num_sequences
     write_atomically(
         folder / "table.md", table.markdown(title, table.rows(found, num_sequences)).encode()
     )
-    write_atomically(folder / "bench.svg", table.svg(title, found).encode())

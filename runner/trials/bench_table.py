@@ -1,9 +1,8 @@
-"""The results of a bench as text, Markdown and SVG. Pure."""
+"""The results of a bench as text and Markdown. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from runner.errors import human_size
 from runner.run_folder.status import format_duration
@@ -79,51 +78,3 @@ def markdown(title: str, table: Sequence[Sequence[str]]) -> str:
     lines = [HEADINGS, ["---"] * len(HEADINGS), *table]
     body = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
     return f"# {title}\n\n{body}\n"
-
-
-WIDTH, ROW, LEFT, RIGHT, TOP = 720, 34, 150, 220, 56
-
-
-def svg(title: str, found: Sequence[SearchResult]) -> str:
-    """One bar per strategy: samples per second at its largest micro batch.
-
-    Light and dark follow the reader's setting.
-    """
-    best = [(one.strategy, one.best) for one in found]
-    most = max((trial.samples_per_s for _, trial in best if trial is not None), default=1.0)
-    height = TOP + ROW * len(best) + 12
-    bars = "".join(_bar(index, name, trial, most) for index, (name, trial) in enumerate(best))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" role="img">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
-        f'<rect class="paper" width="{WIDTH}" height="{height}"/>'
-        f'<text class="title" x="12" y="24">{escape(title)}</text>'
-        '<text class="dim" x="12" y="43">'
-        f"samples per second at the largest micro batch that fits</text>{bars}</svg>\n"
-    )
-
-
-_STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#1d2126}"
-    ".title{font-weight:600;font-size:15px}.dim{fill:#5d6672}"
-    ".paper{fill:#fdfdfc}.bar{fill:#1f6feb}"
-    "@media(prefers-color-scheme:dark){text{fill:#e4e7eb}.dim{fill:#9aa4b0}"
-    ".paper{fill:#15181c}.bar{fill:#6ea8fe}}"
-)
-
-
-def _bar(index: int, name: str, trial: Trial | None, most: float) -> str:
-    y = TOP + ROW * index
-    label = f'<text x="{LEFT - 8}" y="{y + 19}" text-anchor="end">{escape(name)}</text>'
-    if trial is None:
-        return f'{label}<text class="dim" x="{LEFT}" y="{y + 19}">does not run here</text>'
-    width = max(2.0, (WIDTH - LEFT - RIGHT) * trial.samples_per_s / most)
-    said = (
-        f"{trial.samples_per_s:.3g}/s, micro {trial.micro}, {human_size(trial.memory_gib * 2**30)}"
-    )
-    return (
-        f'{label}<rect class="bar" x="{LEFT}" y="{y + 4}" width="{width:.1f}" '
-        f'height="{ROW - 12}" rx="3"/>'
-        f'<text class="dim" x="{LEFT + width + 8:.1f}" y="{y + 19}">{said}</text>'
-    )

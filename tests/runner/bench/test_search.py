@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.trials.bench_table import markdown, rows, svg, text
+from runner.trials.bench_table import markdown, rows, text
 from runner.trials.search import SearchResult, Trial, search
 from runner.trials.trial import judge
 from tests.runner.conftest import Cluster
@@ -70,7 +69,6 @@ def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() 
     table = rows(found, 1000)
     assert table[0][:2] == ("zero1", "2 x 2") and table[0][5] == "50 s"
     assert "not tried" in text(table) and "no / such" in markdown("t", table)
-    ElementTree.fromstring(svg("a <title> & more", found))
 
 
 def test_memory_that_ends_ends_a_trial_and_not_the_bench(cluster: Cluster) -> None:
