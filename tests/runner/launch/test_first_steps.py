@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -141,13 +139,6 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_where_the_guess_fits_there_is_one_start(limited: Limited) -> None:
-    folder = limited.cluster.output("small")
-    assert _json(folder / "environment.json")["batch"]["micro"] == 8
-    assert _json(folder / "resolved.json")["attempt"] == 1
-    assert not (folder / "micro.json").exists()
-
-
 def test_a_guess_that_does_not_fit_is_halved_and_the_next_start_begins_with_it(
     limited: Limited,
 ) -> None:
@@ -175,32 +166,3 @@ def test_ranks_of_another_launcher_end_with_2_and_say_what_to_write(limited: Lim
     said = "\n".join(f"{out}\n{err}" for out, err in ended)
     assert 2 in [rank.returncode for rank in ranks], said
     assert "batch.micro: 4 (the same steps, less at once)" in said
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a cgroup")
-def test_a_ranks_share_is_of_what_is_free_in_its_cgroup() -> None:
-    parts = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    root = next((path for path in parts if (path / "cgroup.procs").exists()), parts[1])
-    folder = root / f"airlift-test-{os.getpid()}"
-    limit = folder / ("memory.limit_in_bytes" if root.name == "memory" else "memory.max")
-    try:
-        folder.mkdir()
-        limit.write_text(str(2**30))
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
-    script = (
-        "import os; open(os.environ['PROCS'], 'w').write('0')\n"
-        "from runner.job.host_memory import data_limit, host_memory, is_limited\n"
-        "print(host_memory({}), data_limit(2, {}), is_limited({}))"
-    )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PROCS": str(folder / "cgroup.procs")},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    finally:
-        folder.rmdir()
-    memory, share, is_limited = done.stdout.split()
-    assert (int(memory), is_limited) == (2**30, "True")
-    assert 0.4 * 2**30 < int(share) < 0.55 * 2**30

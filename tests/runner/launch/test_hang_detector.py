@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from runner.errors import UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch import local, watch
+from runner.launch import watch
 from runner.launch.place import Start
 from runner.launch.start import start_ranks
-from runner.launch.watch import HangDetector, innermost_frames
+from runner.launch.watch import HangDetector
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_failures, read_pulse
 from runner.run_folder.layout import RunFolder
 from runner.training.components.process_group import RankFacts, check_facts, weakest
@@ -39,32 +39,11 @@ vitals = Vitals(Path(sys.argv[1]) / 'logs', rank)
 def wait_in_a_collective():
     time.sleep(60)
 """
-STOPPED = """\
-vitals.beat('train')
-if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)
-wait_in_a_collective()
-"""
 
 
 def run(script: str, processes: int, folder: Path, **arguments: float) -> int:
     argv = [sys.executable, "-c", RANK + script, str(folder)]
     return start_ranks(argv, Start(processes), RunFolder(folder), os.environ, **arguments).exit_code
-
-
-def test_a_stopped_rank_is_a_hang_told_with_each_ranks_stack_and_ended(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "STACKS_WAIT_S", 2.0)
-    monkeypatch.setattr(watch, "COLLECTIVES_WAIT_S", 0.0)
-    monkeypatch.setattr(local, "KILL_AFTER_S", 1.0)
-    began = time.monotonic()
-    assert run(STOPPED, 3, tmp_path, hang_after_s=1.0) == 5
-    assert time.monotonic() - began < 300
-    said = capfd.readouterr().err
-    assert "ranks 0-2 gave no sign of life" in said
-    assert "rank 1 (train): does not answer" in said
-    assert said.count("wait_in_a_collective (<string>:") == 1, "equal stacks are shown once"
-    assert "run the same command again" in said
 
 
 def detector(logs: Path, ranks: int) -> tuple[HangDetector, list[float]]:
@@ -87,7 +66,6 @@ WORK = {
     "computes": ("while True: sum(range(10_000))", True),
     "reads": ("while True: open('/proc/self/maps').read(); time.sleep(0.05)", True),
     "waits for a lock": ("import threading; threading.Semaphore(0).acquire()", False),
-    "waits for a pipe": ("os.read(os.pipe()[0], 1)", False),
 }
 
 
@@ -187,16 +165,6 @@ def test_what_an_earlier_run_left_is_not_told_again(tmp_path: Path) -> None:
     Heartbeat(tmp_path, 0).fail("of yesterday", 1, consequence=False)
     HangDetector(tmp_path, 1)
     assert read_failures(tmp_path) == []
-
-
-def test_the_main_thread_is_the_one_that_is_shown() -> None:
-    stacks = (
-        'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 3 in run\n\n'
-        'Current thread 0x2 (most recent call first):\n  File "/x/loop.py", line 7 in step\n'
-        '  File "/x/loop.py", line 5 in run\n'
-    )
-    assert innermost_frames(stacks) == ["step (/x/loop.py:7)", "run (/x/loop.py:5)"]
-    assert innermost_frames("") == []
 
 
 A800 = Device("cuda", "A800", 80 * 2**30, True, True)

@@ -158,16 +158,6 @@ def python(script: str) -> list[str]:
     ]
 
 
-def test_rank_0_is_heard_and_the_others_write_logs_that_go_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert run_local(python("print('I am', rank)"), 2, tmp_path) == 0
-    assert capfd.readouterr().out == "I am 0\n"
-    assert run_local(python("print('now'); sys.exit(rank)"), 2, tmp_path) == 1
-    assert "] I am 1" not in capfd.readouterr().err
-    assert (tmp_path / "logs" / "rank-1.log").read_text() == "I am 1\nnow\n"
-
-
 def test_a_rank_that_ignores_sigterm_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,30 +202,6 @@ def test_a_run_whose_environment_is_none_or_damaged_is_told_so(tmp_path: Path) -
         inputs.environment_input(config, Bundle.open(root))
 
 
-def test_another_environment_than_the_one_asked_for_is_refused(
-    tmp_path: Path, environment: EnvironmentInput
-) -> None:
-    node_local.check_running(environment, prefix_of(tmp_path))
-    for prefix in (tmp_path, prefix_of(tmp_path / "other", "cd" * 32)):
-        with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
-            node_local.check_running(environment, prefix)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("environment: {asset: train-env}", "auto"),
-        ("environment: {asset: train-env, node_local: auto}", "auto"),
-        ("environment: {asset: train-env, node_local: true}", True),
-        ("environment: {asset: train-env, node_local: false}", False),
-    ],
-)
-def test_the_run_file_says_which_and_whether(tmp_path: Path, text: str, expected: object) -> None:
-    config = load(tmp_path, text)
-    assert config.environment is not None
-    assert (config.environment.asset, config.environment.node_local) == ("train-env", expected)
-
-
 def load(folder: Path, text: str) -> RunConfig:
     path = folder / "run.yaml"
     path.write_text(

@@ -81,16 +81,6 @@ def cluster_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> No
     monkeypatch.setenv("PATH", path)
 
 
-def test_of_partitions_with_several_limits_slurm_judges_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster_of(tmp_path, monkeypatch, "")
-    lines = "echo 'short|8|64000|(null)|5:00'; echo 'long|8|64000|(null)|2-00:00:00'"
-    programs(tmp_path, sinfo=lines)
-    found = ask_partition("short,long")
-    assert (found.name, found.time_limit, len(found.nodes)) == ("short,long", "", 2)
-
-
 def test_drained_nodes_are_a_warning_because_sbatch_accepts_and_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

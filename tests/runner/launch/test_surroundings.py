@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 import venv
@@ -24,11 +22,10 @@ from runner.job.installed import for_tokenizer
 from runner.job.job import Job
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
-from runner.trials import rehearse_job
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
-from tests.runner.preflight.test_preflight import Terminal, terminal
+from tests.runner.preflight.test_preflight import terminal
 from tests.stage.environment.check.packages import TORCH, write_packages
 
 __all__ = ["terminal"]
@@ -184,47 +181,6 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
         assert again.errors == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
 
 
-@obeys(
-    HERE, "A batch script never reads what `conda init` wrote.", "Give its whole path: slurm.setup:"
-)
-@obeys(HERE, "A login shell here has no `module`", "`module avail` and `module spider NAME` show")
-@obeys(HERE, "`module avail` shows what there is here", "Correct it; to try it: bash -lc {}")
-def test_lines_are_corrected_as_their_remedies_say(
-    cluster: Cluster, login: Callable[[str], None], python: Path
-) -> None:
-    def remedy(**slurm: list[str]) -> str:
-        found = tried(cluster, slurm=slurm)
-        (one,) = [*found.errors, *found.others]
-        return one.remedy
-
-    def works(**slurm: list[str]) -> None:
-        assert said(tried(cluster, slurm=slurm)) == ""
-
-    home = Path(os.environ["HOME"])
-    (home / "conda/etc/profile.d").mkdir(parents=True)
-    (home / "conda/etc/profile.d/conda.sh").write_text("conda() { :; }\n")
-    lines = ["conda activate train", "mamba activate train"]
-    for line in lines:
-        works(setup=yaml.safe_load(in_it(remedy(setup=[line]), r"\[.*\]")))
-    for module in ("cuda/99", "silent"):
-        assert "correct slurm.modules" in remedy(modules=[module])
-        works(modules=["cuda/12.4"])
-    fails = "echo no licence; exit 7"
-    shown = subprocess.run(
-        in_it(remedy(setup=[fails]), "bash -lc .*"), shell=True, capture_output=True, text=True
-    )
-    assert (shown.returncode, shown.stdout) == (7, "no licence\n")
-    works(setup=["echo no licence"])
-
-    modules = (home / ".bash_profile").rename(home / "modules.sh")
-    for line in lines:
-        setup = yaml.safe_load(in_it(remedy(setup=[line]), r"(?<=slurm\.setup: )\[.*\]"))
-        works(setup=[one.replace("CONDA", f"{home}/conda") for one in setup])
-    look = in_it(remedy(modules=["cuda/12.4"]), r"(?<=look with `)bash [^`]*")
-    assert subprocess.run(look, shell=True, capture_output=True).returncode == 1
-    works(setup=[f"source {modules}", "module load cuda/12.4"])
-
-
 def test_a_line_for_the_job_alone_is_printed_and_never_run(
     cluster: Cluster, login: Callable[[str], None], python: Path, tmp_path: Path
 ) -> None:
@@ -320,22 +276,6 @@ def test_an_import_that_would_fail_in_the_ranks_is_found(
     assert all(word in said(found) for word in words), said(found)
 
 
-def test_an_import_is_tried_again_when_something_changes_and_a_failure_is_never_kept(
-    cluster: Cluster, login: Callable[[str], None], python: Path
-) -> None:
-    def last(**settings: Any) -> str:
-        return tried(cluster, **settings).lines[-1]
-
-    assert "tried earlier today" not in last()
-    assert "tried earlier today; nothing has changed" in last()
-    (init,) = python.glob("lib/python*/site-packages/transformers/__init__.py")
-    init.write_text("raise ImportError('not today')\n")
-    for _ in range(2):
-        assert "not today" in said(tried(cluster))
-    init.write_text(SAFE)
-    assert "tried earlier today" not in last()
-
-
 def test_a_package_that_is_missing_says_what_installs_it(
     cluster: Cluster, login: Callable[[str], None], python: Path
 ) -> None:
@@ -371,35 +311,6 @@ def test_a_torch_without_code_for_the_partitions_gpus_is_refused(
         assert "has no code for v100 (7.0), only for 5.0, 8.0, 9.0" in said(found)
 
 
-@obeys(HERE, "Look at LD_LIBRARY_PATH and PYTHONHOME after your modules: bash -lc 'module load")
-def test_a_python_that_does_not_start_is_looked_into_by_the_line_that_is_told(
-    cluster: Cluster, login: Callable[[str], None], python: Path
-) -> None:
-    slurm = {"modules": ["home"]}
-    text = said(tried(cluster, slurm=slurm))
-    assert "the job's Python does not start" in text, text
-    line = in_it(text, r"bash -lc '.*?'").replace("...", "home")
-    shown = subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
-    names = [n for n in ("LD_LIBRARY_PATH", "PYTHONHOME") if n in text and f"{n}=" in shown]
-    assert names == ["PYTHONHOME"] and "PYTHONHOME=/nowhere" in shown
-    assert said(tried(cluster, slurm=slurm | {"setup": [f"unset {names[0]}"]})) == ""
-
-
-@obeys("runner/trials/rehearse_job.py", "Correct slurm.modules and slurm.setup in the run file;")
-def test_what_ended_a_rehearsals_job_is_tried_here_by_check(
-    cluster: Cluster, login: Callable[[str], None], python: Path
-) -> None:
-    (cluster.folder / "logs").mkdir()
-    line = "source /nowhere/activate"
-    (cluster.folder / "logs/slurm-17.out").write_text(f"slurm_script: {line}: No such file\n")
-    job = Job.load(cluster.write(), cluster.bundle, None, ())
-    error = rehearse_job._no_record(job, cluster.folder, 17, 1, "FAILED")
-    assert "before a node looked around" in error.message
-    assert "`runner check` tries them here" in error.remedy
-    assert f"`{line}` fails" in said(tried(cluster, slurm={"setup": [line]}))
-    assert said(tried(cluster, slurm={"setup": [f"test -d / || {line}"]})) == ""
-
-
 def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(
     cluster: Cluster,
     login: Callable[[str], None],
@@ -413,38 +324,11 @@ def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(
     assert "OF_THIS_SHELL" in said(closed)
 
 
-def test_check_and_submit_say_all_of_it_with_the_other_findings(
-    terminal: Terminal, login: Callable[[str], None]
-) -> None:
-    terminal.cluster.write(slurm={"modules": ["cuda/99"]}, sequence_length=129)
-    for command in ("check", "submit"):
-        code, _, err = terminal.run(command, "tiny.yaml")
-        assert code == 2
-        assert "2 faults" in err and "`module load cuda/99` fails" in err
-        assert "sequence_length 129" in err
-    code, out, _ = terminal.run("check", "tiny.yaml", "--json")
-    messages = [finding["message"] for finding in json.loads(out)["findings"]]
-    assert code == 2 and any("module load cuda/99" in message for message in messages)
-
-
 def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
     assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
     assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]
     for fast in (["tokenizer.json", "tokenizer.model"], ["vocab.txt"], ["vocab.json"]):
         assert for_tokenizer(fast) == []
-
-
-def test_the_python_of_a_container_is_tried_and_one_that_does_not_start_here_is_no_error(
-    cluster: Cluster, login: Callable[[str], None], python: Path, tmp_path: Path
-) -> None:
-    image = tmp_path / "in-image"
-    programs(tmp_path, **{"in-image": 'exec "$@"'})
-    works = tried(cluster, slurm={"container": [str(image)]})
-    assert said(works) == "" and f"{python}/bin/python imports torch" in works.lines[-1]
-    programs(tmp_path, **{"in-image": "echo no image on this node >&2\nexit 255"})
-    found = tried(cluster, slurm={"container": [str(image)]})
-    assert not found.errors
-    assert "slurm.container does not start here: no image on this node" in said(found)
 
 
 @pytest.mark.parametrize(
