@@ -68,10 +68,9 @@ class Far:
 
     Args:
         folder: new; everything is in it.
-        bundle: that is copied there; None: a small one is made.
     """
 
-    def __init__(self, folder: Path, bundle: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.notes = folder / "work", folder / "bin", folder / "notes"
         for made in (self.folder / ".airlift", self.folder / "runs", self.bin, self.notes):
             made.mkdir(parents=True)
@@ -81,11 +80,7 @@ class Far:
             self.add(name, text)
         shutil.copy(GO, self.folder)
         (self.folder / "runs/my.yaml").write_text("name: my\n")
-        if bundle is None:
-            self.id = make_bundle(self.folder / "bundle", big=False).id
-        else:
-            shutil.copytree(bundle, self.folder / "bundle")
-            self.id = bundle.name
+        self.id = make_bundle(self.folder / "bundle", big=False).id
         self.plan()
 
     def add(self, name: str, text: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from runner.errors import StageError
 from runner.remote import disk as carried
-from runner.remote.disk import check, check_sizes, write
+from runner.remote.disk import check, write
 from runner.remote.pull import Disk, bring
 from runner.remote.there import plan_text
 from stage.bundle.verify import verify
@@ -23,18 +23,6 @@ from tests.runner.folders import run_folder
 from tests.runner.remote.far import Far, each_shell
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import WEIGHTS, flip
-
-
-def test_fat32_takes_no_file_of_4_gib() -> None:
-    largest = {"data/a": 2**32 - 1, "data/b": 0}
-    check_sizes(Path("/media/d"), "vfat", largest)
-    with pytest.raises(StageError, match="is FAT32") as refused:
-        check_sizes(Path("/media/d"), "vfat", {**largest, "data/c": 2**32})
-    assert refused.value.exit_code == 2 and "data/c has 4.29 GB" in refused.value.message
-    assert "exFAT" in refused.value.remedy and "split -b 3900M" in refused.value.remedy
-    for kind in ("exfat", "ext4", ""):
-        check_sizes(Path("/media/d"), kind, {"data/c": 2**40})
-    check_sizes(Path("/media/d"), "vfat", {})
 
 
 def test_it_is_refused_before_a_byte_is_written(
@@ -62,36 +50,6 @@ def put(disk: Path, bundle: Path, **changes: str) -> list[str]:
     keys = {"WALK": "w1", "RUN": "my.yaml", "OUTPUT": "output/my"}
     plan = {**keys, "BUNDLE_ID": verify(bundle, "fast").bundle_id or "", **changes}
     return write(disk, bundle, {"my.yaml": b"name: my\n"}, plan_text(plan), quiet=True)
-
-
-@pytest.fixture
-def fat32(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own with FAT32: by the kernel's vfat on a loop device, or by fusefat."""
-    tools = [["mount", "-o", "loop", "-t", "vfat"], ["fusefat", "-o", "rw+"]]
-    image, folder = tmp_path / "image", tmp_path / "media"
-    folder.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(64 * 2**20)
-    with suppress(OSError):
-        subprocess.run(["mkfs.fat", "-F", "32", image], check=True, capture_output=True)
-        for tool in tools:
-            with suppress(OSError):
-                if not subprocess.run([*tool, image, folder], capture_output=True).returncode:
-                    yield folder
-                    subprocess.run(["umount", "-l", folder], check=True)
-                    return
-    pytest.skip("needs mkfs.fat, and a kernel with vfat (as root) or fusefat")
-
-
-@pytest.mark.fuse
-def test_a_real_fat32_is_known_before_a_byte_is_written(
-    fat32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = make_bundle(tmp_path / "bundle", big=False).root
-    monkeypatch.setattr(carried, "_MOST_ON_FAT", 100_000)
-    with pytest.raises(StageError, match=r"is FAT32, where no file may have 4 GiB"):
-        put(fat32, bundle)
-    assert list(fat32.iterdir()) == []
 
 
 @pytest.fixture

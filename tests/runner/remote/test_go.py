@@ -217,19 +217,6 @@ def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
 
 
 @each_shell
-def test_the_runner_of_the_folder_and_wrong_usage(far: Far, shell: list[str]) -> None:
-    far.plan(SETUP=f'PATH={far.bin}\nexport SITE="yes indeed"')
-    far.add("runner", 'echo "$SITE $*"; exit 4')
-    done = far.go(shell, "--runner", "status", "--json")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (4, "yes indeed status --json")
-    done = far.go(shell, "--nothing")
-    assert done.returncode == 2 and "there is no option --nothing" in done.stderr
-    (far.folder / ".airlift/plan").unlink()
-    done = far.go(shell)
-    assert done.returncode == 2 and "has no .airlift/plan" in done.stderr
-
-
-@each_shell
 def test_a_greeting_is_no_answer_of_slurm(far: Far, shell: list[str]) -> None:
     """A login shell that greets: no job is taken for one that waits."""
     (far.notes / ".bash_profile").write_text('echo "Welcome. 17 PENDING"; echo PENDING\n')

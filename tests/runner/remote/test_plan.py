@@ -55,24 +55,6 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     assert plan["SUBMIT"] == "--array seed=1,2"
 
 
-@obeys(PLAN, "Write into it: manifest: ")
-def test_a_run_file_without_a_manifest_is_told_what_to_write(folder: Path) -> None:
-    (folder / "runs/my.yaml").write_text(RUN.replace("manifest: ../manifests/small.yaml\n", ""))
-    with pytest.raises(UsageError, match="names no manifest") as error:
-        road(folder)
-    line = in_it(error.value.remedy, r"manifest: \S+").replace("YOURS", "small")
-    (folder / "runs/my.yaml").write_text(
-        f"{RUN.partition('manifest')[0]}{line}\n{RUN.partition('small.yaml')[2]}"
-    )
-    assert road(folder).here.manifest.path == folder / "manifests/small.yaml"
-    (folder / "runs/my.yaml").write_text(RUN.replace("manifest: ../manifests/small.yaml\n", ""))
-    assert road(folder, manifest=folder / "manifests/small.yaml").here.bundle == folder / "bundle"
-    (folder / "runs/my.yaml").write_text(RUN.replace("small.yaml", "smal.yaml"))
-    with pytest.raises(UsageError, match=r"my\.yaml:2: .*no such file") as error:
-        road(folder)
-    assert "small.yaml" in error.value.remedy
-
-
 @obeys("runner/inputs/staged.py", "Write the cluster's profile into the manifest")
 def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path) -> None:
     (folder / "manifests/small.yaml").write_text(MANIFEST + ENVIRONMENT)

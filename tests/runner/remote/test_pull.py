@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from runner.remote import pull as pulling
-from runner.remote.pull import Disk, bring, read_listing
+from runner.remote.pull import Disk, bring
 from runner.run_folder.layout import EXPORTED
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import GO
-from tests.support.servers.sshd import Sshd
 
 HERE = "runner/remote/pull.py"
 DIGEST = "0" * 64
-BIG = 192 * 2**20
 
 
 @pytest.fixture
@@ -113,17 +103,6 @@ def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
     assert not (laptop.folder / "nothing").exists()
 
 
-def test_a_run_that_is_not_finished_gives_what_there_is(laptop: Laptop, far: Path) -> None:
-    shutil.rmtree(far / "model")
-    run_folder(far.with_name("soon"), name="soon", steps=7)
-    said = laptop.runner("pull", "soon", "--to", "far")
-    assert "step 7 of 40; not finished" in said
-    assert "pulled before its end" in laptop.runner("status", "output/soon")
-    (far.with_name("empty")).mkdir()
-    said = laptop.runner("pull", "empty", "--to", "far", code=2)
-    assert "has no results yet" in said and not (laptop.folder / "output/empty").exists()
-
-
 def test_a_sweep_brings_each_of_its_runs(laptop: Laptop, far: Path) -> None:
     root = far.with_name("sweep")
     for seed in (1, 2):
@@ -133,92 +112,6 @@ def test_a_sweep_brings_each_of_its_runs(laptop: Laptop, far: Path) -> None:
     got = files(laptop.folder / "output/sweep")
     assert {name.split("/")[0] for name in got} == {"seed=1", "seed=2", "pulled.json"}
     assert got["seed=2/metrics.jsonl"] == (root / "seed=2/metrics.jsonl").read_bytes()
-
-
-def pulls(laptop: Laptop) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "runner", "pull", "my", "--to", "far", "-q"],
-        cwd=laptop.folder,
-        env={
-            **os.environ,
-            "PATH": f"{laptop.sshd.laptop}:{os.environ['PATH']}",
-            "HOME": str(laptop.folder),
-            "XDG_RUNTIME_DIR": str(laptop.sshd.laptop.parent),
-        },
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-
-def came(laptop: Laptop) -> int:
-    """Bytes of the largest file that is still on its way."""
-    sizes = [0]
-    with suppress(OSError):
-        for path in (laptop.folder / "output/my/.pull").iterdir():
-            with suppress(OSError):
-                sizes.append(path.stat().st_size)
-    return max(sizes)
-
-
-COUNTING = """\
-#!{python} -I
-import os, sys
-offset, path = int(sys.argv[2][1:]) - 1, sys.argv[3]
-source = os.open(path, os.O_RDONLY)
-os.lseek(source, offset, os.SEEK_SET)
-log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-while True:
-    data = os.read(source, 65536)
-    if not data:
-        break
-    while data:
-        sent = os.write(1, data)
-        os.write(log, b"%d\\n" % sent)
-        data = data[sent:]
-"""
-
-
-@pytest.fixture
-def counted(programs: Path, tmp_path: Path) -> Iterator[Path]:
-    """The `tail` of the cluster notes how many bytes it sends."""
-    log, tail = tmp_path / "sent", programs / "tail"
-    original = tail.readlink()
-    tail.unlink()
-    tail.write_text(COUNTING.format(python=sys.executable, log=str(log)))
-    tail.chmod(0o755)
-    yield log
-    tail.unlink()
-    tail.symlink_to(original)
-
-
-@pytest.mark.slow
-def test_killed_at_five_moments_and_cut_at_five_it_sends_little_twice(
-    laptop: Laptop, far: Path, sshd: Sshd, counted: Path
-) -> None:
-    with open(far / "model/model.safetensors", "wb") as big:
-        for _ in range(BIG // 2**20):
-            big.write(os.urandom(2**20))
-    for moment in range(10):
-        running = pulls(laptop)
-        while running.poll() is None and came(laptop) < BIG * (moment + 1) / 12:
-            time.sleep(0.002)
-        assert running.poll() is None, running.stderr and running.stderr.read()
-        assert not (laptop.folder / "output/my/model").exists()
-        if moment % 2:
-            sshd.cut()
-            assert running.stderr is not None
-            said = running.stderr.read().decode()
-            assert running.wait(60) == 5 and "un the same command again" in said, said
-        else:
-            running.send_signal(signal.SIGKILL)
-            running.wait()
-    last = pulls(laptop)
-    assert last.wait(60) == 0, last.stderr and last.stderr.read()
-    got = files(laptop.folder / "output/my")
-    assert {name: got[name] for name in got.keys() - OURS} == results(far)
-    sent = sum(map(int, counted.read_text().split()))
-    whole = sum(map(len, results(far).values()))
-    assert sent <= 1.1 * whole, sent / whole
 
 
 def hostile(laptop: Laptop, far: Path, *lines: str, then: str = "") -> None:
@@ -333,36 +226,6 @@ def on_disk(folder: Path, root: Path, run: str = "my") -> Disk:
     return Disk(folder, str(folder))
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mount needs root")
-    folder = tmp_path / "full"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("no tmpfs may be mounted here")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-@obeys(HERE, "Free space there, or give another folder")
-def test_a_full_disk_here_leaves_no_half_file(
-    far: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = on_disk(tmp_path / "carried", far)
-    with pytest.raises(Exception, match="are to come, and"):
-        bring(disk, "my", small_disk / "out", checkpoints=False)
-    assert not (small_disk / "out").exists()
-    assert bring(disk, "my", tmp_path / "another", checkpoints=False) == 0
-    # It fills while the file comes.
-    monkeypatch.setattr(pulling, "_check_room", lambda *_: None)
-    with pytest.raises(OSError, match="No space") as full:
-        bring(disk, "my", small_disk / "out", checkpoints=False)
-    assert full.value.errno == errno.ENOSPC
-    assert {name.split("/")[0] for name in files(small_disk / "out")} == {".pull"}
-
-
 def test_an_interruption_leaves_the_old_results_as_they_were(
     far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,14 +258,3 @@ def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> 
     disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
     with pulling._own(out), pytest.raises(Exception, match="another `runner pull` is at work"):
         bring(disk, "my", out, checkpoints=False)
-
-
-def test_a_list_says_what_belongs_together() -> None:
-    text = "\n".join(
-        f"3 {DIGEST} {name}"
-        for name in ("seed=1,lr=3e-4/model/a/b", "checkpoints/step-12/x", "metrics.jsonl")
-    )
-    found, refused = read_listing(text)
-    groups = ["seed=1,lr=3e-4/model", "checkpoints/step-12", "metrics.jsonl"]
-    assert [result.group for result in found] == groups and refused == []
-    assert json.dumps(found[0]) == json.dumps(["seed=1,lr=3e-4/model/a/b", 3, DIGEST, groups[0]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.runner.remote.conftest import Laptop
@@ -45,15 +43,3 @@ def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> N
         (("logs", "runs/my.yaml", *TO), "no such log of output/my"),
     ):
         assert said in laptop.runner(*words, code=2), words
-
-
-def test_commands_without_to_import_nothing_of_it(tmp_path: Path) -> None:
-    for words in (["status"], ["logs", "output/x"], ["submit", "x.yaml", "--bundle", "b"]):
-        code = (
-            "import sys\nfrom runner.cli import main\n"
-            f"try: main({words!r})\nexcept SystemExit: pass\n"
-            "bad = [m for m in sys.modules if m.startswith(('runner.remote', 'stage.carry'))]\n"
-            "sys.exit(repr(bad) if bad else 0)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
-        assert done.returncode == 0, done.stderr

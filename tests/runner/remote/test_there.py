@@ -13,14 +13,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import __version__
-from runner.inputs.far import PushTarget, connected, log_out
-from runner.inputs.staged import Here, Manifest
+from runner.inputs.far import PushTarget, connected
 from runner.remote.follow import states_in
 from runner.remote.there import plan_digest, plan_text, sending
-from stage.bundle.verify import verify
-from tests.runner.remote.conftest import Laptop
-from tests.stage.carry.conftest import WEIGHTS, flip
-from tests.support.servers.sshd import Sshd
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,31 +50,6 @@ def test_a_folder_is_looked_at_and_not_touched(tmp_path: Path) -> None:
     assert sorted(there.rglob("*")) == before
     (there / ".airlift/damaged").write_text("data/x\n")  # it has to be sent again
     assert "bundle" not in look(there)
-
-
-def test_a_transfer_host_gets_the_bundle_and_what_was_damaged(
-    laptop: Laptop, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only it has rsync."""
-    (tmp_path / "bin").mkdir()
-    for path in (*programs.iterdir(), Path("/usr/bin/rsync")):
-        (tmp_path / "bin" / path.name).symlink_to(path)
-    config, alone = laptop.sshd.config, laptop.sshd.config.read_text()
-    dtn = Sshd(tmp_path / "dtn", tmp_path / "bin")
-    config.write_text(alone + dtn.config.read_text().replace("Host cluster", "Host dtn"))
-    monkeypatch.setenv("PATH", f"{laptop.sshd.laptop}:{os.environ['PATH']}")
-    here = Here(Manifest.load(laptop.folder / "manifests/small.yaml"), laptop.folder / "bundle")
-    there = laptop.there / "bundle"
-    try:
-        with connected(PushTarget("cluster", str(laptop.there))) as remote:
-            here.send(remote, str(there), "dtn", set(), quiet=True)
-            flip(there / WEIGHTS)
-            here.send(remote, str(there), "dtn", {WEIGHTS}, quiet=True)
-        assert verify(there).ok and dtn.logins == 1
-    finally:
-        log_out(PushTarget("dtn", "."))
-        config.write_text(alone)
-        dtn.close()
 
 
 def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
