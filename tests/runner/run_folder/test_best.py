@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
-from runner.config.run_config import RunConfig
 from runner.run_folder.history import describe_finished
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, started
@@ -92,34 +89,3 @@ def test_a_best_checkpoint_that_is_damaged_is_named_and_the_last_weights_are_exp
     said = (run.folder.logs / "said").read_text()
     assert f"exports the last weights, of step 6: step-{best}, the best: state.json" in said
     assert "exported_weights_step" not in json.loads(run.folder.environment.read_text())
-
-
-def test_old_checkpoints_that_a_kill_in_the_last_save_left_go_before_the_export(
-    alone: None, shared_cluster: Cluster
-) -> None:
-    settings = {**SMALL, "checkpoint": {"every": 100, "keep": 1}}
-    path = shared_cluster.write("left", steps=2, **settings)
-    shared_cluster.prepare(path)
-    run, trainer = started(shared_cluster, path)
-    assert trainer.run()
-    trainer.observer.close()
-    shutil.copytree(run.folder.checkpoints / "step-2", run.folder.checkpoints / "step-1")
-    run, trainer = started(shared_cluster, path)
-    assert trainer.run()
-    trainer.export()
-    trainer.observer.close()
-    assert [path.name for path in run.folder.checkpoints.glob("step-*")] == ["step-2"]
-
-
-def test_patience_keeps_the_best_unless_the_run_file_says_otherwise(tmp_path: Path) -> None:
-    def read(text: str) -> RunConfig:
-        base = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
-        (tmp_path / "mine.yaml").write_text(base + text)
-        return RunConfig.load(tmp_path / "mine.yaml")
-
-    assert not read("").checkpoint.best
-    early = read("evaluation: {patience: 3}\n")
-    assert early.checkpoint.best
-    (choice,) = [c for c in early.explain() if c.key == "checkpoint.best"]
-    assert choice.value is True and "evaluation.patience" in choice.reason
-    assert not read("evaluation: {patience: 3}\ncheckpoint: {best: false}\n").checkpoint.best

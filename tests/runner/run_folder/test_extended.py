@@ -55,13 +55,6 @@ def ended(shared_cluster: Cluster, alone: None) -> list[tuple[int, str]]:
     return said
 
 
-def test_what_is_compiled_at_its_first_use_may_take_as_long_as_a_start(
-    ended: list[tuple[int, str]],
-) -> None:
-    # A step, the validation after it, and the same again.
-    assert list(dict.fromkeys(ended)) == [(0, "start"), (1, "start"), (1, "train"), (2, "evaluate")]
-
-
 def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_export(
     ended: object, shared_cluster: Cluster
 ) -> None:
@@ -107,42 +100,6 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     assert weights.stat().st_mtime_ns == exported_at
     assert noted(run) == 4 and describe_finished(run.folder, run.config)
     assert run.folder.metrics.read_bytes() == story
-
-
-def test_a_run_whose_loss_falls_no_more_ends_early_and_is_finished(
-    ended: object, shared_cluster: Cluster
-) -> None:
-    # The weights stay as they are, so all losses are the same.
-    same = {"optimizer": {"lr": 1e-30}, "steps": 9, **SMALL}
-    path = shared_cluster.write("early", evaluation={"every": 1, "patience": 2}, **same)
-
-    # SIGTERM after step 2, before its evaluation.
-    run, trainer = started(shared_cluster, path)
-    tell = trainer.observer.step
-
-    def stopped(values: Mapping[str, Any]) -> None:
-        tell(values)
-        trainer.stop.received = "SIGTERM" if values["step"] == 2 else None
-
-    trainer.observer.step = stopped  # type: ignore[method-assign]
-    assert not trainer.run()
-    trainer.observer.close()
-    made = trainer.step
-    assert made in (2, 3) and describe_finished(run.folder, run.config) is None
-
-    run, trainer = started(shared_cluster, path)
-    assert trainer.run() and trainer.step == 3
-    trainer.export()
-    trainer.observer.close()
-    assert "no lower validation loss in 2 evaluations since step 1" in said(run)
-    assert "3 of 3 steps" in str(describe_finished(run.folder, run.config))
-
-    # Ranks that somebody else starts leave it as it is; without patience it goes on.
-    assert started(shared_cluster, path)[1].was_finished
-    path = shared_cluster.write("early", evaluation={"every": 1}, **{**same, "steps": 4})
-    run, trainer = started(shared_cluster, path)
-    assert describe_finished(run.folder, run.config) is None
-    assert trainer.run() and trainer.step == 4
 
 
 def said(run: Job) -> str:

@@ -63,25 +63,6 @@ def test_a_model_that_is_to_be_exported_again_is_no_end(
     assert describe_finished(folder, config(tmp_path, "steps: 8")) is None
 
 
-@pytest.mark.parametrize(("exported", "finished"), [(8, True), (4, False), (None, False)])
-def test_an_extended_run_whose_model_is_the_old_one_is_not_finished(
-    ended: Callable[[str], RunFolder],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    exported: int | None,
-    finished: bool,
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm
-    folder = ended("steps: 8")
-    folder.environment.write_text(json.dumps({"num_steps": 8, "exported_step": exported}))
-    assert (describe_finished(folder, config(tmp_path, "steps: 8")) is not None) is finished
-    assert status(folder.root).state == ("finished" if finished else "stopped")
-
-
-def test_a_run_that_never_began_is_not_finished(tmp_path: Path) -> None:
-    assert describe_finished(RunFolder(tmp_path / "nowhere"), config(tmp_path, "steps: 8")) is None
-
-
 def test_what_a_finished_run_was_not_trained_with_is_listed(
     ended: Callable[[str], RunFolder], tmp_path: Path
 ) -> None:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from runner.run_folder.run_lock import (
 )
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
-from tests.runner.conftest import Cluster, rank_pids
+from tests.runner.conftest import Cluster
 from tests.runner.training.test_resume import site_folder
 from tests.support.waiting import wait_for
 
@@ -102,23 +101,6 @@ def obeyed(remedy: str, pattern: str) -> str:
     done = CliRunner().invoke(runner, words[1:])
     assert (words[0], done.exit_code) == ("runner", 0), done.output
     return done.output
-
-
-@obeys("runner/run_folder/run_lock.py", "runner status {}")
-def test_where_processes_come_and_go_the_state_is_shown_and_the_next_one_works(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(holder_module, "_create", lambda *_: False)
-        patch.setattr(holder_module, "_TRIES", 1)
-        with (
-            pytest.raises(UsageError, match="start and end in this run folder") as refused,
-            hold_run_folder(folder, {}),
-        ):
-            pytest.fail("there is no lock")
-    assert str(folder.root) in obeyed(refused.value.remedy, r"^runner status .+$")
-    with hold_run_folder(folder, {}):
-        pass
 
 
 def test_a_place_is_left_after_the_end_and_after_a_fault(folder: RunFolder) -> None:
@@ -336,48 +318,3 @@ def test_a_preparation_does_not_outlive_its_killed_launcher_and_the_next_one_pre
     assert (killed.returncode, "Traceback" in said) == (-signal.SIGKILL, False), said
     assert cluster.run("prepare", "tiny.yaml").returncode == 0
     assert not list((cluster.folder / "output/.stores").glob("*.tmp"))
-
-
-@pytest.mark.slow
-def test_ranks_of_a_killed_torchrun_hold_the_folder_while_they_train_and_end_with_the_first_of_them(
-    cluster: Cluster,
-) -> None:
-    """Nobody ties them to torchrun: they train on, and the second training is refused."""
-    cluster.write(steps=100_000, checkpoint={"every": 50_000})
-    assert cluster.run("prepare", "tiny.yaml").returncode == 0
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--module",
-    ]
-    agent = subprocess.Popen(
-        [*torchrun, *cluster.command("train", "tiny.yaml")[2:]],
-        cwd=cluster.folder,
-        env=cluster.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    folder = RunFolder(cluster.output())
-    ranks: list[int] = []
-    try:
-        wait_for(
-            lambda: folder.metrics.exists() and len(folder.metrics.read_text().splitlines()) > 2
-        )
-        ranks = rank_pids(agent.pid)
-        agent.kill()
-        agent.wait()
-        told = len(folder.metrics.read_text().splitlines())
-        wait_for(lambda: len(folder.metrics.read_text().splitlines()) > told)
-        assert f"process {ranks[0]} on " in cluster.refused(
-            "train", "tiny.yaml", "--processes", "1"
-        )
-        os.kill(ranks[0], signal.SIGKILL)
-        wait_for(lambda: all(birth_time(pid) in ("gone", None) for pid in ranks))
-        assert holder_of(folder, ME) is None
-    finally:
-        for pid in [agent.pid, *ranks]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)

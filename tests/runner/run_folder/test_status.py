@@ -17,7 +17,6 @@ from runner.cli import main
 from runner.run_folder import logs
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
-from runner.run_folder.status import format_duration
 from runner.slurm import jobs
 from tests.first_job.harness import programs
 from tests.runner.folders import hostile_folder, run_folder
@@ -120,17 +119,6 @@ def test_a_job_that_is_over_is_looked_up_in_the_accounts(
     assert "resumes from its last checkpoint" in said
 
 
-def test_a_cluster_without_accounting_says_so_and_no_more(
-    tmp_path: Path, slurm: Callable[..., None]
-) -> None:
-    folder = run_folder(tmp_path / "output" / "made", steps=40, exported_step=40)
-    (folder / "logs" / "slurm-17.out").write_text("0: x\n")
-    (folder / "model").mkdir()
-    slurm(squeue="")
-    said = shown("status", folder)
-    assert "made: finished" in said and "keeps no accounts" in said
-
-
 def test_a_job_number_leads_to_its_run(tmp_path: Path, slurm: Callable[..., None]) -> None:
     folder = run_folder(tmp_path / "elsewhere" / "made")
     found = f"JobId=17 JobName=made Command={folder}/submit.sbatch WorkDir=/home/me"
@@ -213,13 +201,6 @@ def test_a_followed_log_is_told_to_its_end_and_no_letter_is_cut(tmp_path: Path) 
     assert "".join(text) == "gr\u00fc\u00dfe\nlast, without an end"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(3, "3 s"), (90, "1 min 30 s"), (1200, "20 min"), (90000, "1 d 1 h")]
-)
-def test_durations_are_said_as_people_do(seconds: float, said: str) -> None:
-    assert format_duration(seconds) == said
-
-
 def test_slurms_own_words_for_the_end_of_a_job_are_all_known() -> None:
     assert jobs.Job(1, "COMPLETED").is_over and not jobs.Job(1, "COMPLETING").is_over
 
@@ -245,21 +226,3 @@ def test_a_run_folder_that_the_nodes_lack_is_said_by_status_and_logs(
     assert "could not open its log" in shown("status", folder)
     slurm(squeue="17|PENDING|ReqNodeNotAvail, UnavailableNodes:n2||0:00|1:00|N/A|x")
     assert "nodes it needs are down, drained or reserved" in shown("status", folder)
-
-
-def test_the_most_memory_of_each_phase_is_shown(tmp_path: Path, slurm: Callable[..., None]) -> None:
-    folder = run_folder(tmp_path / "output" / "made")
-    slurm(squeue="")
-    lines = [
-        {"step": 0, "load_host_gib": 4.0, "load_device_gib": 1.0},
-        {"step": 20, "train_host_gib": 2.0, "train_device_gib": 8.0},
-        {"step": 40, "train_host_gib": 3.0, "train_device_gib": 6.0},
-        {"step": 40, "evaluate_host_gib": 2.5, "evaluate_device_gib": "x"},
-    ]
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    said = shown("status", folder)
-    assert "most memory of a rank: device: load 1.07 GB, train 8.59 GB" in said
-    assert "most memory of a rank: host: load 4.29 GB, train 3.22 GB, evaluate 2.68 GB" in said
-    memory = json.loads(shown("status", folder, "--json"))["memory"]
-    assert memory["train"] == {"device": 8.0, "host": 3.0}
