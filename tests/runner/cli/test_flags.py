@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -31,17 +30,6 @@ def call(*words: str, **environ: str | None) -> Result:
         return CliRunner().invoke(main, words, prog_name="runner", env=environ)
 
 
-def test_what_a_command_sets_in_this_process_ends_with_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    before = dict(os.environ)
-    with kept_environment():
-        CliRunner().invoke(main, ["train", "none.yaml"])
-        assert os.environ["HF_HUB_OFFLINE"] == "1"
-    assert dict(os.environ) == before
-
-
 def test_the_only_bundle_here_is_found_and_the_choice_is_printed(home: Path) -> None:
     done = call("submit", "run.yaml", "--print")
     assert done.exit_code == 0, done.stderr
@@ -49,17 +37,6 @@ def test_the_only_bundle_here_is_found_and_the_choice_is_printed(home: Path) -> 
     assert f"--bundle {home}/bundle" in done.stdout
     assert call("submit", "run.yaml", "--print", "-q").stderr == ""
     assert call("submit", "run.yaml", "--print", "--bundle", "bundle").stderr == ""
-
-
-def test_a_second_bundle_makes_the_choice_yours(home: Path, bundle: Path) -> None:
-    (home / "older").symlink_to(bundle)
-    done = call("check", "run.yaml")
-    assert done.exit_code == 2 and "the bundles here are bundle, older" in done.stderr
-    assert "--bundle" in done.stderr and "export AIRLIFT_BUNDLE=" in done.stderr
-    (home / "bundle").unlink()
-    assert "older" in call("check", "run.yaml").stderr, "another name is never taken by itself"
-    (home / "older").unlink()
-    assert "there is no ./bundle here" in call("check", "run.yaml").stderr
 
 
 def test_airlift_bundle_stands_for_bundle(home: Path, bundle: Path) -> None:

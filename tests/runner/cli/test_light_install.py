@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -267,17 +266,3 @@ def test_a_bundle_with_an_environment_is_the_first_remedy() -> None:
     said = how_to_install([Path("/b/data/envs/train-env")])
     assert "sh /b/data/envs/train-env/bootstrap.sh ~/envs/train-env;" in said
     assert said.index("bootstrap.sh") < said.index("pip install")
-
-
-@pytest.mark.slow
-def test_the_readmes_login_node_steps_after_pip_install(tmp_path: Path, home: Path) -> None:
-    """`pip install '.[laptop]'` from the package index, without links into our environment."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    pip = [tmp_path / "venv/bin/pip", "install", "-q", "-c", ROOT / "envs/constraints.txt"]
-    subprocess.run([*pip, f"{ROOT}[laptop]"], check=True, timeout=500)
-    commands = ["stage verify bundle", CHECK, f"runner submit {RUN_IT} --print"]
-    said = run_all(tmp_path / "venv/bin", home, [*commands, f"runner train {RUN_IT}"])
-    for command in commands:
-        assert said[command].code == 0, said[command]
-    train = said[f"runner train {RUN_IT}"]
-    assert train.code == 2 and f"pip install '{ROOT}[train]'" in train.err, train

@@ -96,51 +96,6 @@ def test_a_script_for_two_ranks_finds_model_and_dataset_by_their_names(node: Clu
     wait_for(lambda: not servers(node))
 
 
-@pytest.mark.slow
-def test_trainer_fills_every_auto_of_its_deepspeed_config_under_torchrun_and_accelerate_launch(
-    node: Cluster,
-) -> None:
-    """Slow: DeepSpeed compiles, as above.
-
-    --use_cpu: without it Trainer counts one process where there is no GPU.
-    """
-    asked = {
-        "output_dir": "out",
-        "per_device_train_batch_size": 4,
-        "max_steps": 4,
-        "learning_rate": 1e-3,
-    }
-    asked |= {
-        "weight_decay": 0.1,
-        "warmup_steps": 2,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-    }
-    arguments = [*(f"--{key}={value}" for key, value in asked.items()), "--bf16", "--use_cpu"]
-    launcher = (
-        (node.folder / "accelerate.yaml").read_text().replace("zero_stage2.json", "auto.json")
-    )
-    (node.folder / "auto.yaml").write_text(launcher)
-    found = []
-    for launch, config in (
-        (("torchrun", "--standalone", "--nproc_per_node=2"), ("--deepspeed", "auto.json")),
-        (("accelerate", "launch", "--config_file", "auto.yaml"), ()),
-    ):
-        done = run(node, *launch, "train_trainer.py", *arguments, *config)
-        assert done.returncode == 0, done.stderr[-3000:]
-        kind, ranks, batch, filled, losses = json.loads(done.stdout.splitlines()[-1])
-        assert (kind, ranks, batch) == ("DeepSpeedEngine", 2, 8)
-        params = filled["optimizer"]["params"]
-        assert (params["lr"], params["weight_decay"], params["betas"]) == (1e-3, 0.1, [0.9, 0.999])
-        assert filled["bf16"]["enabled"] is True and '"auto"' not in json.dumps(filled)
-        assert (
-            losses[-1] < losses[0]
-        )  # ten seeds: 0.05 to 0.11 lower, on batches that differ by 0.02
-        found.append(losses)
-    assert found[0] == found[1]
-
-
 def test_every_way_to_ask_the_hub_is_answered_whatever_the_shell_had_set(node: Cluster) -> None:
     (node.folder / "ask.py").write_text("""
 import json, os
@@ -170,20 +125,6 @@ print(json.dumps([files, "chapters" in card, rows[0], sorted(streamed), sha]))
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
     assert card and row == {"User": "ann", "Prompt": "draw a cat"} and "text" in columns
     assert re.fullmatch(r"[0-9a-f]{40}", sha)
-
-
-def test_names_without_an_owner_are_in_the_cache_for_scripts_that_use_it_alone(
-    node: Cluster,
-) -> None:
-    (node.folder / "short.py").write_text("""
-from huggingface_hub import snapshot_download
-from transformers import AutoConfig
-print(AutoConfig.from_pretrained("tiny-bert", local_files_only=True).model_type)
-print(snapshot_download("acme/tiny-bert", local_files_only=True)[-40:])
-""")
-    done = run(node, "python", "short.py", HF_ENDPOINT="http://127.0.0.1:1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == "bert"
 
 
 def test_exit_code_streams_and_arguments_are_the_scripts_own(node: Cluster) -> None:
@@ -287,33 +228,6 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_script_that_dies_of_something_known_gets_one_line_after_its_own_words(
-    node: Cluster,
-) -> None:
-    """One line for what is known, by the first rank; what else the script does is not changed."""
-    (node.folder / "site").mkdir()
-    (node.folder / "site" / "sitecustomize.py").write_text("print('theirs is loaded')\n")
-    port = "import socket; used = socket.create_server(('', 0)); "
-    port += "socket.socket().bind(used.getsockname())"
-    script = f"""
-python -c 'import mpi4py'
-echo -- ; python -c "{port}"
-echo -- ; RANK=1 python -c 'import mpi4py'
-echo -- ; python -c 'raise KeyError("x")'
-echo -- ; PYTHONPATH=$PYTHONPATH:site python -c 'raise RuntimeError("CUDA_HOME does not exist")'
-exit 7
-"""
-    (node.folder / "all.sh").write_text(f"exec 2>&1\n{script}")
-    done = run(node, "sh", "all.sh")
-    assert done.returncode == 7
-    mpi, port, second, other, theirs = done.stdout.split("--\n")
-    assert "No module named 'mpi4py'\nrunner exec: DeepSpeed looks for MPI only where" in mpi
-    assert "Address already in use\nrunner exec: another program on this node" in port
-    assert "No module named 'mpi4py'" in second and "runner exec" not in second
-    assert other.endswith("KeyError: 'x'\n")
-    assert theirs.count("theirs is loaded") == 1 and "DeepSpeed compiles here" in theirs
-
-
 # Entries of docs/first-job-failures.md -> the library's words, and a part of our line after them.
 def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
     where = ("http://127.0.0.1:1", Path("/tmp/a/exec/abc"), Path("/tmp/b"))
@@ -378,12 +292,6 @@ def test_the_line_for_several_nodes_lets_their_launchers_meet(given: str, line: 
     assert done.stdout.split() == line.split()
 
 
-def test_a_line_that_meets_already_is_only_started_on_each_node() -> None:
-    given = ["torchrun", "--rdzv-endpoint=n1:29500", "x.py"]
-    assert exec_module.on_each_node(given).endswith(" -- torchrun --rdzv-endpoint=n1:29500 x.py")
-    assert exec_module.on_each_node(["bash", "x.sh"]).endswith(" -- bash x.sh")
-
-
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
     (node.folder / "srun").write_text("#!/bin/sh\necho started\n")
@@ -428,21 +336,6 @@ def test_a_folder_that_somebody_else_could_write_is_not_used(node: Cluster) -> N
     process = start(node, "true", offline=False)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "only you can write" in err
-
-
-def test_a_datasets_cache_of_their_own_keeps_its_place() -> None:
-    variables = environment(
-        {"HF_DATASETS_CACHE": "/scratch/me"},
-        "http://127.0.0.1:1",
-        Path("/tmp/a/exec/abc"),
-        Path("/tmp/b"),
-    )
-    assert variables["TRITON_CACHE_DIR"] == "/tmp/b/triton_cache"
-    assert variables["HF_DATASETS_CACHE"] == "/scratch/me/airlift-abc"
-    assert variables["HF_HUB_CACHE"] == "/tmp/a/exec/abc/hub"
-    assert variables["HF_EVALUATE_CACHE"] == "/tmp/a/exec/abc/evaluate"
-    assert "HF_HUB_OFFLINE" not in variables
-    assert "127.0.0.1" in variables["no_proxy"]
 
 
 def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_the_cache(

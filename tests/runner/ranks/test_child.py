@@ -30,12 +30,6 @@ def work():
 {at_import}
 WORK = work, (), "preparing", "-"
 """
-PRINTS = """
-def work():
-    for number in range(20000):
-        print(number)
-WORK = work, (), "preparing", "-"
-"""
 
 
 def launcher(folder: Path, module: str, text: str) -> list[str]:
@@ -62,17 +56,6 @@ def test_ctrl_c_is_one_line_and_no_traceback(tmp_path: Path, *, imports: bool) -
     assert process.returncode == 5, said
     assert "error: Interrupted." in said
     assert "Traceback" not in said and len(said.splitlines()) <= 3
-
-
-def test_a_child_whose_reader_is_gone_does_its_work(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        launcher(tmp_path, "prints", PRINTS),
-        stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60,
-    )  # fmt: skip
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("program", ["runner", "stage"])

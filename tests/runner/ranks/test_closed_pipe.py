@@ -37,17 +37,6 @@ def closed_pipe() -> int:
     return writer
 
 
-def test_a_rank_works_on_and_its_log_says_once_that_nobody_reads(tmp_path: Path) -> None:
-    pipe, log = closed_pipe(), tmp_path / "rank-0.log"
-    done = subprocess.run([sys.executable, "-c", RANK, str(log)], stdout=pipe, stderr=pipe)
-    os.close(pipe)
-    assert done.returncode == 0
-    lines = log.read_text().splitlines()
-    assert [line for line in lines if line.startswith("step")] == ["step 0", "step 1", "step 2"]
-    assert sum("nobody reads stdout" in line for line in lines) <= 1
-    assert "of a library" in lines and "Traceback" not in log.read_text()
-
-
 def test_a_reader_that_leaves_in_the_middle_is_noted_once(tmp_path: Path) -> None:
     script = RANK.replace('print("before", flush=True)', "").replace(
         "console.say(", "input() if step == 1 else 0; console.say("

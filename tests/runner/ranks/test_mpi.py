@@ -136,13 +136,6 @@ def test_a_lone_process_in_a_job_of_two_hosts_is_refused_with_the_line_to_write(
     assert found({**environ, **mpich(0, 2, 1)}) == "rank"
 
 
-def test_a_job_of_one_host_and_a_list_of_another_node_refuse_nothing(tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("n1\nn1\n")
-    for path in (hosts, tmp_path / "missing"):
-        assert found({"PBS_NODEFILE": str(path)}) == "local"
-
-
 @pytest.mark.parametrize(
     ("environ", "says"),
     [

@@ -124,12 +124,6 @@ def test_a_rank_that_was_told_no_folder_finds_out_after_a_while_that_rank_0_fail
     assert told.value.exit_code == 2
 
 
-def test_what_rank_0_left_of_an_earlier_run_is_gone_when_it_starts(tmp_path: Path) -> None:
-    Heartbeat(tmp_path, 0).fail("error: yesterday", 2, consequence=False)
-    Heartbeat(tmp_path, 0)
-    assert not (tmp_path / "rank-0.failure").exists()
-
-
 def test_an_interface_is_named_by_its_address() -> None:
     assert network.interface_of("127.0.0.1") == network.LOOPBACK
     assert network.interface_of("192.0.2.77") == ""

@@ -5,20 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from runner.cli import main as runner
-from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.job.submit import check_srun
 from runner.slurm.job_array import MOST_MEMBERS, members
 from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
-from tests.remedies.obeyed import in_it, obeys
-from tests.runner.conftest import Cluster
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GPU = SbatchRequest(
@@ -91,14 +84,6 @@ def test_the_script_is_the_golden_one(name: str, request_: SbatchRequest) -> Non
     assert script == golden.read_text()
 
 
-@pytest.mark.parametrize("request_", [GPU, CPU, SRUN, SRUN_SWEEP])
-def test_bash_can_parse_the_script(request_: SbatchRequest) -> None:
-    checked = subprocess.run(
-        ["bash", "-n"], input=sbatch_script(request_), text=True, capture_output=True, check=False
-    )
-    assert (checked.returncode, checked.stderr) == (0, "")
-
-
 def test_bash_runs_the_command_word_by_word_and_without_leftovers_of_another_step(
     tmp_path: Path,
 ) -> None:
@@ -149,11 +134,6 @@ def test_options_replace_what_we_would_have_asked_for() -> None:
     assert "#SBATCH --signal=B:USR1@60\n" in script and "TERM@300" not in script.replace(
         "SIGTERM", ""
     )
-
-
-def test_another_spelling_of_gpus_replaces_ours() -> None:
-    script = sbatch_script(dataclasses.replace(GPU, options={"gpus-per-task": 1}))
-    assert "--gpus-per-task=1" in script and "#SBATCH --gres" not in script
 
 
 def test_false_takes_an_option_away_and_true_is_a_flag() -> None:
@@ -241,48 +221,3 @@ def test_a_sweep_is_every_combination_each_with_a_folder_that_says_which() -> No
 def test_a_sweep_that_makes_no_sense_is_refused(axes: list[str]) -> None:
     with pytest.raises(UsageError, match="--array"):
         members(axes)
-
-
-@obeys("runner/slurm/job_array.py", "For instance: --array", "List all its values in one: --array")
-@obeys("runner/slurm/script.py", "runner submit RUN --array KEY=VALUE,VALUE gives each its own.")
-def test_an_array_is_written_as_its_remedies_say(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UsageError, match=r"expected KEY=VALUE,VALUE") as refused:
-        members(["optimizer.lr"])
-    lr = in_it(refused.value.remedy, r"(?<=--array )\S+")
-    assert [member.name for member in members([lr])] == ["lr=1e-4", "lr=3e-4"]
-    with pytest.raises(UsageError, match="given twice") as refused:
-        members(["seed=1", "seed=2,3"])
-    one = in_it(refused.value.remedy, r"(?<=--array )KEY=A,B,C")
-    assert len(members([one.replace("KEY", "seed").replace("A,B,C", "1,2,3")])) == 3
-
-    with pytest.raises(UsageError, match="same run folder") as refused:
-        sbatch_script(dataclasses.replace(CPU, options={"array": "0-3"}))
-    line = in_it(refused.value.remedy, r"runner submit RUN --array \S+")
-    words = line.replace("KEY=VALUE,VALUE", lr).replace("RUN", str(cluster.write())).split()
-    monkeypatch.chdir(cluster.folder)
-    bundle = ("--bundle", str(cluster.bundle), "--print")
-    said = CliRunner().invoke(runner, [*words[1:], *bundle])
-    assert said.exit_code == 0 and "#SBATCH --array=0-1" in said.stdout, said.output
-
-
-def test_with_words_for_srun_nothing_of_ours_runs_outside_of_the_ranks(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.write(slurm={"srun": ["--environment=/home/me/ngc.toml"], "tasks_per_node": 2})
-    words = ["tiny.yaml", "--bundle", str(cluster.bundle)]
-    monkeypatch.chdir(cluster.folder)
-    done = CliRunner().invoke(runner, ["submit", *words, "--print"])
-    assert done.exit_code == 0, done.output
-    started = [line for line in done.output.splitlines() if line.startswith("srun ")]
-    unset = "env -u RANK -u WORLD_SIZE -u LOCAL_RANK -u LOCAL_WORLD_SIZE"
-    ours = f"--environment=/home/me/ngc.toml {unset} {sys.executable} "
-    assert len(started) == 2 and all(ours in line for line in started)
-    assert " prepare " in started[0] and " train " in started[1] and "exec " not in done.output
-    config = RunConfig.load(cluster.folder / "tiny.yaml")
-    check_srun(config)
-    monkeypatch.setattr("runner.job.submit.is_light", lambda: True)
-    with pytest.raises(UsageError, match="which cannot train") as refused:
-        check_srun(config)
-    assert f"PREFIX/bin/runner submit {config.path} --bundle BUNDLE" in refused.value.remedy
