@@ -5,7 +5,6 @@ ranks.py judge FOLDER PROGRAM JSON               what `runner check` says of eac
 ranks.py sweep FOLDER PROGRAM KEY=A,B...         the same as a job array
 ranks.py launch FOLDER PROGRAM                   in the batch script
 ranks.py hold FOLDER PROGRAM                     the same, and it holds the folder as `runner train`
-ranks.py trial FOLDER PROGRAM                    the same, ended as `runner bench` ends a slow trial
 ranks.py rank FOLDER PROGRAM                     in each task
 """
 
@@ -15,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -33,7 +31,6 @@ from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.job_array import members
 from runner.slurm.script import SbatchRequest
-from runner.trials import apart
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
@@ -76,17 +73,6 @@ def fail(folder: Path, place: Place) -> None:
     if place.rank == 3:
         vitals.fail("Traceback of the rank that failed", 3, consequence=False)
         sys.exit(1 if (folder / "crash").exists() else 3)
-    time.sleep(600)
-
-
-def lose_a_peer(folder: Path, place: Place) -> None:
-    """One rank ends as NCCL's watchdog ends it, the others wait."""
-    if place.rank == 3:
-        text = "watchdog thread terminated with exception: NCCL error: ncclRemoteError"
-        log = folder / "logs" / "rank-3.log"  # where a rank writes while it trains
-        log.parent.mkdir(exist_ok=True)
-        log.write_text(f"[rank3]:[E ProcessGroupNCCL.cpp:1899] Process group {text}")
-        os.abort()
     time.sleep(600)
 
 
@@ -144,23 +130,14 @@ def train_briefly(folder: Path, place: Place) -> None:
     train_on(folder, place, for_s=1)
 
 
-def get_nowhere(folder: Path, place: Place) -> None:
-    """Gets a stop request as soon as it runs, whenever it runs."""
-    with open(folder / "lives", "a") as lives:
-        lives.write(".")
-    (folder / STOPPED).write_text("signal")
-
-
 PROGRAMS = {
     "start_slowly": start_slowly,
     "train_on": train_on,
     "train_briefly": train_briefly,
-    "get_nowhere": get_nowhere,
     "meet": meet,
     "report": report,
     "fail": fail,
     "hang": hang,
-    "lose_a_peer": lose_a_peer,
     "save_when_asked": save_when_asked,
 }
 BOUNDS = {"start_slowly": 1}  # requeues, where there is no time for all 32
@@ -203,13 +180,6 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         except StageError as error:
             print(error, file=sys.stderr)
             return error.exit_code
-    if step == "trial":
-        command = [sys.executable, __file__, "hold", path, program]
-        process = subprocess.Popen(command, start_new_session=True)
-        while len(list(folder.glob("alive-*"))) < 4:
-            time.sleep(0.05)
-        apart.end(process)
-        return 0
     if step == "launch":
         start = Start.of(os.environ)
         assert start is not None and start.job is not None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import pty
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,49 +87,6 @@ class Laptop:
         said, _ = done.communicate(timeout=300)
         assert done.returncode == code, said
         return said
-
-    def ask_for(self, code: str) -> None:
-        """From now on, sshd asks for a second factor, by PAM."""
-        (self.keys / "pam.d").mkdir()
-        lines = f"auth required pam_exec.so expose_authtok quiet {self.keys}/factor\n"
-        lines += "".join(
-            f"{what} required pam_permit.so\n" for what in ("auth", "account", "session")
-        )
-        (self.keys / "pam.d/sshd").write_text(lines)
-        (self.keys / "factor").write_text(f'#!/bin/sh\nread -r said; [ "$said" = {code} ]\n')
-        (self.keys / "factor").chmod(0o755)
-        asks = "UsePAM yes\nAuthenticationMethods publickey,keyboard-interactive\n"
-        for name, old, new in (
-            ("sshd_config", "UsePAM no\n", asks),
-            ("config", " exec ", f" exec unshare -m {self.keys}/with-pam "),
-        ):
-            text = (self.keys / name).read_text()
-            (self.keys / name).write_text(text.replace(old, new))
-        (self.keys / "with-pam").write_text(
-            f"#!/bin/sh\nmount --bind {self.keys}/pam.d /etc/pam.d\n"
-            f"(cat /etc/hosts; echo 192.0.2.1 UNKNOWN) >{self.keys}/hosts\n"  # who asks, for PAM
-            f'mount --bind {self.keys}/hosts /etc/hosts && exec "$@"\n'
-        )
-        (self.keys / "with-pam").chmod(0o755)
-
-    def at_terminal(self, code: str, *words: str) -> str:
-        """`runner WORDS` in a terminal, where a person types a code when they are asked for it."""
-        ours, its = pty.openpty()
-        running = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", str(PROGRAMS / "runner"), *words],
-            cwd=self.folder, env=self.environment, stdin=its, stdout=its, stderr=its,
-        )  # fmt: skip
-        os.close(its)
-        said, answered = b"", 0
-        with suppress(OSError):  # all have closed it
-            while part := os.read(ours, 2**16):
-                said += part
-                if said.count(b"assword:") > answered:
-                    answered += 1
-                    os.write(ours, f"{code}\n".encode())
-        os.close(ours)
-        assert running.wait(60) == 0, said
-        return said.decode()
 
     def jobs(self, name: str) -> list[int]:
         """The jobs that Slurm ever had of a run."""

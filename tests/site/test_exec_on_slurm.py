@@ -196,18 +196,3 @@ def test_what_would_use_one_of_two_nodes_is_started_as_the_remedies_say(
     ]
     ranks = [json.loads((site.home / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [rank["host"] for rank in ranks] == ["n1", "n2"]
-
-
-def test_a_waiting_and_a_cancelled_job_are_described(site: Site, bundle: Path) -> None:
-    output = site.home / "held"
-    sets = ("--set", "slurm.options={hold: true}", "--set", "name=held")
-    said = site.run(
-        *HERE, "submit", "tiny.yaml", "--bundle", str(bundle), "--output", str(output), *sets
-    ).stdout
-    number = site.job_number(said)
-    shown = site.run(*HERE, "status", str(number)).stdout
-    assert "waiting" in shown and "scontrol release" in shown and str(output) in shown
-    site.run("scancel", str(number))
-    site.wait_for_end(number)
-    document = json.loads(site.run(*HERE, "status", str(output), "--json").stdout)
-    assert document["state"] == "stopped" and document["job"]["state"] == "CANCELLED"

@@ -55,10 +55,6 @@ wait $launcher
 echo $? >srun/code
 steps >srun/left
 """
-TRIAL = """
-"$python" "$ranks" trial trial train_on
-steps >trial/left
-"""
 
 
 def in_salloc(site: Site, script: str) -> Callable[[str], str]:
@@ -87,10 +83,3 @@ def test_a_launcher_whose_srun_is_killed_ends_the_ranks_before_it_leaves(site: S
     said = in_salloc(site, SRUN)
     assert (said("srun/code"), said("srun/left")) == ("5\n", ""), said("srun/first")
     assert "srun was ended by SIGKILL" in said("srun/first")
-
-
-@pytest.mark.slow
-def test_a_trial_of_bench_that_takes_too_long_leaves_no_ranks_on_the_nodes(site: Site) -> None:
-    said = in_salloc(site, TRIAL)
-    assert len(list((site.home / "trial").glob("alive-*"))) == 4
-    assert said("trial/left") == ""

@@ -42,25 +42,11 @@ def test_ranks_of_two_nodes_meet(site: Site) -> None:
     assert len({rank["MASTER_PORT"] for rank in ranks}) == 1
 
 
-@pytest.mark.parametrize("asked", ["gpus_per_node=2", 'options={"gpus-per-task": 1}'])
-def test_a_rank_sees_the_gpus_of_its_node(site: Site, asked: str) -> None:
+def test_a_rank_sees_the_gpus_of_its_node(site: Site) -> None:
     """Slurm would bind the tasks of --gpus-per-task, and NCCL would not see the other GPUs."""
-    job, folder = start(site, f"gpus-{asked[:3]}", "report", asked)
+    job, folder = start(site, "gpus", "report", 'options={"gpus-per-task": 1}')
     assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
     assert [rank["gpus"] for rank in rank_reports(folder)] == ["0,1"] * 4
-
-
-def test_a_batch_script_of_the_users_own_that_calls_srun_makes_ranks(site: Site) -> None:
-    folder = site.home / "own"
-    folder_made = f"mkdir -p {folder}"
-    script = f"#!/bin/bash\n{folder_made}\nsrun {sys.executable} {PROGRAM} rank {folder} meet\n"
-    site.run("bash", "-c", f"cat > own.sbatch <<'END'\n{script}END")
-    submitted = site.run(
-        "sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=own.out", "own.sbatch"
-    )
-    job = int(submitted.stdout)
-    assert site.wait_for_end(job)["JobState"] == "COMPLETED", (site.home / "own.out").read_text()
-    assert [rank["host"] for rank in rank_reports(folder)] == ["n1", "n1", "n2", "n2"]
 
 
 def test_in_an_salloc_shell_the_launcher_reaches_all_nodes(site: Site) -> None:
@@ -79,36 +65,11 @@ def test_in_an_salloc_shell_the_launcher_reaches_all_nodes(site: Site) -> None:
     assert [rank["host"] for rank in rank_reports(folder)] == ["n1", "n2"]
 
 
-def test_a_job_submitted_from_inside_a_step_is_not_taken_for_that_step(site: Site) -> None:
-    folder = site.home / "nested"
-    step = [
-        "srun",
-        "--ntasks=1",
-        "--time=5",
-        sys.executable,
-        PROGRAM,
-        "submit",
-        str(folder),
-        "report",
-    ]
-    job = int(site.run(*step).stdout)
-    assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
-    assert len(rank_reports(folder)) == 4
-
-
 def test_a_failing_rank_ends_the_job_with_its_own_exit_code(site: Site) -> None:
     job, folder = start(site, "fail", "fail")
     ended = site.wait_for_end(job, seconds=60)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "3:0"), log(folder, job)
     assert log(folder, job).count("Traceback of the rank that failed") == 1
-
-
-def test_a_rank_that_nccls_watchdog_aborts_is_an_interruption(site: Site) -> None:
-    job, folder = start(site, "watchdog", "lose_a_peer")
-    ended = site.wait_for_end(job, seconds=60)
-    said = log(folder, job)
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0"), said
-    assert "because another rank is gone or hangs: [rank3]" in said
 
 
 def test_a_hang_is_reported_with_the_stacks_of_the_ranks_on_all_nodes_and_ends_the_job(
@@ -121,17 +82,6 @@ def test_a_hang_is_reported_with_the_stacks_of_the_ranks_on_all_nodes_and_ends_t
     assert "gave no sign of life" in said
     assert "ranks 0-2 (train):\nrunner:     hang (" in said
     assert "rank 3 (train): does not answer" in said
-
-
-def test_a_signal_to_the_ranks_requeues_the_job_and_it_finishes(site: Site) -> None:
-    job, folder = start(site, "signal", "save_when_asked")
-    wait_for_work(site, folder)
-    site.run("scancel", "--signal=TERM", str(job))
-    ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
-    assert len(list(folder.glob("resumed-*"))) == 4
-    assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGTERM"}
-    assert "back in the queue (restart 1" in log(folder, job)
 
 
 def test_a_signal_to_the_batch_script_alone_is_handed_on_to_the_ranks(site: Site) -> None:
@@ -156,17 +106,6 @@ def test_a_job_stopped_while_it_starts_comes_back_until_the_bound_of_requeues_is
     assert "back in the queue (restart 1 of at most 1)" in said
     assert said.count("the ranks got a stop signal before they could save") == 2
     assert "stopped: requeued 1 times already; submit the run again to resume" in said
-
-
-@pytest.mark.slow
-def test_a_job_that_never_gets_on_is_left_alone_after_32_requeues(site: Site) -> None:
-    job, folder = start(site, "nowhere", "get_nowhere", "nodes=1", "tasks_per_node=1")
-    ended = site.wait_for_end(job, seconds=550)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "5:0", "32"), (
-        log(folder, job)
-    )
-    assert (folder / "lives").read_text() == "." * 33
-    assert "stopped: requeued 32 times already; submit the run again to resume" in log(folder, job)
 
 
 @pytest.mark.parametrize("program", ["save_when_asked", "start_slowly"])
@@ -206,19 +145,6 @@ def test_a_job_that_reaches_its_time_limit_saves_before_it_and_resumes(site: Sit
     ended = site.wait_for_end(job, seconds=200)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
     assert {path.read_text() for path in folder.glob("saved-*")} == {"SIGTERM"}
-
-
-@pytest.mark.slow
-def test_a_job_that_loses_a_node_starts_again(site: Site) -> None:
-    job, folder = start(site, "node-lost", "save_when_asked")
-    wait_for_work(site, folder)
-    site.control("kill-node", "n2")
-    try:
-        site.wait(lambda: site.state(job) == "PENDING")
-    finally:
-        site.control("start-node", "n2")
-    ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(folder, job)
 
 
 def test_each_run_of_a_sweep_gets_a_run_folder_of_its_own(site: Site) -> None:

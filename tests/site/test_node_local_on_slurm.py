@@ -19,7 +19,6 @@ import pytest
 
 from stage.bundle.bundle import Bundle, finish
 from stage.digests import sha256_of_bytes
-from stage.environment.spec.profile import Profile
 from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
 from stage.lock.write import Lockfile
 from tests.site.conftest import RUN, RUNNER, Site, log
@@ -142,36 +141,3 @@ def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(
     )
     assert later.stdout.split() == [prefix, prefix]
     assert later.stderr.count(f"reusing {prefix}, 3 files") == 2
-
-
-def test_a_node_that_cannot_have_it_stops_the_run_with_what_to_do(site: Site, asset: Path) -> None:
-    """`true` never falls back silently: here the root is missing on one node."""
-    made = site.control("nexec", "n1", "mkdir", "/dev/shm/only-here", check=False)
-    assert made.returncode == 0
-    site.control("nexec", "n1", "chmod", "777", "/dev/shm/only-here")
-    setup = 'slurm.setup=["export AIRLIFT_NODE_ROOT=/dev/shm/only-here"]'
-    output = site.home / "output" / "refused"
-    options = ("--bundle", "with-environment", "--output", str(output), "--set", setup)
-    said = site.run(*RUNNER, "submit", "node-local.yaml", *options)
-    ended = site.wait_for_end(site.job_number(said.stdout))
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "5:0")
-    text = log(output)
-    assert "node-local: n2: /dev/shm/only-here is not a folder that you can write" in text
-    assert "1 of 2 nodes have it" in text
-    assert "environment.node_local: false" in text
-    assert not (output / "metrics.jsonl").exists()
-
-
-def test_a_login_node_names_the_srun_that_reaches_a_gpu(site: Site) -> None:
-    """env-probe.sh with a real sinfo; and run by that srun it answers for the node."""
-    probe = site.home / "env-probe.sh"
-    probe.write_bytes((TEMPLATES / "env-probe.sh").read_bytes())
-    probe.chmod(0o644)
-    asked = site.run("sh", str(probe))
-    command = f"srun -p batch --gres=gpu:1 -t 5 sh {probe}"
-    assert command in asked.stderr
-    answered = site.run(*command.split())
-    assert "# Profile of n1, by env-probe.sh" in answered.stdout
-    path = site.folder / "printed.yml"
-    path.write_text(answered.stdout)
-    assert Profile.load(path).glibc == os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")

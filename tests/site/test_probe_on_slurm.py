@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -38,19 +36,6 @@ def probe(laptop: Laptop, to: str) -> str:
     return done.stdout
 
 
-def test_a_node_answers_and_the_road_knows_the_cluster(laptop: Laptop, site: Site) -> None:
-    said = probe(laptop, f"cluster:{laptop.work}")
-    assert re.search(r"slurm\S* \d+.*; (no )?modules", said), said
-    assert "with a run file: runner submit RUN --to cluster" in said
-    profile = laptop.folder / "envs/profiles/cluster.yml"
-    assert "# Profile of n1" in profile.read_text() and "assumed" not in profile.read_text()
-    assert Profile.load(profile).name == "cluster"
-    assert not [*laptop.work.glob(".airlift-probe*"), *site.home.glob(".airlift-probe*")]
-    listed = (laptop.folder / "runs/clusters.yaml").read_text().partition("\ncluster:")[2]
-    assert f'folder: "{laptop.work}"' in listed and "partition: batch" in listed
-    assert laptop.logins == 1
-
-
 def test_a_node_that_is_busy_answers_later(laptop: Laptop, site: Site) -> None:
     site.control("exec", "scontrol", "update", "partitionname=batch", "state=down")
     try:
@@ -66,15 +51,3 @@ def test_a_node_that_is_busy_answers_later(laptop: Laptop, site: Site) -> None:
     assert not site.run("squeue", "-h").stdout
     assert "assumed" not in profile.read_text() and "# Profile of n" in profile.read_text()
     assert not list(laptop.work.glob(".airlift-probe*"))
-
-
-def test_a_job_that_slurm_refuses_is_named(laptop: Laptop, site: Site) -> None:
-    laptop.cluster()
-    file = laptop.folder / "runs/clusters.yaml"
-    (laptop.folder / "clusters.yaml").write_text(file.read_text().replace("batch", "nowhere"))
-    said = probe(laptop, "site")
-    assert "sbatch took no job" in said and "nowhere" in said
-    profile = laptop.folder / "envs/profiles/site.yml"
-    assert "assumed" in profile.read_text()
-    # `setup` brings the Python of the tests: it counts as the site's own.
-    assert Profile.load(profile).provides["torch"] == version("torch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -44,16 +43,3 @@ def test_a_partition_passes_its_rehearsal(site: Site, bundle: Path) -> None:
     assert "n2: n2 reaches 1 of 1 nodes" in done.stdout
     assert "over 2 ranks (gloo)" in done.stdout
     assert not list((site.home / "output").glob(".rehearsed.rehearsal-*"))
-
-
-def test_what_a_node_does_not_have_is_named_with_the_node(site: Site, bundle: Path) -> None:
-    output = ("--output", str(site.home / "output" / "apart"))
-    wrong = ("--set", 'slurm.setup=["export GLOO_SOCKET_IFNAME=eth9"]', "--set", "slurm.nodes=2")
-    done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *wrong, *output, "--job", check=False)
-    assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
-    faults = re.findall(r"^  \d+\. (.*)\n     -> (.*)$", done.stderr, re.MULTILINE)
-    assert [message[:3] for message, _ in faults] == ["n1:", "n2:"]
-    message, remedy = faults[0]
-    assert message.startswith("n1: GLOO_SOCKET_IFNAME=eth9")
-    assert "this node has no interface eth9; it has lo, " in message
-    assert remedy.startswith("unset GLOO_SOCKET_IFNAME")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,17 +54,6 @@ def test_the_road_from_a_bundle_to_the_end_of_the_job(laptop: Laptop, site: Site
 
 
 @pytest.mark.slow
-def test_a_second_factor_is_typed_once_for_submit_status_and_logs(laptop: Laptop) -> None:
-    laptop.ask_for("246810")
-    assert "Log in once in a terminal" in laptop.run(*SUBMIT, code=5)
-    said = laptop.at_terminal("246810", *SUBMIT)
-    said += laptop.at_terminal("never typed", "status", "--to", "site")
-    said += laptop.at_terminal("never typed", "logs", "runs/my.yaml", "--to", "site", "-f")
-    assert said.count("assword:") == laptop.logins == 1, said
-    assert "next: runner pull" in said and len(laptop.jobs("my")) == 1
-
-
-@pytest.mark.slow
 def test_a_transfer_host_carries_and_a_job_verifies(laptop: Laptop, site: Site) -> None:
     laptop.cluster(more="  copy: dtn\n  verify: job\n")
     said = laptop.run(*SUBMIT)
@@ -77,62 +64,10 @@ def test_a_transfer_host_carries_and_a_job_verifies(laptop: Laptop, site: Site) 
     assert re.search("^verify .*# done$", laptop.run(*SUBMIT, "--dry-run"), re.MULTILINE)
 
 
-@pytest.mark.slow  # it measures seconds
-def test_a_second_submit_makes_no_second_job_and_takes_seconds(laptop: Laptop, site: Site) -> None:
-    hold(site, True)
-    try:
-        assert "not asked what it has" in laptop.run(*SUBMIT, "--dry-run")
-        assert not laptop.work.exists()
-        job = site.job_number(laptop.run(*SUBMIT))
-        shown = laptop.run(*SUBMIT, "--dry-run")
-        assert (
-            len(re.findall(r"# done$", shown, re.MULTILINE)) == 7 and "to send: about 0 B" in shown
-        )
-        began = time.monotonic()
-        again = laptop.run(*SUBMIT)
-        took = time.monotonic() - began
-        assert re.search(r"^submit .*# done$", again, re.MULTILINE), again
-        assert f"job {job} (pending)" in again and laptop.jobs("my") == [job]
-        assert took < 5, f"{took:.1f} s"
-        # Another text of the run file would be read by the job that waits.
-        run = laptop.folder / "runs/my.yaml"
-        run.write_text(run.read_text().replace("5.0e-3", "1.0e-3"))
-        refused = laptop.run(*SUBMIT, code=2)
-        assert f"job {job} (pending)" in refused and f"scancel {job}" in refused
-        assert "5.0e-3" in (laptop.work / "runs/my.yaml").read_text()
-    finally:
-        hold(site, False)
-
-
 def hold(site: Site, is_on: bool) -> None:
     """Lets no job begin."""
     state = "down" if is_on else "up"
     site.control("exec", "scontrol", "update", "partitionname=batch", f"state={state}")
-
-
-@pytest.mark.slow
-def test_an_sbatch_that_reports_a_time_out_although_the_job_is_queued(
-    laptop: Laptop, site: Site
-) -> None:
-    fake, real = site.home / "fake", "/usr/bin/sbatch"
-    fake.mkdir(exist_ok=True)
-    mark = fake / "timed-out"
-    mark.unlink(missing_ok=True)
-    says = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
-    lines = [
-        "#!/bin/sh",
-        f"case $* in *--parsable*) if [ ! -e {mark} ]; then",
-        f'{real} "$@" >/dev/null; : >{mark}; echo "{says}" >&2; exit 1; fi ;; esac',
-        f'exec {real} "$@"',
-    ]
-    (fake / "sbatch").write_text("\n".join(lines) + "\n")
-    (fake / "sbatch").chmod(0o755)
-    fake.chmod(0o777)
-    laptop.cluster(f"export PATH={shlex.quote(str(fake))}:$PATH")
-    said = laptop.run(*SUBMIT)
-    assert mark.exists() and laptop.jobs("my") == [site.job_number(said)]
-    laptop.run(*SUBMIT)
-    assert len(laptop.jobs("my")) == 1
 
 
 @pytest.mark.slow
@@ -150,18 +85,6 @@ def test_two_laptops_at_once_make_one_job(
 
 
 @pytest.mark.slow
-def test_what_check_finds_is_shown_and_nothing_is_queued(laptop: Laptop) -> None:
-    run = laptop.folder / "runs/my.yaml"
-    sound = run.read_text()
-    run.write_text(sound.replace("asset: reference", "asset: referense"))
-    assert "referense" in laptop.run(*SUBMIT, code=2)
-    assert not laptop.work.exists()  # found here, before anything was sent
-    run.write_text(sound.replace("micro: 2", "micro: 3"))
-    said = laptop.run(*SUBMIT, code=2)
-    assert "-- check" in said and "batch" in said and laptop.jobs("my") == []
-
-
-@pytest.mark.slow
 def test_what_is_damaged_there_is_sent_again(laptop: Laptop, site: Site) -> None:
     job = site.job_number(laptop.run(*SUBMIT))
     site.run("scancel", str(job))
@@ -175,20 +98,3 @@ def test_what_is_damaged_there_is_sent_again(laptop: Laptop, site: Site) -> None
     said = laptop.run(*SUBMIT)
     assert "what is damaged there is sent again" in said, said
     assert verify(laptop.work / "bundle").ok and len(laptop.jobs("my")) == 2
-
-
-@pytest.mark.slow
-def test_a_sweep_from_a_login_node_whose_shell_greets(laptop: Laptop, site: Site) -> None:
-    greeting = site.home / ".bashrc"
-    greeting.write_text("echo; echo 'Welcome to alpha'; echo state=none\n")
-    greeting.chmod(0o644)
-    hold(site, True)
-    try:
-        sweep = (*SUBMIT, "--array", "seed=1,2")
-        job = site.job_number(laptop.run(*sweep).rpartition("\n-- submit")[2])
-        assert f"job {job} (pending)" in laptop.run(*sweep) and set(laptop.jobs("my")) == {job}
-        shown = json.loads(laptop.run("status", "--to", "site", "--json"))
-        assert {run["state"] for run in shown["runs"]} == {"waiting"}, shown
-    finally:
-        greeting.unlink()
-        hold(site, False)

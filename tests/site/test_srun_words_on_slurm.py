@@ -12,7 +12,7 @@ import pytest
 from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site, log
 from tests.site.test_train_on_slurm import losses
-from tests.support.environment.site import bubblewrap, charliecloud, skip_without
+from tests.support.environment.site import bubblewrap, skip_without
 
 pytestmark = pytest.mark.site
 
@@ -25,14 +25,6 @@ def inside(site: Site) -> Path:
     inside = site.home / "inside"
     site.run("mkdir", str(inside))
     return inside
-
-
-def container(kind: str, site: Site, inside: Path) -> list[str]:
-    """The words of srun that start a container, in which the environment is at `inside`."""
-    skip_without(kind)
-    if kind == "bubblewrap":
-        return bubblewrap(ENVIRONMENT, inside, Path("/tmp"), site.folder)
-    return charliecloud(site.folder / "image", ENVIRONMENT, inside)
 
 
 def written(site: Site, words: list[str], name: str, *ranks: str) -> tuple[Path, Path]:
@@ -58,7 +50,8 @@ def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
     site: Site, bundle: Path, inside: Path, undisturbed: Path
 ) -> None:
     less = ("slurm.tasks_per_node=1", "batch.micro=4")
-    words = container("bubblewrap", site, inside)
+    skip_without("bubblewrap")
+    words = bubblewrap(ENVIRONMENT, inside, Path("/tmp"), site.folder)
     script, run_folder = written(site, words, "in-container", *less)
     assert not (inside / "bin").exists()
     job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
@@ -70,23 +63,3 @@ def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
     assert f"job {job} goes back in the queue (restart 1 of at most 32)" in log(run_folder)
     assert losses(run_folder) == losses(undisturbed)
     assert not (run_folder / "stopped").exists()
-
-
-def test_a_job_of_one_rank_is_requeued_too_and_a_failure_is_not(
-    site: Site, bundle: Path, inside: Path
-) -> None:
-    words = container("charliecloud", site, inside)
-    one = ("slurm.nodes=1", "slurm.tasks_per_node=1", "batch.micro=8")
-    script, run_folder = written(site, words, "one-rank", *one)
-    job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
-    site.wait(lambda: len(losses(run_folder)) >= 2, why=lambda: log(run_folder))
-    site.run("scancel", "--signal=TERM", str(job))
-    site.wait(lambda: "resumed from step-" in log(run_folder), why=lambda: log(run_folder))
-    ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(run_folder)
-
-    script, run_folder = written(site, words, "broken", *one, "steps=3")
-    script.write_text(script.read_text().replace("runner train", "runner no-such-command"))
-    job = site.job_number(site.run("sbatch", "--parsable", str(script)).stdout)
-    ended = site.wait_for_end(job)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "2:0", "0")

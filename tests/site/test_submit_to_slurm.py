@@ -139,36 +139,6 @@ def test_what_a_partitions_limits_refuse_is_refused_with_the_way_out(site: Site)
         site.control("exec", "scontrol", "reconfigure")
 
 
-def test_a_second_job_for_the_same_run_folder_is_refused_while_the_first_is_queued(
-    site: Site,
-) -> None:
-    folder = str(site.home / "once")
-    first = int(site.python(PROGRAM, "submit", folder, "save_when_asked").stdout)
-    refused = site.python(PROGRAM, "submit", folder, "save_when_asked", check=False)
-    assert f"job {first} (" in refused.stderr
-    assert f"scancel {first}" in refused.stderr
-    site.run("scancel", str(first))
-    site.wait_for_end(first)
-
-
-def test_a_run_folder_with_any_name_gets_its_log(site: Site) -> None:
-    folder = site.home / 'it\'s 100% "mine" #1 %j'
-    job = int(site.python(PROGRAM, "submit", str(folder), "report").stdout)
-    assert site.wait_for_end(job)["JobState"] == "COMPLETED"
-    assert "rank 0 listens on" in (folder / "logs" / f"slurm-{job}.out").read_text()
-
-
-def test_a_rank_gets_its_share_of_what_the_nodes_have(site: Site) -> None:
-    code = (
-        "from runner.job.submit import *; from runner.job.partition import *; "
-        "s = ask_partition(None).nodes; "
-        "print(cpus_per_task(s, 2, 2)); print(s)"
-    )
-    said = site.python("-c", code).stdout
-    assert said.startswith("(2, ")
-    assert said.count("NodeShape(cpus=4, gpus=2, memory=") == 2
-
-
 # ---- exactly one job: two at once, an answer of sbatch that is lost, a queue that cannot be read
 
 REAL = {name: shutil.which(name) for name in ("sbatch", "squeue")}
@@ -176,7 +146,6 @@ TIMED_OUT = "Batch job submission failed: Socket timed out on send/recv operatio
 # How an sbatch ends whose job is in the queue all the same (toil#5459).
 LOST = {
     "timed out": f"echo 'sbatch: error: {TIMED_OUT}' >&2; exit 1",
-    "killed": "kill -9 $$",
     "no number": "exit 0",
 }
 
@@ -247,19 +216,3 @@ def test_a_queue_that_cannot_be_read_is_not_an_empty_one(site: Site) -> None:
     done = desk.submit()
     assert (done.returncode, desk.jobs()) == (5, []) and words in done.stderr
     assert not desk.folder.exists(), "a run that `runner status` would call stopped"
-
-
-def test_a_job_that_nobody_could_be_told_of_is_found_by_the_next_submit(site: Site) -> None:
-    desk = Desk(site, "untold")
-    asked = site.home / "asked"
-    desk.replace("squeue", f'[ -e {asked} ] && exit 1; : >{asked}; real "$@"')
-    desk.replace("sbatch", f'real "$@" >/dev/null; {LOST["timed out"]}')
-    first = desk.submit()
-    (job,) = desk.jobs()
-    assert first.returncode == 5 and "Socket timed out" in first.stderr
-    assert (desk.folder / "submit.sbatch").exists() and (desk.folder / "logs").is_dir()
-    (desk.programs / "squeue").unlink()
-    second = desk.submit()
-    desk.end()
-    assert (second.returncode, second.stdout.split()) == (0, [job]), second.stderr
-    assert desk.jobs() == [job]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.site.conftest import RUNNER, Site, log, submit
+from tests.site.conftest import Site, log, submit
 
 pytestmark = pytest.mark.site
 
@@ -47,11 +47,3 @@ def test_a_stopped_job_is_requeued_and_one_with_a_killed_rank_resumes_when_submi
     assert site.wait_for_end(again)["JobState"] == "COMPLETED", log(run_folder)
     assert log(run_folder).count("resumed from step-") == 2
     assert losses(run_folder) == losses(undisturbed)
-
-
-def test_a_script_that_is_only_printed_submits_nothing(site: Site, bundle: Path) -> None:
-    printed = site.run(*RUNNER, "submit", "tiny.yaml", "--bundle", "bundle", "--print").stdout
-    assert printed.startswith("#!/bin/bash -l\n")
-    assert "#SBATCH --ntasks-per-node=2\n" in printed
-    assert site.run("squeue", "--noheader").stdout == ""
-    assert not (site.home / "output" / "tiny").exists()
