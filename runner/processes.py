@@ -15,9 +15,6 @@ from pathlib import Path
 MOST_FILES = 2**20
 """The limit of open files is not raised above this: some programs close every possible number."""
 
-SOCKETS_PER_RANK, OTHER_FILES = 3, 200
-"""What a rank has open: sockets of gloo's groups to each other rank; weights, data, libraries."""
-
 
 def birth_time(pid: int) -> str | None:
     """When a process started, in clock ticks since boot (proc(5), stat, field 22).
@@ -96,22 +93,6 @@ def raise_limits() -> None:
             with suppress(ValueError, OSError):  # macOS has a lower limit of its own
                 resource.setrlimit(kind, (wanted, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def too_few_files(world_size: int) -> str:
-    """A warning if this process may not open as many files as a rank needs; empty if it may.
-
-    Args:
-        world_size: the number of ranks.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    needed = SOCKETS_PER_RANK * world_size + OTHER_FILES
-    if limit == _smaller(limit, needed) != needed:
-        return (
-            f"a rank may open {limit} files here, and {world_size} ranks need about {needed}: if "
-            "it ends with `Too many open files`, ask the site to raise the hard limit (ulimit -Hn)"
-        )
-    return ""
 
 
 def _smaller(one: int, other: int) -> int:

@@ -30,7 +30,7 @@ from runner.errors import (
 from runner.inputs import check_site
 from runner.launch import network
 from runner.launch.place import BY_HAND, TORCH_VARIABLES, Place, rank_number
-from runner.processes import raise_limits, threads_variable, too_few_files
+from runner.processes import raise_limits, threads_variable
 from runner.run_folder.heartbeat import Heartbeat, flight_prefix
 from runner.run_folder.layout import RunFolder
 
@@ -97,8 +97,7 @@ def become_rank(
     warnings.filterwarnings("ignore", category=FutureWarning)
     caches = use_local_caches(os.environ)
     if place.rank == 0:
-        files = too_few_files(place.world_size)
-        said = (note_on_inherited_rank_variables(place), line, *place.notes, *notes, *caches, files)
+        said = (note_on_inherited_rank_variables(place), line, *place.notes, *notes, *caches)
         for note in filter(None, said):
             print(note, flush=True)
     offline.tripwire([place.master])

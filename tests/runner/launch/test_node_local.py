@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,27 +153,6 @@ def test_unless_every_node_has_it_no_rank_starts(
     setting = yaml.safe_load(in_it(caught.value.remedy, r"(?<=node_local: )\w+"))
     shared = prefix_of(tmp_path)
     assert node_local.arrange(setting, environment, environ, print, prefix=shared) is None
-
-
-def test_auto_goes_on_from_the_shared_disk_and_says_so(
-    tmp_path: Path, environment: EnvironmentInput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """... if that is the environment asked for; else it is refused like any other."""
-    environ = {**srun(tmp_path / "bin", "exit 5"), "AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
-    monkeypatch.setenv("PATH", environ["PATH"])
-    mounts = tmp_path / "mounts"
-    mounts.write_text(disks("lustre", "xfs", tmp_path))
-    said: list[str] = []
-    prefix = prefix_of(tmp_path)
-    small = replace(environment, size=0)
-    assert (
-        node_local.arrange("auto", small, environ, said.append, prefix=prefix, mounts=mounts)
-        is None
-    )
-    assert "0 of 2 nodes have it" in said[-1]
-    assert "Using the shared disk instead (node_local: auto)" in said[-1]
-    with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
-        node_local.arrange("auto", small, environ, said.append, prefix=tmp_path, mounts=mounts)
 
 
 def test_what_the_job_would_refuse_is_refused_before_it_is_queued(

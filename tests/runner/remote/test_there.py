@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from runner.errors import __version__
 from runner.inputs.far import PushTarget, connected
 from runner.remote.follow import states_in
-from runner.remote.there import plan_digest, plan_text, sending
-
-ROOT = Path(__file__).parents[3]
-
-
-def look(folder: Path, *words: str) -> dict[str, str]:
-    script = ROOT / "runner/remote/look.sh"
-    done = subprocess.run(
-        ["sh", script, folder, *(words or ("", "my.yaml"))], capture_output=True, text=True
-    )
-    return dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-
-
-def test_a_folder_is_looked_at_and_not_touched(tmp_path: Path) -> None:
-    assert "folder" not in look(tmp_path / "not" / "there")
-    there = tmp_path / "there"
-    for name in ("bundle", "runs", ".airlift", "envs/e-1/bin"):
-        (there / name).mkdir(parents=True)
-    (there / "bundle/stage.lock").write_text("{}\n")
-    assert look(there).get("bundle") is None
-    (there / "bundle/tagmanifest-sha256.txt").touch()
-    (there / "envs/e-1/bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (there / "envs/e-1/bin/python3").chmod(0o755)
-    plan = {"WALK": "abc", "RUN": "it's.yaml", "SETUP": "a\nb"}
-    (there / ".airlift/plan").write_text(plan_text(plan))
-    (there / ".airlift/result").write_text("abc 0 7\n")
-    before = sorted(there.rglob("*"))
-    found = look(there, "envs/e-1", "my.yaml")
-    assert len(found["bundle"]) == 64 and found["airlift"] == __version__
-    assert found["result"] == "WALK=abc abc 0 7"
-    del plan["WALK"]
-    assert found["plan"] == plan_digest(plan)
-    assert sorted(there.rglob("*")) == before
-    (there / ".airlift/damaged").write_text("data/x\n")  # it has to be sent again
-    assert "bundle" not in look(there)
+from runner.remote.there import sending
 
 
 def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
