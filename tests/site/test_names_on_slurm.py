@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.site.conftest import RUNNER, Site, carry, running_site
+from tests.site.test_train_on_slurm import losses
 
 pytestmark = [pytest.mark.site, pytest.mark.xdist_group("names")]
 
@@ -77,11 +77,6 @@ def named(request: pytest.FixtureRequest, staged: Path) -> Iterator[NamedSite]:
         carry(staged, site)
         yield NamedSite(site, request.param)
         assert site.leaks() == ""
-
-
-def losses(run_folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 # Nodes on a management network train in the next test.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.remote.far import Far, each_shell, kill_all, wait
+from tests.runner.remote.far import Far, each_shell, kill_all
 from tests.stage.carry.conftest import WEIGHTS, flip
+from tests.support.waiting import wait_for
 
 ALL = [
     line
@@ -122,25 +123,25 @@ def test_killed_alone_its_step_goes_on_and_holds_the_lock_till_its_end(
 ) -> None:
     far.add("runner", 'echo $$ >"$FAR/pid"; until [ -e "$FAR/over" ]; do sleep 1; done')
     running = far.start(shell)
-    wait(lambda: (far.notes / "pid").exists() and far.read("lock/step") != "")
+    wait_for(lambda: (far.notes / "pid").exists() and far.read("lock/step") != "")
     os.kill(running.pid, signal.SIGKILL)
     running.wait()
     for _ in range(3):
         assert far.go(shell).returncode == 75
     (far.notes / "over").touch()
-    wait(lambda: not (far.folder / ".airlift/lock").exists())
+    wait_for(lambda: not (far.folder / ".airlift/lock").exists())
     assert far.read("result") == ""
 
 
 @each_shell
 def test_the_line_is_cut_and_it_goes_on(far: Far, shell: list[str]) -> None:
     running = far.start(shell)
-    wait(lambda: "verify begin 0" in far.steps)
+    wait_for(lambda: "verify begin 0" in far.steps)
     assert running.stdout is not None and running.stderr is not None
     running.stdout.close()
     running.stderr.close()
     os.killpg(running.pid, signal.SIGHUP)
-    wait(lambda: far.read("result") == "w1 0 17\n")
+    wait_for(lambda: far.read("result") == "w1 0 17\n")
     assert far.steps == ALL
 
 
@@ -183,14 +184,14 @@ def test_a_stop_by_hand_is_a_result_too(far: Far, shell: list[str], by: str) -> 
     far.add("runner", 'echo $$ >"$FAR/pid"; exec sleep 600')
     far.add("sleep", 'exec /bin/sleep "$@"')
     running = far.start(shell)
-    wait(lambda: (far.notes / "pid").exists() and (far.notes / "pid").read_text() != "")
+    wait_for(lambda: (far.notes / "pid").exists() and (far.notes / "pid").read_text() != "")
     if by == "--stop":
         assert far.go(shell, "--stop").returncode == 0
     else:
         os.kill(running.pid, signal.SIGTERM)
     running.communicate(timeout=20)
     assert running.returncode == 5 and far.read("result") == "w1 5 0\n"
-    wait(lambda: not Path("/proc", (far.notes / "pid").read_text().strip()).exists())
+    wait_for(lambda: not Path("/proc", (far.notes / "pid").read_text().strip()).exists())
     assert "nothing is at work" in far.go(shell, "--stop").stdout
 
 
@@ -200,11 +201,11 @@ def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
 ) -> None:
     far.plan(VERIFY="job", PARTITION="batch")
     running = far.start(shell)
-    wait((far.folder / ".airlift/verify-job").exists)
+    wait_for((far.folder / ".airlift/verify-job").exists)
     os.kill(running.pid, signal.SIGKILL)  # its job goes on
     running.wait()
     os.kill(int(far.read("lock/step")), signal.SIGKILL)
-    wait(lambda: not (far.folder / ".airlift/lock").exists())
+    wait_for(lambda: not (far.folder / ".airlift/lock").exists())
     (far.notes / "node").touch()
     done = far.go(shell)
     assert done.returncode == 0, done.stderr + far.read("log")
