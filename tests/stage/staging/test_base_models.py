@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,10 +21,8 @@ from stage.lock.model import Base, LockedAsset, LockedFile, Source
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
 from tests.stage.locks import COMMIT
-from tests.stage.serve.test_serve import serving
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import safetensors
-from tests.support.training.models import tiny_model_files
 
 BASE = {
     "README.md": b"---\nlicense: mit\n---\n",
@@ -85,43 +79,6 @@ def test_an_adapter_without_its_base_is_refused_with_the_lines_that_add_it(
     stage("fetch", "m.yaml", "-o", "b", "--locked")
     manifest(lora=LORA)
     assert "acme/tiny-base" in stage("fetch", "m.yaml", "-o", "b", code=2).output
-
-
-def test_the_base_may_be_at_another_revision_and_have_the_adapters_name_for_it(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    hub.commit("models", "acme/tiny-base", BASE)
-    hub.configure("models", "acme/old-name", moved_to="acme/tiny-base")
-    hub.commit("models", "acme/lora", adapter("acme/old-name", revision="v7"))
-    manifest(lora=LORA, own={"model": "acme/tiny-base"})
-    said = stage("lock", "m.yaml", code=2).output
-    assert "`lora` is an adapter of acme/old-name" in said and "write it as here" in said
-    manifest(lora=LORA, own={"model": "acme/old-name"})
-    stage("fetch", "m.yaml", "-o", "b")
-    assert locked()["own"].names == {"acme/old-name", "acme/tiny-base"}
-    stage("verify", "b", "--deep")
-
-
-def test_what_several_adapters_need_is_said_at_once_under_names_that_are_free(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    hub.commit("models", "acme/lora", adapter("acme/tiny-base"))
-    hub.commit("models", "acme/lora2", adapter("acme/tiny-base"))
-    hub.commit("models", "acme/lora3", adapter("acme/other", revision="1.0"))
-    hub.commit("models", "acme/tiny-base", BASE)
-    hub.commit("models", "acme/other", BASE, tag="1.0")
-    Path("notes").mkdir()
-    Path("notes/x").write_text("x")
-    loras = {name: {"model": f"acme/{name}"} for name in ("lora", "lora2", "lora3")}
-    manifest(**loras, **{"Tiny-Base": {"path": "notes"}})
-    lines = added(stage("lock", "m.yaml", code=2).output)
-    document = yaml.safe_load(lines)
-    assert document == {
-        "acme-tiny-base": {"model": "acme/tiny-base"},
-        "other": {"model": "acme/other", "revision": "1.0"},
-    }
-    manifest(**loras, **document)
-    stage("fetch", "m.yaml", "-o", "b")
 
 
 def test_an_adapter_whose_base_is_not_needed_travels_alone(
@@ -185,54 +142,3 @@ def test_what_an_adapter_says_of_its_base(config: Any, expected: Any) -> None:
 @given(st.binary() | st.text().map(str.encode))
 def test_any_adapter_config_is_read_or_passed_over(text: bytes) -> None:
     base_of(text)
-
-
-def test_a_tokenizer_is_no_base(hub: TestHub, stage: Callable[..., Result]) -> None:
-    hub.commit("models", "acme/tiny-base", {**BASE, "tokenizer.json": b"{}"})
-    hub.commit("models", "acme/lora", adapter())
-    manifest(lora=LORA, t={"tokenizer": "acme/tiny-base"})
-    stage("lock", "m.yaml", code=2)
-
-
-LOADS = """
-import json, torch
-from peft import AutoPeftModelForCausalLM
-model = AutoPeftModelForCausalLM.from_pretrained("acme/lora")
-print(json.dumps(model(torch.arange(5)[None]).logits[0, -1, :8].tolist()))
-"""
-
-
-@pytest.mark.slow
-def test_an_adapter_loads_by_name_from_a_served_bundle(
-    hub: TestHub, stage: Callable[..., Result], tmp_path: Path
-) -> None:
-    """The script that made the adapter runs unchanged, though its base has changed on the Hub."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    hub.commit("models", "acme/tiny-base", tiny_model_files(tmp_path / "base", "gpt2"))
-    hub.configure("models", "acme/old-name", moved_to="acme/tiny-base")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    plain.name_or_path = plain.config._name_or_path = "acme/old-name"
-    adapted = get_peft_model(
-        plain, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, fan_in_fan_out=True)
-    )
-    expected = adapted(torch.arange(5)[None]).logits[0, -1, :8].tolist()
-    adapted.peft_config["default"].base_model_name_or_path = "acme/old-name"
-    adapted.save_pretrained(tmp_path / "lora", save_embedding_layers=False)
-    hub.commit(
-        "models",
-        "acme/lora",
-        {path.name: path.read_bytes() for path in (tmp_path / "lora").iterdir()},
-    )
-    manifest(lora=LORA, base={"model": "acme/old-name"})
-    stage("fetch", "m.yaml", "-o", "b")
-    kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
-    with serving(Path("b")) as (address, _):
-        environment = {**kept, "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": address}
-        done = subprocess.run(
-            [sys.executable, "-c", LOADS], env=environment, capture_output=True, text=True
-        )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(expected, abs=1e-5)

@@ -9,11 +9,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-from click.testing import Result
-
-from stage.digests import hash_file
-from stage.lock.write import Lockfile
 from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import (
     DATASET,
@@ -32,19 +27,6 @@ def test_two_folders_two_hubs_one_id(laptop: Laptop, undisturbed_id: str) -> Non
     (laptop.folder / "tiny.lock").unlink()
     assert laptop.fetched("there", "--jobs", "8") == undisturbed_id
     assert laptop.fetched("followed", "--locked") == undisturbed_id
-
-
-def test_the_text_of_the_complete_lock_is_made_once(
-    stage: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 400,000 files it takes seconds."""
-    Path("a.txt").write_text("a")
-    Path("m.yaml").write_text("format: 1\nassets:\n  a: {path: a.txt}\n")
-    made, text = list[Lockfile](), Lockfile._text
-    monkeypatch.setattr(Lockfile, "_text", lambda lock: made.append(lock) or text(lock))
-    stage("fetch", "m.yaml", "-o", "b", "--no-offline-check")
-    (lock,) = made
-    assert lock.id == hash_file(Path("m.lock")).sha256 == hash_file(Path("b/stage.lock")).sha256
 
 
 def test_the_endpoint_is_an_option_or_a_variable_and_leaves_no_trace_in_the_id(
@@ -111,14 +93,6 @@ def test_a_redirect_to_another_host_loses_the_token(
         assert laptop.fetched(HF_TOKEN=MEMBER_TOKEN) == undisturbed_id
         seen = elsewhere.requests()
     assert seen and not any(request.token for request in seen)
-
-
-def test_an_old_name_is_recorded_as_an_alias(laptop: Laptop) -> None:
-    laptop.hub.configure("models", "tiny-bert", moved_to=MODEL)
-    laptop.write(MANIFEST.replace(f"model: {MODEL}", "model: tiny-bert"))
-    laptop.fetched()
-    lock = (laptop.bundle / "stage.lock").read_text()
-    assert '"aliases": [\n' in lock and '"tiny-bert"' in lock
 
 
 def test_a_listing_of_many_pages_is_taken_whole(

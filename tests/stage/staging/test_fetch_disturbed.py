@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 import pytest
 
-from stage.digests import Digest
-from stage.download.partial_file import partial_path
 from tests.support.staging import MANIFEST, MODEL, Laptop, payload
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -68,60 +65,12 @@ def test_the_weights_come_through(laptop: Laptop, undisturbed_id: str, disturban
     assert len(laptop.hub.requests(WEIGHTS, side="cdn")) > 1
 
 
-def test_an_expired_address_is_asked_for_again_at_the_hub(
-    laptop: Laptop, undisturbed_id: str
-) -> None:
-    laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, status=403)
-    assert laptop.fetched() == undisturbed_id
-    asked = [(r.side, r.status) for r in laptop.hub.requests(WEIGHTS)]
-    assert asked == [("hub", 302), ("cdn", 403), ("hub", 302), ("cdn", 200)]
-
-
-def test_what_came_before_a_cut_is_not_asked_for_again(laptop: Laptop, undisturbed_id: str) -> None:
-    laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, drop_after=1_000_000)
-    laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, drop_after=500_000)
-    assert laptop.fetched() == undisturbed_id
-    ranges = [r.range for r in laptop.hub.requests(WEIGHTS, side="cdn")]
-    assert ranges == [None, "bytes=1000000-", "bytes=1500000-"]
-
-
-def test_a_resume_is_reported_and_only_bytes_from_the_network_are_counted(laptop: Laptop) -> None:
-    laptop.fetched(AIRLIFT_STORE="none")
-    weights = laptop.bundle / "data/models/tiny-bert/model.safetensors"
-    data = weights.read_bytes()
-    weights.unlink()
-    partial_path(weights, Digest("sha256", sha256(data).hexdigest())).write_bytes(data[:2_000_000])
-    done = laptop.fetch(AIRLIFT_STORE="none")
-    assert "model.safetensors: resuming at 2 MB of 3 MB" in done.stderr, done.stderr
-    assert ", 1 MB fetched" in done.stderr, done.stderr
-
-
 def test_a_folder_beside_the_manifest_is_named_where_the_hub_has_no_such_model(
     laptop: Laptop,
 ) -> None:
     (laptop.folder / "src/tiny").mkdir(parents=True)
     laptop.write(MANIFEST.replace(f"model: {MODEL}", "model: src/tiny"))
     assert "write `path: src/tiny`" in laptop.refused(2)
-
-
-def test_a_server_gets_the_pause_that_it_asks_for_and_the_pause_is_printed(
-    laptop: Laptop,
-) -> None:
-    laptop.hub.faults.add(side="hub", path=INFO, times=1, status=429, headers={"Retry-After": "3"})
-    laptop.hub.faults.add(
-        side="cdn", path=WEIGHTS, times=1, status=503, headers={"Retry-After": "1"}
-    )
-    done = laptop.stage("fetch", "tiny.yaml", "-o", "bundle", "--no-offline-check")
-    assert done.returncode == 0, done.stderr
-    assert "HTTP 429; trying again in 3" in done.stderr
-    for place, status, pause in ((INFO, 429, 3), (WEIGHTS, 503, 1)):
-        (refusal,) = laptop.hub.requests(place, status=status)
-        after = [
-            r
-            for r in laptop.hub.requests(place, side=refusal.side)
-            if r.file == refusal.file and r is not refusal
-        ]
-        assert min(r.at for r in after if r.at > refusal.at) - refusal.at >= pause
 
 
 def test_a_flipped_byte_is_refused_and_not_recorded(laptop: Laptop, undisturbed_id: str) -> None:

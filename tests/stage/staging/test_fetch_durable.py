@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +15,6 @@ from click.testing import Result
 
 from stage.files import sync_disk
 from tests.support.staging import LANDING, Laptop
-
-MANY = 70
 
 
 def calls(folder: Path, command: list[str], environment: dict[str, str]) -> list[str]:
@@ -59,20 +55,6 @@ def test_bytes_and_names_before_the_seal(laptop: Laptop) -> None:
     assert not [line for line in lines if line.startswith("sync(")], "flushes every mount"
 
 
-def test_of_many_local_files_none_is_synced_by_itself(tmp_path: Path) -> None:
-    """One fsync per file takes 0.8 ms: 80 s for 100,000 files."""
-    (tmp_path / "tree").mkdir()
-    for number in range(MANY):
-        (tmp_path / "tree" / f"{number}.txt").write_text(f"text {number}\n")
-    (tmp_path / "many.yaml").write_text("format: 1\nname: many\nassets:\n  tree:\n    path: tree\n")
-    stage = [sys.executable, "-m", "stage", "fetch", "many.yaml", "-o", "bundle"]
-    lines = calls(tmp_path, stage, {**os.environ, "AIRLIFT_STORE": "none"})
-    named = [line for line in lines if "/data/files/tree/" in line and "rename" in line]
-    assert len(named) == MANY
-    assert len([line for line in lines if line.startswith("syncfs")]) == 1
-    assert not [line for line in lines if line.startswith("fsync") and "/data/" in line]
-
-
 def test_a_system_without_syncfs_syncs_each_file_and_says_so(
     stage: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,18 +90,3 @@ def test_after_a_power_cut_the_next_run_reads_and_repairs_what_came(laptop: Lapt
     (laptop.bundle / zeros).write_bytes(bytes((laptop.bundle / zeros).stat().st_size))
     (laptop.bundle / empty).write_bytes(b"")
     assert laptop.fetched() == first
-
-
-def test_a_local_file_that_changed_leaves_no_partial_file_and_names_itself(
-    stage: Callable[..., Result],
-) -> None:
-    Path("tree").mkdir()
-    for number in range(3):
-        Path("tree", f"{number}.txt").write_text("x")
-    Path("m.yaml").write_text("format: 1\nassets:\n  tree: {path: tree}\n")
-    stage("fetch", "m.yaml", "-o", "b")
-    Path("b/data/files/tree/2.txt").write_text("damaged")
-    Path("tree/2.txt").write_text("changed")
-    said = stage("fetch", "m.yaml", "-o", "b", "--locked", code=2).output
-    assert "2.txt changed since" in said and "--update tree" in said
-    assert not list(Path("b").rglob("*.partial"))

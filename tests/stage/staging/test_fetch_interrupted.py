@@ -113,25 +113,6 @@ def test_killed_at_ten_random_moments_it_resumes_and_fetches_nothing_twice(
     assert laptop.fetched("elsewhere") == resumed
 
 
-def test_ctrl_c_says_how_to_go_on(slow_laptop: Laptop) -> None:
-    laptop = slow_laptop
-    laptop.hub.faults.clear()
-    laptop.hub.faults.add(
-        side="cdn", path=r"model\.safetensors$", times=1, stall_after=6_000_000, stall_s=60
-    )
-    running = start(laptop)
-    assert wait_until(lambda: bytes_here(laptop.bundle) >= 5_000_000, running)
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=120)
-    assert running.returncode == 5
-    assert "Run the same command again" in errors and "Traceback" not in errors
-    complete, unfinished = what_is_here(laptop.bundle)
-    assert unfinished["data/models/tiny-bert/model.safetensors"] >= 4_000_000
-    laptop.hub.forget_requests()
-    laptop.fetched()
-    check_nothing_fetched_twice(laptop.hub, complete, unfinished)
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 5), (signal.SIGTERM, 143)], ids=["Ctrl-C", "kill"]
 )

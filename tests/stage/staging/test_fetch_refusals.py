@@ -84,12 +84,6 @@ def test_a_token_that_the_hub_refuses_is_named_and_the_remedy_goes_on_without_it
     assert laptop.fetch(HF_TOKEN="").returncode == 0
 
 
-def test_a_token_of_a_login_that_the_hub_refuses_is_logged_out(laptop: Laptop) -> None:
-    (laptop.folder / "hf").mkdir(exist_ok=True)
-    (laptop.folder / "hf/token").write_text("hf_expired")
-    assert "need none: hf auth logout." in laptop.refused(2)
-
-
 @pytest.mark.parametrize("token", ["\u201chf_abc\u201d", "hf_abc hf_def", "'hf_abc'"])
 def test_a_token_that_no_header_carries_is_refused_and_not_printed(
     laptop: Laptop, token: str

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.ipc as ipc
 import pytest
 
 from stage.bundle.bundle import Bundle
 from stage.bundle.load_test import lacking
-from stage.lock.manifest import Manifest
 from stage.lock.model import LockedAsset, LockedFile, Source
-from tests.support.staging import model_files, run_here
+from tests.support.staging import run_here
 
 ROWS = "text,label\na film,good\nanother,bad\n"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -63,22 +59,6 @@ def test_a_path_becomes_a_manifest_that_fetches_as_it_stands(
     assert asset.kind == "dataset" and sum(split.rows or 0 for split in splits) == rows
 
 
-def test_rows_that_a_library_saved_are_a_dataset_not_its_descriptions(here: Path) -> None:
-    table = pa.table({"text": ["a", "b"]})
-    write({"saved/dataset_info.json": "{}", "saved/state.json": "{}"})
-    with ipc.new_stream(str(here / "saved/data-00000-of-00001.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    assert "`convert: arrow`" in run_here("init", "saved").stdout
-
-
-@pytest.mark.parametrize("left", [(), ("model.safetensors",), ("tokenizer.json", "vocab.txt")])
-def test_a_folder_with_a_model_is_taken_as_it_is(left: tuple[str, ...]) -> None:
-    write({f"my-bert/{name}": data for name, data in model_files(100).items() if name not in left})
-    assert "my-bert: on this machine: a model\n" in run_here("init", "my-bert").stdout
-    request = Manifest.load("manifest.yaml").requests["my-bert"]
-    assert request.path == "my-bert" and request.convert is None  # type: ignore[union-attr]
-
-
 def test_paths_are_relative_to_the_manifest_and_a_link_on_the_way_does_not_mislead(
     here: Path,
 ) -> None:
@@ -91,35 +71,12 @@ def test_paths_are_relative_to_the_manifest_and_a_link_on_the_way_does_not_misle
     assert 'path: "../lines.csv"' in Path("manifests/a.yaml").read_text()
 
 
-def test_the_folder_one_is_in_gets_a_bundle_beside_it(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write({"mine/a.csv": ROWS})
-    monkeypatch.chdir(here / "mine")
-    said = run_here("init", ".").stdout
-    command = said.partition("next: stage ")[2].split()
-    assert command[:4] == ["fetch", "manifest.yaml", "-o", str(here / "mine-bundle")]
-    run_here(*command[:4])
-
-
 @pytest.mark.parametrize("name", ["./nothing.csv", "nothing.csv", "./empty"])
 def test_a_path_with_nothing_in_it_is_not_asked_for_on_the_hub(here: Path, name: str) -> None:
     (here / "empty").mkdir()
     done = run_here("init", name, code=2)
     assert "no such file" in done.stderr or "no file to take" in done.stderr
     assert not Path("manifest.yaml").exists()
-
-
-def test_fetch_says_what_a_model_lacks_for_a_training(here: Path) -> None:
-    """Exit 0 and "everything that could be checked loads"; the refusal came on the cluster."""
-    config = json.dumps({"model_type": "gpt2", "vocab_size": 5})
-    write({"mine/config.json": config, "mine/pytorch_model.bin": "a pickle"})
-    run_here("init", "mine")
-    done = run_here("fetch", "manifest.yaml", "-o", "bundle")
-    assert "mine: no weights, *.safetensors (pytorch_model.bin is a pickle" in done.stderr
-    assert "`model.init: scratch`" in done.stderr and "mine: no tokenizer" in done.stderr
-    assert "put its files beside config.json" in done.stderr
-    assert "loads without network; see above for what is not there" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -47,24 +47,8 @@ def test_a_bundle_inside_what_it_takes_in_is_refused(
         run_here("fetch", manifest, "-o", target)
 
 
-def test_a_folder_with_its_own_manifest_can_be_fetched_again_and_again(folder: Path) -> None:
-    (folder / "all.yaml").write_text(
-        'format: 1\nname: all\nassets:\n  a: {path: ., exclude: ["b/**"]}\n'
-    )
-    for _ in range(2):
-        run_here("fetch", "all.yaml", "-o", "b")
-    assert not (folder / "b/data/files/a/all.lock").exists()
-
-
 def test_a_patch_is_not_taken_for_a_damaged_bundle(folder: Path) -> None:
     (folder / "mend").mkdir()
     (folder / "mend/bagit.txt").write_text("BagIt-Version: 1.0\n")
     (folder / "mend" / PATCH_PLAN).write_text("{}")
     assert "a patch, not a bundle" in run_here("verify", "mend", code=2).stderr
-
-
-def test_a_pattern_that_yaml_takes_for_an_alias_wants_quotes(folder: Path) -> None:
-    (folder / "star.yaml").write_text(
-        "format: 1\nname: s\nassets:\n  r:\n    path: raw\n    include: [*.bin]\n"
-    )
-    assert 'Put it in quotes: "*.bin"' in run_here("lock", "star.yaml", code=2).stderr

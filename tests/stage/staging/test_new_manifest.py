@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from stage.hub.lookup import RepositoryLookup, RepositoryName
 from stage.lock.manifest import Manifest
 from stage.lock.requests import DatasetRequest, ModelRequest
-from stage.paths import collisions, names_a_local_path, problem_with_asset_name
-from stage.staging.new_manifest import asset_names, manifest_text
-from tests.support.staging import DATASET, MODEL, Laptop, dataset_files, model_files
+from stage.paths import names_a_local_path
+from stage.staging.new_manifest import manifest_text
+from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
 
 
 def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
@@ -40,35 +40,6 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     assert "continues" not in done.stderr
 
 
-def test_several_configs_are_listed_and_one_is_taken(laptop: Laptop) -> None:
-    files = dataset_files()
-    configs = "".join(f"- config_name: {c}\n  data_files: {c}/*\n" for c in ("a-raw", "b-raw"))
-    laptop.hub.commit(
-        "datasets",
-        "acme/several",
-        {
-            "README.md": f"---\nconfigs:\n{configs}---\n".encode(),
-            "a-raw/train.parquet": files["plain/train-00000-of-00002.parquet"],
-            "b-raw/train.parquet": files["plain/train-00000-of-00002.parquet"],
-        },
-    )
-    laptop.hub.commit(
-        "datasets",
-        "acme/several",
-        {"converted/train/0000.parquet": files["plain/train-00000-of-00002.parquet"]},
-        ref="refs/convert/parquet",
-    )
-    done = laptop.stage("init", "acme/several")
-    assert done.returncode == 0, done.stderr
-    assert "3 configs" in done.stdout
-    text = (laptop.folder / "manifest.yaml").read_text()
-    assert (
-        "config: a-raw   # also: b-raw, converted" in text
-        and "several configs and no default" in text
-    )
-    assert laptop.stage("lock", "manifest.yaml").returncode == 0
-
-
 def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> None:
     card = (
         "---\nconfigs:\n"
@@ -84,12 +55,6 @@ def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> No
     laptop.hub.commit("datasets", "acme/ordered", files)
     assert laptop.stage("init", "acme/ordered").returncode == 0
     assert "config: main   # also: extra" in (laptop.folder / "manifest.yaml").read_text()
-
-
-def test_a_moved_repository_is_written_by_its_name_today(laptop: Laptop) -> None:
-    laptop.hub.configure("models", "tiny-bert", moved_to=MODEL)
-    assert laptop.stage("init", "tiny-bert").returncode == 0
-    assert f"model: {MODEL}" in (laptop.folder / "manifest.yaml").read_text()
 
 
 def test_an_existing_manifest_is_not_overwritten(laptop: Laptop) -> None:
@@ -121,19 +86,6 @@ def test_an_existing_manifest_is_not_overwritten(laptop: Laptop) -> None:
 )
 def test_a_name_or_the_address_of_any_page_of_it(text: str, asked: RepositoryName) -> None:
     assert RepositoryName.parse(text) == asked
-
-
-def test_the_revision_of_a_pages_address_and_the_licences_found_are_written(laptop: Laptop) -> None:
-    laptop.hub.commit("models", MODEL, model_files(1000), tag="v1.0")
-    done = laptop.stage("init", f"https://huggingface.co/{MODEL}/tree/v1.0", f"datasets/{DATASET}")
-    assert done.returncode == 0, done.stderr
-    text = (laptop.folder / "manifest.yaml").read_text()
-    assert "# policy: {licences: [apache-2.0, cc0-1.0]}   # refuses others" in text
-    (laptop.folder / "manifest.yaml").write_text(text.replace("# policy", "policy"))
-    manifest = Manifest.load(laptop.folder / "manifest.yaml")
-    assert manifest.name == "tiny-bert" and manifest.licences == ("apache-2.0", "cc0-1.0")
-    assert manifest.requests["tiny-bert"] == ModelRequest(repository=MODEL, revision="v1.0")
-    assert laptop.stage("lock", "manifest.yaml").returncode == 0
 
 
 def test_an_unknown_name_writes_nothing(laptop: Laptop) -> None:
@@ -175,10 +127,3 @@ def test_whatever_the_hub_says_the_manifest_loads(
     assert [r.config for r in requests if isinstance(r, DatasetRequest)] == [
         item.configs[0] if item.configs else None for item in many if item.kind == "dataset"
     ]
-
-
-@given(many=st.lists(repositories, max_size=6))
-def test_every_asset_gets_a_name_of_its_own(many: list[str]) -> None:
-    names = asset_names(many)
-    assert len(names) == len(many) and not collisions(names)
-    assert all(problem_with_asset_name(name) is None for name in names)

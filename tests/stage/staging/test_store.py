@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -168,49 +167,12 @@ def test_a_file_of_the_cache_of_huggingface_hub_is_taken_if_its_bytes_are_right(
     assert blob.stat().st_nlink == 1 and blob.stat().st_mode & 0o200
 
 
-def test_a_kill_leaves_no_second_name_in_the_store_for_ever(sharing: Laptop) -> None:
-    sharing.fetched()
-    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
-    entry.rename(entry.with_name(f"{entry.name}.partial"))
-    sharing.fetched("again")
-    assert entry.is_file() and not list(entry.parent.glob("*.partial"))
-
-
-@pytest.mark.parametrize("store", ["", "none"], ids=["with a store", "without"])
-def test_an_asset_with_a_new_name_is_not_fetched_again(sharing: Laptop, store: str) -> None:
-    sharing.fetched(AIRLIFT_STORE=store)
-    sharing.hub.forget_requests()
-    sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
-    done = sharing.fetch(AIRLIFT_STORE=store)
-    assert (
-        "5 files (3.04 MB) were here already, in this bundle, under another name" in done.stderr
-    ), done.stderr
-    asked = {request.path.rpartition("/")[2] for request in sharing.hub.requests("/resolve/")}
-    assert asked <= {"config.json"}  # read to know the model
-    assert verify(sharing.bundle).ok and not (sharing.bundle / WEIGHTS).exists()
-    weights = sharing.bundle / "data/models/bert/model.safetensors"
-    assert weights.stat().st_nlink == (1 if store else 2)
-
-
 def test_a_damaged_file_is_not_given_a_new_name(sharing: Laptop) -> None:
     sharing.fetched(AIRLIFT_STORE="none")
     flip(sharing.bundle / WEIGHTS)
     sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
     sharing.fetched(AIRLIFT_STORE="none")
     assert verify(sharing.bundle).ok and asked_for(sharing, "model.safetensors") == 2
-
-
-def test_what_was_converted_is_not_converted_again(sharing: Laptop) -> None:
-    lines = "".join(f"{number},{os.urandom(40).hex()}\n" for number in range(30_000))
-    (sharing.folder / "mine.csv").write_text(f"n,text\n{lines}")
-    (sharing.folder / "other.yaml").write_text(
-        "format: 1\nassets:\n  m:\n    path: mine.csv\n    convert: csv\n"
-    )
-    fetch_other(sharing)
-    shutil.rmtree(sharing.folder / "other")
-    (sharing.folder / "mine.csv").unlink()
-    said = fetch_other(sharing).stderr
-    assert re.search(r"1 file \(1\.\d+ MB\) was here already, in the store", said), said
 
 
 def test_a_dry_run_says_what_is_here_already(sharing: Laptop) -> None:
@@ -221,13 +183,6 @@ def test_a_dry_run_says_what_is_here_already(sharing: Laptop) -> None:
         and "1 file (3 MB) more are" in done.stderr
     )
     assert not (sharing.folder / "again").exists()
-
-
-def test_none_shares_nothing(sharing: Laptop) -> None:
-    sharing.fetched(AIRLIFT_STORE="none")
-    assert (
-        not (sharing.folder / ".cache").exists() and (sharing.bundle / WEIGHTS).stat().st_nlink == 1
-    )
 
 
 def test_a_store_that_cannot_be_written_is_no_reason_to_fail(sharing: Laptop) -> None:
@@ -257,139 +212,13 @@ def test_a_store_on_another_disk_gives_copies_and_keeps_nothing(
     assert not list((tmp_path / "store").rglob("*.partial"))
 
 
-def test_what_is_shared_needs_no_room_on_the_disk(tmp_path: Path) -> None:
-    """A disk with space for one copy and a half holds two bundles."""
-    script = """
-        mount -t tmpfs -o size=40m none disk || exit 99
-        "$@" -o disk/one >/dev/null 2>&1; echo "one: $?"
-        AIRLIFT_STORE=none "$@" -o disk/two; echo "two, alone: $?"
-        "$@" -o disk/two >/dev/null 2>&1; echo "two, sharing: $?"
-        "$1" -m stage verify -q disk/two; echo "verify: $?"
-    """
-    with ExitStack() as stack:
-        laptop = Laptop(
-            tmp_path,
-            TestHub(tmp_path / "hub", stack),
-            {"AIRLIFT_STORE": str(tmp_path / "disk/store")},
-        )
-        laptop.publish(20_000_000)
-        laptop.write(MANIFEST)
-        (tmp_path / "disk").mkdir()
-        fetch = laptop.command("fetch", "tiny.yaml", "--no-offline-check")
-        done = subprocess.run(
-            ["unshare", "-rm", "sh", "-c", script, "sh", *fetch],
-            cwd=tmp_path,
-            env=laptop.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    if done.returncode == 99 or "unshare" in done.stderr:
-        pytest.skip(f"no mount of one's own here: {done.stderr}")
-    assert done.stdout.splitlines() == [
-        "one: 0",
-        "two, alone: 5",
-        "two, sharing: 0",
-        "verify: 0",
-    ], done.stderr
-    assert "are missing. Nothing was written" in done.stderr and "-links 1" in done.stderr
-
-
-@pytest.mark.site
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("mkfs.btrfs"), reason="needs root and mkfs.btrfs"
-)
-def test_with_reflinks_bundles_share_the_disk_but_not_each_others_damage(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        disk = stack.enter_context(btrfs(tmp_path))
-        laptop = Laptop(
-            disk / "laptop",
-            TestHub(tmp_path / "hub", stack),
-            {"AIRLIFT_STORE": str(disk / "store")},
-        )
-        laptop.folder.mkdir()
-        laptop.publish(40_000_000)
-        laptop.write(MANIFEST)
-        laptop.fetched()
-        before = used(disk)
-        laptop.fetched("again")
-        assert used(disk) - before < 5_000_000
-        assert asked_for(laptop, "model.safetensors") == 1
-        flip(laptop.bundle / WEIGHTS)
-        assert verify(laptop.folder / "again").ok and not verify(laptop.bundle).ok
-        clear(disk / "store")
-        assert verify(laptop.folder / "again").ok, "it has a copy of its own"
-
-
-@contextmanager
-def btrfs(folder: Path) -> Iterator[Path]:
-    """A small btrfs, mounted."""
-    image, mount = folder / "disk.img", folder / "disk"
-    mount.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(300 * 2**20)
-    subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
-    subprocess.run(["mount", "-o", "loop", image, mount], check=True)
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", mount], check=True)
-
-
-def used(disk: Path) -> int:
-    os.sync()
-    return shutil.disk_usage(disk).used
-
-
-def gone(laptop: Laptop) -> None:
-    shutil.rmtree(laptop.bundle)
-
-
-def moved(laptop: Laptop) -> None:
-    laptop.bundle.rename(laptop.folder / "elsewhere")
-
-
-def changed(laptop: Laptop) -> None:
-    laptop.write("format: 1\nassets:\n" + MANIFEST[MANIFEST.index("  lines:") :])
-    laptop.fetched()
-
-
-def clear(store: Path) -> None:
-    """As the docs say."""
-    subprocess.run(["find", store, "-type", "f", "-links", "1", "-delete"], check=True)
-
-
-@pytest.mark.parametrize(("what", "freed"), [(gone, True), (moved, False), (changed, True)])
-def test_what_no_bundle_has_is_what_has_one_link(
-    sharing: Laptop, what: Callable[[Laptop], None], freed: bool
-) -> None:
-    sharing.fetched()
-    entry = entry_of(sharing, sharing.bundle / WEIGHTS)
-    store = sharing.folder / ".cache/airlift/store"
-    clear(store)
-    assert entry.exists()
-    what(sharing)
-    clear(store)
-    assert entry.exists() != freed
-
-
 def test_where_the_store_is() -> None:
     def place(**environ: str) -> str | None:
         store = store_from(environ)
         return str(store.root) if store else None
 
-    def cache(**environ: str) -> str:
-        store = store_from({"HOME": "/home/me", **environ})
-        return str(store and store.hub_cache)
-
     assert place(HOME="/home/me") == "/home/me/.cache/airlift/store"
-    assert place(HOME="/home/me", XDG_CACHE_HOME="/scratch/me") == "/scratch/me/airlift/store"
-    assert place(HOME="/home/me", XDG_CACHE_HOME="relative") == "/home/me/.cache/airlift/store"
     assert place(AIRLIFT_STORE="/data/store", HOME="/home/me") == "/data/store"
     assert place(AIRLIFT_STORE="none", HOME="/home/me") is None
-    assert place() is None
-    assert cache() == "/home/me/.cache/huggingface/hub"
-    assert cache(HF_HOME="/data/hf") == "/data/hf/hub"
-    assert cache(HF_HOME="/data/hf", HF_HUB_CACHE="/data/hub") == "/data/hub"
     with pytest.raises(UsageError, match="absolute"):
         place(AIRLIFT_STORE="store")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -14,8 +13,6 @@ import pytest
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
-from stage.files import human_size
-from stage.staging.plan import SPACE_FOR_TAGS
 from tests.stage.staging.sources.conftest import DATA, archive, manifest, sha256
 from tests.support.servers.web import Web
 
@@ -70,26 +67,6 @@ def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web
     assert Path("b", file.path).read_bytes() == DATA[::-1]
 
 
-def test_another_file_than_pinned_is_not_fetched_twice(
-    stage: Callable[..., Result], web: Web
-) -> None:
-    """A file that was downloaded in two parts is: the second may be of another version."""
-    web.files["/f"] = DATA
-    web.probes = 0
-    manifest(url=web.url("/f"), sha256="0" * 64)
-    stage("lock", "m.yaml")
-    web.requests.clear()
-    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
-    assert len(web.requests) == 1 and f"its sha256 is {sha256(DATA)}, not 000" in said
-    assert (
-        "--endpoint" not in said and "`sha256` into the manifest" in said and "--update x" in said
-    )
-    web.requests.clear()
-    web.cut = [1_000_000]
-    stage("fetch", "m.yaml", "-o", "b", code=1)
-    assert len(web.requests) == 3
-
-
 @pytest.mark.parametrize("left", [0, 1_000_000])
 def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_is(
     stage: Callable[..., Result], web: Web, left: int
@@ -133,39 +110,6 @@ def test_what_is_encoded_for_the_way_is_unpacked(stage: Callable[..., Result], w
     manifest(url=web.url("/f.csv"), sha256=sha256(b"a,b\n1,2\n"))
     stage("fetch", "m.yaml", "-o", "b")
     assert Path("b/data/files/x/f.csv").read_bytes() == b"a,b\n1,2\n"
-
-
-def test_the_next_run_goes_on_where_the_last_one_was(
-    stage: Callable[..., Result], web: Web
-) -> None:
-    web.files["/f"] = DATA
-    manifest(url=web.url("/f"))
-    stage("lock", "m.yaml")
-    left = Path("b/workshop.partial/x/originals")
-    left.mkdir(parents=True)
-    etag = f'"{sha256(DATA)[:16]}"'
-    name = sha256(f"{web.url('/f')}\n{len(DATA)}\n{etag}".encode())[:12]
-    (left / f"{name}-f.{name}.partial").write_bytes(DATA[:2_000_000])
-    Path("b/fetch.partial").write_text("")
-    stage("fetch", "m.yaml", "-o", "b")
-    assert ("/f", "bytes=2000000-") in web.requests
-    assert Path("b/data/files/x/f").read_bytes() == DATA and not Path("b/workshop.partial").exists()
-
-
-def test_a_whole_file_that_an_earlier_run_left_is_taken_if_the_server_says_so(
-    stage: Callable[..., Result], web: Web
-) -> None:
-    """No digest is known before the bundle is finished, and the lock is not written in between."""
-    web.files["/t.csv"] = b"a,b\n1,2\n1,2,3\n"
-    manifest(url=web.url("/t.csv"), convert="csv")
-    stage("fetch", "m.yaml", "-o", "b", code=2)
-    assert json.loads(Path("m.lock").read_text())["assets"]["x"]["made_from"][0]["sha256"] is None
-    web.probes, web.requests = 0, []
-    stage("fetch", "m.yaml", "-o", "b", code=2)
-    assert len(web.requests) == 1, "only asked for its version"
-    web.validator = False
-    stage("fetch", "m.yaml", "-o", "b", code=2)
-    assert len(web.requests) == 3
 
 
 def test_a_file_that_changes_between_two_answers_is_not_a_mixture(
@@ -217,14 +161,6 @@ def test_an_lfs_pointer_at_an_address_is_called_that(
     assert not list(Path("b").rglob("*.bin*"))
 
 
-def test_a_redirect_with_a_space_in_it_is_followed(stage: Callable[..., Result], web: Web) -> None:
-    web.files["/a%20fil%C3%A9.bin?x=1%20"] = DATA
-    web.redirects["/here.bin"] = " /a filé.bin?x=1%20".encode().decode("latin-1")
-    manifest(url=web.url("/here.bin"))
-    stage("fetch", "m.yaml", "-o", "b")
-    assert Path("b/data/files/x/here.bin").read_bytes() == DATA
-
-
 REFUSED = {
     "ftp://me:secret@host/f.tar": (2, "name the file: path: FILE"),
     "ftp://me:secret@host": (2, "name the file: path: FILE"),
@@ -264,102 +200,3 @@ def test_what_is_not_there_is_said_at_once(stage: Callable[..., Result], web: We
     web.redirects["/moved"] = web.url("/nothing")
     manifest(url=web.url("/moved"))
     assert "404" in stage("lock", "m.yaml", code=2).output
-
-
-def test_what_a_conversion_does_not_read_is_not_counted_and_may_change(
-    stage: Callable[..., Result],
-) -> None:
-    Path("in").mkdir()
-    Path("in/train.csv").write_text("a,b\n1,2\n")
-    Path("in/notes.md").write_text("mine")
-    manifest(path="in", convert="csv")
-    stage("fetch", "m.yaml", "-o", "b")
-    asset = Bundle.open(Path("b")).asset("x")
-    assert [i.origin for i in asset.made_from] == ["train.csv"]
-    assert [(left.path, left.reason) for left in asset.left_out] == [
-        ("notes.md", "not read by `convert: csv`")
-    ]
-    assert "from 1 file, 8 B" in stage("show", "b").output
-    Path("in/notes.md").write_text("changed")
-    stage("fetch", "m.yaml", "-o", "b", "--locked")
-
-
-def test_a_dry_run_counts_what_a_fetch_counts(
-    stage: Callable[..., Result], web: Web, tmp_path: Path
-) -> None:
-    """An archive and its files both need space; only the archive is downloaded."""
-    inside = {"a": os.urandom(2_000_000), "b": os.urandom(1_000_000)}
-    web.files["/x.tar.gz"] = archive(inside)
-    packed = len(web.files["/x.tar.gz"])
-    manifest(url=web.url("/x.tar.gz"), unpack=True)
-    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
-    assert "would fetch 1 file, 3 MB\n" in plan and "b: what is made here for `x`" in plan
-    assert (
-        f"space: {human_size(packed + SPACE_FOR_TAGS)} needed at least" in plan
-        and not Path("b").exists()
-    )
-    stage("fetch", "m.yaml", "-o", "b")
-    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
-    assert (
-        "would fetch 1 file, 3 MB, and make 2 files, 3 MB, here" in plan
-        and "c: 2 files, 3 MB\n" in plan
-    )
-    needed = packed + 3_000_000 + SPACE_FOR_TAGS
-    assert f"space: {human_size(needed)} needed, " in plan
-    with pytest.MonkeyPatch.context() as disk:
-        disk.setattr("stage.files.free_space", lambda folder: needed - 1)
-        for options in (["--dry-run"], []):
-            assert "are missing" in stage("fetch", "m.yaml", "-o", "c", *options, code=5).output
-        disk.setattr("stage.files.free_space", lambda folder: needed)
-        stage("fetch", "m.yaml", "-o", "c")
-    plan = stage("fetch", "m.yaml", "-o", "c", "--dry-run").output
-    assert "would fetch 0 files, 0 B\n" in plan and "space: 0 B needed" in plan
-
-
-def test_changing_the_conversion_drops_what_it_made(stage: Callable[..., Result]) -> None:
-    folder = Path("in")
-    folder.mkdir()
-    (folder / "train.csv").write_text("a\n1\n")
-    (folder / "test.csv").write_text("a\n2\n")
-    manifest(path="in", convert="csv")
-    stage("fetch", "m.yaml", "-o", "b")
-    manifest(path="in", convert="csv", exclude=["test*"])
-    stage("fetch", "m.yaml", "-o", "b")
-    assert [p.name for p in Path("b").rglob("*.parquet")] == ["train-00000-of-00001.parquet"]
-    manifest(path="in")
-    stage("fetch", "m.yaml", "-o", "b")
-    stage("verify", "b")
-    assert sorted(p.name for p in Path("b/data").rglob("*") if p.is_file()) == [
-        "test.csv",
-        "train.csv",
-    ]
-
-
-def test_a_file_that_came_or_went_in_a_local_folder_is_not_called_changed(
-    stage: Callable[..., Result],
-) -> None:
-    Path("notes").mkdir()
-    Path("notes/a.txt").write_text("a")
-    manifest(path="notes")
-    stage("lock", "m.yaml")
-    Path("notes/b.txt").write_text("b")
-    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
-    assert "b.txt is new since m.lock was written" in said and "--update x" in said
-    assert "To take the files of `x` as they are now: " in said  # of no other asset
-    Path("notes/b.txt").unlink()
-    Path("notes/a.txt").rename("notes/c.txt")
-    assert (
-        "a.txt is gone since m.lock was written"
-        in stage("fetch", "m.yaml", "-o", "b", code=2).output
-    )
-
-
-def test_csv_mistakes_of_all_assets_are_reported_at_once(stage: Callable[..., Result]) -> None:
-    """Once a fetch ended at the first asset that could not be converted."""
-    for name, text in (("a", "a,b\n1\n"), ("b", "a,b\n1,2,3\n"), ("c", "a,b\n1,2\n")):
-        Path(f"{name}.csv").write_text(text)
-    entries = "".join(f"  {name}: {{path: {name}.csv, convert: csv}}\n" for name in "abc")
-    Path("m.yaml").write_text(f"format: 1\nassets:\n{entries}")
-    said = stage("fetch", "m.yaml", "-o", "b", code=2).output
-    assert "m.yaml: 2 mistakes:" in said
-    assert "1. m.yaml:3: `a`" in said and "2. m.yaml:4: `b`" in said, said
