@@ -31,10 +31,8 @@ __all__ = ["terminal"]
 TOKENIZER = "data/models/tiny-bert/tokenizer.json"
 COMMANDS = {
     "check": ("check", "tiny.yaml"),
-    "prepare": ("prepare", "tiny.yaml"),
     "submit": ("submit", "tiny.yaml"),
     "train": ("train", "tiny.yaml", "--processes", "2"),
-    "bench": ("bench", "tiny.yaml", "--processes", "2", "--strategies", "ddp"),
 }
 
 

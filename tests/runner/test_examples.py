@@ -116,22 +116,6 @@ def test_stage_init_writes_an_example_manifest() -> None:
     assert "Did you mean `cifar10`?" in run("cifar").output
 
 
-def test_the_manifest_of_the_bundle_is_named_where_it_is_found(bundle: Path) -> None:
-    """`runner submit --to` fetches from it."""
-    Path("manifests").mkdir()
-    Path("runs").mkdir()
-    Path("manifests/mine.yaml").touch()
-    Path("here").symlink_to(bundle)
-    Path("runs/clusters.yaml").write_text("far: {host: login, folder: work}\n")
-    done = init("masked-lm", "--bundle", "here", "-o", "runs/none.yaml")
-    assert done.output.endswith("next: runner check runs/none.yaml --bundle here\n"), done.output
-    assert RunConfig.load(Path("runs/none.yaml")).manifest is None
-    Path("manifests/mine.lock").write_bytes((bundle / "stage.lock").read_bytes())
-    done = init("masked-lm", "--bundle", "here", "-o", "runs/one.yaml")
-    assert done.output.endswith("next: runner submit runs/one.yaml --bundle here --to far\n")
-    assert RunConfig.load(Path("runs/one.yaml")).manifest == "../manifests/mine.yaml"
-
-
 @pytest.mark.parametrize(
     ("task", "said"),
     [

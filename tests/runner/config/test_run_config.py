@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -184,41 +183,6 @@ def test_a_length_on_the_command_line_replaces_that_of_the_file(
         RunConfig.load(path, ["steps=10", "epochs=3"])
 
 
-ALL_AT_ONCE = """\
-format: 1
-task: causal-ml
-model: {aset: bert}
-dataset: {asset: wikitext, limit: {train: 0, test: 5}}
-precison: bf16
-batch: {global: 2.5, micro: 0}
-optimizer: {name: adam, lr: 0}
-schedule: {warmup: 1.5}
-engine: {name: ddp, zero: 2, offload: cpu}
-checkpoint: {every: often}
-epochs: 3
-steps: 5
-seed: 1
-seed: 2
-bundle: {id: abc}
-"""
-
-
-def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
-    """Once each run of `runner check` printed one mistake."""
-    said = refused(tmp_path, ALL_AT_ONCE, "lora.rank=0", "lora.alhpa=2", "sequence_length")
-    on_command_line, in_file = [], []
-    for line in re.findall(r"^  \d+\. (.+)$", said, re.M):
-        if number := re.match(r"mine\.yaml:(\d+): ", line):
-            in_file.append(int(number[1]))
-        else:
-            on_command_line.append(line.partition(": ")[0])
-    # Line 9: the optimizer is not known, so nothing is said of it beside the engine.
-    assert in_file == [2, 3, 4, 5, 6, 6, 7, 7, 8, 9, 9, 10, 12, 14, 15], said
-    assert on_command_line == ["--set sequence_length", "--set lora.alhpa", "--set lora.rank"]
-    assert "mine.yaml: 18 mistakes" in said
-    assert "`model.asset` is missing" not in said  # it is mistyped
-
-
 def test_first_weights_are_looked_for_beside_the_run_file(tmp_path: Path) -> None:
     text = SMALLEST.replace("{asset: bert}", "{asset: bert, init: output/first/model}")
     assert "mine.yaml:3: `output/first/model` is neither `pretrained` nor `scratch`" in refused(
@@ -292,13 +256,6 @@ def test_what_was_understood_is_a_run_file_of_the_same_run(tmp_path: Path) -> No
         config = RunConfig.load(path)
         again = load(tmp_path, config.to_yaml(), name="again")
         assert again.to_mapping() == config.to_mapping(), path
-
-
-def test_a_file_that_is_no_run_file_is_refused_with_a_message(tmp_path: Path) -> None:
-    assert "expected `key: value` lines" in refused(tmp_path, "- 1\n- 2\n")
-    assert "mine.yaml:2: not valid YAML" in refused(tmp_path, "a: 1\nb: ]\n")
-    with pytest.raises(UsageError, match="no such file"):
-        RunConfig.load(tmp_path / "elsewhere.yaml")
 
 
 @pytest.mark.parametrize(
