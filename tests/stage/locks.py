@@ -1,32 +1,25 @@
-"""Locks for tests: one by hand with each kind of asset, and any valid lock by hypothesis."""
+"""Locks for tests: together they have each kind of asset."""
 
 from __future__ import annotations
 
 import json
-import unicodedata
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import strategies as st
-
 from stage.digests import Digest
 from stage.lock.model import (
-    FOLDERS,
     Base,
     Code,
     Column,
     Ingredient,
     LeftOut,
     LockedAsset,
-    LockedEnvironment,
     LockedFile,
     LockedSplit,
-    PackageEntry,
     Part,
     Source,
 )
 from stage.lock.write import Lockfile
-from stage.paths import collisions, problem_with_asset_name, problem_with_path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -117,7 +110,10 @@ def fetched_and_made() -> Lockfile:
         kind="model",
         request={"model": "acme/base", "revision": "v1"},
         source=Source("hub", "acme/base", "v1", COMMIT),
-        files=(locked_file("data/models/base/config.json"),),
+        files=(
+            locked_file("data/models/base/README.md"),
+            locked_file("data/models/base/config.json"),
+        ),
     )
     raw = LockedAsset(
         name="raw",
@@ -162,125 +158,3 @@ def canonical(lock: Lockfile) -> Lockfile:
 
 def _made_from_order(ingredient: Ingredient) -> tuple[str, str]:
     return ingredient.origin, ingredient.part.split if ingredient.part else ""
-
-
-hexes = {n: st.text("0123456789abcdef", min_size=n, max_size=n) for n in (40, 64)}
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
-asset_names = st.text("abc._-XYZ09é", min_size=1, max_size=6).filter(
-    lambda name: (
-        problem_with_asset_name(name) is None and unicodedata.normalize("NFC", name) == name
-    )
-)
-sizes = st.integers(0, 2**50)
-digests = st.one_of(
-    st.builds(Digest, st.just("lfs-sha256"), hexes[64]),
-    st.builds(Digest, st.just("git-sha1"), hexes[40]),
-)
-parts = st.builds(Part, st.text("abé_", min_size=1, max_size=5), texts, st.none() | texts)
-ingredients = st.builds(
-    Ingredient,
-    texts,
-    st.none() | sizes,
-    st.none() | hexes[64],
-    st.none() | digests,
-    st.none() | parts,
-)
-
-
-def _environments(origins: list[str]) -> st.SearchStrategy[LockedEnvironment]:
-    """Environments whose packages are what the asset is made from."""
-    urls = st.sampled_from(origins) if origins else st.nothing()
-    packages = st.lists(st.builds(PackageEntry, texts, texts, texts, urls), max_size=2).map(tuple)
-    return st.builds(
-        LockedEnvironment,
-        texts,
-        st.dictionaries(texts, texts, max_size=2),
-        packages,
-        st.none() | hexes[64],
-    )
-
-
-@st.composite
-def _assets(draw: st.DrawFn, name: str) -> LockedAsset:
-    kind = draw(st.sampled_from(sorted(FOLDERS)))
-    folder = f"data/{FOLDERS[kind]}/{name}/"
-    leaves = st.lists(
-        st.text("abé ./%", min_size=1, max_size=8).map(lambda p: folder + p),
-        max_size=4,
-        unique=True,
-    )
-    paths = draw(leaves.map(lambda many: [p for p in many if problem_with_path(p) is None]))
-    made_by = st.none() | st.sampled_from(("download", "unpack", "safetensors", "csv"))
-    files = [
-        LockedFile(
-            path,
-            draw(sizes),
-            draw(st.none() | hexes[64]),
-            draw(st.none() | digests),
-            draw(texts),
-            draw(made_by),
-        )
-        for path in paths
-    ]
-    ingredients = st.builds(
-        Ingredient, texts, st.none() | sizes, st.none() | hexes[64], st.none() | digests
-    )
-    hub = st.builds(
-        Source, st.just("hub"), texts, st.none() | texts, hexes[40], st.none() | hexes[40]
-    )
-    source = draw(hub | st.builds(Source, st.sampled_from(("path", "url")), texts))
-    columns = st.none() | st.lists(st.builds(Column, texts, texts), max_size=2).map(tuple)
-    shards = st.lists(st.sampled_from(paths), max_size=3).map(tuple) if paths else st.just(())
-    splits = st.builds(LockedSplit, shards, st.none() | sizes, columns, st.none() | sizes)
-    made_from = tuple(draw(st.lists(ingredients, max_size=2, unique_by=lambda made: made.origin)))
-    origins = [made.origin for made in made_from]
-    return LockedAsset(
-        name=name,
-        kind=kind,
-        request=draw(
-            st.dictionaries(texts, texts | st.booleans() | st.lists(texts, max_size=2), max_size=3)
-        ),
-        source=source,
-        files=tuple(files),
-        left_out=tuple(
-            draw(
-                st.lists(
-                    st.builds(LeftOut, texts, sizes, texts),
-                    max_size=2,
-                    unique_by=lambda left: left.path,
-                )
-            )
-        ),
-        aliases=tuple(draw(st.lists(texts, max_size=2))),
-        licence=draw(st.none() | texts),
-        made_from=made_from,
-        configs=draw(st.dictionaries(texts, st.dictionaries(texts, splits, max_size=2), max_size=2))
-        if kind == "dataset"
-        else {},
-        environment=draw(_environments(origins)) if kind == "environment" else None,
-        base=draw(st.none() | st.builds(Base, texts, texts)),
-        code=tuple(
-            draw(
-                st.lists(
-                    st.builds(
-                        Code,
-                        texts,
-                        hexes[40],
-                        st.none() | texts,
-                        st.lists(texts, max_size=2).map(tuple),
-                    ),
-                    max_size=2,
-                    unique_by=lambda code: code.repository,
-                )
-            )
-        ),
-    )
-
-
-@st.composite
-def locks(draw: st.DrawFn) -> Lockfile:
-    """Any valid lock, complete or not."""
-    names = draw(st.lists(asset_names, max_size=3, unique=True))
-    lock = Lockfile(draw(texts), {name: draw(_assets(name)) for name in names})
-    paths = [file.path for file in lock.files]
-    return lock if not collisions(paths) else Lockfile(lock.name, {})

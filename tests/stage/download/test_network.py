@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from stage.hub.client import Hub
 from stage.progress import Reporter
 from tests.support.servers.hubs import TestHub
 from tests.support.servers.proxy import Proxy
-from tests.support.servers.web import serve
 from tests.support.staging import MANIFEST, Laptop
 
 
@@ -108,12 +107,6 @@ def test_everything_goes_through_the_proxy_of_the_environment(
     }
 
 
-def test_no_proxy_is_honoured(laptop: Laptop) -> None:
-    with Proxy() as proxy:
-        laptop.fetched(http_proxy=f"http://{proxy.address}", no_proxy="127.0.0.1")
-    assert proxy.seen == []
-
-
 def test_a_password_for_the_proxy_is_sent_to_it_and_to_nobody_else(
     laptop: Laptop, undisturbed_id: str
 ) -> None:
@@ -122,27 +115,6 @@ def test_a_password_for_the_proxy_is_sent_to_it_and_to_nobody_else(
     assert proxy.seen and not proxy.refused
     assert "s3cret" not in (laptop.bundle / "bag-info.txt").read_text()
     assert not any(request.token for request in laptop.hub.requests())
-
-
-@pytest.mark.parametrize(
-    ("password", "before"),
-    [("al:p@s/s%", "http://al:p%40s%2Fs%25@"), ("al:pä€", "al:p%C3%A4%E2%82%AC@"), (None, "")],
-)
-def test_a_proxys_address_is_read_as_curl_reads_it(
-    monkeypatch: pytest.MonkeyPatch, password: str | None, before: str
-) -> None:
-    """A percent-encoded password is decoded; a proxy without a scheme is an HTTP proxy."""
-    with Proxy(password) as proxy, serve() as web:
-        web.files["/f"] = b"bytes"
-        monkeypatch.setenv("http_proxy", f"{before}{proxy.address}")
-        monkeypatch.setenv("no_proxy", "")
-        with closing(
-            Connections(read_timeout_s=5, at_once=1, trust=tls_context()).request(
-                "GET", web.url("/f"), {}
-            )
-        ) as answer:
-            assert (answer.status, answer.data) == (200, b"bytes")
-        assert len(proxy.seen) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,15 +135,3 @@ def test_a_proxy_that_cannot_be_used_is_refused_in_words(
         with pytest.raises(UsageError, match="that the environment names") as refused:
             ask()
         assert "unset all_proxy" in refused.value.remedy and "s3cret" not in str(refused.value)
-
-
-def test_tls_goes_through_the_proxy_as_a_tunnel(
-    tls_laptop: Laptop, authority: Path, undisturbed_id: str
-) -> None:
-    with Proxy() as proxy:
-        environment = {
-            "https_proxy": f"http://{proxy.address}",
-            "SSL_CERT_FILE": str(authority / "ca.pem"),
-        }
-        assert tls_laptop.fetched(**environment) == undisturbed_id
-    assert proxy.seen and {line.split()[0] for line in proxy.seen} == {"CONNECT"}

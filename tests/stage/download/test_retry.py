@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import email.utils
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import pytest
 from hypothesis import example, given
@@ -45,12 +44,6 @@ def test_the_wait_a_server_asks_for_is_understood(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert asked_delay(headers, NOW) == seconds
-
-
-@given(st.integers(-(10**6), 10**6))
-def test_a_date_means_the_time_until_then(seconds: int) -> None:
-    date = email.utils.format_datetime(NOW + timedelta(seconds=seconds), usegmt=True)
-    assert asked_delay({"Retry-After": date}, NOW) == max(0, seconds)
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -107,18 +100,6 @@ def test_it_ends_after_so_many_failures_in_a_row_and_says_to_run_again() -> None
 
 def test_an_attempt_with_new_bytes_starts_the_count_again() -> None:
     assert called(Flaky(AttemptFailed("reset"), 9, bytes_each=1), attempts=3) == "done"
-
-
-def test_an_attempt_that_begins_again_and_gets_less_far_does_not() -> None:
-    """Without ranges each attempt begins at the first byte: that could go on for years."""
-    counts = iter([0, 90, 10, 20, 30])
-    retries = Retries(RetryPolicy(attempts=3, first_s=0.001), Reporter(quiet=True))
-
-    def attempt() -> None:
-        raise AttemptFailed("reset")
-
-    with pytest.raises(IncompleteError, match="gave up after 3 attempts"):
-        retries.call("x", attempt, lambda: next(counts))
 
 
 def test_a_server_that_asks_for_an_hour_is_reported_at_once() -> None:

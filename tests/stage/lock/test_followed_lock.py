@@ -5,12 +5,10 @@ By `path:` alone: no Hub is needed. What a Hub's files do is in the last test.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
-from scripts.lib.hub.loopback_hub import LoopbackHub
 from stage.bundle.bundle import Bundle
 from stage.bundle.verify import verify
 from stage.lock.read import read_lock
@@ -48,33 +46,3 @@ def test_a_complete_lock_is_followed_to_its_id(laptop: Path, options: tuple[str,
     assert "nothing to do" in fetch(*options)
     run_here("lock", "m.yaml")
     assert Path("m.lock").read_bytes() == text
-
-
-def test_a_new_asset_keeps_the_pins_of_the_others(laptop: Path) -> None:
-    fetch()
-    first = lock()
-    Path("notes.txt").write_text("a note\n")
-    Path("m.yaml").write_text(MANIFEST + "  notes: {path: notes.txt}\n")
-    assert "--locked" in fetch("--locked", code=2)
-    fetch()
-    assert lock().is_complete and lock().assets["plain"] == first.assets["plain"]
-    assert verify(Path("bundle"), bundle_id=lock().id).ok
-
-
-def test_what_a_download_taught_is_kept_when_the_same_is_resolved_again(laptop: Path) -> None:
-    """Nobody publishes the sha256 of config.json; `stage fetch` adds it."""
-    Path("m.yaml").write_text("format: 1\nname: made\nassets:\n  bert: {model: acme/bert}\n")
-    with LoopbackHub(laptop / "hub") as hub:
-        hub.repositories.commit(
-            "models", "acme/bert", {"config.json": b"{}", "model.safetensors": b"1"}
-        )
-        run_here("lock", "m.yaml", "--endpoint", hub.endpoint)
-        assert not lock().is_complete
-        fetch("--locked", "--endpoint", hub.endpoint)
-        complete = lock()
-        assert complete.is_complete and Bundle.open("bundle").id == complete.id
-        shutil.rmtree("bundle")
-        fetch("--locked", "--endpoint", hub.endpoint)
-        assert Bundle.open("bundle").id == complete.id
-        fetch("--update", "--endpoint", hub.endpoint)
-        assert lock() == complete

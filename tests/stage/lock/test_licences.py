@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from stage.lock.licences import not_allowed, stated, states_nothing
-from tests.support.staging import MODEL, Laptop, dataset_files
+from stage.lock.licences import not_allowed, stated
+from tests.support.staging import MODEL, Laptop
 
 
 @pytest.mark.parametrize(
@@ -50,11 +48,6 @@ def test_what_a_policy_allows(
     assert not_allowed(statement, allowed) == refused
 
 
-def test_a_person_may_state_a_licence_only_where_nobody_does() -> None:
-    assert states_nothing(None) and states_nothing("unknown") and states_nothing("other (x)")
-    assert not states_nothing("mit") and not states_nothing("mit, other")
-
-
 MANIFEST = f"""\
 format: 1
 policy: {{licences: [mit, CC0-1.0]}}
@@ -89,40 +82,7 @@ def test_every_refusal_is_told_at_once_before_anything_comes(licensed: Laptop) -
     assert not (licensed.folder / "tiny.lock").exists() and not licensed.bundle.exists()
 
 
-def test_a_lock_made_without_a_policy_is_held_to_it(licensed: Laptop) -> None:
-    licensed.write(MANIFEST.replace("policy: {licences: [mit, CC0-1.0]}\n", ""))
-    licensed.fetched()
-    licensed.write(MANIFEST)
-    done = licensed.fetch("bundle", "--locked")
-    assert done.returncode == 3 and "`tiny-bert`: llama3.1" in done.stderr
-
-
-def test_what_states_none_is_taken_with_a_statement_or_as_unknown(licensed: Laptop) -> None:
-    allowed = MANIFEST.replace("mit,", "mit, llama3.1,")
-    licensed.write(allowed.replace("path: mine.txt", "path: mine.txt\n    licence: MIT"))
-    licensed.fetched()
-    shown = licensed.stage("show", "bundle").stdout
-    assert "licence  MIT (as the manifest says)" in shown and "licence  llama3.1\n" in shown
-    assert (
-        json.loads(licensed.stage("show", "bundle", "--json").stdout)["assets"]["mine"]["licence"]
-        == "MIT"
-    )
-    licensed.write(allowed.replace("CC0-1.0", "CC0-1.0, unknown"))
-    licensed.fetched()
-
-
 def test_a_statement_does_not_outdo_the_repositorys(licensed: Laptop) -> None:
     licensed.write(MANIFEST.replace('include: ["config.json"]', "licence: mit"))
     words = licensed.refused(2)
     assert "tiny.yaml:6" in words and f"{MODEL} states the licence llama3.1, not mit" in words
-
-
-def test_a_datasets_licence_files_travel(licensed: Laptop) -> None:
-    files = {**dataset_files(), "LICENSE.txt": b"terms", "NOTICE": b"so", "docs/LICENSE": b"no"}
-    licensed.hub.commit("datasets", "acme/lines", files)
-    licensed.write(
-        "format: 1\nassets:\n" + MANIFEST[MANIFEST.index("  lines:") : MANIFEST.index("  mine:")]
-    )
-    licensed.fetched()
-    names = {path.name for path in (licensed.bundle / "data/datasets/lines").iterdir()}
-    assert names == {"plain", "CARD.md", "LICENSE.txt", "NOTICE"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -98,10 +97,6 @@ def test_every_kind_of_asset_is_read_with_its_options(tmp_path: Path) -> None:
 )
 def test_our_own_manifests_are_read(path: Path) -> None:
     assert Manifest.load(path).requests
-
-
-def test_a_manifest_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
-    assert load(tmp_path, asset("model: a/b")).name == "x"
 
 
 @pytest.mark.parametrize(
@@ -231,76 +226,9 @@ def test_a_mistake_is_told_with_its_line(
     assert [part for part in said.split("|") if part not in message] == []
 
 
-ALL_AT_ONCE = """\
-format: 1
-nam: x
-licence: mit
-assets:
-  a: {modle: x/y}
-  b: {model: x/y}
-  c: {path: 7}
-  d: {model: a/b/c, revision: 1, revison: main, allow_code: 3}
-  b: {model: x/z}
-  e: {path: ~/not there, convert: cvs}
-  f: {path: /not/there}
-  g: {path: not/there}
-name: x
-name: y
-"""
-
-
-def test_all_mistakes_are_reported_at_once_in_the_order_of_the_lines(tmp_path: Path) -> None:
-    """Once unknown keys and keys written twice came one at a time, and one mistake per asset."""
-    with pytest.raises(UsageError) as refusal:
-        load(tmp_path, ALL_AT_ONCE)
-    message = str(refusal.value)
-    found = [int(line) for line in re.findall(r"^  \d+\. \S+x\.yaml:(\d+): ", message, re.M)]
-    assert found == [2, 3, 5, 7, 8, 8, 8, 8, 9, 10, 10, 11, 12, 14], message
-    assert "x.yaml: 14 mistakes" in message
-    assert "Did you mean `model`?" in message and "Did you mean `name`?" in message
-    assert message.count("Valid keys: format, name, assets, policy.") == 1, message
-    assert "`name` is written twice (first on line 13)." in message
-
-
-def test_paths_are_called_relative_only_if_they_are(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refusal:
-        load(tmp_path, ALL_AT_ONCE)
-    lines = str(refusal.value).splitlines()
-    remedies = [lines[n + 1] for n, line in enumerate(lines) if "there is no" in line]
-    relative = ["Paths are relative to the manifest's folder" in remedy for remedy in remedies]
-    assert relative == [False, False, True]
-
-
-def test_licence_is_read_in_both_spellings(tmp_path: Path) -> None:
-    theirs = "format: 1\npolicy: {licenses: [mit]}\nassets:\n  a: {model: x/y, license: mit}\n"
-    assert (
-        load(tmp_path, theirs).requests
-        == load(tmp_path, theirs.replace("license", "licence")).requests
-    )
-    assert load(tmp_path, theirs).licences == ("mit",)
-
-
 def test_assets_that_differ_in_case_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"\.yaml:\d+: the assets `Bert` and `bert`"):
         load(tmp_path, "format: 1\nassets:\n  bert: {model: a/b}\n  Bert: {model: a/c}\n")
-
-
-def test_the_lock_records_what_a_person_would_write(tmp_path: Path) -> None:
-    requests = load(tmp_path, EVERY_KIND).requests
-    assert as_lock_request(requests["bert-large-uncased"]) == {
-        "model": "google-bert/bert-large-uncased",
-        "revision": "main",
-        "include": ["*.safetensors", "*.json", "vocab.txt"],
-        "exclude": ["onnx/"],
-    }
-    assert as_lock_request(requests["tok"]) == {
-        "tokenizer": "bert-base-uncased",
-        "revision": "main",
-    }
-    assert as_lock_request(requests["prompts"]) == {
-        "path": "./midjourney_prompt_dataset.csv",
-        "convert": "csv",
-    }
 
 
 def test_a_recorded_request_reads_back_as_the_same_request(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage.errors import UsageError
-from stage.lock.reader import check_keys
 from stage.lock.yaml_lines import load_yaml_with_lines, read_value
 
 
@@ -38,12 +37,6 @@ def test_a_space_or_colon_that_only_looks_like_one_is_named(file: Path) -> None:
     assert load_yaml_with_lines(file)[0]["b"] == "see\u00a0this"
 
 
-def test_a_tab_and_a_forgotten_colon_are_named(file: Path) -> None:
-    assert "Line 2 begins with a tab. Write spaces." in refused(file, "a:\n\tb: 1\n")
-    assert "Is a `:` missing at the end of line 2?" in refused(file, "a:\n  p\n\n    path: x\n")
-    assert "at the end of line" not in refused(file, "a: b: c\n")
-
-
 def test_every_key_and_item_knows_its_line(file: Path) -> None:
     file.write_text(
         "# a comment\na: 1\nb:\n  - x\n  - c: 2\n    d:\n      e: {f: 3,\n          g: 4}\n"
@@ -61,11 +54,6 @@ def test_every_key_and_item_knows_its_line(file: Path) -> None:
     assert {key: lines.of(*key) for key in where} == where
     assert lines.of("b", 1, "missing") == 5 and lines.of("missing") is None
     assert lines.place("b", 1, "d") == f"{file}:6" and lines.place("missing") == str(file)
-
-
-@pytest.mark.parametrize("number", ["ffffffff", "00110000"])
-def test_a_number_that_is_no_characters_is_told(file: Path, number: str) -> None:
-    assert "no character's number" in refused(file, f'a: "\\U{number}"\n')
 
 
 @pytest.mark.parametrize(
@@ -91,20 +79,6 @@ def test_a_mistake_is_told_with_its_line(file: Path, text: str, line: int, said:
     assert message.startswith(f"{file}:{line}: ") and said in message
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("", "nothing"),
-        ("# only this\n", "nothing"),
-        ("- a\n- b\n", "a list"),
-        ("word\n", "text"),
-        ("7\n", "int"),
-    ],
-)
-def test_a_file_that_is_no_mapping_says_what_it_is(file: Path, text: str, found: str) -> None:
-    assert f"expected `key: value` lines, found {found}" in refused(file, text)
-
-
 DEEP = (b"a: " + b"[" * 1000 + b"]" * 1000, b"a: {" * 1000 + b"}" * 1000)
 
 
@@ -127,36 +101,6 @@ def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_mistake(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
     assert load_yaml_with_lines(file)[0] == {"a": 1, "b": 2}
-
-
-@pytest.mark.parametrize(
-    ("key", "said"),
-    [
-        ("epoch", "Did you mean `epochs`?"),
-        ("Sequence_length", "Did you mean `sequence_length`?"),
-        ("sequence_lenght", "Did you mean `sequence_length`?"),
-        ("zzz", "Valid keys: epochs, sequence_length, seed."),
-    ],
-)
-def test_an_unknown_key_names_the_nearest_valid_one(file: Path, key: str, said: str) -> None:
-    file.write_text(f"run:\n  seed: 1\n  {key}: 2\n")
-    data, lines = load_yaml_with_lines(file)
-    with pytest.raises(UsageError) as refusal:
-        check_keys(data["run"], ("epochs", "sequence_length", "seed"), ("run",), lines)
-    assert refusal.value.message == f"{file}:3: unknown key `{key}` in `run`."
-    assert said in refusal.value.remedy
-    check_keys(data, ("run",), (), lines)
-
-
-def test_the_list_of_all_keys_is_printed_once(file: Path) -> None:
-    file.write_text("aaaa: 1\nepoch: 2\nbbbb: 3\nlr: 4\n")
-    data, lines = load_yaml_with_lines(file)
-    with pytest.raises(UsageError) as refusal:
-        check_keys(data, ("epochs", "seed"), (), lines, {"lr": "optimizer.lr"})
-    message = str(refusal.value)
-    assert message.count("Valid keys: epochs, seed.") == 1, message
-    assert message.index("Valid keys") > message.index("bbbb")
-    assert all(part.remedy for part in refusal.value.parts)
 
 
 # Not `1e5`: a number here, as people mean it, and for PyYAML a text that it writes without quotes.
