@@ -37,22 +37,6 @@ def contents() -> dict[str, bytes]:
     }
 
 
-@cache
-def tiny() -> dict[str, bytes]:
-    """The smallest contents that can be damaged in all ways."""
-    return {"data/files/notes/a": b"1", "data/files/notes/b": b"2"}
-
-
-@cache
-def many(count: int) -> dict[str, bytes]:
-    """`number` more small files, of a few sizes, in a few hundred folders."""
-    noise = random.Random(3)
-    return {
-        f"data/files/notes/{n % 300:03d}/{n:05d}.txt": noise.randbytes(noise.randrange(1, 40))
-        for n in range(count)
-    }
-
-
 def make_bundle(
     root: Path,
     *,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +16,7 @@ import pytest
 from stage.bundle import bundle as layout
 from stage.bundle import verifier
 from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.bundle.receipt import Receipt, find
-from stage.bundle.report import read_report
-from stage.bundle.verifier import BY_ID, VerificationReport
+from stage.bundle.verifier import VerificationReport
 from stage.bundle.verify import verify
 from stage.carry.patch import patch_damage
 from stage.digests import sha256_of_bytes
@@ -91,22 +88,6 @@ def test_a_changed_file_is_damage_although_the_tag_manifest_was_written_again(
     assert json.loads(said)["findings"] == [finding.to_json() for finding in report.findings]
 
 
-def test_what_was_proven_is_said_and_is_in_the_report(sound: Path, tmp_path: Path) -> None:
-    unproven = ["bag-info.txt", "stage-verify.py", "stage.yaml"]
-    size = verify(sound, "fast").size
-    for options in ((), ("--id", id_of(sound))):
-        said = stage("verify", sound, *options, "--report", tmp_path / "r.json", code=0).stdout
-        assert json.loads((tmp_path / "r.json").read_text())["proof"] == {
-            "payload": BY_ID,
-            "unproven": unproven,
-        }
-        assert read_report(tmp_path / "r.json").proof == BY_ID
-        assert "proven against the bundle id" in said
-        assert standalone(sound, *options) == (0, said.replace("68.4 MB", f"{size} bytes"))
-    fast = json.loads(stage("verify", sound, "--fast", "--json", code=0).stdout)
-    assert fast["proof"]["payload"] is None
-
-
 def test_another_bundle_is_not_read_and_not_called_sound(sound: Path, tmp_path: Path) -> None:
     wanted = "ab" * 32
     said = stage("verify", sound, "--id", wanted, code=1)
@@ -118,49 +99,6 @@ def test_another_bundle_is_not_read_and_not_called_sound(sound: Path, tmp_path: 
     assert sum(read) == 0 and problems(report) == {(layout.LOCK, "mismatched")}
     code, told = standalone(sound, "--id", wanted)
     assert code == 1 and "another bundle" in told
-
-
-def test_a_wrong_id_takes_no_receipt_away(sound: Path, tmp_path: Path) -> None:
-    state = {"XDG_STATE_HOME": str(tmp_path)}
-    stage("verify", sound, code=0, **state)
-    assert isinstance(find(tmp_path / "airlift", sound), Receipt)
-    stage("verify", sound, "--id", "ab" * 32, code=1, **state)
-    assert isinstance(find(tmp_path / "airlift", sound), Receipt)
-
-
-def test_the_id_may_be_given_as_the_lock(sound: Path, tmp_path: Path) -> None:
-    shutil.copy(sound / layout.LOCK, tmp_path / "x.lock")
-    assert (
-        "proven against the bundle id"
-        in stage("verify", sound, "--id", tmp_path / "x.lock", code=0).stdout
-    )
-    assert "proven" in stage("verify", sound, "--id", f"sha256:{id_of(sound)}", code=0).stdout
-    for wrong in ("ab" * 6, tmp_path / "none.lock", tmp_path):
-        assert (
-            f"--id {wrong}: neither an id" in stage("verify", sound, "--id", wrong, code=2).stderr
-        )
-    assert "not a lock" in stage("verify", sound, "--id", sound / layout.BAGIT, code=2).stderr
-
-
-def test_a_lock_that_is_damaged_is_damage_and_no_other_bundle(sound: Path, tmp_path: Path) -> None:
-    copy = copied(sound, tmp_path)
-    text = (copy / layout.LOCK).read_bytes()
-    (copy / layout.LOCK).write_bytes(text.replace(b"acme", b"acmf"))
-    (copy / BIG).unlink()
-    said = stage("verify", copy, "--id", id_of(sound), code=1)
-    assert "stage patch" in said.stderr and "another bundle" not in said.stderr
-    assert f"`{BIG}`: missing" in said.stdout
-
-
-@pytest.mark.parametrize("path", [layout.REQUEST, layout.BAG_INFO, layout.VERIFIER])
-def test_what_the_id_does_not_cover_is_named(sound: Path, tmp_path: Path, path: str) -> None:
-    """Only a signature proves it; the report does not call it proven."""
-    copy = copied(sound, tmp_path)
-    (copy / path).write_bytes((copy / path).read_bytes().replace(b"e", b"a", 1))
-    reseal(copy)
-    said = stage("verify", copy, "--id", id_of(sound), code=0)
-    assert "(which does not cover " in said.stdout and path in said.stdout
-    assert (layout.VERIFIER in said.stderr) == (path == layout.VERIFIER)
 
 
 def test_a_verifier_that_lies_is_said_to_be_none_of_ours(sound: Path, tmp_path: Path) -> None:

@@ -44,30 +44,6 @@ def known(bundle: Path, tmp_path: Path) -> set[str]:
     return {finding.path for finding in found.report.findings} if found else set()
 
 
-def test_without_a_state_folder_the_remedy_asks_for_a_report(
-    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    printed = run("verify", damaged, code=1).stderr
-    assert f"stage verify {damaged} --report FILE. " in printed
-    assert "is kept in" not in printed
-
-
-def test_a_command_that_meets_known_damage_names_the_kept_report(
-    sound: Path, damaged: Path, tmp_path: Path
-) -> None:
-    """Once the remedy was `stage verify`, which had been run: a circle."""
-    (damaged / VOCAB).unlink()
-    printed = run("serve", damaged, code=1).stderr
-    assert f"-> stage verify {damaged} names all damage" in printed
-    run("verify", damaged, code=1)
-    (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
-    printed = run("serve", damaged, code=1).stderr
-    assert f"stage patch BUNDLE --report {kept} -o PATCH" in printed
-    assert f"Here: stage apply {damaged} PATCH" in printed and "stage verify" not in printed
-
-
 def test_fast_and_show_name_known_damage_until_it_is_repaired(
     sound: Path, damaged: Path, tmp_path: Path
 ) -> None:

@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import verifier
-from stage.bundle.receipt import Receipt, find, record
+from stage.bundle.receipt import find, record
 from stage.bundle.verify import verify
-from stage.carry.push import push
-from stage.carry.ssh import PushTarget
-from stage.errors import DamageError
-from stage.progress import Reporter
 from tests.stage.bundles import make_bundle
 
 MODELS = "data/models/bert"
@@ -70,23 +66,13 @@ def test_moved_after_a_verification_no_receipt_holds(
         assert str(find(tmp_path / user, bundle)).startswith("changed since it was verified")
 
 
-def test_moved_and_moved_back_the_receipt_holds(bundle: Path, tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    assert record(state, verify(bundle, state=state)) is None
-    for _ in range(2):
-        MOVES["folders"](bundle)
-    assert isinstance(find(tmp_path / "state", bundle), Receipt)
-
-
 class Interrupted(Exception):
     """Stands for Ctrl-C."""
 
 
-@pytest.mark.parametrize("by_id", [False, True], ids=["", "id"])
 def test_moved_after_an_interruption_it_is_read_again(
-    bundle: Path, tmp_path: Path, move: Callable[[Path], object], by_id: bool
+    bundle: Path, tmp_path: Path, move: Callable[[Path], object]
 ) -> None:
-    bundle_id = verify(bundle, "fast").bundle_id if by_id else None
     state, notes = tmp_path / "state", list[str]()
 
     def end(journal: verifier.Journal, expected: object) -> None:
@@ -94,9 +80,9 @@ def test_moved_after_an_interruption_it_is_read_again(
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr(verifier.Journal, "fold", end)  # everything is read
-        verify(bundle, jobs=1, state=state, bundle_id=bundle_id)
+        verify(bundle, jobs=1, state=state)
     move(bundle)
-    report = verify(bundle, state=state, note=notes.append, bundle_id=bundle_id)
+    report = verify(bundle, state=state, note=notes.append)
     moved = [finding for finding in report.findings if finding.problem != "extra"]
     resumed = int(notes[0].split()[1]) if notes else 0
     assert not report.ok and report.stamp is None and resumed == 8 - len(moved)
@@ -117,22 +103,3 @@ def test_moved_while_it_is_read_the_receipt_holds_for_nothing(
     assert record(state, verify(bundle, jobs=1, state=state, progress=move_once)) is None
     assert moved and isinstance(find(state, bundle), str)
     assert not verify(bundle).ok
-
-
-def test_moved_before_a_push_it_is_read_and_not_sent(
-    bundle: Path, tmp_path: Path, move: Callable[[Path], object]
-) -> None:
-    state, there = tmp_path / "state", tmp_path / "there"
-    assert record(state, verify(bundle, state=state)) is None
-    move(bundle)
-    with Reporter(quiet=True) as reporter, pytest.raises(DamageError):
-        push(
-            bundle,
-            PushTarget(None, str(there)),
-            ssh="ssh",
-            delete=False,
-            reporter=reporter,
-            quiet=True,
-            state=state,
-        )
-    assert not there.exists()

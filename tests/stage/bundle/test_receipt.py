@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ from stage.bundle.verifier import (
     EXPIRES_S,
     TICK_NS,
     UNSURE_NS,
-    now_ns,
     rests_after,
     state_folder,
     unsure_ns,
@@ -52,30 +50,6 @@ def verified(root: Path, state: Path) -> Receipt:
     return receipt
 
 
-def test_it_says_what_how_when_and_where(bundle: Path, state: Path) -> None:
-    report = verify(bundle, state=state)
-    receipt = verified(bundle, state)
-    (path,) = (state / "receipts").iterdir()
-    document = json.loads(path.read_text())
-    times = {name: document.pop(name) for name in ("began", "ended")}
-    assert times["began"] <= times["ended"] <= time.time()
-    assert report.stamp is not None and document == {
-        "format": 3,
-        "level": "full",
-        "files": report.files,
-        "bytes": report.size,
-        "bundle_id": report.bundle_id,
-        "seal": report.seal,
-        "path": str(bundle.resolve()),
-        "host": os.uname().nodename,
-        "digest": report.stamp.digest,
-        "contents": report.stamp.contents,
-    }
-    assert (
-        receipt.describe(receipt.ended + 7300) == f"every byte verified 2 h ago on {receipt.host}"
-    )
-
-
 def test_it_holds_for_30_days(bundle: Path, state: Path) -> None:
     verified(bundle, state)
     (path,) = (state / "receipts").iterdir()
@@ -86,14 +60,6 @@ def test_it_holds_for_30_days(bundle: Path, state: Path) -> None:
         found = find(state, bundle)
         assert isinstance(found, Receipt) == holds, found
     assert str(found).startswith("verified 30 days ago on ") and "holds for 30 days" in str(found)
-
-
-def test_a_hard_link_voids_it_and_that_is_said(bundle: Path, state: Path, tmp_path: Path) -> None:
-    verified(bundle, state)
-    os.link(bundle / BIG, tmp_path / "link")
-    assert str(find(state, bundle)).endswith(
-        " (only ctimes: chmod, chown or a new hard link move them too)"
-    )
 
 
 def _flip(root: Path) -> None:
@@ -107,35 +73,12 @@ def _flip_and_set_the_time_back(root: Path) -> None:
     os.utime(root / "data/models/bert/vocab.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def _replace(root: Path) -> None:
-    path = root / "data/models/bert/vocab.txt"
-    shutil.copy2(path, root / "data/other")
-    (root / "data/other").replace(path)
-
-
-def _swap(root: Path) -> None:
-    one, other = (
-        root / f"data/datasets/lines/plain/train-0000{n}-of-00002.parquet" for n in (0, 1)
-    )
-    one.rename(root / "data/x")
-    other.rename(one)
-    (root / "data/x").rename(other)
-
-
-def _another_seal(root: Path) -> None:
-    with open(root / "tagmanifest-sha256.txt", "ab") as file:
-        file.write(b"\n")
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "a bit": _flip,
     "a bit, and the time set back": _flip_and_set_the_time_back,
-    "another in its place": _replace,
-    "two swapped": _swap,
     "one gone": lambda root: (root / "data/files/notes/empty").unlink(),
     "one more": lambda root: (root / "data/models/bert/more").touch(),
     "a link": lambda root: (root / "data/models/bert/more").symlink_to("config.json"),
-    "the seal": _another_seal,
 }
 
 
@@ -171,20 +114,6 @@ def test_what_was_written_just_before_gets_none_and_is_told_why(
     os.utime(next(path for path in (root / "data").rglob("*") if path.is_file()))
     assert "changed just before they were read" in str(record(state, verify(root, state=state)))
     assert find(state, root) == "not verified here"
-
-
-def test_a_change_in_the_tick_after_the_waiting_is_seen(tmp_path: Path) -> None:
-    """What makes the shorter patience right: after it, no change has the stamp that was read."""
-    path = tmp_path / "file"
-    for _ in range(20):
-        path.write_bytes(b"one")
-        before, unsure = path.stat(), unsure_ns(tmp_path)
-        while rests_after(before, unsure) >= now_ns():
-            time.sleep(0.001)
-        path.write_bytes(b"two")
-        assert path.stat().st_ctime_ns > before.st_ctime_ns
-        if unsure > TICK_NS:  # no disk of the kernel's own: once is long enough
-            break
 
 
 MOUNTED = """\
@@ -239,45 +168,6 @@ def test_the_patience_is_short_only_where_this_kernels_clock_stamps_and_the_disk
     assert rests_after(status, unsure_ns(Path(place))) == stamp + UNSURE_NS
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 3}', "[]", '{"stamp": {}}', "\xff"])
-def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: str) -> None:
-    verified(bundle, state)
-    (path,) = (state / "receipts").iterdir()
-    path.write_text(text, encoding="latin-1")
-    assert "cannot be read" in str(find(state, bundle))
-    for other in (2, 4):
-        path.write_text(json.dumps({"format": other}))
-        assert f"format {other}, which" in str(find(state, bundle))
-
-
-def test_a_receipt_that_the_disk_does_not_give_is_none(bundle: Path, state: Path) -> None:
-    verified(bundle, state)
-    (path,) = (state / "receipts").iterdir()
-    path.unlink()
-    path.mkdir()  # whoever runs this: not to be read
-    assert "cannot be read" in str(find(state, bundle))
-    assert find(path / "no folder", bundle) == "not verified here"
-
-
-def test_a_user_without_a_home_folder_gets_the_verdict_without_a_receipt(
-    bundle: Path, tmp_path: Path
-) -> None:
-    """A uid that no passwd entry has, as in a container."""
-    left_out = ("HOME", "XDG_STATE_HOME")
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    script = (
-        "import pwd, sys\n"
-        "def nobody(uid): raise KeyError(uid)\n"
-        "pwd.getpwuid = nobody\n"
-        "from stage.cli import main\n"
-        "main(['verify', *sys.argv[1:]])\n"
-    )
-    command = [sys.executable, "-c", script, str(bundle), "--jobs", "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "\nthe verdict holds; no receipt of it could be" in done.stderr
-    assert "no home folder" in done.stderr
-
-
 def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(
     bundle: Path, tmp_path: Path
 ) -> None:
@@ -297,3 +187,33 @@ def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(
     (bundle / BIG).unlink()
     assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
     assert find(state_folder(environment), bundle) == "not verified here"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 3}', "[]", '{"stamp": {}}', "\xff"])
+def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: str) -> None:
+    verified(bundle, state)
+    (path,) = (state / "receipts").iterdir()
+    path.write_text(text, encoding="latin-1")
+    assert "cannot be read" in str(find(state, bundle))
+    for other in (2, 4):
+        path.write_text(json.dumps({"format": other}))
+        assert f"format {other}, which" in str(find(state, bundle))
+
+
+def test_a_user_without_a_home_folder_gets_the_verdict_without_a_receipt(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """A uid that no passwd entry has, as in a container."""
+    left_out = ("HOME", "XDG_STATE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    script = (
+        "import pwd, sys\n"
+        "def nobody(uid): raise KeyError(uid)\n"
+        "pwd.getpwuid = nobody\n"
+        "from stage.cli import main\n"
+        "main(['verify', *sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-c", script, str(bundle), "--jobs", "1"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "\nthe verdict holds; no receipt of it could be" in done.stderr
+    assert "no home folder" in done.stderr

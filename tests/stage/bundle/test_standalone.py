@@ -110,44 +110,6 @@ def test_names_are_utf_8_in_any_locale(small: Path, locale: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_its_lines_are_those_of_stage_verify(copy: Path) -> None:
-    (copy / "data/models/bert/vocab.txt").unlink()
-    (copy / "data/\x1b[31mred").touch()
-    ours = subprocess.run(
-        [sys.executable, "-m", "stage", "verify", copy], capture_output=True, text=True
-    )
-    theirs = standalone(pythons()[0], copy)
-    assert theirs.stdout == ours.stdout and theirs.returncode == ours.returncode == 1
-
-
-def test_the_report_that_was_written_is_the_one_the_remedy_names(
-    small_copy: Path, tmp_path: Path
-) -> None:
-    report = tmp_path / "my report.json"
-    (small_copy / "data/models/bert/vocab.txt").write_text("x")
-    printed = standalone(pythons()[0], small_copy, "--report", str(report)).stderr
-    assert (
-        f"stage patch BUNDLE --report '{report}'" in printed
-        and "1 finding." in printed
-        and "FILE" not in printed
-    )
-
-
-def test_on_a_python_too_old_it_prints_so_and_that_is_no_damage() -> None:
-    old = "import sys; sys.version_info = (2, 7); "
-    old += "exec(compile(sys.stdin.read(), 'stage-verify.py', 'exec'))"
-    command = [sys.executable, "-c", old]
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    real = [[str(python), "-"] for python in pyenv.glob("2.7*/bin/python2.7")]
-    for interpreter in (command, *real):
-        done = subprocess.run(
-            interpreter, input=TEMPLATE.read_text(), capture_output=True, text=True
-        )
-        assert done.returncode == 2 and "needs Python 3.6 or newer, this is 2.7" in done.stderr, (
-            done.stderr
-        )
-
-
 @pytest.mark.parametrize("mode", [0, 0o400, 0o100], ids=["", "listed", "entered"])
 @pytest.mark.parametrize("level", ["full", "fast"])
 def test_files_below_a_folder_without_the_right_to_look_are_no_damage(
@@ -166,46 +128,3 @@ def test_files_below_a_folder_without_the_right_to_look_are_no_damage(
         assert "data/models/bert/vocab.txt" in found
     (small_copy / "data/models/bert").chmod(0o755)
     assert find_damage(tmp_path / "state/airlift", small_copy) is None
-
-
-@pytest.mark.parametrize("closed", [["manifest-sha256.txt"], ["stage.lock", "bagit.txt"]])
-def test_an_unreadable_file_beside_the_payload_is_a_finding_and_the_verdict_damage(
-    small_copy: Path, tmp_path: Path, closed: list[str]
-) -> None:
-    for name in closed:
-        (small_copy / name).chmod(0)
-    (small_copy / "data/models/bert/vocab.txt").write_bytes(b"bad")
-    found = []
-    for program in ([sys.executable, "-m", "stage", "verify"], [pythons()[0], str(TEMPLATE)]):
-        done = subprocess.run(
-            [*as_another_user(), *program, str(small_copy), "--json"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert done.returncode == 1, done.stderr
-        found.append(
-            {finding["path"]: finding["problem"] for finding in json.loads(done.stdout)["findings"]}
-        )
-    assert (
-        found[0]
-        == found[1]
-        == {**dict.fromkeys(closed, "unreadable"), "data/models/bert/vocab.txt": "mismatched"}
-    )
-
-
-def test_what_it_cannot_look_at_ends_with_2(tmp_path: Path, copy: Path) -> None:
-    assert standalone(pythons()[0], tmp_path / "gone").returncode == 2
-    assert standalone(pythons()[0], copy / "data").returncode == 2
-    inside = standalone(pythons()[0], copy, "--report", copy / "report.json")
-    assert inside.returncode == 2 and not (copy / "report.json").exists()
-    deep = standalone(pythons()[0], copy, "--deep")
-    assert deep.returncode == 2 and "usage:" in deep.stderr and "--deep" in deep.stderr
-
-
-def test_its_report_is_what_stage_patch_reads(copy: Path, tmp_path: Path) -> None:
-    from stage.bundle.report import read_report
-
-    (copy / "data/models/bert/vocab.txt").unlink()
-    assert standalone(pythons()[0], copy, "--report", tmp_path / "report.json").returncode == 1
-    assert read_report(tmp_path / "report.json") == verify(copy)._replace(seal=None)

@@ -35,19 +35,6 @@ def test_each_piece_is_done_once(processes: int, count: int) -> None:
     assert sorted(messages(work, count, processes)) == [["did", n] for n in range(count)]
 
 
-def test_pieces_go_to_whoever_is_free(tmp_path: Path) -> None:
-    """The first worker waits for all other pieces, so these must not be assigned in advance."""
-
-    def work(number: int, send: Send) -> None:
-        (tmp_path / str(number)).touch()
-        while number == 0 and len(list(tmp_path.iterdir())) < 20:
-            time.sleep(0.001)
-        send(["by", os.getpid()])
-
-    by = [pid for _, pid in messages(work, 20, 2)]
-    assert len(by) == 20 and len(set(by)) == 2 and os.getpid() not in by
-
-
 def test_a_worker_that_is_ended_from_outside_is_no_verdict() -> None:
     def work(number: int, send: Send) -> None:
         if number == 3:
@@ -64,26 +51,6 @@ def test_a_fault_in_a_worker_is_told_by_its_name() -> None:
 
     with pytest.raises(CannotVerify, match="failed: MemoryError: no page left"):
         messages(work, 8, 2)
-
-
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_where_no_more_processes_are_allowed_fewer_do_it_all(
-    allowed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `ulimit -u` on a login node. Root, who may run these tests, has no such limit."""
-    fork, forked = os.fork, []
-
-    def limited() -> int:
-        if len(forked) == allowed:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        forked.append(1)
-        return fork()
-
-    def work(number: int, send: Send) -> None:
-        send([number])
-
-    monkeypatch.setattr(os, "fork", limited)
-    assert sorted(messages(work, 9, 4)) == [[number] for number in range(9)]
 
 
 def test_leaving_ends_the_work(tmp_path: Path) -> None:
@@ -106,20 +73,6 @@ def test_leaving_ends_the_work(tmp_path: Path) -> None:
             os.kill(int(child.name), 0)
 
 
-def test_a_ctrl_c_that_was_ignored_stays_ignored_in_the_workers() -> None:
-    """`stage verify &` in a script: Ctrl-C reaches its group, and must not end the workers."""
-
-    def work(number: int, send: Send) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        send([number])
-
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert sorted(messages(work, 3, 2)) == [[0], [1], [2]]
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 sizes_of_files = st.lists(st.integers(0, 100_000) | st.integers(65 * 2**20, 2**36), max_size=40)
 
 
@@ -132,3 +85,23 @@ def test_shares_are_all_there_is_to_read_and_no_more(sizes: list[int], jobs: int
     # A share ends with the file that fills it.
     costs = [sum(sizes[place] for place in share[:-1]) for share in shared]
     assert not costs or max(costs) <= max(2**23, sum(sizes) // 32 + 2**21)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_where_no_more_processes_are_allowed_fewer_do_it_all(
+    allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `ulimit -u` on a login node. Root, who may run these tests, has no such limit."""
+    fork, forked = os.fork, []
+
+    def limited() -> int:
+        if len(forked) == allowed:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        forked.append(1)
+        return fork()
+
+    def work(number: int, send: Send) -> None:
+        send([number])
+
+    monkeypatch.setattr(os, "fork", limited)
+    assert sorted(messages(work, 9, 4)) == [[number] for number in range(9)]
