@@ -62,15 +62,6 @@ def test_a_name_has_what_its_entry_says(runs: Path) -> None:
     assert find_cluster("disk", runs.parent).place == f"{runs}/clusters.yaml:13"
 
 
-def test_the_users_own_file_comes_after_the_one_beside_the_run(runs: Path, tmp_path: Path) -> None:
-    own = tmp_path / "config/airlift/clusters.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("gauss: {host: other, folder: x}\nnewton: {host: newton, folder: x}\n")
-    assert find_cluster("gauss", runs).target.host == "me@gauss.example.org"
-    assert find_cluster("newton", runs).file == own
-    assert find_cluster("gauss", None).target.host == "other"
-
-
 @pytest.mark.parametrize(
     ("to", "host", "folder"),
     [

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,39 +16,8 @@ from stage.bundle import bundle as layout
 from stage.bundle.verify import verify
 from stage.carry.apply import apply
 from stage.carry.patch import patch_since
-from stage.errors import IncompleteError
-from tests.stage.bundles import BIG, make_bundle
+from tests.stage.bundles import make_bundle
 from tests.stage.carry.patching import QUIET, new_version, patch_for, state
-
-
-@pytest.mark.parametrize("kind", ["repair", "update"])
-def test_an_apply_that_is_killed_can_be_run_again(
-    sound: Path, new: Path, copy: Path, tmp_path: Path, kind: str
-) -> None:
-    if kind == "update":
-        patch_since(new, sound / layout.LOCK, tmp_path / "patch", QUIET)
-    else:
-        (copy / "data/models/bert/vocab.txt").unlink()
-        with open(copy / BIG, "r+b") as file:
-            file.write(b"bad")
-        patch_for(sound, copy, tmp_path)
-    for delay in (0.3, 0.5, 0.7, 0.9):
-        command = [sys.executable, "-m", "stage", "apply", str(copy), str(tmp_path / "patch")]
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(delay)  # wherever that is: any moment must do
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-    # Processes of the killed one hold its lock until they end, too.
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            apply(copy, tmp_path / "patch", QUIET)
-            break
-        except IncompleteError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-    assert state(copy) == state(new if kind == "update" else sound)
-
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.chmod", "os.truncate"}
 

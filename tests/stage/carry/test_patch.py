@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.receipt import Receipt, find
-from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
 from stage.carry.apply import apply
 from stage.digests import sha256_of_bytes
-from stage.errors import DamageError, IncompleteError, UsageError
-from stage.staging.working_folder import alone_in
-from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
+from stage.errors import DamageError, UsageError
+from tests.stage.bundles import BIG, BIG_SIZE
 from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
 
 
@@ -50,19 +45,6 @@ def test_a_flipped_bit_of_a_large_file_is_repaired_by_the_whole_file(
     ]
 
 
-def test_a_patch_is_a_bag_that_bagit_accepts_and_cp_puts_in_place(
-    sound: Path, copy: Path, tmp_path: Path
-) -> None:
-    (copy / "data/models/bert/vocab.txt").unlink()
-    patch = patch_for(sound, copy, tmp_path)
-    bagged = subprocess.run(
-        [sys.executable, "-m", "bagit", "--validate", patch], capture_output=True, text=True
-    )
-    assert bagged.returncode == 0, bagged.stderr
-    subprocess.run(["cp", "-R", f"{patch}/data/.", copy], check=True)  # without `stage` there
-    assert verify(copy).ok
-
-
 @pytest.mark.parametrize("chance", range(8))
 def test_any_damage_to_the_bytes_is_repaired(
     sound: Path, copy: Path, tmp_path: Path, chance: int
@@ -71,7 +53,7 @@ def test_any_damage_to_the_bytes_is_repaired(
     paths = sorted(path for path in copy.rglob("*") if path.is_file())
     for path in noise.sample(paths, 3):
         data = bytearray(path.read_bytes())
-        match noise.choice(["flip", "cut", "grow", "gone", "link"]):
+        match noise.choice(["flip", "cut", "grow", "gone", "link", "folder"]):
             case "flip" if data:
                 data[noise.randrange(len(data))] ^= 1 << noise.randrange(8)
                 path.write_bytes(data)
@@ -82,6 +64,9 @@ def test_any_damage_to_the_bytes_is_repaired(
                 path.symlink_to("/etc/hostname")
             case "gone":
                 path.unlink()
+            case "folder":
+                path.unlink()
+                (path / "inner").mkdir(parents=True)
             case _:
                 path.write_bytes(data + b"x")
     if (before := verify(copy)).bundle_id is None and not (copy / layout.BAG_INFO).is_file():
@@ -89,30 +74,6 @@ def test_any_damage_to_the_bytes_is_repaired(
     outcome = apply(copy, patch_for(sound, copy, tmp_path), QUIET)
     assert outcome.bundle_id == verify(sound, "fast").bundle_id and verify(copy).ok, before
     assert state(copy) == state(sound)
-
-
-def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
-    (copy / "data/mine.txt").write_text("unsaved")
-    (copy / "data/models/bert/vocab.txt").unlink()
-    with pytest.raises(
-        DamageError, match=r"(?s)with the patch every byte of the bundle is sound.*mine\.txt"
-    ):
-        apply(copy, patch_for(sound, copy, tmp_path), QUIET)
-    assert not (copy / "workshop.partial").exists()
-    assert (copy / "data/mine.txt").read_text() == "unsaved"
-    assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
-
-
-def test_bundle_and_patch_in_each_others_place_get_the_right_command(
-    copy: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "mend").mkdir()
-    (tmp_path / "mend" / layout.PATCH_PLAN).write_text("{}")
-    with pytest.raises(UsageError) as swapped:
-        apply(tmp_path / "mend", copy, QUIET)
-    assert swapped.value.remedy == f"stage apply {copy} {tmp_path / 'mend'}"
-    with pytest.raises(UsageError, match="a bundle, not a patch"):
-        apply(copy, copy, QUIET)
 
 
 @pytest.mark.parametrize("name", ["stage.yaml", "data/models/bert/vocab.txt", "data"])
@@ -155,67 +116,25 @@ def reseal(patch: Path, texts: dict[str, bytes]) -> None:
     (patch / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(sealed))
 
 
-def test_after_a_patch_what_no_patch_repairs_is_all_named_with_what_does(
-    sound: Path, copy: Path, tmp_path: Path
-) -> None:
-    bert = copy / "data/models/bert"
-    (bert / "config.json").unlink()
-    patch = patch_for(sound, copy, tmp_path)
-    (bert / "link").symlink_to("vocab.txt")
-    for name in "abcd":
-        (copy / f"data/{name}").write_text("mine")
-    with pytest.raises(DamageError) as caught:
-        apply(copy, patch, QUIET)
-    said = str(caught.value)
-    assert all(f"`data/{name}`" in said for name in ("a", "b", "c", "d", "models/bert/link")), said
-    assert "stage patch" not in said and "move them out" in said
-    verified = stage("verify", copy).stderr
-    assert "stage patch" not in verified and "move them out" in verified
-
-
-def test_what_else_writes_into_the_bundle_is_not_called_a_fetch_alone(
-    sound: Path, copy: Path, tmp_path: Path
-) -> None:
-    """It may be another `stage apply`."""
-    (copy / layout.LOCK).write_text("{}")
-    patch = patch_for(sound, copy, tmp_path)
-    with alone_in(copy), pytest.raises(IncompleteError) as refused:
-        apply(copy, patch, QUIET)
-    assert "`stage fetch` or `stage apply` is running in this folder" in refused.value.message
-
-
-def test_a_patch_without_space_says_nothing_of_a_download(
-    sound: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stage.files.free_space", lambda folder: 0)
+def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
+    (copy / "data/mine.txt").write_text("unsaved")
     (copy / "data/models/bert/vocab.txt").unlink()
-    with pytest.raises(IncompleteError) as refused:
-        patch_for(sound, copy, tmp_path)
-    assert "Nothing was written" in refused.value.message
-    assert not (tmp_path / "patch").exists()
+    with pytest.raises(
+        DamageError, match=r"(?s)with the patch every byte of the bundle is sound.*mine\.txt"
+    ):
+        apply(copy, patch_for(sound, copy, tmp_path), QUIET)
+    assert not (copy / "workshop.partial").exists()
+    assert (copy / "data/mine.txt").read_text() == "unsaved"
+    assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
 
 
-@pytest.mark.parametrize("unsure_ms", [0, 100], ids=["fine", "coarse"])
-def test_apply_leaves_the_receipt_of_its_verification_although_files_are_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsure_ms: int
+def test_bundle_and_patch_in_each_others_place_get_the_right_command(
+    copy: Path, tmp_path: Path
 ) -> None:
-    """It waits until a later change would show; and a bundle that is not sound gets none."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    if unsure_ms:  # a disk that keeps coarse times
-        monkeypatch.setattr("stage.bundle.verifier.KERNELS_OWN", frozenset())
-        monkeypatch.setattr("stage.bundle.verifier.UNSURE_NS", unsure_ms * 10**6)
-    make_bundle(tmp_path / "sound", big=False)
-    copy = tmp_path / "copy"
-    shutil.copytree(tmp_path / "sound", copy)
-    (copy / "data/models/bert/vocab.txt").unlink()
-    patch = patch_for(tmp_path / "sound", copy, tmp_path)
-    other = tmp_path / "other"
-    shutil.copytree(copy, other)
-    apply(copy, patch, QUIET)
-    receipt = find(state_folder(os.environ), copy)
-    assert isinstance(receipt, Receipt), receipt
-    assert receipt.level == "full" and receipt.bundle_id == verify(copy).bundle_id
-    (other / "data/models/bert/config.json").write_bytes(b"damage")
-    with pytest.raises(DamageError):
-        apply(other, patch, QUIET)
-    assert find(state_folder(os.environ), other) == "not verified here"
+    (tmp_path / "mend").mkdir()
+    (tmp_path / "mend" / layout.PATCH_PLAN).write_text("{}")
+    with pytest.raises(UsageError) as swapped:
+        apply(tmp_path / "mend", copy, QUIET)
+    assert swapped.value.remedy == f"stage apply {copy} {tmp_path / 'mend'}"
+    with pytest.raises(UsageError, match="a bundle, not a patch"):
+        apply(copy, copy, QUIET)

@@ -6,7 +6,6 @@ There is no Slurm on these login nodes; `tests/site/test_probe_on_slurm.py` has 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +16,6 @@ import pytest
 
 from stage.carry.clusters import find_cluster
 from stage.carry.probe import (
-    collect,
-    describe,
-    login_node_of,
-    profile_text,
     room_script,
     rooms_of,
 )
@@ -33,20 +28,6 @@ PROBE = "stage/carry/probe.py"
 TOOLS = (
     "sh bash ls cut mkdir rm mv find tail cat sleep true id uname dirname df sed awk tr grep sort "
     "env timeout getconf rmdir rsync tar gzip sha256sum setsid nice python3"
-)
-LOGIN = """\
-# Profile of login1, by env-probe.sh. What stands in quotes may be corrected by hand.
-format: 1
-name: "cpu"
-platform: linux-64
-glibc: "2.28"
-linux: "4.18"
-# This node has no GPU that answers. Slurm has some: srun -p gpu --gres=gpu:1 -t 5 sh sh
-#   partition gpu gpu:h100:4 (compute capability 9.0)
-#   partition old gpu:8
-"""
-NODE = LOGIN[: LOGIN.index("# This")].replace("login1", "n1").replace("cpu", "h100") + (
-    'cuda: "12.4"      # driver 550.1\ncompute_capability: "9.0"\ngpu: "NVIDIA H100"\n'
 )
 
 
@@ -156,39 +137,3 @@ def test_the_room_at_a_folder_is_the_least_of_disk_and_quota(tmp_path: Path) -> 
     )
     (room,) = rooms_of(there.ask(room_script(str(tmp_path))).text)
     assert room.quota == room.left == 2 * 2**20
-
-
-def test_what_is_assumed_is_marked_until_a_node_answers(tmp_path: Path) -> None:
-    path = tmp_path / "gauss.yml"
-    path.write_text(profile_text("gauss", LOGIN, True, f"{tmp_path}/answer"))
-    profile = Profile.load(path)
-    assert (profile.name, profile.cuda, profile.compute_capability) == ("gauss", "12.2", "9.0")
-    marked = re.findall("^(\\w+):.*# assumed", path.read_text(), re.MULTILINE)
-    assert set(marked) == {"glibc", "linux", "cuda", "compute_capability"}
-    (tmp_path / "clusters.yaml").write_text("gauss: {host: h, folder: f, profile: gauss.yml}\n")
-    cluster = find_cluster("gauss", tmp_path)
-    here = RemoteShell(PushTarget(None, "."), ("sh", "-s"), "")
-    assert "still assumed" in str(collect(here, cluster))
-    (tmp_path / "answer").write_text(f"Welcome\n{NODE}")
-    assert "written" in str(collect(here, cluster))
-    profile = Profile.load(path)
-    assert (profile.cuda, profile.gpu) == ("12.4", "NVIDIA H100")
-    assert "assumed" not in path.read_text() and not (tmp_path / "answer").exists()
-    assert collect(here, cluster) is None
-
-
-def test_a_login_node_is_described() -> None:
-    node = login_node_of(
-        "host\tlogin1\nshell\t/bin/tcsh\ntool\trsync\n"
-        "slurm\tslurm 23.11\nslurm_folder\t/opt/slurm\n"
-        "modules\tyes\nroom\tyes\t1048576\t-\t/scratch/me\t$SCRATCH\nroom\tno\t-\t0\t/work\tdisk\n"
-    )
-    assert node.has_slurm
-    lines = describe(node, "Welcome \x1b[31m")
-    assert lines[0].startswith("login1: shell /bin/tcsh, which greets: 'Welcome \\\\x1b")
-    assert "slurm 23.11 (only login shells have it: /opt/slurm); modules" in lines[1]
-    assert "not there: python3, sha256sum, setsid" in lines[1]
-    assert lines[3:] == [
-        "  /scratch/me   ($SCRATCH: 1.07 GB free)",
-        "  /work   (disk: room not known, quota leaves 0 B, NOT WRITABLE by you)",
-    ]

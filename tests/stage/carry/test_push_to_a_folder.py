@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,6 @@ import pytest
 from stage.bundle.receipt import Receipt, find
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
-from stage.carry import push as pushing
-from stage.carry.ssh import PushTarget
-from stage.errors import DamageError
-from stage.progress import Reporter
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
@@ -43,86 +38,6 @@ def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
         [*command[:-1], bundle / "copy"], capture_output=True, text=True, timeout=60
     )
     assert inside.returncode == 2 and "lies inside" in inside.stderr
-
-
-def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"]
-    (bundle / CONFIG).write_bytes(b"{")
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
-    (bundle / TAGS).unlink()
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
-    assert not (tmp_path / "there").exists()
-
-
-def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path: Path) -> None:
-    """A bit flipped here, under another time: rsync would take it for the newer file."""
-    there = tmp_path / "there"
-    assert push_here(bundle, there).returncode == 0
-    before, id = (there / WEIGHTS).read_bytes(), verify(bundle).bundle_id
-    flip(bundle / WEIGHTS, 30_000)
-    later = (bundle / WEIGHTS).stat().st_mtime + 10  # rsync compares whole seconds
-    os.utime(bundle / WEIGHTS, (later, later))
-    done = push_here(bundle, there)
-    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
-    assert "Nothing was sent" in done.stderr and "stage fetch MANIFEST -o" in done.stderr
-    assert (there / WEIGHTS).read_bytes() == before
-    assert verify(there).ok and verify(there).bundle_id == id
-    flip(bundle / WEIGHTS, 30_000)
-    done = push_here(bundle, there)
-    assert done.returncode == 0 and verify(there).ok, done.stderr
-
-
-def test_damage_that_was_sent_is_told_as_damage_here(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk here that changed bytes after they were verified. The disk there is not to blame."""
-    monkeypatch.setattr("stage.carry.push._check_sound_here", lambda *_: None)
-    flip(bundle / WEIGHTS, 30_000)
-    with pytest.raises(DamageError) as found:
-        pushing.push(
-            bundle,
-            PushTarget(None, str(tmp_path / "there")),
-            ssh="ssh",
-            delete=False,
-            reporter=Reporter(quiet=True),
-            quiet=True,
-            state=tmp_path / "state",
-        )
-    assert f"damaged here: {WEIGHTS}" in str(found.value)
-    assert "has that damage too" in str(found.value)
-
-
-def test_damage_here_is_found_before_a_first_push_sends_anything_and_a_receipt_spares_the_reading(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    flip(bundle / WEIGHTS, 30_000)
-    done = push_here(bundle, tmp_path / "there")
-    assert (
-        done.returncode == 1
-        and f"damaged here: {WEIGHTS}" in done.stderr
-        and "Nothing was sent" in done.stderr
-    )
-    assert not (tmp_path / "there").exists()
-    flip(bundle / WEIGHTS, 30_000)
-    time.sleep(
-        max(0, (bundle / WEIGHTS).stat().st_ctime + 2.1 - time.time())
-    )  # a receipt wants files at rest
-    done = push_here(bundle, tmp_path / "there")
-    assert (
-        done.returncode == 0 and "not verified here; every byte is read here first" in done.stderr
-    ), done.stderr
-    done = push_here(bundle, tmp_path / "elsewhere")
-    assert done.returncode == 0 and "not touched since: not read again here" in done.stderr, (
-        done.stderr
-    )
-    flip(bundle / WEIGHTS, 30_000)
-    done = push_here(bundle, tmp_path / "third")
-    assert (
-        done.returncode == 1
-        and "Nothing was sent" in done.stderr
-        and not (tmp_path / "third").exists()
-    )
 
 
 @pytest.mark.parametrize("by_ssh", [True, False], ids=["ssh", "here"])
@@ -178,3 +93,30 @@ def test_another_bundle_there_is_refused_with_a_folder_to_take(
     remove = in_it(done.stderr, r"(?<=remove it there: ).*(?=\))")
     subprocess.run(remove, shell=True, check=True, timeout=60)
     assert push_here(other, there).returncode == 0 and verify(there).ok
+
+
+def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"]
+    (bundle / CONFIG).write_bytes(b"{")
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
+    (bundle / TAGS).unlink()
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 2
+    assert not (tmp_path / "there").exists()
+
+
+def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path: Path) -> None:
+    """A bit flipped here, under another time: rsync would take it for the newer file."""
+    there = tmp_path / "there"
+    assert push_here(bundle, there).returncode == 0
+    before, id = (there / WEIGHTS).read_bytes(), verify(bundle).bundle_id
+    flip(bundle / WEIGHTS, 30_000)
+    later = (bundle / WEIGHTS).stat().st_mtime + 10  # rsync compares whole seconds
+    os.utime(bundle / WEIGHTS, (later, later))
+    done = push_here(bundle, there)
+    assert done.returncode == 1 and f"damaged here: {WEIGHTS}" in done.stderr, done.stderr
+    assert "Nothing was sent" in done.stderr and "stage fetch MANIFEST -o" in done.stderr
+    assert (there / WEIGHTS).read_bytes() == before
+    assert verify(there).ok and verify(there).bundle_id == id
+    flip(bundle / WEIGHTS, 30_000)
+    done = push_here(bundle, there)
+    assert done.returncode == 0 and verify(there).ok, done.stderr
