@@ -7,8 +7,6 @@ import gzip
 import lzma
 import struct
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from functools import partial
 
@@ -53,68 +51,8 @@ def pax_header(text: bytes) -> bytes:
     return info.tobuf() + text + bytes(-len(text) % 512) + tar([("a", b"data")])
 
 
-def negative() -> bytes:
-    """A tar with a negative file size, in base 256. A reader that trusts it goes back forever."""
-    block = bytearray(special("a", tarfile.REGTYPE).tobuf(tarfile.GNU_FORMAT))
-    block[124:136] = b"\xff" * 10 + b"\xfc\x00"
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    return bytes(block) + bytes(1024)
-
-
-def headers(count: int) -> bytes:
-    """A tar that consists of headers, of 1 MiB each."""
-    info = special("././@PaxHeader", tarfile.XGLTYPE)
-    info.size = 2**20
-    text = b"%d comment=" % info.size
-    return (info.tobuf() + text + b"x" * (info.size - len(text) - 1) + b"\n") * count + bytes(1024)
-
-
 def zeros(size: int) -> bytes:
     return sized("zeros", size, bytes(size))
-
-
-def overlapping() -> bytes:
-    """A zip with a thousand entries of the same 100 kB (Fifield, A better zip bomb, 2019)."""
-    packed = zlib.compressobj(9, zlib.DEFLATED, -15)
-    data = packed.compress(bytes(50 * 10**6)) + packed.flush()
-    crc = zlib.crc32(bytes(50 * 10**6))
-    local = (
-        struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, 0, 8, 0, 33, crc, len(data), 50 * 10**6, 3, 0)
-        + b"000"
-    )
-    entries = [
-        struct.pack(
-            "<IHHHHHHIIIHHHHHII",
-            0x02014B50,
-            20,
-            20,
-            0,
-            8,
-            0,
-            33,
-            crc,
-            len(data),
-            50 * 10**6,
-            3,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
-        + b"%03d" % number
-        for number in range(1000)
-    ]
-    directory = b"".join(entries)
-    start = len(local) + len(data)
-    return (
-        local
-        + data
-        + directory
-        + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 1000, 1000, len(directory), start, 0)
-    )
 
 
 def zip_of_two_names() -> bytes:
@@ -132,22 +70,6 @@ def zip_with(offset: int, form: str, value: int, *, central: bool = True) -> byt
         form, data, data.index(b"PK\x01\x02" if central else b"PK\x03\x04") + offset, value
     )
     return bytes(data)
-
-
-def zip64() -> bytes:
-    """A zip whose extra field announces a file of 2^63 bytes."""
-    info = zipfile.ZipInfo("a")
-    info.extra = struct.pack("<HHQQ", 1, 16, 2**63, 4)
-    data = bytearray(zipped([(info, b"data")]))
-    struct.pack_into("<I", data, data.index(b"PK\x01\x02") + 24, 0xFFFFFFFF)
-    return bytes(data)
-
-
-def spoiled(data: bytes, at: int = -20) -> bytes:
-    """One byte changed."""
-    changed = bytearray(data)
-    changed[at] ^= 0x55
-    return bytes(changed)
 
 
 def polyglot() -> bytes:
@@ -216,7 +138,6 @@ CASES = [
             )
         ),
     ),
-    Case("tar pax size negative", 3, ("special",), unpacked(with_pax(size="-512"))),
     Case("tar pax size no number", 1, TORN, unpacked(with_pax(size="x"))),
     Case(
         "tar pax size of 30 digits", 3, ("which is the limit",), unpacked(with_pax(size="9" * 30))
@@ -226,16 +147,9 @@ CASES = [
     Case(
         "tar pax header of 10 MB", 3, ("header",), unpacked(gzip.compress(pax_header(b"1" * 10**7)))
     ),
-    Case("tar size negative", 3, ("special",), unpacked(negative())),
     Case("tar size of 1 EB", 3, ("which is the limit",), unpacked(sized("a", 10**18))),
     Case(
         "tar bomb", 3, ("times its size",), unpacked(bomb(bz2.compress, partial(zeros, 80 * 2**20)))
-    ),
-    Case(
-        "tar bomb of headers",
-        3,
-        ("times its size",),
-        unpacked(bomb(partial(lzma.compress, preset=0), partial(headers, 80))),
     ),
     Case(
         "tar bomb in xz",
@@ -282,14 +196,10 @@ CASES = [
     Case("tar name of 2,000 bytes", 3, ("longer than",), unpacked(tar([("n" * 2000, b"1")]))),
     Case("tar cut in a file", 1, TORN, unpacked(tar([("a", NOISE)])[:50_000])),
     Case("tar cut between two files", 1, TORN, unpacked(tar([("a", b""), ("b", b"x")])[:512])),
-    Case(
-        "tar with a spoiled header", 1, TORN, unpacked(spoiled(tar([("a", b""), ("b", b"x")]), 600))
-    ),
     Case("tar behind a tar", 1, TORN, unpacked(tar([("a", b"1")]) + tar([("b", b"2")]))),
     Case("tar.gz cut", 1, TORN, unpacked(gzip.compress(tar([("a", NOISE)]))[:-200])),
     Case("tar.bz2 cut", 1, TORN, unpacked(bz2.compress(tar([("a", NOISE)]))[:30])),
     Case("tar.xz cut", 1, TORN, unpacked(lzma.compress(tar([("a", NOISE)]))[:-20])),
-    Case("tar.gz spoiled", 1, TORN, unpacked(spoiled(gzip.compress(tar([("a", NOISE)])), -30))),
     Case(
         "tar.gz with a tail of garbage",
         1,
@@ -319,10 +229,8 @@ CASES = [
     Case("zip CRC wrong", 1, TORN, unpacked(zip_with(16, "<I", 1))),
     Case("zip method unknown", 3, ("number 77",), unpacked(zip_with(10, "<H", 77))),
     Case("zip offset behind its end", 1, TORN, unpacked(zip_with(42, "<I", 10**9))),
-    Case("zip of 2^63 bytes", 3, ("which is the limit",), unpacked(zip64())),
     Case("zip that unpacks to more than it says", 1, TORN, unpacked(zip_with(24, "<I", 10))),
     Case("zip local name another", 1, TORN, unpacked(zip_of_two_names())),
-    Case("zip bomb", 3, ("times its size",), unpacked(overlapping)),
     Case("zip cut", 1, TORN, unpacked(zipped([("a", NOISE)])[:-30])),
     Case("zip behind a tar", 1, ("something follows its end",), unpacked(polyglot())),
     Case("no archive", 2, ("not an archive",), unpacked(b"<html>quota exceeded</html>" * 100)),

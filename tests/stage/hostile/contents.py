@@ -133,16 +133,6 @@ def cifar(meta: bytes) -> Prepare:
     return prepare
 
 
-def torch_pickle(data: bytes) -> Prepare:
-    """A model that has only pickled weights, and a user who allows that."""
-
-    def prepare(place: Place) -> list[str]:
-        arguments = hubs.serve(place, {"config.json": b"{}", "pytorch_model.bin": data})
-        return [*arguments, "--allow-pickle"]
-
-    return prepare
-
-
 def converted(how: str, name: str, data: bytes | Callable[[], bytes]) -> Prepare:
     """`convert:` of a local file."""
 
@@ -376,20 +366,6 @@ CASES = [
         ),
     ),
     Case("CIFAR no pickle", 1, ("batches.meta",), cifar(b"<html>")),
-    Case(
-        "torch pickle with code",
-        3,
-        ("more than tensors",),
-        torch_pickle(pickle.dumps(Runs(), 2)),
-        slow=True,
-    ),
-    Case(
-        "torch pickle of noise",
-        3,
-        ("torch refuses to read it",),
-        torch_pickle(bytes(range(256))),
-        slow=True,
-    ),
     Case(
         "CSV of one endless line",
         2,

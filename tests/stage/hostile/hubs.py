@@ -138,26 +138,6 @@ def next_page(url: Callable[[Place], str]) -> Prepare:
     )
 
 
-def endless_pages(place: Place) -> None:
-    """Endless pages of new files: each answer is new."""
-
-    text = json.dumps([entry(f"PAGE-{n}.json", b"{}") for n in range(100_000)]).encode()
-
-    class Pages(dict[str, Answer]):
-        count = 0
-
-        def get(self, path: str, default: Any = None) -> Any:
-            if path != TREE:
-                return super().get(path, default)
-            self.count += 1
-            page = text.replace(b"PAGE", b"%d" % self.count)
-            return Answer(
-                page, headers={"Link": f'<{place.liar.url(TREE)}?page={self.count}>; rel="next"'}
-            )
-
-    place.liar.answers = Pages(place.liar.answers)
-
-
 def token_went_nowhere(place: Place) -> None:
     """The token goes only to its own origin: `127.0.0.1`, not `localhost`."""
     leaked = [path for path, token in place.liar.requests if token and path.startswith("/stolen")]
@@ -273,7 +253,6 @@ CASES = [
     Case("gzip bomb for a listing", 5, NO_SENSE, bomb(TREE), how="process"),
     Case("endless listing", 5, NO_SENSE, answering(TREE, Answer(endless)), how="process"),
     Case("next page is this page", 5, NO_SENSE, next_page(lambda place: place.liar.url(TREE))),
-    Case("pages without end", 5, NO_SENSE, hub(endless_pages), slow=True),
     Case("next page of a file", 5, NO_SENSE, next_page(lambda _: "file:///etc/passwd")),
     Case(
         "next page elsewhere",
@@ -322,13 +301,6 @@ CASES = [
         ("the listing says",),
         ranged(f"bytes 1000-2065/{10**6}"),
     ),
-    Case(
-        "Content-Range of 5,000 digits",
-        5,
-        ("another Range",),
-        ranged("bytes 1000-2065/" + "9" * 5000),
-    ),
-    Case("Content-Range without sense", 5, ("another Range",), ranged("bytes */*")),
     Case(
         "Content-Length superscript",
         5,

@@ -32,12 +32,6 @@ def asset(name: str = "x", **entry: Any) -> str:
     return json.dumps({"format": 1, "name": "m", "assets": {name: entry}})
 
 
-def _bomb() -> str:
-    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    return "\n".join(lines) + "\n" + SOUND
-
-
 def _manifest_that(make: Callable[[str], object]) -> Callable[[Place], list[str]]:
     """The path of the manifest is not a regular file."""
 
@@ -46,12 +40,6 @@ def _manifest_that(make: Callable[[str], object]) -> Callable[[Place], list[str]
         return ["fetch", "m.yaml", "-o", "bundle"]
 
     return prepare
-
-
-def _sparse(path: str) -> None:
-    with open(path, "wb") as file:
-        file.write(SOUND.encode())
-        file.truncate(100 * 2**20)
 
 
 def _linked_notes(place: Place) -> None:
@@ -76,7 +64,6 @@ def _names(*names: str) -> Callable[[Place], object]:
 
 
 CASES = [
-    Case("alias bomb", 2, ("m.yaml:2", "aliases"), fetch(_bomb())),
     Case(
         "alias once",
         2,
@@ -119,7 +106,6 @@ CASES = [
     ),
     Case("empty", 2, ("found nothing",), fetch("")),
     Case("a list", 2, ("found a list",), fetch("- a\n")),
-    Case("100 MB", 2, ("m.yaml", "larger than"), _manifest_that(_sparse), how="process"),
     Case("a pipe", 2, ("m.yaml", "a pipe or device"), _manifest_that(os.mkfifo), how="process"),
     Case("a folder", 2, ("m.yaml", "is a folder"), _manifest_that(os.mkdir)),
     Case(

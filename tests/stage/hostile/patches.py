@@ -136,23 +136,6 @@ def as_report(root: Path, findings: list[Any], **changes: Any) -> bytes:
     return json.dumps({**report_of(root).to_json(), "findings": findings, **changes}).encode()
 
 
-def _pipe_for_a_report(place: Place) -> list[str]:
-    place.bundle()
-    os.mkfifo(place.folder / "report.json")
-    return ["patch", "bundle", "--report", "report.json", "-o", "patch"]
-
-
-def _no_question(place: Place) -> list[str]:
-    place.bundle()
-    return ["patch", "bundle", "-o", "patch"]
-
-
-def _sparse_report(place: Place) -> list[str]:
-    place.bundle()
-    os.truncate(place.write("report.json", b"{"), 10**11)
-    return ["patch", "bundle", "--report", "report.json", "-o", "patch"]
-
-
 def since(make: Callable[[Path], object]) -> Prepare:
     """`stage patch --since` of a file that is no lock."""
 
@@ -262,7 +245,6 @@ CASES = [
         ("nothing to carry",),
         since(lambda path: shutil.copy(path.parent / "bundle/stage.lock", path)),
     ),
-    Case("neither report nor old lock", 2, ("one of --report and --since",), _no_question),
     Case("report no JSON", 2, NO_REPORT, reported(b"\x80\x02.")),
     Case("report nested", 2, NO_REPORT, reported(b"[" * 100_000)),
     Case(
@@ -283,8 +265,6 @@ CASES = [
         ("nothing that a patch can repair",),
         reported(lambda root: as_report(root, [])),
     ),
-    Case("report a pipe", 2, ("pipe",), _pipe_for_a_report, how="process"),
-    Case("report of 100 GB", 2, ("larger",), _sparse_report, how="process"),
     Case("finding of ..", 2, ("nothing that a patch can repair",), finding(path="../precious")),
     Case(
         "finding of escape sequences",
