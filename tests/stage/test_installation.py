@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from stage import installation
 from stage.installation import install_command
 
-ROOT = Path(installation.__file__).parents[1]
 METADATA = """\
 Metadata-Version: 2.1
 Name: airlift-hpc
@@ -35,10 +33,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(installation, "__file__", str(tmp_path / "site/stage/installation.py"))
     assert Path(str(metadata.distribution("airlift-hpc").locate_file(""))) == folder.parent
     yield folder
-
-
-def test_this_copy_is_installed_from_its_checkout() -> None:
-    assert install_command("laptop") == f"pip install -e '{ROOT}[laptop]'"
 
 
 WITHOUT_A_SOURCE = {
@@ -92,11 +86,3 @@ def test_in_an_environment_of_a_bundle_its_environment_file_is_named(
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     said = install_command("laptop")
     assert str(tmp_path) in said and "stage env lock" in said and "pip" not in said
-
-
-def test_no_message_installs_airlift_by_its_name() -> None:
-    named = re.compile(r"pip install (--upgrade )?['\"]?airlift")
-    sources = [*ROOT.glob("stage/**/*"), *ROOT.glob("runner/**/*"), *ROOT.glob("docs/**/*.md")]
-    texts = [path for path in sources if path.suffix in (".py", ".sh", ".md")]
-    found = [path for path in texts if named.search(path.read_text(encoding="utf-8"))]
-    assert found in ([], [ROOT / "docs/CHANGELOG.md"])

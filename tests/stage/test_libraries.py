@@ -13,15 +13,12 @@ from tests.support.light import declared
 
 
 @pytest.mark.parametrize(
-    "command", [["fetch", "m.yaml", "-o", "out"], ["lock", "m.yaml"], ["init", "acme/tiny"]]
-)
-@pytest.mark.parametrize(
-    ("library", "version", "least"),
+    ("command", "library", "version", "least"),
     [
-        ("huggingface_hub", "0.36.2", "2.4"),
-        ("huggingface_hub", "2.3.9", "2.4"),
-        ("urllib3", "1.26.20", "2"),
-        ("pyarrow", "12.0.1", "14"),
+        (["fetch", "m.yaml", "-o", "out"], "huggingface_hub", "0.36.2", "2.4"),
+        (["lock", "m.yaml"], "huggingface_hub", "2.3.9", "2.4"),
+        (["init", "acme/tiny"], "urllib3", "1.26.20", "2"),
+        (["fetch", "m.yaml", "-o", "out"], "pyarrow", "12.0.1", "14"),
     ],
 )
 def test_an_older_client_is_reported_before_it_fails_and_stops_nothing_else(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from stage.files import format_age
 from stage.progress import log_line
 from tests.stage.bundles import make_bundle
 from tests.support.terminal import in_terminal
@@ -53,36 +52,15 @@ def test_a_line_says_how_much_how_fast_and_how_long_in_the_room_there_is(
     assert "a note" in lines and lines[-1] == "done"
 
 
-def test_without_a_total_the_rate_is_said(tmp_path: Path) -> None:
-    lines = lines_of(in_terminal(80, *work(total=0)))
-    assert [shown for shown in lines if re.fullmatch(r"fetch [\d.]+MB, [\d.]+MB/s", shown)], lines
-
-
 def test_work_of_unknown_length_shows_a_clock_that_goes_on() -> None:
     lines = lines_of(in_terminal(80, *work(clock=1.3)))
     assert {"make prompts (00:00)", "make prompts (00:01)"} <= set(lines)
-
-
-def test_every_terminal_can_show_it() -> None:
-    """Blocks are unreadable on a terminal that is not UTF-8, and Python cannot detect it."""
-    assert in_terminal(100, *work(), LC_ALL="C", PYTHONUTF8="1").isascii()
-
-
-def test_a_dumb_terminal_is_treated_as_a_log() -> None:
-    """An editor's shell would show each version of a line that is overwritten."""
-    assert lines_of(in_terminal(80, *work(), TERM="dumb")) == ["a note", "done"]
 
 
 def test_verify_says_how_much_there_is(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "bundle").root
     told = in_terminal(100, sys.executable, "-m", "stage", "verify", bundle)
     assert re.search(r"verify +0% \|[ =]+\| 0.00B of \d+.\dMB", told), told
-
-
-def test_json_stands_alone_in_a_terminal_too(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path / "bundle", big=False).root
-    told = in_terminal(80, sys.executable, "-m", "stage", "verify", bundle, "--json")
-    assert told.startswith("{") and told.rstrip().endswith("}")
 
 
 @pytest.mark.parametrize(
@@ -96,11 +74,3 @@ def test_json_stands_alone_in_a_terminal_too(tmp_path: Path) -> None:
 )
 def test_a_line_in_a_log(done: int, total: int, took_s: float, line: str) -> None:
     assert log_line("fetch", done, total, took_s) == line
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (5999, "100 min"), (12_000, "3 h")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert format_age(seconds) == words

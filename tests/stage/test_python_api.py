@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import json
 import os
 import re
@@ -15,7 +13,6 @@ import pytest
 
 import runner
 import stage
-from stage.cli import main as commands
 from tests.stage.bundles import make_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -55,81 +52,11 @@ print(json.dumps([took, sorted(set(sys.modules) - before)]))
     }
 
 
-STEPS = {
-    "attribute": "import stage; assert stage.verify(path, quiet=True).ok",
-    "from": "from stage import verify; assert verify(path, 'fast').ok",
-    "submodule": "import stage.bundle.verifier; assert stage.bundle.verifier.share_out",
-    "same names": "import stage.bundle.verify, stage.staging.fetch; assert callable(stage.fetch)",
-    "from the submodule": "from stage.bundle.verify import verify as v; assert v is not None",
-    "bundle": "import stage; assert stage.open_bundle(path)['bert'].path.is_dir()",
-}
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("api") / "bundle"
     make_bundle(root, big=False)
     return root
-
-
-def test_public_names_and_internal_modules_work_in_any_order(bundle: Path) -> None:
-    """Importing an internal module must not replace the function `stage.verify`."""
-    code = f"""
-import inspect
-import itertools, sys
-path = sys.argv[1]
-steps = {STEPS!r}
-for first, second in itertools.permutations(steps, 2):
-    for name in [n for n in sys.modules if n.split(".")[0] == "stage"]:
-        del sys.modules[name]
-    for name in (first, second, "attribute", "from"):
-        exec(steps[name], {{"path": path}})
-    print(first, second)
-"""
-    pairs = in_a_new_process(code, bundle).splitlines()
-    assert len(pairs) == len(list(itertools.permutations(STEPS, 2)))
-
-
-def test_every_public_name_is_there(bundle: Path) -> None:
-    for package in (stage, runner):
-        assert set(package.__all__) <= set(dir(package))
-        for name in package.__all__:
-            assert getattr(package, name) is getattr(package, name)
-        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-            package.nonsense  # noqa: B018
-    exec("from stage import *; from runner import *", {})
-
-
-def test_a_bundle_gives_its_assets_by_name(bundle: Path) -> None:
-    opened = stage.open_bundle(bundle)
-    assert "bert" in opened
-    assert [opened[name].name for name in opened] == list(opened.lock.assets)
-    asset = opened["bert"]
-    assert (asset.kind, asset.path) == ("model", bundle / "data/models/bert")
-    assert asset.size == sum(f.stat().st_size for f in asset.path.rglob("*") if f.is_file())
-    with pytest.raises(stage.StageError, match="no asset named `bret`") as caught:
-        opened["bret"]
-    assert "Did you mean `bert`" in str(caught.value)
-
-
-def test_damage_is_a_finding_and_a_wrong_argument_is_an_error(tmp_path: Path) -> None:
-    root = tmp_path / "bundle"
-    made = make_bundle(root, big=False)
-    weights = root / "data/models/bert/model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    assert stage.verify(root, "fast").ok
-    report = stage.verify(root, quiet=True)
-    assert [finding.problem for finding in report.findings] == ["mismatched"]
-    assert stage.verify(root, "fast", bundle_id=f"sha256:{made.id}").ok
-    assert stage.verify(root, "fast", bundle_id="0" * 64).is_another
-    for wrong in ({"level": "ful"}, {"bundle_id": "1234"}):
-        with pytest.raises(stage.StageError) as caught:
-            stage.verify(root, **wrong)  # type: ignore[arg-type]
-        assert caught.value.exit_code == 2
-    with pytest.raises(stage.StageError, match="no such folder"):
-        stage.verify(tmp_path / "none")
 
 
 def laptop_without_a_hub(folder: Path) -> None:
@@ -158,26 +85,6 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     assert printed.endswith("bundle/data/files/bert\n")
 
 
-def test_the_documentation_names_all_that_is_public() -> None:
-    text = (ROOT / "docs/reference/python-api.md").read_text()
-    for package in (stage, runner):
-        missing = [n for n in package.__all__ if n != "__version__" and f"{n}" not in text]
-        assert not missing
-
-
-def test_functions_of_the_documentation_have_the_defaults_of_the_command() -> None:
-    """It named `runner.resolve`, which does not exist, and another default of `jobs`."""
-    text = (ROOT / "docs/reference/python-api.md").read_text()
-    named = re.findall(r"^::: (stage|runner)\.(\w+)$", text, re.MULTILINE)
-    assert len(named) == 6
-    for package, name in named:
-        ours = inspect.signature(getattr({"stage": stage, "runner": runner}[package], name))
-        command = commands.commands.get(name) if package == "stage" else None
-        for option in command.params if command else ():
-            if option.name in ours.parameters and isinstance(option.default, bool | int | str):
-                assert option.default == ours.parameters[option.name].default, (name, option.name)
-
-
 def test_resolve_gives_the_lock_that_fetch_follows_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,3 +99,33 @@ def test_resolve_gives_the_lock_that_fetch_follows_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(stage.StageError, match="--locked"):
         stage.resolve(manifest, locked=True, quiet=True)
+
+
+def test_every_public_name_is_there(bundle: Path) -> None:
+    for package in (stage, runner):
+        assert set(package.__all__) <= set(dir(package))
+        for name in package.__all__:
+            assert getattr(package, name) is getattr(package, name)
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+            package.nonsense  # noqa: B018
+    exec("from stage import *; from runner import *", {})
+
+
+def test_damage_is_a_finding_and_a_wrong_argument_is_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "bundle"
+    made = make_bundle(root, big=False)
+    weights = root / "data/models/bert/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert stage.verify(root, "fast").ok
+    report = stage.verify(root, quiet=True)
+    assert [finding.problem for finding in report.findings] == ["mismatched"]
+    assert stage.verify(root, "fast", bundle_id=f"sha256:{made.id}").ok
+    assert stage.verify(root, "fast", bundle_id="0" * 64).is_another
+    for wrong in ({"level": "ful"}, {"bundle_id": "1234"}):
+        with pytest.raises(stage.StageError) as caught:
+            stage.verify(root, **wrong)  # type: ignore[arg-type]
+        assert caught.value.exit_code == 2
+    with pytest.raises(stage.StageError, match="no such folder"):
+        stage.verify(tmp_path / "none")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.terminal import coloured, wrapped
+from stage.terminal import coloured
 from tests.support.terminal import in_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,32 +22,6 @@ ERROR = (
 RED, GREEN, YELLOW, CYAN, BOLD, END = (f"\033[{n}m" for n in ("1;31", "32", "33", "36", "1", "0"))
 
 
-@pytest.mark.parametrize("width", [20, 34, 40, 60, 80, 200])
-def test_text_is_broken_at_spaces_and_neither_paths_nor_commands_are(width: int) -> None:
-    text = wrapped(ERROR, width)
-    assert text.split() == ERROR.split()
-    assert "stage patch BUNDLE --report damage.json -o PATCH" in text
-    assert "/home/me/.local/state/airlift/receipts/4f1c.damage.json" in text
-    for line in text.splitlines():
-        is_one_thing = re.fullmatch(r" *(stage patch .*|/home/\S+|-> \S+)", line)
-        assert len(line) <= width or is_one_thing, line
-
-
-def test_lines_after_a_remedy_are_indented_below_it() -> None:
-    lines = wrapped(ERROR, 60).splitlines()
-    arrow = next(number for number, line in enumerate(lines) if line.startswith("  -> "))
-    assert all(line.startswith("     ") for line in lines[arrow + 1 :])
-
-
-def test_columns_of_a_table_and_text_that_fits_stay_as_they_are() -> None:
-    table = "run    state     step\na      running   3/10"
-    assert wrapped(table, 30) == table
-
-
-def test_chinese_characters_take_two_columns() -> None:
-    assert wrapped("模型 模型 模型", 10).splitlines() == ["模型 模型", "模型"]
-
-
 def test_colours_say_what_is_wrong_sound_a_command_or_a_path() -> None:
     text = coloured(ERROR)
     assert text.startswith(f"{RED}error:{END} {BOLD}my.yaml:18{END}: {CYAN}`prompts`{END}")
@@ -57,24 +31,6 @@ def test_colours_say_what_is_wrong_sound_a_command_or_a_path() -> None:
     assert coloured("warning: slow").startswith(f"{YELLOW}warning:{END}")
     plain = "step 1/120  epoch 0.02  loss 10.8503  lr 5.83e-05  234 tokens/s"
     assert coloured(plain) == plain
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "error: runner check: no --bundle, and there is no ./bundle here.",
-        "warning: stage fetch: it waits for another one",
-    ],
-)
-def test_a_name_of_a_command_before_a_colon_is_no_command(text: str) -> None:
-    assert CYAN not in coloured(text)
-
-
-def test_words_with_a_slash_are_no_path_and_paths_are_all_bold() -> None:
-    for words in ("and/or", "precision/recall", "acme/tiny", "Apache-2.0/MIT", "prompt/response"):
-        assert coloured(f"a {words} b") == f"a {words} b"
-    for path in ("/a/b", "./bundle", "../x/y", "~/.cache/x", "runs/my.yaml", "my.yaml:3"):
-        assert f"{BOLD}{path}{END}" in coloured(f"a {path} b")
 
 
 def in_pipe(*command: str, **environ: str) -> str:
@@ -112,14 +68,3 @@ def test_a_terminal_gets_colours_and_lines_of_its_width() -> None:
 )  # fmt: skip
 def test_a_terminal_without_colours_gets_none(environ: dict[str, str], has_colour: bool) -> None:
     assert ("\033" in on_terminal(*MISTAKE, **environ)) == has_colour
-
-
-def test_a_pipe_gets_plain_text_unless_colours_are_forced() -> None:
-    plain = in_pipe(*MISTAKE)
-    assert "\033" not in plain and plain.startswith("error: a-folder/with-a-long-name/")
-    forced = in_pipe(*MISTAKE, FORCE_COLOR="1")
-    assert re.sub(r"\033\[[\d;]*m", "", forced) == plain != forced
-
-
-def test_the_runner_s_messages_are_coloured_too() -> None:
-    assert on_terminal("runner", "trian").startswith(f"{RED}error:{END}")

@@ -5,33 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
 from stage.threads import Stopped, together
-
-
-def test_results_are_in_the_order_of_the_things() -> None:
-    slowest_first = (0.05, 0.02, 0.0)
-    assert together(lambda s: (time.sleep(s), s)[1], slowest_first, 3) == list(slowest_first)
-    assert together(str, [], 3) == []
-
-
-def test_the_first_failure_ends_the_others_and_is_the_one_that_is_raised() -> None:
-    ended, begun = threading.Event(), []
-
-    def work(thing: int) -> None:
-        begun.append(thing)
-        if thing == 1:
-            raise OSError("the first failure")
-        assert ended.wait(20)
-        raise Stopped
-
-    with pytest.raises(OSError, match="the first failure"):
-        together(work, range(100), 2, ended.set)
-    assert len(begun) < 10
 
 
 def test_work_that_was_stopped_from_outside_did_not_succeed() -> None:

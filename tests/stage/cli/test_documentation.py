@@ -21,12 +21,6 @@ PAGES = [
 ]
 
 
-def test_what_completion_needs_is_documented() -> None:
-    text = (ROOT / "docs/reference/commands.md").read_text("utf-8")
-    assert 'eval "$(_STAGE_COMPLETE=bash_source stage)"' in text
-    assert 'eval "$(_RUNNER_COMPLETE=bash_source runner)"' in text
-
-
 def options(program: str, words: list[str]) -> tuple[str, set[str]] | None:
     """The command that a line begins with, and its options; None for words that are no command."""
     command: click.Command = {"stage": stage.cli.main, "runner": runner.cli.main}[program]
@@ -56,47 +50,3 @@ def test_no_page_calls_a_command_with_an_option_that_it_does_not_have(page: Path
             if known and not used <= known[1]:
                 wrong.append(f"{known[0]}: {sorted(used - known[1])}")
     assert wrong == []
-
-
-def test_every_exit_code_and_manifest_key_is_documented() -> None:
-    from stage import errors
-    from stage.lock.reader import keys_of
-    from stage.lock.requests import KINDS
-
-    text = "\n".join(page.read_text("utf-8") for page in PAGES)
-    codes = {
-        value.exit_code
-        for value in vars(errors).values()
-        if isinstance(value, type) and issubclass(value, errors.StageError)
-    }
-    for code in {0, *codes}:
-        assert re.search(rf"^\| {code} \|", text, re.MULTILINE), f"exit code {code}"
-    keys = {key for kind in KINDS.values() for key in keys_of(kind)} | {
-        "format",
-        "name",
-        "assets",
-        "policy",
-        "licences",
-    }
-    assert [key for key in sorted(keys) if f"`{key}" not in text] == []
-
-
-def test_every_key_of_a_run_file_is_documented() -> None:
-    from runner.config.run_config import RunConfig
-    from stage.lock.reader import keys_of
-
-    def named(component: type, where: str) -> list[str]:
-        found = []
-        for key in keys_of(component).values():
-            inner = key.component
-            found += named(inner, f"{key.name}.") if inner else [where + key.name]
-        return found
-
-    page = (ROOT / "docs/reference/run-file.md").read_text("utf-8")
-    slurm = (ROOT / "docs/slurm.md").read_text("utf-8")
-    missing = [
-        name
-        for name in named(RunConfig, "")
-        if not re.search(rf"[`.]{name.rpartition('.')[2]}`", slurm if "slurm." in name else page)
-    ]
-    assert missing == []
