@@ -85,7 +85,8 @@ def fetch_manifest(
         plan = Plan.of(lock, folder, sharing)
         if options.dry_run:
             print_plan(plan, lock, root, folder, reporter)
-            return plan.outcome(root, manifest.lock_path, lock)
+            files, size = len(lock.files), lock.size
+            return FetchOutcome(root, manifest.lock_path, None, files, size, dry_run=True)
         resolved = _resolved(lock, previous, sources)
         if resolved.assets:
             write_lock(resolved, manifest.lock_path)
@@ -168,7 +169,7 @@ class _Fetch:
         self.network, self.sources, self.lock = run, sources, lock
         self.root, self.folder, self.sharing = folder.root, folder, sharing
         self.digests: dict[str, FileDigests] = {}
-        self.shared: dict[str, int] = {}  # path -> bytes of files that were on this machine already
+        self.shared: set[str] = set()  # paths of files that were on this machine already
         self.to_make: set[str] = set()  # names of assets
 
     def run(self, plan: Plan) -> FetchOutcome:
@@ -231,7 +232,7 @@ class _Fetch:
         """Takes a file that is on this machine already, else fetches it."""
         digests = self.sharing.take(file, progress) if self.sharing.has(file) else None
         if digests is not None:
-            self.shared[file.path] = file.size
+            self.shared.add(file.path)
         elif file.made_by:  # what the store had was damaged
             self.to_make.add(asset.name)
             return
@@ -303,23 +304,13 @@ class _Fetch:
         made = [f for name in self.to_make for f in self.lock.assets[name].files if f.made_by]
         fetched = [f for _, f in absent if not f.made_by and f.path not in self.shared] + made
         size = max(0, sum(f.size for f in fetched) - self.network.downloader.taken_over)
-        count = len(self.lock.files)
+        count, whole = len(self.lock.files), self.lock.size
         self.reporter.note(
-            f"{self.root}: {human_count(count, 'file')}, {human_size(self.lock.size)}, "
+            f"{self.root}: {human_count(count, 'file')}, {human_size(whole)}, "
             f"{human_size(size)} fetched"
         )
-        return FetchOutcome(
-            self.root,
-            self.manifest.lock_path,
-            self.lock.id,
-            count,
-            self.lock.size,
-            len(fetched),
-            size,
-            len(self.shared),
-            sum(self.shared.values()),
-            False,
-        )
+        lock_path = self.manifest.lock_path
+        return FetchOutcome(self.root, lock_path, self.lock.id, count, whole, dry_run=False)
 
     def _each(
         self,

@@ -20,9 +20,10 @@ SPACE_FOR_TAGS = 16 * 2**20  # bytes: manifests and lock beside the payload
 
 @dataclass(frozen=True)
 class FetchOutcome:
-    """What a fetch did, or would do (`dry_run`). Sizes in bytes; `bundle_id` is None in a dry run.
+    """The bundle that a fetch made, or would make (`dry_run`): then `bundle_id` is None.
 
-    `shared_*`: files that came from the store on this machine instead of the network.
+    Attributes:
+        size: of all its files, in bytes.
     """
 
     bundle: Path
@@ -30,10 +31,6 @@ class FetchOutcome:
     bundle_id: str | None
     files: int
     size: int
-    fetched_files: int
-    fetched_size: int
-    shared_files: int
-    shared_size: int
     dry_run: bool
 
 
@@ -94,21 +91,6 @@ class Plan:
             tuple(made),
             tuple(unknown),
             max(0, space) + (SPACE_FOR_TAGS if absent or built else 0),
-        )
-
-    def outcome(self, root: Path, lock_path: Path, lock: Lockfile) -> FetchOutcome:
-        """The numbers of a dry run."""
-        return FetchOutcome(
-            root,
-            lock_path,
-            None,
-            len(lock.files),
-            lock.size,
-            len(self.downloads) + len(self.inputs) + len(self.made),
-            _size(self.downloads) + sum(self.inputs) + _size(self.made),
-            len(self.shared),
-            _size(self.shared),
-            True,
         )
 
 
