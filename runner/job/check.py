@@ -88,7 +88,6 @@ from runner.job.submit import check as check_request
 from runner.job.submit import check_srun, device_of_job, ranks_on_node, request
 from runner.job.surroundings import Attempt
 from runner.job.texts import check_data, describe_dataset, examine_step, to_count
-from runner.processes import usable_cores
 from runner.slurm.jobs import over_job
 from runner.slurm.script import sbatch_script
 from runner.slurm.shell_variables import notes
@@ -130,9 +129,6 @@ def check_ahead(
     with found.keeping():
         found.lines += notes_of_job(slurm, ranks_on_node(slurm))
     _check_python(found, job, is_tried=attempt is not None)
-    if processes is not None and processes > (cores := usable_cores()):
-        what = f"{processes} ranks share {human_count(cores, 'core')} of this machine"
-        found.note(f"{what}: --processes {cores} is faster.")
     if processes is None:
         found.others += find_tools(config)
     elif config.environment is None:

@@ -45,3 +45,5 @@ def test_where_there_is_no_slurm_the_script_can_be_shown(
     run = [str(cluster.write()), "--bundle", str(cluster.bundle)]
     shown = CliRunner().invoke(runner, [*words[1:], *run])
     assert shown.exit_code == 0 and shown.stdout.startswith("#!/bin/bash"), shown.output
+    shown = CliRunner().invoke(runner, [*words[1:], *run, "--array", "seed=1,2"])
+    assert shown.exit_code == 0 and "#SBATCH --array=0-1" in shown.stdout, shown.output
