@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from importlib import metadata
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -65,7 +66,7 @@ def pure_wheel(
     return wheel
 
 
-def write_wheel(wheel: Path, files: Mapping[str, bytes], record: str) -> None:
+def write_wheel(wheel: Path | BytesIO, files: Mapping[str, bytes], record: str) -> None:
     """Writes a wheel: the files in sorted order, then their RECORD."""
     lines: list[str] = []
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:

@@ -2,12 +2,10 @@
 
 Besides a real Python and pip it has packages that
 
-- need a GPU driver or a newer glibc (`cudatoolkit`, `newer-glibc`), or exclude each other
-  (`wants-cuda11`, `wants-cuda12`);
+- need a GPU driver (`cudatoolkit`), or exclude each other (`wants-cuda11`, `wants-cuda12`);
 - name their prefix in text and in binaries (`openmpi`), have links (`links`), or would run a
   script when they are linked (`scripted`), which must never happen;
-- are Python for any platform, with a command (`greeter`);
-- look like conda-forge's pytorch (`pytorch`): only the build string shows the CUDA version.
+- are Python for any platform, with a command (`greeter`).
 """
 
 from __future__ import annotations
@@ -76,29 +74,6 @@ def _cuda() -> list[Package]:
         )
         for version, glibc in (("11.8.0", "2.17"), ("12.4.1", "2.17"), ("13.0.0", "2.28"))
     ]
-    torch = [
-        Package(
-            name="pytorch",
-            version="2.7.1",
-            build=f"cuda{cuda.replace('.', '')}_generic_py311_h0000000_200",
-            payload={"share/pytorch/CUDA": File(f"{cuda}\n".encode())},
-            depends=(f"cuda-version >={cuda},<{int(cuda.partition('.')[0]) + 1}", "__cuda"),
-        )
-        for cuda in ("11.8", "12.6")
-    ]
-    versions = [
-        Package(
-            name="cuda-version",
-            version=version,
-            build="h0000000_3",
-            payload={},
-            constrains=(
-                f"cudatoolkit {version}|{version}.*",
-                f"__cuda >={version.partition('.')[0]}",
-            ),
-        )
-        for version in ("11.8", "12.4", "12.6", "13.0")
-    ]
     quarrels = [
         Package(
             name=f"wants-cuda{major}",
@@ -108,7 +83,7 @@ def _cuda() -> list[Package]:
         )
         for major in (11, 12)
     ]
-    return [*toolkits, *torch, *versions, *quarrels]
+    return [*toolkits, *quarrels]
 
 
 def _hard_to_carry() -> list[Package]:
@@ -143,20 +118,10 @@ def _hard_to_carry() -> list[Package]:
         "bin/.scripted-pre-link.sh": File(script, executable=True),
         "share/scripted/data": File(b"data\n"),
     }
-    glibc = [
-        Package(
-            name="newer-glibc",
-            version=version,
-            payload={"share/newer-glibc": File(version.encode())},
-            depends=(f"__glibc >={needs}",),
-        )
-        for version, needs in (("1.0", "2.17"), ("2.0", "2.34"))
-    ]
     return [
         Package(name="openmpi", version="5.0.6", payload=mpi, depends=("__glibc >=2.17",)),
         Package(name="links", version="1.0", payload=links),
         Package(name="scripted", version="1.0", payload=scripted),
-        *glibc,
     ]
 
 

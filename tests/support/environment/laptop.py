@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +28,7 @@ from stage.environment.image.own_wheel import write_wheel
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.installation import DISTRIBUTION
+from tests.support.environment.pypi import tar_of
 
 CONDA = ("python", "pip", "openmpi", "links", "scripted", "greeter")
 WHEELS = ("click",)
@@ -88,11 +87,7 @@ def sdist(folder: Path, tag: str) -> Path:
         "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n",
     }
     path = folder / "made-1.0.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"made-1.0/{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
+    path.write_bytes(tar_of("made-1.0", files))
     return path
 
 

@@ -7,7 +7,6 @@ import hashlib
 import io
 import tarfile
 import threading
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from urllib.parse import unquote
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-DATE = (2026, 1, 1, 0, 0, 0)
+from stage.environment.image.own_wheel import write_wheel
+
 ANY = "py3-none-any"
 
 
@@ -43,17 +43,9 @@ def wheel(
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
         f"Tag: {tag}\n",
     }
-    record = "".join(f"{path},sha256={_digest(text)},{len(text)}\n" for path, text in files.items())
-    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
     sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
-        for path, text in files.items():
-            archive.writestr(zipfile.ZipInfo(path, DATE), text)
+    write_wheel(sink, {path: text.encode() for path, text in files.items()}, f"{info}/RECORD")
     return f"{module}-{version}-{tag}.whl", sink.getvalue()
-
-
-def _digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
 def sdist(name: str, version: str, *, requires: Sequence[str] = ()) -> tuple[str, bytes]:
@@ -69,7 +61,7 @@ def sdist(name: str, version: str, *, requires: Sequence[str] = ()) -> tuple[str
         "pyproject.toml": project,
         f"{module}.py": f'__version__ = "{version}"\n',
     }
-    return f"{module}-{version}.tar.gz", _tar(f"{module}-{version}", files)
+    return f"{module}-{version}.tar.gz", tar_of(f"{module}-{version}", files)
 
 
 _BACKEND = """
@@ -110,10 +102,11 @@ def dynamic_sdist(
         'build-backend = "backend"\nbackend-path = ["."]\n',
         "backend.py": _BACKEND.format(module=module, version=version, headers=headers, fails=fails),
     }
-    return f"{module}-{version}.tar.gz", _tar(f"{module}-{version}", files)
+    return f"{module}-{version}.tar.gz", tar_of(f"{module}-{version}", files)
 
 
-def _tar(top: str, files: Mapping[str, str]) -> bytes:
+def tar_of(top: str, files: Mapping[str, str]) -> bytes:
+    """A `.tar.gz` of these files in one folder."""
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w:gz") as archive:
         for path, text in files.items():

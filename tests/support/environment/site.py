@@ -128,42 +128,6 @@ def venv_of_a_venv(folder: Path) -> Path:
     return child / "bin/python3"
 
 
-def python_with_a_library(folder: Path) -> tuple[Path, str]:
-    """A python whose own library is found by LD_LIBRARY_PATH alone, and that variable."""
-    library = folder / "library"
-    library.mkdir(parents=True)
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    found = next(Path("/usr/lib").rglob(f"libpython{version}.so.1.0"))
-    (library / "libsitepython.so").symlink_to(found)
-    source = folder / "main.c"
-    source.write_text(
-        "#include <dlfcn.h>\n#include <stdio.h>\n"
-        "int main(int n, char **v) {\n"
-        '  void *library = dlopen("libsitepython.so", RTLD_NOW | RTLD_GLOBAL);\n'
-        '  if (!library) { fprintf(stderr, "%s\\n", dlerror()); return 127; }\n'
-        '  return ((int (*)(int, char **))dlsym(library, "Py_BytesMain"))(n, v);\n}\n'
-    )
-    python = folder / "bin/python3"
-    python.parent.mkdir()
-    subprocess.run(["cc", source, "-o", python, "-ldl"], check=True)
-    return python, str(library)
-
-
-def wrapper(folder: Path, *, keeps_name: bool, shows: Path, at: Path, python: Path) -> Path:
-    """A `python3` that starts a container: a mount namespace in which `shows` is seen `at`.
-
-    Args:
-        keeps_name: the Python inside gets the wrapper's name (CSC's wrappers), not its own.
-        python: its path inside.
-    """
-    at.mkdir(parents=True, exist_ok=True)
-    name = 'exec -a "$0" ' if keeps_name else "exec "
-    inside = f"mount --bind '{shows}' '{at}' && {name}'{python}' \"$@\""
-    started = "exec /usr/bin/unshare -rm bash"
-    text = f'#!/bin/bash\n{started} -c "$(cat <<\'END\'\n{inside}\nEND\n)" "$0" "$@"\n'
-    return program(folder / "python3", text)
-
-
 def bubblewrap(shows: Path, at: Path = INSIDE, *writable: Path) -> list[str]:
     """The words that start a container of bubblewrap: this machine, read-only, and the site.
 

@@ -13,9 +13,7 @@ import pytest
 from stage.environment.check.check import Verdict, torch_limit, verdicts
 from stage.environment.check.needs import Needs
 from stage.environment.check.torch_builds import (
-    TORCH_BUILDS,
     architectures_of,
-    builds_for,
     numbers,
     runs_on,
     toolkit_dropped,
@@ -26,7 +24,6 @@ from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.profile import Profile
 
 PROFILES = Path(__file__).resolve().parents[4] / "envs" / "profiles"
-CU126 = "https://download.pytorch.org/whl/cu126"
 
 
 def locked(
@@ -91,11 +88,6 @@ def test_which_gpu_runs_which_code(architectures: str, capability: str, runs: bo
     assert runs_on(tuple(architectures.split()), capability) is runs
 
 
-def test_ptx_is_of_no_use_where_the_driver_cannot_compile_it() -> None:
-    assert runs_on(("9.0+PTX",), "9.0", ptx=False)
-    assert not runs_on(("9.0+PTX",), "10.0", ptx=False)
-
-
 @pytest.mark.parametrize(
     ("version", "cuda", "volta", "blackwell"),
     [
@@ -116,11 +108,6 @@ def test_which_wheel_has_code_for_v100_and_for_blackwell(
     assert (runs_on(architectures, "7.0"), runs_on(architectures, "12.0")) == (volta, blackwell)
 
 
-def test_a_torch_that_is_not_in_the_table_is_not_known() -> None:
-    assert architectures_of("2.99.0", "12.8") is None
-    assert architectures_of("2.8.0", "12.2") is None
-
-
 @pytest.mark.parametrize(
     ("cuda", "capability", "oldest"),
     [
@@ -135,30 +122,6 @@ def test_a_cuda_compiles_for_nothing_older_than_its_toolkit_knows(
     cuda: str, capability: str, oldest: str | None
 ) -> None:
     assert toolkit_dropped(cuda, capability) == oldest
-
-
-def test_one_build_of_each_series_is_on_pypi() -> None:
-    """For Arm only from 2.11 on; what PyPI had for it before is for CPUs."""
-    for machine, first in (("x86_64", (2, 0)), ("aarch64", (2, 11))):
-        builds = [build for build in TORCH_BUILDS if build.machine == machine]
-        since = {build.series for build in builds if numbers(build.series) >= first}
-        assert sorted(build.series for build in builds if build.pypi) == sorted(since)
-
-
-def test_the_table_begins_with_torch_2_0_and_leaves_no_series_out() -> None:
-    assert {build.series for build in TORCH_BUILDS} == {f"2.{minor}" for minor in range(15)}
-    assert architectures_of("2.4.1", "12.1.105") == (
-        "5.0",
-        "6.0",
-        "7.0",
-        "7.5",
-        "8.0",
-        "8.6",
-        "9.0",
-    )
-    assert not runs_on(architectures_of("2.0.1", "11.7") or (), "9.0"), (
-        "Hopper came with 2.0's CUDA 11.8"
-    )
 
 
 @pytest.mark.parametrize(
@@ -200,73 +163,7 @@ def test_for_arm_pypis_torch_has_no_cuda_below_2_11() -> None:
         GH200,
     )
     assert verdict.refused and "needs a driver with CUDA 13.0" in verdict.problem
-
-
-def test_for_arm_a_build_of_pytorchs_own_index_fits() -> None:
-    needs = Needs.of([torch("2.9.1+cu128", "manylinux_2_28_aarch64")], "aarch64")
-    assert needs.architectures == ("8.0", "9.0", "10.0", "12.0") and needs.glibc == "2.28"
-    assert not [verdict for verdict in verdicts(needs, GH200) if verdict.refused]
     assert torch_limit(GH200, ()) is None and torch_limit(GH200, ("cu126",)) == "2.15"
-    old = Needs.of([torch("2.9.1+cu128", "manylinux_2_28_aarch64")], "aarch64")
-    (verdict,) = [v for v in verdicts(old, replace(GH200, compute_capability="7.5")) if v.refused]
-    assert "has no code for" in verdict.problem
-
-
-def test_what_is_offered_instead_does_fit() -> None:
-    """For each GPU since Kepler, each driver and glibc: no build of `builds_for` is refused."""
-    for capability in (
-        "3.5",
-        "5.0",
-        "6.1",
-        "7.0",
-        "7.5",
-        "8.0",
-        "8.6",
-        "8.9",
-        "9.0",
-        "10.0",
-        "12.0",
-    ):
-        for cuda in ("11.4", "11.8", "12.2", "12.8", "13.0"):
-            for glibc in ("2.17", "2.28", "2.34"):
-                node = Profile(
-                    path=Path("p"),
-                    name="p",
-                    platform="linux-64",
-                    glibc=glibc,
-                    cuda=cuda,
-                    compute_capability=capability,
-                )
-                for build in builds_for(capability, cuda, glibc):
-                    tag = f"manylinux_{build.glibc.replace('.', '_')}_x86_64"
-                    needs = Needs.of([torch(f"{build.series}.0", tag), runtime(build.cuda)])
-                    assert not [v for v in verdicts(needs, node) if v.refused], (build, node)
-                for build in builds_for(capability, cuda, glibc, "aarch64"):
-                    tag = f"manylinux_{build.glibc.replace('.', '_')}_aarch64"
-                    arm = replace(node, platform="linux-aarch64")
-                    needs = Needs.of(
-                        [torch(f"{build.series}.0", tag), runtime(build.cuda)], "aarch64"
-                    )
-                    if build.pypi:
-                        assert not [v for v in verdicts(needs, arm) if v.refused], (build, arm)
-
-
-@pytest.mark.parametrize(
-    ("node", "said"),
-    [
-        (
-            "v100",
-            "torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126 from the CUDA 12.6 index "
-            f"({CU126})",
-        ),
-        ("v100-cuda11", "torch 2.6.0+cu118 from the CUDA 11.8 index"),
-        ("a800", "torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126"),
-    ],
-)
-def test_what_fits_is_named(node: str, said: str) -> None:
-    p = profile(node)
-    assert p.compute_capability and p.cuda
-    assert said in what_fits(p.compute_capability, p.cuda, p.glibc)
 
 
 def test_where_nothing_fits_that_is_said() -> None:
@@ -348,16 +245,6 @@ def test_the_newest_glibc_that_anything_needs_counts() -> None:
     assert Needs.of([locked("pure", "1")]).glibc is None
 
 
-def test_what_env_json_says_is_flat_text() -> None:
-    assert Needs.of([torch("2.8.0"), runtime("12.8.90")]).facts() == {
-        "architectures": "7.0 7.5 8.0 8.6 9.0 10.0 12.0",
-        "cuda": "12.8",
-        "glibc": "2.28",
-        "torch": "2.8.0",
-    }
-    assert Needs.of([locked("numpy", "2.4.6")]).facts()["architectures"] is None
-
-
 # --- verdicts
 
 
@@ -385,32 +272,6 @@ def test_a_gpu_older_than_the_toolkit_is_refused_even_for_a_torch_that_nobody_kn
     (verdict,) = verdicts(Needs.of([torch("2.99.0+cu130")]), node)
     assert verdict.refused
     assert "knows no GPU older than 7.5" in verdict.problem
-
-
-def test_a_conda_torch_for_a_newer_driver_is_refused_in_condas_words() -> None:
-    build = conda("pytorch", "2.10.0", "cuda130_generic_py311_h1_200")
-    assert "`cuda-version 12.*`" in refusal([build], "a800").remedy
-
-
-def test_a_conda_torch_for_an_old_gpu_and_a_new_driver_is_told_a_cuda_that_has_both() -> None:
-    """A driver with CUDA 13 runs CUDA 12, and only that compiles for a V100."""
-    node = replace(profile("v100"), cuda="13.0")
-    build = conda("pytorch", "2.10.0", "cuda130_generic_py311_h1_200")
-    (verdict,) = verdicts(Needs.of([build]), node)
-    assert "knows no GPU older than 7.5" in verdict.problem
-    assert "`cuda-version 12.*`" in verdict.remedy
-
-
-@pytest.mark.parametrize(
-    "version", ["2.10.0+cpu", "2.4.1+cpu.cxx11.abi", "2.8.0+rocm6.4", "2.8.0+xpu"]
-)
-def test_a_build_without_cuda_for_a_gpu_is_refused_with_the_index_that_has_it(version: str) -> None:
-    verdict = refusal([torch(version)], "v100")
-    assert (
-        f"torch {version} is a build without CUDA: it does not use Tesla V100-SXM2-32GB"
-        in verdict.problem
-    )
-    assert "torch 2.10 from PyPI" in verdict.remedy and CU126 in verdict.remedy
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ ones do.
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,11 +16,8 @@ from typing import Any
 
 import pytest
 
-from stage.bundle.bundle import finish
-from stage.digests import sha256_of_bytes
 from stage.environment.check.torch_builds import runs_on
-from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
-from stage.lock.write import Lockfile
+from tests.support.environment.laptop import EnvironmentLaptop
 from tests.support.node import SHELLS, Node
 
 FACTS: dict[str, Any] = {
@@ -141,14 +136,6 @@ def test_sh_and_python_agree_on_which_gpu_runs_which_code(
     assert check(node, architectures=architectures, cuda=cuda)[0] == (0 if runs else 1)
 
 
-def test_a_node_without_gpu_is_told_where_to_check(node: Node) -> None:
-    (node.bin / "nvidia-smi").unlink()
-    code, output = check(node)
-    assert code == 0
-    assert "no GPU that answers on this node: not checked" in output
-    assert "srun -p PARTITION --gres=gpu:1" in output
-
-
 def df(blocks: object, inodes: object) -> str:
     return f"""case $1 in
       -Pk) echo H; echo "me@o2ib:/lustre 90 1 {blocks} 1% /lustre" ;;
@@ -206,147 +193,7 @@ def test_a_lustre_quota_counts(node: Node, numbers: dict[str, Any], said: str) -
     assert "your quota at" in check(node, node.folder / "p")[1]
 
 
-def test_any_other_quota_counts_for_its_own_disk(node: Node) -> None:
-    node.add("quota", 'echo "Disk quotas for user me (uid 1000):"\n'
-             'echo "nfs:/home 1 2 3 0 4 5 6 0"\n'
-             f'echo "/dev/sda1 {2 << 20} 0 {7 << 20} 0 4 5 600000 0"')  # fmt: skip
-    code, output = check(node, node.folder / "p")
-    assert code == 1
-    assert "5.0 GiB are left of your quota" in output
-
-
-def test_a_prefix_that_cannot_be_is_said(node: Node) -> None:
-    there = node.folder / "there"
-    there.mkdir()
-    code, output = check(node, there)
-    assert (code, "is there already" in output) == (1, True)
-    code, output = check(node, node.folder / ("x" * 200))
-    assert code == 1
-    assert "programs have room for 123" in output
-
-
-@pytest.mark.parametrize("name", ["it's", "a b", "$HOME", "数据", "v1.0_+@=,~-"])
-def test_a_prefix_that_bootstrap_would_refuse_is_said(node: Node, name: str) -> None:
-    strange = re.sub(r"[^' $]", "", name)
-    code, output = check(node, node.folder / name)
-    assert (code, f"has '{strange}' in it" in output) == ((1, True) if strange else (0, False)), (
-        output
-    )
-
-
-def test_an_environment_that_is_made_already_is_checked_where_it_is(node: Node) -> None:
-    kept = node.folder / "there" / ".airlift"
-    kept.mkdir(parents=True)
-    (kept / "tree.txt").write_bytes(b"- 00 bin/python\n")
-    node.add("df", df(1, 1))
-    node.add("sha256sum", f"exec {shutil.which('sha256sum')}")
-    code, output = check(node, kept.parent, tree=sha256_of_bytes(b"- 00 bin/python\n"))
-    assert (code, "ok    " + f"{kept.parent} is this very environment already" in output) == (
-        0,
-        True,
-    ), output
-    code, output = check(node, kept.parent, tree="0" * 64)
-    assert (code, "is there already" in output) == (1, True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-def test_a_noexec_disk_is_said(node: Node) -> None:
-    mounted = node.folder / "noexec"
-    mounted.mkdir()
-    inside = (
-        f"mount -t tmpfs -o noexec none {mounted} && TMPDIR={mounted} PATH={node.bin} "
-        f"sh {node.folder}/env-check.sh --environment {node.folder}/asset {mounted}/p"
-    )
-    check(node)  # writes env.json
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", inside],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert f"bad   programs on {mounted} cannot be run" in done.stdout
-    assert (
-        f"note  {mounted} is mounted noexec: what triton or DeepSpeed compile there" in done.stdout
-    )
-
-
-def test_mpi4py_without_mpi_is_said(node: Node) -> None:
-    asset = node.folder / "asset"
-    asset.mkdir()
-    assert "MPI" not in check(node)[1]
-    lock = asset / "conda-lock.yml"
-    lock.write_text("  url: https://conda.example/linux-64/mpi4py-4.1.0-py311h0_0.conda\n")
-    assert "MPI" not in check(node)[1]
-    lock.write_text("  url: https://pypi.example/12/mpi4py-4.1.0-cp311-manylinux_2_17_x86_64.whl\n")
-    nowhere = {"LD_LIBRARY_PATH": str(node.folder / "mpi" / "lib")}
-    code, output = check(node, environment=nowhere)
-    if "mpi4py finds MPI: /usr" not in output:  # this machine's own
-        assert (code, "module load an MPI" in output) == (0, True)
-    (node.folder / "mpi" / "lib").mkdir(parents=True)
-    (node.folder / "mpi" / "lib" / "libmpi.so.40").touch()
-    assert (
-        f"mpi4py finds MPI: {node.folder}/mpi/lib/libmpi.so.40"
-        in check(node, environment=nowhere)[1]
-    )
-    with lock.open("a") as more:
-        more.write("  url: https://conda.example/linux-64/openmpi-5.0.6-0.conda\n")
-    assert "MPI is in the environment: openmpi-5.0.6-0.conda" in check(node)[1]
-
-
-def test_a_wrong_call_is_wrong_usage(node: Node) -> None:
-    done = node.run("env-check.sh", "a", "b")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "usage: sh env-check.sh" in done.stderr
-    done = node.run("env-check.sh", "--force")
-    assert (done.returncode, "unknown option --force" in done.stderr) == (2, True)
-    done = node.run("env-check.sh", "--help")
-    assert (done.returncode, "usage: sh env-check.sh" in done.stdout) == (0, True)
-
-
 # --- stage env check
-
-
-@pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    """A bundle with one environment, for a machine such as this, and a note."""
-    root = tmp_path / "bundle"
-    facts = {
-        **FACTS,
-        "glibc": "2.17",
-        "cuda": None,
-        "torch": None,
-        "platform": f"linux-{machine()}",
-        "size": 4096,
-    }
-    contents = {
-        "data/envs/train/env.json": json.dumps(facts, indent=1, sort_keys=True),
-        "data/files/notes/n": "note",
-    }
-    assets = {}
-    for path, text in contents.items():
-        (root / path).parent.mkdir(parents=True)
-        (root / path).write_text(text)
-    for kind, path in zip(("environment", "files"), contents, strict=True):
-        data = (root / path).read_bytes()
-        name = Path(path).parent.name
-        locked = LockedFile(path, len(data), sha256_of_bytes(data), None, path)
-        environment = (
-            LockedEnvironment(facts["platform"], {}, (), "0" * 64)
-            if kind == "environment"
-            else None
-        )
-        source = Source("path", "x")
-        assets[name] = LockedAsset(
-            name, kind, {"path": "x"}, source, (locked,), environment=environment
-        )
-    finish(root, Lockfile("made", dict(sorted(assets.items()))), b"format: 1\n", ())
-    return root
-
-
-def machine() -> str:
-    return {"x86_64": "64", "aarch64": "aarch64"}[os.uname().machine]
 
 
 def stage_env_check(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -354,25 +201,26 @@ def stage_env_check(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_command_checks_this_very_machine(bundle: Path, tmp_path: Path) -> None:
-    done = stage_env_check(bundle, "--prefix", tmp_path / "new")
+def test_the_command_checks_this_very_machine(
+    environment_laptop: EnvironmentLaptop, tmp_path: Path
+) -> None:
+    done = stage_env_check(environment_laptop.bundle, "--prefix", tmp_path / "new")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ok    glibc" in done.stdout
-    assert "39000 files" in done.stdout
 
 
-def test_the_command_says_what_is_bad_and_exits_with_1(bundle: Path) -> None:
-    done = stage_env_check(bundle, "train", "--prefix", bundle)
+def test_the_command_says_what_is_bad_and_exits_with_1(
+    environment_laptop: EnvironmentLaptop,
+) -> None:
+    bundle = environment_laptop.bundle
+    done = stage_env_check(bundle, "small-env", "--prefix", bundle)
     assert done.returncode == 1
     assert f"bad   {bundle} is there already\n      -> Choose another path" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("asset", "said"),
-    [("notes", "is a files, not an environment"), ("trian", "no asset named `trian`")],
-)
-def test_the_command_names_the_environments_there_are(bundle: Path, asset: str, said: str) -> None:
-    done = stage_env_check(bundle, asset)
+def test_the_command_names_the_environments_there_are(
+    environment_laptop: EnvironmentLaptop,
+) -> None:
+    done = stage_env_check(environment_laptop.bundle, "small-evn")
     assert done.returncode == 2
-    assert said in done.stderr
-    assert "train" in done.stderr
+    assert "no asset named `small-evn`" in done.stderr and "small-env" in done.stderr

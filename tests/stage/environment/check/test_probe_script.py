@@ -87,28 +87,6 @@ def test_every_driver_says_it_in_its_own_way(
     assert profile.name == called
 
 
-def test_a_gpu_that_nobody_knows_is_left_to_fill_in(node: Node) -> None:
-    node.add_gpu("NVIDIA X9000", "460.10", None, "CUDA Version: 11.2")
-    done = node.run("env-probe.sh")
-    assert "compute capability" in done.stderr
-    assert '# cuda: "11.2"' in done.stdout
-    assert profile_of(node).cuda is None
-
-
-def test_where_the_login_node_has_no_gpu_the_command_that_has_one_is_said(node: Node) -> None:
-    node.add(
-        "sinfo",
-        'case $1 in -V) echo "slurm 22.05.8";; '
-        '*) echo "cpu (null)"; echo "a800 gpu:a800:8(S:0-1)";; esac',
-    )
-    done = node.run("env-probe.sh")
-    command = f"srun -p a800 --gres=gpu:1 -t 5 sh {node.folder}/env-probe.sh"
-    assert command in done.stderr
-    assert command in done.stdout
-    assert "#   partition a800 gpu:a800:8" in done.stdout
-    assert profile_of(node).compute_capability is None
-
-
 @pytest.mark.parametrize(
     ("tool", "printed", "gpu", "called"),
     [
@@ -170,44 +148,6 @@ def test_a_python_with_torch_says_what_it_provides_and_no_more(node: Node, tmp_p
     assert not {"safe", "torchmetrics", "transformers", "sympy", "click"} & provided.keys()
 
 
-def test_what_a_torch_needs_and_its_python_lacks_is_said(node: Node, tmp_path: Path) -> None:
-    needs = "numpy", "sympy_of_old>=1.13", 'triton-x==3; platform_system == "Linux"'
-    not_here = 'other; platform_system == "Windows"', "more; extra == 'opt'"
-    info = tmp_path / "module/torch-9.0.dist-info"
-    info.mkdir(parents=True)
-    lines = "".join(f"Requires-Dist: {text}\n" for text in (*needs, *not_here))
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: 9.0\n{lines}")
-    node.add("python3", f'exec {sys.executable} "$@"')
-    said = node.run("env-probe.sh", PYTHONPATH=str(info.parent)).stdout
-    assert "# By its metadata this torch needs sympy-of-old, triton-x, which " in said
-
-
-def test_a_python_without_torch_is_said(node: Node) -> None:
-    node.add("python3", 'exec /usr/bin/python3 -I "$@"')
-    assert (
-        "# /usr/bin/python3 has no torch. For the site's own: " in node.run("env-probe.sh").stdout
-    )
-    assert profile_of(node).provides == {}
-
-
-def test_an_environment_of_airlift_is_not_the_site(node: Node, tmp_path: Path) -> None:
-    (tmp_path / ".airlift").mkdir()
-    boot = f"import sys; sys.prefix = {str(tmp_path)!r}; exec(sys.argv.pop())"
-    node.add("python3", f'exec {sys.executable} -c "{boot}" "$3"')
-    assert "is of an environment of airlift" in node.run("env-probe.sh").stdout
-    assert profile_of(node).provides == {}
-
-
-def test_a_broken_driver_is_no_gpu(node: Node) -> None:
-    node.add(
-        "nvidia-smi",
-        'echo "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.";'
-        "exit 9",
-    )
-    assert "no GPU that answers" in node.run("env-probe.sh").stderr
-    assert profile_of(node).cuda is None
-
-
 def test_a_command_that_never_answers_is_given_up(node: Node) -> None:
     """nvidia-smi hangs without its GPU, sinfo without its controller; with children that stay."""
     script = node.folder / "env-probe.sh"
@@ -217,32 +157,6 @@ def test_a_command_that_never_answers_is_given_up(node: Node) -> None:
     profile = profile_of(node)
     assert (profile.cuda, profile.mpi) == (None, None)
     assert profile.glibc == "2.28"
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("mpirun (Open MPI) 5.0.6", "openmpi 5.0.6"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307", "intel mpi 2021.9"),
-        ("HYDRA build details:\n    Version:                                 4.0.2", "mpich 4.0.2"),
-        ('strange: "quoted" \\ MPI', "strange: quoted MPI"),
-    ],
-)
-def test_each_mpi_is_called_by_its_name(node: Node, said: str, expected: str) -> None:
-    node.add("mpirun", f"cat <<'END'\n{said}\nEND")
-    assert profile_of(node).mpi == expected
-
-
-def test_modules_are_named_where_the_module_command_lives(node: Node) -> None:
-    init = node.folder / "lmod" / "init"
-    init.mkdir(parents=True)
-    (init / "sh").write_text(
-        "module() { echo /apps/modules:; echo cuda/12.2; echo gcc/12; echo openmpi/4.1.5; }\n"
-    )
-    assert (
-        "# Modules here: cuda/12.2 openmpi/4.1.5"
-        in node.run("env-probe.sh", LMOD_PKG=str(init.parent)).stdout
-    )
 
 
 @pytest.mark.parametrize("getconf", ["exit 1", "echo undefined"])
@@ -256,16 +170,6 @@ def test_glibc_is_asked_of_ldd_where_getconf_does_not_know(
     node.add("getconf", getconf)
     node.add("ldd", f'echo "{ldd}"; echo "Copyright (C) 2012"')
     assert profile_of(node).glibc == glibc
-
-
-def test_a_machine_that_nothing_is_made_for_is_told_so(node: Node) -> None:
-    node.add("getconf", "exit 1")
-    node.add("ldd", 'echo "musl libc (x86_64)" >&2; exit 1')
-    done = node.run("env-probe.sh")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "musl" in done.stderr
-    node.add("uname", "echo ppc64le")
-    assert "ppc64le" in node.run("env-probe.sh").stderr
 
 
 def test_the_command_prints_this_machines_profile(tmp_path: Path) -> None:

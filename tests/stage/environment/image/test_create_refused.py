@@ -54,29 +54,6 @@ def test_every_shell_says_that_it_could_be_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_does_not_say_that_it_could_be_made_before_a_bad_finding(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    done = bootstrap(
-        environment_laptop.asset, "--check", tmp_path / "env", TMPDIR=f"{tmp_path}/gone"
-    )
-    assert done.returncode == 1
-    assert "bad   TMPDIR=" in done.stdout and "can be made" not in done.stdout
-
-
-@pytest.mark.parametrize("script", ["bootstrap.sh", "env-check.sh", "node-local.sh"])
-def test_help_and_options_that_are_not_there(
-    environment_laptop: EnvironmentLaptop, script: str
-) -> None:
-    for option, code, words in (
-        ("--help", 0, f"usage: sh {script}"),
-        ("--force", 2, "unknown option --force"),
-    ):
-        command = ["sh", environment_laptop.asset / script, option]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert (done.returncode, words in done.stdout + done.stderr) == (code, True), done
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_prefix_that_cannot_be_is_refused(
     environment_laptop: EnvironmentLaptop, tmp_path: Path, shell: str
@@ -100,15 +77,6 @@ def test_a_prefix_that_cannot_be_is_refused(
         assert words in done.stderr
         assert "\n  -> " in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
-
-
-def test_a_prefix_may_be_as_long_as_the_placeholder_and_have_letters_of_any_language(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    longest = 200 - len(str(tmp_path)) - 1
-    for name in ("x" * longest, "环境", "env-1.0_b+c@d=e,f~g"):
-        done = bootstrap(environment_laptop.asset, "--check", tmp_path / name)
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -158,49 +126,6 @@ def test_a_random_byte_of_the_image_is_refused_by_name(
     assert done.returncode == 1
     assert "image.tar.gz is damaged" in done.stderr
     assert list((tmp_path / "cluster").iterdir()) == []
-
-
-def test_a_changed_bootstrap_script_finds_itself_out(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    shutil.copytree(environment_laptop.bundle, tmp_path / "bundle", copy_function=os.link)
-    script = tmp_path / "bundle/data/envs/small-env/bootstrap.sh"
-    text = script.read_text()
-    script.unlink()
-    script.write_text(text.replace("tree='", "tree='0"))
-    done = bootstrap(script.parent, tmp_path / "env")
-    assert done.returncode == 1
-    assert "bootstrap.sh is not the one that the bundle lists" in done.stderr
-    assert not (tmp_path / "env").exists()
-
-
-def test_a_file_changed_after_unpacking_is_named(
-    tmp_path: Path, environment_laptop: EnvironmentLaptop
-) -> None:
-    part, asset = tmp_path / "env.part.1", environment_laptop.asset
-    part.mkdir()
-    subprocess.run(["tar", "-xzf", asset / "image.tar.gz", "-C", part], check=True)
-    changed = next(part.glob("lib/python3*/json/decoder.py"))
-    changed.write_text(changed.read_text() + "# and more\n")
-    tree = next(
-        line
-        for line in (asset / "bootstrap.sh").read_text().splitlines()
-        if line.startswith("tree='")
-    )[6:-1]
-    command = [
-        part / "bin/python",
-        "-I",
-        "-S",
-        "-B",
-        part / ".airlift/relocate.py",
-        part,
-        tmp_path / "env",
-        tree,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert f"not the files that were packed: {changed.relative_to(part)}\n" in done.stderr
-    assert not (tmp_path / "env").exists()
 
 
 @pytest.mark.parametrize(

@@ -174,24 +174,10 @@ def test_the_same_tree_on_another_site_and_a_changed_byte_is_named(
     assert "The site's Python has gone: /gone/python3.11" in done.stderr and done.returncode != 0
 
 
-def test_a_python_that_needs_a_variable_to_start(
-    laptop: EnvironmentLaptop, modules: str, tmp_path: Path
-) -> None:
-    own, library = site.python_with_a_library(tmp_path / "site")
-    settings = {"PATH": f"{own.parent}:/usr/bin:/bin", "PYTHONPATH": modules}
-    said = site.left_nothing(laptop.asset, tmp_path / "without", **settings)
-    assert f"{own} does not start" in said and "Nothing was unpacked." in said
-    settings["LD_LIBRARY_PATH"] = library
-    done = bootstrap(laptop.asset, tmp_path / "env", **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert python(tmp_path / "env", "-c", WHOSE, LD_LIBRARY_PATH=library) == FOUND
-
-
-@pytest.mark.parametrize("kind", ["bubblewrap", "charliecloud"])
 def test_in_a_container_it_is_made_by_another_user_and_is_there_only_inside(
-    laptop: EnvironmentLaptop, on_modules: Path, kind: str
+    laptop: EnvironmentLaptop, on_modules: Path
 ) -> None:
-    site.skip_without(kind)
+    site.skip_without("bubblewrap")
     with site.open_folder() as folder:
         shutil.copytree(laptop.asset, folder / "asset")
         shown, home = site.venv_with_torch(folder / "site"), folder / "home"
@@ -199,8 +185,6 @@ def test_in_a_container_it_is_made_by_another_user_and_is_there_only_inside(
         if os.geteuid() == 0:
             os.chown(home, site.NOBODY, site.NOBODY)
         inside = site.bubblewrap(shown, site.INSIDE, home)
-        if kind == "charliecloud":
-            inside = site.charliecloud(folder / "image", shown)
         variables = {
             "PATH": f"{site.INSIDE}/bin:/usr/bin:/bin",
             "USER": "nobody",
@@ -242,50 +226,3 @@ def test_another_site_is_refused_and_nothing_is_left(
     ):
         said = site.left_nothing(asset, tmp_path / "place", **{**settings, **changed})
         assert words in said and "Nothing was unpacked. ->" in said, said
-
-
-def test_a_torch_that_is_only_named_is_found_out_before_the_environment_is_there(
-    laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    named = site.only_metadata(tmp_path / "named", "torch", version_of("torch"))
-    numpy = site.link_into(tmp_path / "numpy", {"numpy"})
-    path = site.path_with(tmp_path / "bin", site.BASE)
-    settings = {"PATH": path, "PYTHONPATH": f"{named}:{numpy}"}
-    said = site.left_nothing(laptop.asset, tmp_path / "place", **settings)
-    assert "torch is not installed for" in said and "Nothing is left." in said
-
-
-@pytest.mark.parametrize("kind", ["absent", "without torch"])
-def test_a_wrapper_that_names_a_python_inside_of_its_container_is_refused(
-    laptop: EnvironmentLaptop, tmp_path: Path, kind: str
-) -> None:
-    inside = tmp_path / "inside"
-    if kind == "absent":
-        shows, python, path = Path("/usr"), inside / f"bin/{site.BASE.name}", site.modules(tmp_path)
-    else:
-        shows = site.venv_of_a_venv(tmp_path).parents[2] / "parent"
-        python, path = inside / "bin/python3", ""
-    program = site.wrapper(
-        tmp_path / "bin", keeps_name=False, shows=shows, at=inside, python=python
-    )
-    settings = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": path}
-    said = site.left_nothing(laptop.asset, tmp_path / "place", **settings)
-    assert f"{program} brings the site's torch, but the Python that it names," in said
-    assert "it starts a container. Nothing was unpacked. -> Run this inside that container" in said
-
-
-def test_a_wrapper_that_keeps_its_name_is_the_python_of_the_environment(
-    laptop: EnvironmentLaptop, modules: str, tmp_path: Path
-) -> None:
-    """The folder of its torch is there only inside."""
-    shows, seen = Path(modules.split(":")[1]), tmp_path / "seen/torch"
-    program = site.wrapper(
-        tmp_path / "bin", keeps_name=True, shows=shows, at=seen, python=site.BASE
-    )
-    numpy = modules.split(":")[2]
-    settings = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "PYTHONPATH": f"{seen}:{numpy}"}
-    done = bootstrap(laptop.asset, tmp_path / "env", **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert os.path.realpath(tmp_path / "env/bin/python3") == str(program)
-    assert python(tmp_path / "env", "-c", WHOSE, PATH="/usr/bin:/bin") == FOUND
-    assert list(seen.iterdir()) == []

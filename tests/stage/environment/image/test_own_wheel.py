@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import zipfile
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
+import pytest
+from packaging.requirements import Requirement
+
 from stage import __version__
-from stage.environment.image.own_wheel import airlift_wheel
+from stage.environment.image.own_wheel import airlift_wheel, check_holds_airlift
+from stage.errors import UsageError
+from tests.remedies.obeyed import in_it, obeys
+from tests.stage.environment.spec.test_conda_lock import lock, package
 
 
 def test_made_twice_it_is_the_same_bytes_and_holds_every_file_of_both_packages(
@@ -29,26 +34,12 @@ def test_made_twice_it_is_the_same_bytes_and_holds_every_file_of_both_packages(
     assert not any("__pycache__" in name for name in inside)
 
 
-def test_pip_installs_it_and_it_starts(tmp_path: Path) -> None:
-    wheel = airlift_wheel(tmp_path)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        tmp_path / "lib",
-        wheel,
-    ]
-    subprocess.run([*command, "--quiet"], check=True, capture_output=True)
-    code = "import stage.cli; stage.cli.main(['--version'])"
-    settings = {"PYTHONPATH": str(tmp_path / "lib")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=settings, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == f"stage, version {__version__}", done.stderr
-    scripts = {path.name for path in (tmp_path / "lib/bin").iterdir()}
-    assert {"stage", "runner", "airlift"} <= scripts
-    shutil.rmtree(tmp_path / "lib")
+@obeys("stage/environment/image/own_wheel.py", "stage env lock adds them; with another tool")
+def test_a_lock_without_what_airlift_needs_is_told_what_to_add() -> None:
+    bare = replace(lock(), packages=(package("python", version="3.11.7"),))
+    with pytest.raises(UsageError, match="does not meet their requirements") as told:
+        check_holds_airlift(bare, "lock")
+    lines = in_it(told.value.message, r"(?<=requirements: ).*(?=\.$)").split(", ")
+    names = [Requirement(line).name for line in lines]
+    added = (package(name, version=metadata.version(name)) for name in names)
+    check_holds_airlift(replace(bare, packages=(*bare.packages, *added)), "lock")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +16,6 @@ from stage.environment.image.relocate import (
     restore,
     tree_lines,
 )
-from stage.environment.image.shebang import trampoline
 
 OLD = b"/placeholder/long/enough/for/all"
 prefixes = st.sampled_from([b"/a", b"/home/me/env", OLD, OLD[:-1]])
@@ -90,19 +86,3 @@ def test_the_digest_sees_neither_bytecode_nor_bookkeeping_nor_umask(tmp_path: Pa
         (tmp_path / path).write_bytes(b"x")
     (tmp_path / "m.py").chmod(0o600)
     assert tree_lines(str(tmp_path), {}, OLD, OLD) == before
-
-
-@pytest.mark.parametrize("length", [20, 4000])
-def test_a_script_with_a_long_interpreter_path_runs(tmp_path: Path, length: int) -> None:
-    folder = tmp_path
-    while len(str(folder)) < min(length, 3000):
-        folder /= "x" * 200
-    (folder / "bin").mkdir(parents=True)
-    interpreter = folder / "bin/python"
-    interpreter.symlink_to(os.path.realpath("/proc/self/exe"))
-    script = tmp_path / "script"
-    script.write_bytes(
-        trampoline(str(interpreter).encode(), b"-u") + b"import sys\nprint(sys.argv[1:])\n"
-    )
-    script.chmod(0o755)
-    assert subprocess.check_output([script, "a b", "c"], text=True) == "['a b', 'c']\n"

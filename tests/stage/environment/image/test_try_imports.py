@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.check.imports import PROBE, architectures, faults, read_answers
+from stage.environment.check.imports import PROBE, faults, read_answers
 from stage.environment.image.try_imports import check_imports
 from stage.errors import UsageError
 from stage.progress import Reporter
@@ -45,11 +45,6 @@ def test_packages_that_go_together_pass_and_nothing_is_written(root: Path) -> No
     said = tried(root, "pytorch", "transformers", "click")
     assert said == "train-env: torch, transformers can be imported, without network\n"
     assert sorted(root.rglob("*")) == before
-
-
-def test_an_environment_without_such_packages_is_not_started(root: Path) -> None:
-    (root / "bin" / "python").unlink()
-    assert tried(root, "click", "python") == ""
 
 
 def test_an_environment_for_another_machine_is_left_in_one_line(root: Path) -> None:
@@ -158,22 +153,9 @@ def test_a_python_that_does_not_start_here_is_a_note_and_no_promise(root: Path) 
     assert "its Python does not start here" in said and "can be imported" not in said
 
 
-def test_a_bitsandbytes_without_a_library_for_torchs_cuda_is_refused(root: Path) -> None:
-    write_packages(root, cuda="13.0", torch=TORCH, bitsandbytes="__version__ = '0.45'\n")
-    site = next(root.glob("lib/python*/site-packages/bitsandbytes"))
-    for cuda in ("118", "126"):
-        (site / f"libbitsandbytes_cuda{cuda}.so").touch()
-    said = tried(root, "torch", "bitsandbytes")
-    assert "it has libraries for CUDA 11.8, 12.6, and torch has 13.0" in said
-
-
 def test_a_line_that_is_cut_off_does_not_hide_the_lines_before() -> None:
     answers = read_answers('{"python": "/p", "version": "3.11.2", "prefix": "/"}\n{"begin": "to')
     assert answers.version == (3, 11, 2) and faults(answers, 0) == []
-
-
-def test_flags_of_torch_are_read_as_compute_capabilities() -> None:
-    assert architectures(["sm_70", "sm_90a", "compute_120", "gfx90a"]) == ("7.0", "9.0", "12.0+PTX")
 
 
 def test_the_probe_runs_on_the_oldest_python_of_a_cluster() -> None:

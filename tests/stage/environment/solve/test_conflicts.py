@@ -3,24 +3,10 @@ rattler and uv are also met alive in test_env_lock.py and test_env_pip.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from stage.environment.solve.conflicts import conda_conflict, is_network_problem
+from stage.environment.solve.conflicts import is_network_problem
 from stage.environment.solve.uv import requirements_without_wheel
-from stage.environment.spec.environment_yml import EnvironmentSpec
-from stage.environment.spec.profile import Profile
-
-A800 = Profile(
-    path=Path("a800.yml"),
-    name="a800",
-    platform="linux-64",
-    glibc="2.28",
-    cuda="12.2",
-    compute_capability="8.0",
-)
-CPU = Profile(path=Path("cpu.yml"), name="cpu", platform="linux-64", glibc="2.28")
 
 LIBMAMBA = """\
 error    libmamba Could not solve for environment specs
@@ -36,26 +22,6 @@ Cannot solve the request because of: cudatoolkit 13.* cannot be installed becaus
 viable options: └─ cudatoolkit 13.0.0 would require
    └─ __cuda >=13, for which no candidates were found.
 """
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> EnvironmentSpec:
-    path = tmp_path / "environment.yml"
-    path.write_text(
-        "channels: [c]\ndependencies:\n  - python=3.12\n  - numba=0.56\n  - cudatoolkit=13\n"
-    )
-    return EnvironmentSpec.load(path)
-
-
-def test_what_the_cluster_lacks_is_said_of_the_cluster(spec: EnvironmentSpec) -> None:
-    """A solver knows `__cuda` and `__glibc`, and not whose they are."""
-    assert NO_DRIVER.strip() in conda_conflict(NO_DRIVER, spec, A800).message
-    assert (
-        "`__cuda`: the driver of a800 has CUDA 12.2" in conda_conflict(NO_DRIVER, spec, A800).remedy
-    )
-    assert "`__cuda`: cpu has no GPU" in conda_conflict(NO_DRIVER, spec, CPU).remedy
-    glibc = "nothing provides __glibc >=2.34 needed by newer-glibc-2.0-h0000000_0"
-    assert "`__glibc`: a800 has glibc 2.28" in conda_conflict(glibc, spec, A800).remedy
 
 
 def test_want_of_an_answer_is_no_conflict() -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from scripts.lib.conda.channel import index as index_channel
 from scripts.lib.conda.channel import write_package
 from stage.environment.solve.conda import write_lookalike
-from tests.stage.environment.solve.conftest import A800, COMMAND, Desk
+from tests.stage.environment.solve.conftest import A800, Desk
 from tests.support.environment.channel import greeter
 from tests.support.environment.laptop import MANIFEST
 from tests.support.environment.pypi import wheel
@@ -115,42 +111,6 @@ def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_
         assert "would not run on a800" in words and "torch 2.10 from PyPI" in words
 
 
-def test_a_torch_without_cuda_is_refused_with_the_index_that_has_it(pip_desk: Desk) -> None:
-    pip_desk.index.add(wheel("torch", "2.10.0+cpu"))
-    pip_desk.write("torch")
-    words = pip_desk.refused(2)
-    assert "torch 2.10.0+cpu is a build without CUDA: it does not use" in words
-    assert "https://download.pytorch.org/whl/cu126" in words
-
-
-def test_what_cannot_travel_is_refused_before_anything_is_asked(desk: Desk) -> None:
-    desk.index.requests.clear()
-    desk.write("-e ../mine")
-    assert "environment.yml:10" in desk.refused(3) and desk.index.requests == []
-
-
-def test_a_folder_for_the_lock_that_is_not_there_is_told_at_the_start(desk: Desk) -> None:
-    desk.index.requests.clear()
-    assert "there is no folder missing" in desk.refused(2, "-o", "missing/conda-lock.yml")
-    assert desk.index.requests == []
-
-
-def test_a_file_for_other_platforms_and_variables_that_stay_behind(desk: Desk) -> None:
-    text = (desk.folder / "environment.yml").read_text()
-    (desk.folder / "environment.yml").write_text(f"platforms: [osx-arm64]\n{text}")
-    assert "environment.yml:1: linux-64, the platform of a800.yml" in desk.refused(2)
-    (desk.folder / "environment.yml").write_text(
-        f"variables: {{A: b}}\nplatforms: [linux-64]\n{text}"
-    )
-    assert "environment.yml:1: `variables` do not travel" in desk.locked()
-
-
-def test_a_python_too_old_for_airlift(desk: Desk) -> None:
-    text = (desk.folder / "environment.yml").read_text()
-    (desk.folder / "environment.yml").write_text(text.replace("python=3.11", "python=3.9"))
-    assert "python 3.9.*" in desk.refused(2)
-
-
 def test_ones_own_conda_is_taken_and_what_was_locked_is_pinned_there(desk: Desk) -> None:
     """Without a conda here: a program logs its calls and passes them to py-rattler."""
     real = write_lookalike(desk.folder)
@@ -171,29 +131,6 @@ def test_ones_own_conda_is_taken_and_what_was_locked_is_pinned_there(desk: Desk)
     assert "no such program" in desk.refused(2, "--conda", "no-such-conda")
 
 
-def test_without_any_conda_nothing_is_looked_for_on_the_network(desk: Desk, tmp_path: Path) -> None:
-    """A file:// channel, a folder of wheels and no network: conda-lock downloads no executable."""
-    wheels = desk.folder / "wheels"
-    wheels.mkdir()
-    for name, data in desk.index.files.items():
-        (wheels / name).write_bytes(data)
-    text = (desk.folder / "environment.yml").read_text()
-    (desk.folder / "environment.yml").write_text(
-        text.replace(f"--index-url {desk.index.url}", "--no-index").replace(
-            "    - tool", "    - -f wheels\n    - tool"
-        )
-    )
-    desk.lock_path.unlink()
-    done = subprocess.run(
-        ["unshare", "-rn", *COMMAND], cwd=desk.folder, env=desk.environment(),
-        capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "py-rattler: there is no micromamba, mamba or conda here" in done.stderr
-    assert desk.versions["tool"] == "1.0"
-
-
 def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
     desk: Desk,
 ) -> None:
@@ -208,12 +145,6 @@ def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
     (desk.folder / "cluster.yml").write_text(A800)
     ours = desk.lock_path.read_bytes()
     desk.lock_path.unlink()
-    before = sorted(path.name for path in desk.folder.iterdir())
-    done = stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
-    assert done.returncode == 0 and "conda-lock.yml: would be written" in done.stderr, done.stderr
-    assert sorted(path.name for path in desk.folder.iterdir()) == before, (
-        "a dry run wrote something"
-    )
     done = stage("lock", "small.yaml")
     assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
     assert desk.lock_path.read_bytes() == ours
@@ -225,29 +156,3 @@ def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
     done = stage("lock", "small.yaml", "--update", "small-env")
     assert done.returncode == 0 and "conda-lock.yml: written" in done.stderr, done.stderr
     assert "openmpi" in desk.versions
-
-
-@pytest.mark.slow
-def test_the_real_index(desk: Desk) -> None:
-    """torch and deepspeed from this machine's index: the newest that the driver runs."""
-    settings = {
-        name: os.environ[name] for name in os.environ if name.startswith(("PIP_", "SSL_", "UV_"))
-    }
-    environment = {**desk.environment(), "HOME": str(Path.home()), **settings}
-    environment.pop("PIP_CONFIG_FILE") if "PIP_CONFIG_FILE" not in settings else None
-    desk.write("transformers", "deepspeed", "torch")
-    path = desk.folder / "environment.yml"
-    text = path.read_text().replace("    - tool\n", "")
-    path.write_text(text.replace(f"    - --index-url {desk.index.url}\n", ""))
-    desk.lock_path.unlink()
-    done = subprocess.run(
-        COMMAND, cwd=desk.folder, env=environment, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    chosen = re.search(r"torch (\S+): the newest that runs on a800", done.stderr)
-    assert chosen and desk.versions["torch"] == chosen[1], done.stderr
-    assert "needs a driver with CUDA 13.0" in done.stderr
-    assert [p.name for p in desk.lock.of("pip") if p.is_sdist] == ["deepspeed"]
-    assert "from source (`stage fetch` builds a wheel)" in done.stderr
-    assert len(desk.lock.of("pip")) > 50
-    assert all(p.url.startswith("https://") for p in desk.lock.of("pip"))

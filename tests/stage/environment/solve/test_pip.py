@@ -95,19 +95,6 @@ def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag() -> N
     assert wheel_tags.best(["x-1.0-cp312-cp312-win_amd64.whl", "x.whl"], fitting) is None
 
 
-def test_markers_are_those_of_the_target(tmp_path: Path, index: Index) -> None:
-    index.add(
-        wheel(
-            "a",
-            "1",
-            requires=["b ; platform_machine == 'x86_64'", "gone ; python_version < '3.11'"],
-        )
-    )
-    index.add(wheel("b", "1"))
-    lines = ("a", "no-such ; sys_platform == 'win32'", "nor-this ; platform_machine == 'arm64'")
-    assert names(lock_pip(asked(tmp_path, *lines, index=index))) == {"a": "1", "b": "1"}
-
-
 def test_what_conda_provides_is_not_installed_twice(tmp_path: Path, index: Index) -> None:
     """Not even where the index has a newer one; and what it needs is conda's business."""
     index.add(
@@ -301,36 +288,6 @@ def test_what_has_to_be_compiled_comes_with_ready_advice(
     assert not [path for path in index.requests if path.endswith(".tar.gz")]
 
 
-def test_an_extra_of_no_version_is_an_error_for_ones_own_and_said_for_others(
-    tmp_path: Path, index: Index
-) -> None:
-    index.add(wheel("lib", "1", extras=["real"]), wheel("app", "1", requires=["lib[gone]"]))
-    words = refusal(UsageError, asked(tmp_path, "lib[Gone]", index=index))
-    assert "lib 1 has no extra `gone`" in words.lower() and "Take `[gone]` out" in words
-    said: list[str] = []
-    request = replace(asked(tmp_path, "app", "lib[real]", index=index), say=said.append)
-    assert names(lock_pip(request)) == {"app": "1", "lib": "1"}
-    assert any("`lib[gone]`: a package asks for this" in line for line in said)
-
-
-def test_an_extra_that_condas_version_does_not_have_is_an_error(
-    tmp_path: Path, index: Index
-) -> None:
-    package = Package(
-        name="greeter", version="1.1", python=True, depends=("python",),
-        payload={"site-packages/greeter-1.1.dist-info/METADATA": File(
-            b"Metadata-Version: 2.1\nName: greeter\n")},
-    )  # fmt: skip
-    path = write_package(tmp_path / "channel", package)
-    there = replace(
-        GREETER, url=path.as_uri(), metadata="site-packages/greeter-1.1.dist-info/METADATA"
-    )
-    words = refusal(
-        UsageError, replace(asked(tmp_path, "greeter[loud]", index=index), provided=(there,))
-    )
-    assert "environment.yml:6: `greeter[loud]`: greeter 1.1 has no extra `loud`" in words
-
-
 def test_a_placeholder_is_never_what_is_meant(tmp_path: Path, index: Index) -> None:
     """Asked for itself or brought by another; asked for exactly, it is taken."""
     index.add(
@@ -348,22 +305,6 @@ def test_a_placeholder_is_never_what_is_meant(tmp_path: Path, index: Index) -> N
         "base": "1",
         "dali": "0.0.1",
         "tiny": "0.0.1",
-    }
-
-
-def test_what_was_locked_stays_and_what_may_move_moves(tmp_path: Path, index: Index) -> None:
-    index.add(*(wheel(name, version) for name in "ab" for version in ("1.0", "2.0")))
-    request = asked(tmp_path, "a", "b", index=index)
-    assert names(lock_pip(request)) == {"a": "2.0", "b": "2.0"}
-    assert names(lock_pip(replace(request, kept={"a": "1.0", "b": "1.0"}))) == {
-        "a": "1.0",
-        "b": "1.0",
-    }
-    assert names(lock_pip(replace(request, kept={"a": "1.0"}))) == {"a": "1.0", "b": "2.0"}
-    stricter = asked(tmp_path, "a>=2", "b", index=index)
-    assert names(lock_pip(replace(stricter, kept={"a": "1.0", "b": "1.0"}))) == {
-        "a": "2.0",
-        "b": "1.0",
     }
 
 
@@ -389,16 +330,6 @@ def test_an_index_that_does_not_answer_can_be_tried_again(
     assert "cannot be reached" in words and "s3cret" not in words
 
 
-def test_the_files_own_index_goes_before_the_one_uv_is_set_up_with(
-    tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:1/simple")
-    index.add(wheel("a", "1.0"))
-    assert names(lock_pip(asked(tmp_path, "a", index=index))) == {"a": "1.0"}
-    assert "cannot be reached" in refusal(IncompleteError, asked(tmp_path, "a"))
-
-
 def test_digests_in_the_spec_hold(tmp_path: Path, index: Index) -> None:
     name, data = wheel("a", "1.0")
     index.add((name, data))
@@ -420,33 +351,6 @@ def test_a_wheel_by_its_address(tmp_path: Path, index: Index) -> None:
     )
     words = refusal(UsageError, asked(tmp_path, f"b @ {files}/{new}", index=index))
     assert "environment.yml:6" in words and "glibc 2.34" in words
-
-
-def test_a_folder_of_wheels_beside_the_spec(tmp_path: Path, index: Index) -> None:
-    (tmp_path / "wheels").mkdir()
-    name, data = wheel("mine", "1.0")
-    (tmp_path / "wheels" / name).write_bytes(data)
-    (package,) = lock_pip(asked(tmp_path, "--no-index", "--find-links ./wheels", "mine==1.0"))
-    assert package.url == (tmp_path / "wheels" / name).as_uri()
-
-
-def test_a_conflict_says_who_wants_what(tmp_path: Path, index: Index) -> None:
-    index.add(wheel("old", "4.40", requires=["hub<1"]), wheel("hub", "0.9"), wheel("hub", "2.4"))
-    request = replace(asked(tmp_path, "old", index=index), own_requirements=("hub>=2.4",))
-    words = refusal(UsageError, request)
-    assert "hub<1" in words and "airlift, which is in every environment, requires hub>=2.4" in words
-    assert "`old` (" in words and "hint" not in words
-
-
-def test_for_torch_the_build_that_the_driver_runs_is_named(tmp_path: Path, index: Index) -> None:
-    """Not the newest that has a fitting wheel: on an old driver that one is refused next."""
-    index.add(*(wheel("torch", v, tag=f"cp311-cp311-manylinux_2_{minor}_x86_64")
-                for v, minor in (("2.6.0", 17), ("2.8.0", 28))))  # fmt: skip
-    request = asked(tmp_path, "torch==2.8.0", glibc="2.17", index=index)
-    old = replace(request.profile, cuda="11.8", compute_capability="7.0")
-    words = refusal(UsageError, replace(request, profile=old))
-    assert "environment.yml:6: no wheel of `torch` fits" in words and "torch 2.6.0+cu118" in words
-    assert "torch==2.6.0;" not in words
 
 
 def test_pips_settings_are_those_of_this_laptop(tmp_path: Path) -> None:

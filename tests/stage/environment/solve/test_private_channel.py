@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,29 +84,3 @@ def test_passwords_are_asked_with_and_never_kept(
             target = desk.folder / ending.strip("/")
             found = source.fetch(asset, package, target, lambda _: None)
             assert found.sha256 == package.sha256
-
-
-def test_a_channel_without_sha256_is_refused_and_a_local_one_is_hashed(
-    desk: Desk, private_channel: str
-) -> None:
-    """An md5 alone proves nothing."""
-    whole = desk.lock_path.read_text()
-    host, _, channel = private_channel.rpartition("/")
-    text = (desk.folder / "environment.yml").read_text()
-    away = text.replace(desk.channel.as_uri(), f"{host}/t/tk-s3cret/{channel}")
-    repodata = desk.channel / "noarch/repodata.json"
-    before = repodata.read_text()
-    document = json.loads(before)
-    for record in document["packages.conda"].values():
-        del record["sha256"]
-    repodata.write_text(json.dumps(document))
-    desk.lock_path.unlink()
-    try:
-        desk.locked()
-        assert desk.lock_path.read_text() == whole
-        desk.lock_path.unlink()
-        (desk.folder / "environment.yml").write_text(away)
-        said = desk.refused(2)
-    finally:
-        repodata.write_text(before)
-    assert "has no sha256" in said and "rattler-index" in said and "s3cret" not in said

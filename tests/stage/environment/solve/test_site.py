@@ -112,22 +112,6 @@ def test_a_requirement_that_the_site_does_not_meet_names_both_lines(desk: Desk) 
     assert "print the profile again" in said
 
 
-def test_what_follows_a_release_by_its_name_and_precedes_it_by_pep_440(desk: Desk) -> None:
-    torch = "2.7.0a0+7c8ec84dab.nv25.03"
-    said = desk.refused("torch>=2.7", torch=torch)
-    assert f"the site has torch {torch} (node.yml:7), which comes before 2.7.0 by PEP 440" in said
-    assert "Write torch>=2.7.0a0." in said
-    desk.index.add(wheel("strict", "1.0", requires=["torch>=2.7"]))
-    said = desk.refused("strict", torch=torch)
-    assert f"torch {torch} is the site's (node.yml:7). By PEP 440 it comes before 2.7.0." in said
-
-
-def test_what_others_require_names_the_sites_version(desk: Desk) -> None:
-    said = desk.refused("pandas>=3.1")
-    assert "numpy 1.26.4 is the site's (node.yml:8)." in said and "comes from conda" not in said
-    assert "airlift adds pyarrow<26 for the site's numpy." in desk.refused("pyarrow>=26")
-
-
 def test_conda_packages_and_what_is_compiled_for_another_torch_are_refused(desk: Desk) -> None:
     said = desk.refused("trainer", conda="openmpi")
     assert "environment.yml:2: `openmpi` is a conda package" in said
@@ -149,12 +133,3 @@ def test_a_lock_whose_words_would_be_commands_of_a_shell_is_refused(desk: Desk) 
     for words in ("torch==2", "python==3.11 torch==2;rm", "python torch"):
         with pytest.raises(UsageError, match="is not NAME==VERSION"):
             EnvironmentLock.parse(text.replace(known, f"    provides: {words}").encode(), "x")
-
-
-def test_without_a_site_there_are_channels(desk: Desk, tmp_path: Path) -> None:
-    desk.lock("trainer")
-    (tmp_path / "node.yml").write_text(NODE.replace("provides:\n", ""))
-    (tmp_path / "conda-lock.yml").unlink()
-    words = ["env", "lock", "environment.yml", "--profile", "node.yml"]
-    done = run_as(words, tmp_path, {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
-    assert done.returncode == 2 and "environment.yml: no channels." in done.stderr

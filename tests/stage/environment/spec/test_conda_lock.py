@@ -64,11 +64,6 @@ def test_whatever_is_written_is_read_back(
     assert again.to_yaml() == written.to_yaml()
 
 
-def test_the_order_of_packages_does_not_matter() -> None:
-    first, second = package("a"), package("b", "pip", dependencies={})
-    assert lock(first, second).to_yaml() == lock(second, first).to_yaml()
-
-
 def test_no_reader_takes_a_version_or_a_digest_for_a_number() -> None:
     text = lock(package(version="1.10")).to_yaml().decode()
     assert "version: '1.10'" in text and f"sha256: '{DIGEST}'" in text

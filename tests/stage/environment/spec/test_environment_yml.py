@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from stage.environment.solve.conda import lock_conda
 from stage.environment.solve.indexes import Indexes, address_to_ask
 from stage.environment.solve.uv import uv_platform
-from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
-from stage.environment.spec.urls import expand, without_secrets
 from stage.errors import PolicyError, StageError, UsageError
-from stage.progress import Reporter
-from tests.remedies.obeyed import in_it, obeys
 
 A800 = Profile(path=Path("a800.yml"), name="a800", platform="linux-64", glibc="2.28")
 
@@ -56,28 +50,6 @@ dependencies:
     assert torch.place.endswith("environment.yml:8")
     assert spec.pip.extra_index_urls == ["https://two.example/simple"]
     assert spec.lock_path == tmp_path / "conda-lock.yml"
-
-
-def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
-    text = """\
-nam: train
-channels: [conda-forge]
-channels: [bioconda]
-dependencies:
-  - "=3.11"
-  - {a: b}
-  - pip:
-    - -e .
-    - torch
-    - "torch >=>1"
-"""
-    with pytest.raises(StageError) as caught:
-        load(tmp_path, text)
-    said = str(caught.value)
-    assert "environment.yml: 6 mistakes:" in said, said
-    assert [f"environment.yml:{line}: " in said for line in range(1, 11)] == [
-        True, False, True, False, True, True, False, True, False, True,
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -126,54 +98,6 @@ def test_what_cannot_be_locked_is_refused_with_its_line_and_the_fix(
     )
 
 
-PIP = "stage/environment/spec/pip_section.py"
-
-
-@obeys(PIP, "Known are -r, -c, --index-url,", "Name those that have no wheel: --no-binary NAME")
-@obeys(
-    PIP, "Make a wheel of it: pip wheel", "Name the package and the folder of its wheel: `--find"
-)
-@obeys("stage/environment/spec/urls.py", "export {}=..., then again.")
-@obeys("stage/environment/spec/environment_yml.py", "For example dependencies: [python=3.11, pip,")
-@obeys("stage/environment/solve/conda.py", "For example channels: [conda-forge]")
-def test_lines_are_written_as_their_remedies_say(tmp_path: Path) -> None:
-    def remedy(line: str) -> str:
-        with pytest.raises(StageError) as refused:
-            with_pip(tmp_path, "numpy", line)
-        return refused.value.remedy
-
-    known = remedy("--no-such-option x")
-    values = {"-r": "r.txt", "-c": "r.txt", "--no-index": "", "--pre": "", "--no-binary": ""}
-    (tmp_path / "r.txt").write_text("torch>=2\n")
-    options = re.findall(r"--?[a-z][a-z-]*(?: NAME)?", known)
-    assert len(options) == 9
-    for option in options:
-        value = values.get(option.removesuffix(" NAME"), "https://a.example")
-        with_pip(tmp_path, f"{option} {value}".strip())
-    binary = in_it(remedy("--no-binary :all:"), "--no-binary NAME")
-    assert with_pip(tmp_path, binary.replace("NAME", "ftfy")).pip.sdists[-1] == "ftfy"
-
-    assert "pip wheel --no-deps ./mine -w wheels" in remedy("./mine")
-    for told in (remedy("./mine"), remedy("/home/me/mine.whl")):
-        links = in_it(told, "--find-links (?:./wheels|FOLDER)").replace("FOLDER", "./wheels")
-        line = in_it(told, "NAME==VERSION").replace("NAME", "mine").replace("VERSION", "1")
-        spec = with_pip(tmp_path, links, line)
-        assert spec.pip.find_links == [str(tmp_path / "wheels")]
-
-    index = "--index-url https://${NO_SUCH}@a.example"
-    name = in_it(remedy(index), r"(?<=export )\w+")
-    assert with_pip(tmp_path, index, **{name: "t"}).pip.index_url == "https://t@a.example"
-    with pytest.raises(UsageError) as refused:
-        load(tmp_path, "channels: [c]")
-    example = in_it(refused.value.remedy, r"dependencies: \[.*\]")
-    spec = load(tmp_path, f"channels: [c]\n{example}")
-    assert [one.name for one in (*spec.conda, *spec.pip.requirements)] == ["python", "pip", "torch"]
-    with pytest.raises(UsageError, match="no channels") as refused:
-        lock_conda(load(tmp_path, example), A800, (None, ""), (), Reporter(quiet=True))
-    channels = in_it(refused.value.remedy, r"channels: \[.*\]")
-    assert load(tmp_path, f"{channels}\n{example}").channels == ("conda-forge",)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -215,23 +139,6 @@ def test_requirements_files_are_followed_and_their_lines_told(tmp_path: Path) ->
     (tmp_path / "more" / "b.txt").write_text("-r a.txt\n")
     with pytest.raises(UsageError, match=r"b\.txt:1: .* names itself again"):
         with_pip(tmp_path, "-r more/a.txt")
-
-
-def test_secrets_are_neither_shown_nor_kept(tmp_path: Path) -> None:
-    spec = with_pip(
-        tmp_path, "--index-url https://me:${WORD}@a.example/simple", "numpy", WORD="s3cret"
-    )
-    assert spec.pip.index_url == "https://me:s3cret@a.example/simple"
-    assert "s3cret" not in repr(spec) and "s3cret" not in str(spec.pip.as_document(tmp_path))
-    assert (
-        without_secrets("https://h.example:8/t/tk-1/chan/x.conda")
-        == "https://h.example:8/chan/x.conda"
-    )
-    assert (
-        without_secrets("conda-forge") == "conda-forge"
-        and without_secrets("file:///t/a/b") == "file:///t/a/b"
-    )
-    assert expand("${A}-$B", {"A": "1", "B": "2"}, "here") == "1-$B"
 
 
 def test_a_password_is_put_back_for_its_own_server_alone(tmp_path: Path) -> None:
@@ -294,14 +201,3 @@ def test_a_glibc_that_uv_does_not_know_is_rounded_down() -> None:
     ]
     with pytest.raises(UsageError, match=r"older than 2\.17"):
         uv_platform("x86_64", "2.12")
-
-
-def test_an_sdist_is_known_by_its_name() -> None:
-    def package(url: str, manager: str = "pip") -> Package:
-        return Package(
-            name="a", version="1", manager=manager, platform="linux-64", url=url, sha256="a" * 64
-        )
-
-    assert package("https://a.example/a-1.tar.gz").is_sdist
-    assert not package("https://a.example/a-1-py3-none-any.whl#sha256=1").is_sdist
-    assert not package("https://a.example/noarch/a-1-0.tar.bz2", "conda").is_sdist

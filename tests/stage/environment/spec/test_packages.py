@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stage import paths as util_paths
-from stage.environment.spec.conda_lock import EnvironmentLock, lock_beside, made_by_stage
+from stage.environment.spec.conda_lock import EnvironmentLock, made_by_stage
 from stage.errors import PolicyError, StageError, UsageError
 
 SHA = "0123456789abcdef" * 4
@@ -208,8 +208,3 @@ def test_whatever_a_lock_says_no_path_leaves_the_asset(url: str, name: str, vers
         except StageError:
             continue
         assert all(util_paths.problem_with_path(p.file_name) is None for p in found.packages)
-
-
-def test_the_lock_lies_beside_its_environment_file(tmp_path: Any) -> None:
-    assert lock_beside(tmp_path / "environment.yml") == tmp_path / "conda-lock.yml"
-    assert lock_beside(tmp_path / "bert.yaml") == tmp_path / "bert.conda-lock.yml"

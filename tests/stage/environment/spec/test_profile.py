@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from stage.environment.spec.profile import Profile
 from stage.errors import UsageError
-from tests.remedies.obeyed import in_it, obeys
 
 ROOT = Path(__file__).resolve().parents[4]
 A800 = """\
@@ -99,17 +96,6 @@ def test_a_mistake_is_told_with_its_line(
     assert said in str(caught.value)
 
 
-def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
-    text = A800.replace("linux-64", "linux64").replace('"12.2"', '"12"', 1).replace("gpu:", "gpus:")
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path, text.replace('glibc: "2.28"\n', ""))
-    said = str(caught.value)
-    assert "p.yml: 4 mistakes:" in said, said
-    for part in ("`glibc` is missing", "p.yml:3: ", "Did you mean `linux-64`?", "p.yml:4: `cuda`"):
-        assert part in said
-    assert "Did you mean `gpu`?" in said
-
-
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "envs" / "profiles").glob("*.yml")), ids=lambda path: path.stem
 )
@@ -122,27 +108,6 @@ def test_the_nearest_file_is_offered_for_one_that_is_not_there(tmp_path: Path) -
     with pytest.raises(UsageError, match="no such profile") as told:
         Profile.load(tmp_path / "p.yaml")
     assert f"Did you mean {tmp_path}/p.yml?" in str(told.value.remedy)
-
-
-@obeys("stage/environment/spec/profile.py", "`sh env-probe.sh`, run after `module load` or in the")
-@obeys("stage/file_kinds.py", "`stage env probe`, run on the cluster, prints one.")
-def test_a_profile_is_printed_by_what_the_remedies_say(tmp_path: Path) -> None:
-    def refused(folder: str, text: str = "") -> str:
-        (tmp_path / "p.yml").write_text(text)
-        with pytest.raises(UsageError) as told:
-            Profile.load(tmp_path / folder)
-        return told.value.remedy
-
-    asked = {
-        "nowhere/frontier": in_it(refused("nowhere/frontier"), "stage env probe"),
-        "a run file": in_it(refused("p.yml", "task: masked-lm\n"), "stage env probe"),
-        "provides": in_it(refused("p.yml", A800 + "provides: {numpy: '2'}\n"), "sh env-probe.sh"),
-    }
-    for line in set(asked.values()):
-        words = line.replace("env-probe.sh", str(ROOT / "stage/templates/env-probe.sh")).split()
-        program = [sys.executable, "-m"] if words[0] == "stage" else []
-        done = subprocess.run([*program, *words], capture_output=True, text=True, check=True)
-        assert load(tmp_path, done.stdout).platform
 
 
 def test_what_a_site_provides_has_names_as_pip_compares_them(tmp_path: Path) -> None:

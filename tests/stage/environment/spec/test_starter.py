@@ -34,13 +34,6 @@ def test_it_can_be_locked_for_each_kind_of_node(profile: Path, tmp_path: Path) -
         assert f"- {wanted}\n" in text
 
 
-def test_a_sites_own_torch_is_left_to_the_site(tmp_path: Path) -> None:
-    profile = tmp_path / "site.yml"
-    profile.write_text(f'format: 1\nplatform: linux-64\nglibc: "2.28"\nprovides: {SITE}\n')
-    text = starter(Profile.load(profile))
-    assert "python=3.12" in text and not re.search(r"- (torch|numpy)", text)
-
-
 def test_init_writes_the_asset_and_keeps_an_environment_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
