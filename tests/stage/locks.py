@@ -123,7 +123,13 @@ def fetched_and_made() -> Lockfile:
         files=(LockedFile(made, 5, "d" * 64, None, "csv: a.csv", "csv"),),
         configs={"default": {"train": LockedSplit((made,), 1, (Column("x", "int64"),))}},
         made_from=(
-            Ingredient("a.csv", 5, "c" * 64, Digest("git-sha1", COMMIT), Part("train", "csv", ";")),
+            Ingredient(
+                "https://example.org/a.csv",
+                5,
+                "c" * 64,
+                Digest("git-sha1", COMMIT),
+                Part("train", "csv", ";"),
+            ),
         ),
     )
     return Lockfile("brought", {asset.name: asset for asset in (lora, base, raw)})

@@ -314,3 +314,16 @@ def test_each_end_of_rsync_has_words_and_a_next_step(
     with pytest.raises(IncompleteError, match=rf"rsync ended with {code} \(") as ended:
         run_rsync(remote, bundle, quiet=True)
     assert ended.value.remedy and "{" not in ended.value.remedy
+
+
+def test_somebody_elses_folder_is_not_written_into(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "home"
+    there.mkdir()
+    (there / "thesis.tex").write_text("years")
+    done = push(sshd, bundle, there, "--delete")
+    assert done.returncode == 2 and "not a bundle" in done.stderr
+    assert [p.name for p in there.iterdir()] == ["thesis.tex"]
+    done = push(sshd, bundle, there / "thesis.tex")
+    assert done.returncode == 2 and "is a file" in done.stderr

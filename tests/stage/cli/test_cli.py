@@ -15,6 +15,7 @@ import pytest
 
 from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle
+from tests.support.rights import as_another_user
 from tests.support.staging import run_as
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -258,3 +259,35 @@ def test_a_target_that_no_folder_can_be_made_at_is_wrong_usage_that_names_it(lap
             done.stderr,
         )
         assert os.strerror(code) in done.stderr and "again" not in done.stderr, done.stderr
+
+
+def test_without_update_a_changed_file_is_told_and_nothing_is_lost(
+    fetched: Path, tmp_path: Path
+) -> None:
+    laptop = shutil.copytree(fetched, tmp_path / "laptop")
+    (laptop / "notes.txt").write_text("another note\n")
+    done = stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop)
+    assert done.returncode == 2, done.stderr
+    assert (
+        "notes.txt changed since m.lock was written" in done.stderr
+        and "--update notes" in done.stderr
+    )
+    assert verify(laptop / "b").ok
+    (laptop / "notes.txt").unlink()
+    assert stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop).returncode == 0, (
+        "the bundle has what the lock says"
+    )
+
+
+def test_a_folder_without_the_right_to_write_is_wrong_usage_that_names_it(laptop: Path) -> None:
+    laptop.chmod(0o555)
+    done = subprocess.run(
+        [*as_another_user(), sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b"],
+        cwd=laptop,
+        env=environment_of(laptop),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    laptop.chmod(0o755)
+    assert done.returncode == 2 and "error: .: Permission denied." in done.stderr

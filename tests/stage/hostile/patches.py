@@ -245,6 +245,12 @@ CASES = [
         ("nothing to carry",),
         since(lambda path: shutil.copy(path.parent / "bundle/stage.lock", path)),
     ),
+    Case(
+        "neither report nor old lock",
+        2,
+        ("one of --report and --since",),
+        lambda place: ["patch", str(place.bundle()), "-o", "patch"],
+    ),
     Case("report no JSON", 2, NO_REPORT, reported(b"\x80\x02.")),
     Case("report nested", 2, NO_REPORT, reported(b"[" * 100_000)),
     Case(
