@@ -21,7 +21,6 @@ from stage.digests import hash_file
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
 from stage.lock.write import Lockfile
 from tests.stage.locks import COMMIT
-from tests.support.staging import MODEL, Laptop, model_files
 
 TOKENIZER = {
     "version": "1.0",
@@ -212,19 +211,3 @@ def test_verify_deep_on_the_cluster(tmp_path: Path) -> None:
         and "not checked: loading" in done.stderr
     )
     assert run(tmp_path / "good", "--deep", "--fast").exit_code == 2
-
-
-def test_fetch_does_not_finish_what_will_not_load(laptop: Laptop) -> None:
-    files = {
-        name: data
-        for name, data in model_files().items()
-        if name not in ("tokenizer.json", "vocab.txt")
-    }
-    laptop.hub.commit("models", MODEL, {**files, "config.json": b'{"model_type": '})
-    said = laptop.refused(1, "--offline-check")
-    assert (
-        "will not load" in said and "tiny-bert/config.json" in said and "--no-offline-check" in said
-    )
-    laptop.hub.commit("models", MODEL, files)
-    done = laptop.fetch("bundle", "--offline-check", "--update")
-    assert done.returncode == 0 and "loads without network" in done.stderr, done.stderr

@@ -239,18 +239,6 @@ def test_no_connection_is_exit_5_with_the_command_to_try(
     assert done.returncode == 0, done.stderr
 
 
-def test_a_host_without_rsync_is_told_before_anything_is_sent(
-    sshd: Sshd, bundle: Path, tmp_path: Path, tools: Path
-) -> None:
-    rsync = (tools / "rsync").rename(tools / "hidden")
-    try:
-        done = push(sshd, bundle, tmp_path / "there")
-    finally:
-        rsync.rename(tools / "rsync")
-    assert done.returncode == 2 and "there is no rsync there" in done.stderr
-    assert not (tmp_path / "there").exists()
-
-
 def test_an_rsync_that_cannot_is_told_with_the_remedy(bundle: Path, tmp_path: Path) -> None:
     """macOS 15 brings openrsync."""
     programs = tmp_path / "bin"

@@ -125,6 +125,7 @@ def test_help_show_and_verify_import_nothing_heavy_and_no_network(
         (["fetch", "m.yaml", "-o", "b", "--locked", "--update=notes"], "contradict", "one of them"),
         (["fetch", "m.yaml", "-o", "b", "--update", "nots"], "has no such asset", "notes"),
         (["lock", "m.yaml", "--endpoint", "huggingface.co"], "is not an address", "https://"),
+        (["init"], "Give NAME..., or --example NAME", "stage init --help"),
         (["show", "."], "not a bundle", "stage fetch -o"),
         (["verify", "gone"], "gone: no such folder", "Check the path"),
     ],
@@ -191,12 +192,6 @@ def test_an_error_under_json_is_one_document_with_the_exit_code(
     document = json.loads(done.stdout)
     assert document["exit_code"] == code and said in document["error"]["message"]
     assert set(document["error"]) == {"message", "remedy"}
-
-
-def test_a_dry_run_writes_nothing(laptop: Path) -> None:
-    done = stage("fetch", "m.yaml", "-o", "b", "--dry-run", cwd=laptop)
-    assert done.returncode == 0 and "would fetch 1 file, 7 B" in done.stderr
-    assert sorted(path.name for path in laptop.iterdir()) == ["m.yaml", "notes.txt"]
 
 
 def test_show_tells_programs_the_same(bundle: Path) -> None:

@@ -95,18 +95,6 @@ def test_a_ca_nobody_vouches_for_is_refused_with_the_remedy(tls_laptop: Laptop) 
     assert "SSL_CERT_FILE" in tls_laptop.refused(5)
 
 
-def test_everything_goes_through_the_proxy_of_the_environment(
-    laptop: Laptop, undisturbed_id: str
-) -> None:
-    with Proxy() as proxy:
-        assert laptop.fetched(http_proxy=f"http://{proxy.address}") == undisturbed_id
-    hosts = {line.split()[1] for line in proxy.seen}
-    assert hosts == {
-        laptop.hub.endpoint.removeprefix("http://"),
-        laptop.hub.cdn_endpoint.removeprefix("http://"),
-    }
-
-
 def test_a_password_for_the_proxy_is_sent_to_it_and_to_nobody_else(
     laptop: Laptop, undisturbed_id: str
 ) -> None:

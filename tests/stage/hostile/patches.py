@@ -278,6 +278,7 @@ CASES = [
         ("nothing that a patch can repair",),
         finding(path="\x1b[2J"),
     ),
+    Case("finding of what does not load", 2, ("does not load",), finding(problem="unloadable")),
     Case("finding unknown", 2, NO_REPORT, finding(problem="evil")),
     Case("finding a number", 2, NO_REPORT, reported(lambda root: as_report(root, [5]))),
     Case(
