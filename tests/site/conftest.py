@@ -140,9 +140,9 @@ def tiny_bert(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def stage_tiny(laptop: Path, model: Path, manifest: str = MANIFEST) -> Path:
+def stage_tiny(laptop: Path, model: Path) -> Path:
     """Fetches the bundle of `tiny.yaml` from a Hub."""
-    (laptop / "tiny.yaml").write_text(manifest)
+    (laptop / "tiny.yaml").write_text(MANIFEST)
     with LoopbackHub(laptop / "hub") as hub:
         hub.repositories.commit("models", "acme/tiny-bert", tiny_bert(model))
         hub.repositories.commit("datasets", "acme/reference", dataset_files())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from runner.exec import last_words
 from runner.exec.last_words import advice
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import obeys
 from tests.support.code import run_warm
 
 HERE = "runner/exec/last_words.py"
@@ -146,19 +144,6 @@ def test_who_does_what_the_line_says_meets_the_error_no_more() -> None:
         "ports of jobs: 20007 20008 20009",
         "a ds_config: it works",
     ], done.stderr
-
-
-@obeys(HERE, "a limit of this node: `ulimit -n $(ulimit -Hn)` before runner exec for open files")
-def test_a_limit_of_open_files_is_raised_by_the_line_that_is_told() -> None:
-    code = "files = [open('/dev/null') for _ in range(60)]"
-
-    def run(before: str) -> str:
-        lines = f'ulimit -Sn 30\n{before}\nexec {sys.executable} -c "{code}"'
-        done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True)
-        return "" if done.returncode == 0 else done.stderr.splitlines()[-1]
-
-    line = advice(OSError(run("")))
-    assert run(in_it(line, r"(?<=`)ulimit -n [^`]*")) == ""
 
 
 def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:

@@ -53,6 +53,15 @@ def test_an_output_inside_the_bundle_is_refused_before_it_spoils_it(
     assert not inside.parent.exists()
 
 
+@pytest.mark.parametrize("sweep", [(), ("--array", "seed=1,2")])
+def test_a_printed_script_has_a_batch_that_divides(
+    terminal: Terminal, sweep: tuple[str, ...]
+) -> None:
+    terminal.cluster.write(batch={"global": 9}, slurm={"nodes": 2})
+    said = terminal.refused("submit", "tiny.yaml", "--print", *sweep)
+    assert "batch.global 9 does not divide among 2 ranks" in said
+
+
 def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal: Terminal) -> None:
     config = RunConfig.load(terminal.cluster.write())
     output = terminal.cluster.output()

@@ -31,7 +31,7 @@ from runner.run_folder.run_lock import (
     holder_of,
 )
 from tests.first_job.harness import programs
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.runner.conftest import Cluster
 from tests.runner.training.test_resume import site_folder
 from tests.support.waiting import wait_for
@@ -70,29 +70,6 @@ def held_by(folder: RunFolder, holder: RunLock, age_s: float = 0) -> None:
 
 def of_process(pid: int) -> RunLock:
     return replace(ME, pid=pid, born=birth_time(pid))
-
-
-@obeys("runner/run_folder/run_lock.py", "runner status {}; wait for its end, or give another")
-def test_a_second_training_is_refused_by_who_holds_the_folder_and_the_first_ends_clean(
-    folder: RunFolder, other: subprocess.Popen[bytes]
-) -> None:
-    held_by(folder, of_process(other.pid))
-    with pytest.raises(UsageError) as refused, hold_run_folder(folder, {}):
-        pytest.fail("two train here")
-    assert f"process {other.pid} on {platform.node()}, since " in refused.value.message
-    assert refused.value.exit_code == 2
-    assert holder_of(folder, ME) == of_process(other.pid)  # untouched
-    shown = obeyed(refused.value.remedy, r"runner status [^;]+")
-    assert f"process {other.pid} on " in shown
-    assert "another --output" in refused.value.remedy
-    another = RunFolder(folder.root.with_name("another"))
-    another.make()
-    with hold_run_folder(another, {}):
-        pass
-    other.kill()
-    other.wait()
-    with hold_run_folder(folder, {}):
-        pass
 
 
 def obeyed(remedy: str, pattern: str) -> str:

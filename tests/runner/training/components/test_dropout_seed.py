@@ -1,4 +1,4 @@
-"""How each command starts its ranks: by the same Python, and never two in one folder."""
+"""The seed of dropout: the same for ever, and another one for each step and rank."""
 
 from __future__ import annotations
 
