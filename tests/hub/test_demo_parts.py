@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,37 +33,3 @@ def test_an_earlier_demo_is_emptied_and_nothing_beside_it(tmp_path: Path) -> Non
         "cluster",
     }
     assert list((tmp_path / "out" / "laptop").iterdir()) == []
-
-
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from scripts.lib.demo.demo import Shell
-Shell().run(sys.executable, "-c", sys.argv[1], cwd=Path())
-"""
-SAVES = """
-import sys, time
-try:
-    print("training", flush=True)
-    time.sleep(600)
-except KeyboardInterrupt:
-    time.sleep(1)  # longer than subprocess.run waits before it kills
-    print("saved", flush=True)
-    sys.exit(5)
-"""
-
-
-def test_ctrl_c_lets_the_run_save_its_checkpoint() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, SAVES],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as demo:
-        assert demo.stdout is not None
-        while demo.stdout.readline() != "training\n":
-            assert demo.poll() is None
-        os.killpg(demo.pid, signal.SIGINT)
-        assert demo.stdout.read() == "saved\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import pickle
@@ -32,22 +31,6 @@ def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -
     assert tables["train"].schema == tables["test"].schema
     assert tables["train"].to_pylist() == [{"a": 1.0, "b": None, "c": "x"}]
     assert tables["test"].to_pylist() == [{"a": 1.5, "b": 2, "c": "3"}]
-
-
-def test_splits_come_from_names_and_compression_from_endings(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    files = {
-        "train-1.csv": b"a\n1\n",
-        "train-2.csv": b"a\n2\n",
-        "test.csv.gz": gzip.compress(b"a\n3\n"),
-        "notes.txt": b"no",
-    }
-    tables = converted("csv", files)
-    assert {split: table["a"].to_pylist() for split, table in tables.items()} == {
-        "train": [1, 2],
-        "test": [3],
-    }
 
 
 @pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])

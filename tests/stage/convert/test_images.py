@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
@@ -91,22 +89,6 @@ def _pixels(rows: Any) -> list[dict[str, Any]]:
         return value.tobytes() if hasattr(value, "tobytes") else value
 
     return [{name: plain(value) for name, value in row.items()} for row in rows]
-
-
-def test_images_with_metadata_are_read_in_pieces(tmp_path: Path) -> None:
-    noise = random.Random(1)
-    (tmp_path / "metadata.csv").write_text(
-        "file_name,n\n" + "".join(f"{i}.png,{i}\n" for i in range(9))
-    )
-    for i in range(9):
-        (tmp_path / f"{i}.png").write_bytes(b"\x89PNG" + noise.randbytes(9_000_000))
-    files = {path.name: path for path in tmp_path.iterdir()}
-    (shard,) = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")["train"].shards
-    table = pq.read_table(shard)
-    assert table["n"].to_pylist() == list(range(9)) and pq.ParquetFile(shard).num_row_groups > 1
-    assert all(
-        row["bytes"] == (tmp_path / row["path"]).read_bytes() for row in table["image"].to_pylist()
-    )
 
 
 def cifar(protocol: int = 2, rows: int = 6) -> dict[str, bytes]:

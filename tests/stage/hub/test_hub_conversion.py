@@ -218,36 +218,6 @@ def test_every_format_arrives(hub: TestHub, stage: Callable[..., Result], name: 
     } == expected
 
 
-TWO = card(
-    configs=[
-        {"config_name": "en", "data_files": "en/*.jsonl"},
-        {"config_name": "fr", "data_files": "fr/*.jsonl", "default": True},
-    ]
-)
-
-
-def test_configs_of_the_card_are_kept_apart(hub: TestHub, stage: Callable[..., Result]) -> None:
-    files = {
-        "README.md": TWO,
-        "en/train.jsonl": b'{"t": "yes"}\n',
-        "fr/train.jsonl": b'{"t": "oui"}\n',
-    }
-    hub.commit("datasets", ID, files)
-    for asked, said in ((None, "oui"), ("en", "yes")):
-        manifest(**({"config": asked} if asked else {}))
-        stage("fetch", "m.yaml", "-o", "b")
-        assert rows("train", asked or "fr") == [{"t": said}]
-    manifest(config="de")
-    said = stage("lock", "m.yaml", code=2).output
-    assert "no config `de`" in said and "en, fr" in said
-    Path("init.yaml").unlink(missing_ok=True)
-    stage("init", ID, "-o", "init.yaml")
-    assert (
-        "config: fr" in Path("init.yaml").read_text()
-        and "also: en" in Path("init.yaml").read_text()
-    )
-
-
 def parquet(rows: list[dict[str, Any]]) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), sink)
