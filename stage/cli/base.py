@@ -228,10 +228,6 @@ def _print_error(error: StageError) -> None:
         found = {"message": error.message, "remedy": error.remedy}
         print_json({"format": 1, "exit_code": error.exit_code, "error": found})
     say(f"error: {error}", err=True)
-    try:
-        os.getcwd()  # noqa: PTH109 - the same as Path.cwd()
-    except FileNotFoundError:
-        say("  -> The current folder was removed. Go to one that is there: cd ~", err=True)
 
 
 class _Document:

@@ -15,9 +15,10 @@ import re
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -264,27 +265,6 @@ def places(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _in_fork(folder: Path) -> list[dict[str, Any]]:
-    """`places` in a fork of this process: a rank raises its limits, and guards its connections."""
-    answer = folder / "places.json"
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), 1)
-            answer.write_text(json.dumps(places(folder)), encoding="utf-8")
-            code = 0
-        except BaseException:  # noqa: BLE001 - the end of this process
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert status == 0, "the ranks failed, see above"
-    found: list[dict[str, Any]] = json.loads(answer.read_text(encoding="utf-8"))
-    return found
-
-
 # ---- the text
 
 
@@ -321,7 +301,9 @@ def record_with(folder: Path, bundle: Path) -> str:
             port = start["env"].get("MASTER_PORT")
             line = json.dumps(start)
             lines.append(line.replace(port, "<port>") if port else line)
-    lines += [json.dumps(place) for place in _in_fork(folder)]
+    # In another process: a rank raises its limits, and guards its connections.
+    with ProcessPoolExecutor(1, get_context("fork")) as process:
+        lines += [json.dumps(place) for place in process.submit(places, folder).result()]
     return _stable("[\n" + ",\n".join(lines) + "\n]\n", folder, bundle)
 
 

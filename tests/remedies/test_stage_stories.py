@@ -87,30 +87,6 @@ def test_an_unfinished_bundle_and_one_of_another_id() -> None:
     works(f"verify bundle --id {found}")
 
 
-@obeys("stage/lock/reader.py", "Use a newer airlift: update its source", "Write `format: {}`.")
-@obeys(KINDS, "`stage init NAME...` writes a manifest.")
-@obeys("stage/text.py", "Save it as UTF-8: iconv -f {} -t UTF-8")
-def test_a_manifest_is_written_as_its_remedies_say() -> None:
-    manifest({"a.txt": "x"}, path="a.txt")
-    works(FETCH)
-    good = Path("m.yaml").read_text()
-
-    for wrong in ("format: 9", "format: one"):
-        Path("m.yaml").write_text(good.replace("format: 1", wrong))
-        line = in_it(remedy_of(FETCH, 2), r"(?<=[Ww]rite `)format: \d+")
-        Path("m.yaml").write_text(good.replace("format: 1", line))
-        works(FETCH)
-
-    Path("m.yaml").write_text("")
-    works(in_it(remedy_of(FETCH, 2), "stage init ").replace("stage ", "") + "a.txt -o n.yaml")
-    works(FETCH.replace("m.yaml", "n.yaml").replace("new", "b"))
-
-    Path("m.yaml").write_bytes(f"# 这是我的模型和数据集清单\n{good}".encode("gbk"))
-    shell(in_it(remedy_of(FETCH, 2), "iconv .*"))
-    works(FETCH)
-    assert "我的模型" in Path("m.yaml").read_text()
-
-
 @obeys("stage/convert/text_files.py", "Get the file again, or remove the byte: tr -d")
 def test_a_byte_is_removed_as_its_remedy_says() -> None:
     manifest({"FILE": b"a film\n\0another\n"}, path="FILE", convert="text")

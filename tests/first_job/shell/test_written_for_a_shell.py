@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +88,3 @@ def test_a_file_that_powershell_wrote_is_named_with_the_command(
     path.write_bytes(path.read_text().encode("utf-16"))
     said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged))
     assert_found(said, UTF_16["E19"])
-
-
-def test_a_folder_that_was_removed_is_named(staged: Path, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    write_run(tmp_path, **GPT2)
-    script = f"cd {gone}; rmdir {gone}; exec {sys.executable} -m runner check run.yaml --bundle b"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=os.environ)
-    assert done.returncode != 0
-    assert "The current folder was removed" in done.stderr and "Traceback" not in done.stderr

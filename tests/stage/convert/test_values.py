@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from stage.convert.convert import convert
 from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
+from tests.remedies.obeyed import obeys
 
 Convert = Callable[..., pa.Table]
 NO_VALUE = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A"]
@@ -278,6 +279,7 @@ ENCODED: dict[str, str] = {
 }
 
 
+@obeys("stage/text.py", "Save it as UTF-8: iconv -f {} -t UTF-8")
 @pytest.mark.parametrize("encoding", ENCODED)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_command_for_another_encoding_makes_a_file_that_converts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from pathlib import Path
@@ -16,10 +15,6 @@ import yaml
 from stage.bundle.bundle import Bundle
 
 ID = "acme/raw"
-
-
-def git_sha1(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def card(**front: Any) -> bytes:

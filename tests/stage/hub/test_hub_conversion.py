@@ -15,8 +15,7 @@ import pytest
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
-from stage.digests import sha256_of_bytes
-from tests.stage.hub.raw_dataset import ID, arrow, card, git_sha1, manifest, rows
+from tests.stage.hub.raw_dataset import ID, arrow, card, manifest, rows
 from tests.support.servers.hubs import TestHub
 
 LINES = {
@@ -29,45 +28,6 @@ LINES = {
     "test.jsonl.gz": gzip.compress(b'{"t": "d", "n": 4}\n'),
     "extra.py": b"print()",
 }
-
-
-def test_jsonl_becomes_parquet_with_every_original_pinned(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    commit = hub.commit("datasets", ID, LINES)
-    manifest()
-    plan = stage("fetch", "m.yaml", "-o", "b", "--dry-run").output
-    assert (
-        "neither published as parquet nor converted by the Hub" in plan and "4 jsonl files" in plan
-    )
-    assert "make" in plan and not Path("b").exists() and not Path("m.lock").exists()
-    stage("fetch", "m.yaml", "-o", "b")
-    assert [row["t"] for row in rows("train")] == ["a", "b", "c"] and rows("test") == [
-        {"t": "d", "n": 4.0}
-    ]
-    asset = Bundle.open(Path("b")).asset("raw")
-    assert (
-        asset.source.commit == commit
-        and asset.licence == "mit"
-        and asset.configs["default"]["train"].rows == 3
-    )
-    assert {f.path: f.made_by for f in asset.files} == {
-        "data/datasets/raw/CARD.md": None,
-        "data/datasets/raw/default/test-00000-of-00001.parquet": "jsonl",
-        "data/datasets/raw/default/train-00000-of-00001.parquet": "jsonl",
-    }
-    made_from = {i.origin: i for i in asset.made_from}
-    for name in ("train-1.jsonl", "train-2.jsonl", "train-10.jsonl", "test.jsonl.gz"):
-        data = LINES[name]
-        assert (made_from[name].size, made_from[name].sha256) == (len(data), sha256_of_bytes(data))
-        evidence = made_from[name].upstream
-        assert evidence and evidence.value in (git_sha1(data), sha256_of_bytes(data))
-    reasons = {o.path: o.reason for o in asset.left_out}
-    assert reasons == {
-        ".gitattributes": "not part of this config",
-        "extra.py": "not part of this config",
-    }
-    stage("verify", "b")
 
 
 def test_another_machine_makes_the_same_bundle_and_a_repair_the_same_bytes(
@@ -127,6 +87,13 @@ def zst(data: bytes) -> bytes:
 
 
 FORMATS: dict[str, tuple[dict[str, bytes], dict[str, list[dict[str, Any]]]]] = {
+    "jsonl in the order of its numbers": (
+        LINES,
+        {
+            "test": [{"t": "d", "n": 4.0}],
+            "train": [{"t": "a", "n": 1.0}, {"t": "b", "n": 2.0}, {"t": "c", "n": 2.5}],
+        },
+    ),
     "csv and tsv": (
         {"a.csv": b"x,y\n1,a\n", "b.tsv": b"x\ty\n2\tb\n"},
         {"train": [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]},
