@@ -212,12 +212,6 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
 
 # Not on the page yet.
 MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
-    "heads": (
-        CHAT,
-        edit("config.json", lambda d: d.update(num_attention_heads=7)),
-        CAUSAL,
-        Found(("does not read", "not a multiple of the number of attention heads"), "Stage the"),
-    ),
     "own code": (
         CHAT,
         edit(
@@ -225,12 +219,6 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
         ),
         CAUSAL,
         Found(("code of the model's own (auto_map)",), "needs no code of its own"),
-    ),
-    "activation": (
-        CHAT,
-        config(hidden_act="sillu"),
-        CAUSAL,
-        Found(("it has no hidden_act `sillu`",), "correct that key"),
     ),
     "cut off": (
         GPT2,

@@ -7,16 +7,15 @@ in `materials`.
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import tarfile
 import zipfile
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.stage.convert.test_archives import tar, zipped
 from tests.support.environment.channel import make_channel
 from tests.support.environment.laptop import new_laptop, sdist, stand_ins, wheel_of_installed
 from tests.support.servers.hubs import TestHub
@@ -177,28 +176,10 @@ def web_files() -> dict[str, bytes]:
     members = {"files/one.txt": b"one\n", "files/deep/two.txt": b"two\n"}
     return {
         "/one.txt": b"one\n",
-        "/files.tar": _tar(members),
-        "/files.zip": _zip(members),
+        "/files.tar": tar(list(members.items()), tarfile.USTAR_FORMAT),
+        "/files.zip": zipped([(zipfile.ZipInfo(name), data) for name, data in members.items()]),
         "/cifar-10-python.tar.gz": material("cifar-10-python.tar.gz"),
     }
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return sink.getvalue()
-
-
-def _zip(files: Mapping[str, bytes]) -> bytes:
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(name), data)
-    return sink.getvalue()
 
 
 def fetch_everything(folder: Path) -> tuple[Path, str]:
