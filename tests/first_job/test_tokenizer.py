@@ -56,6 +56,16 @@ def narrow(ending: str) -> Change:
     return weights(cut)
 
 
+def without(part: str) -> Change:
+    """Leaves out the weights of these names."""
+
+    def leave(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if part in name]:
+            del tensors[name]
+
+    return weights(leave)
+
+
 def newer_config(settings: dict[str, Any]) -> None:
     settings.update(model_type="qwen9", transformers_version="9.1.0")
 
@@ -247,6 +257,12 @@ MORE: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
             "dataset": {"asset": "chats", "messages": "messages", "too_long": "drop"},
         },
         Found(("all are longer than sequence_length 8",), "too_long: cut", 0),
+    ),
+    "no layer": (
+        BERT,
+        without(".1."),
+        {},
+        Found(("the weights lack bert.encoder.layer.1.",), "from one revision"),
     ),
     "quantised": (
         GPT2,
