@@ -52,14 +52,3 @@ def test_a_device_that_is_full_is_explained(cuda: torch.device, cluster: Cluster
     del held
     assert (done.returncode, "Traceback" in done.stderr) == (5, False), done.stderr
     assert "out of memory on " in done.stderr  # at a step, or before the first one
-
-
-def test_each_phase_has_its_own_peak_of_the_device(cuda: torch.device) -> None:
-    from runner.training.reporting import PhaseMemory
-
-    memory = PhaseMemory(cuda)
-    memory.end()
-    block = torch.empty(2**30, dtype=torch.uint8, device=cuda)
-    del block
-    assert memory.end()["device"] >= 1.0
-    assert memory.end()["device"] < 1.0

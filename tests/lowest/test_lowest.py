@@ -37,35 +37,6 @@ def test_lowest_a_bundle_is_verified_shown_and_found_damaged(tmp_path: Path) -> 
     assert "config.json" in run("stage", "verify", root, code=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["stage", "verify", "--no-such-option"], "--help"),
-        (["stage", "verifi"], "verif"),
-        (["stage", "show", "/nowhere"], "/nowhere"),
-        (["runner", "check", "/nowhere.yaml"], "--bundle"),
-        (["runner", "trian"], "trian"),
-    ],
-)
-def test_lowest_a_mistake_on_the_command_line_is_two_lines(
-    arguments: list[str], words: str
-) -> None:
-    assert words in run(*arguments, code=2)
-
-
-@pytest.mark.parametrize("command", ["stage", "runner"])
-def test_lowest_help_and_a_command_that_lacks_its_own(command: str) -> None:
-    assert "Usage: " in run(command, "--help", code=0)
-    if command == "stage":
-        assert "Usage: " in run("stage", "env", code=2 if _click() >= (8, 2) else 0)
-
-
-def _click() -> tuple[int, ...]:
-    from importlib.metadata import version
-
-    return tuple(int(part) for part in version("click").split(".")[:2])
-
-
 def test_lowest_rows_and_columns_of_parquet(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from runner.config.chats import Naming
-from runner.config.columns import check_columns, fitting
+from runner.config.columns import check_columns
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
-from runner.data.instruction import Writer
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
-from runner.data.tokenizing import load_tokenizer
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.texts import check_roles
@@ -93,15 +89,6 @@ def test_renamed_chats_become_the_same_tokens_and_the_same_are_learned(
     assert bytes_of(renamed, tmp_path) == bytes_of(plain, tmp_path)
 
 
-def test_what_is_renamed_is_said_with_the_reason(chat: ModelInput, tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, chat, [[("human", "a"), ("gpt", "b")]], "from", "value")
-    writer = Writer.of(recipe.dataset, load_tokenizer(chat), recipe.split.columns)
-    assert writer.description == (
-        "by the model's chat template; {from, value} is read as {role, content}, human -> user, "
-        "gpt -> assistant (ShareGPT's names)"
-    )
-
-
 @obeys("runner/config/chats.py", "Say whose words these are: dataset.roles")
 @pytest.mark.parametrize("by", ["prepare", "check"])
 def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
@@ -115,21 +102,6 @@ def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     settled = recipe_of(tmp_path, chat, talks, "from", "value", roles=roles)
     check_roles(settled)
     bytes_of(settled, tmp_path)
-
-
-def test_roles_of_messages_in_our_form_go_to_the_template_as_they_are() -> None:
-    kind = "list<element: struct<content: string, role: string>>"
-    naming = Naming.of(kind, {}, {})
-    assert naming is not None and naming.describe() == ""
-    assert naming.renamed([{"role": "ipython", "content": "1"}])[0]["role"] == "ipython"
-
-
-def test_a_column_that_is_no_chat_is_not_taken_for_one() -> None:
-    columns = {
-        "valid": "list<element: struct<valid_from: string, value: string>>",
-        "talk": "list<element: struct<from: string, value: string, weight: int64>>",
-    }
-    assert fitting("instruction", "messages", columns) == ["talk"]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +120,3 @@ def test_a_mistake_in_the_maps_is_named_with_its_line(
     with pytest.raises(UsageError, match=r"tiny\.yaml:5") as caught:
         RunConfig.load(path)
     assert words in f"{caught.value.message} {caught.value.remedy}"
-
-
-def test_a_store_of_chats_keeps_its_key_where_nothing_is_renamed(
-    tmp_path: Path, chat: ModelInput
-) -> None:
-    """Runs that began before go on."""
-    recipe = recipe_of(tmp_path, chat, [TALK], "role", "content")
-    assert not {"fields", "roles"} & set(json.loads(json.dumps(recipe.to_json())))

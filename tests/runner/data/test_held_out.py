@@ -13,9 +13,10 @@ from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
-from runner.data.table import columns, row_of
+from runner.data.table import columns
 from runner.errors import UsageError
-from runner.inputs import SplitInput, _parts, resolve
+from runner.inputs import SplitInput, resolve
+from runner.job.texts import describe_dataset
 from tests.runner.conftest import Cluster
 
 ALL = {
@@ -63,20 +64,6 @@ def test_the_rows_are_those_of_the_first_release_and_another_seed_gives_others()
     assert [other.place(number) for number in range(other.rows)] != places
 
 
-def test_a_limit_never_moves_a_row_between_training_and_validation(tmp_path: Path) -> None:
-    kept, held_out = (
-        split_of(tmp_path, 200, Part(200, "10%", 42, is_held_out)) for is_held_out in (False, True)
-    )
-    assert read(kept, 50) == read(kept)[:50]
-    assert read(held_out, 5) == read(held_out)[:5]
-
-
-def test_a_message_names_the_row_as_it_is_in_the_files(tmp_path: Path) -> None:
-    split = split_of(tmp_path, 30, Part(30, "50%", 42, True), shards=1)
-    third = read(split)[3]
-    assert row_of(split, 3) == f"split `train`, row {third} of the whole split"
-
-
 @pytest.fixture
 def twins(tmp_path: Path, twins_bundle: Path) -> Cluster:
     return Cluster(tmp_path, twins_bundle)
@@ -103,12 +90,7 @@ def test_every_task_holds_out_a_share_of_train(twins: Cluster, task: str) -> Non
     assert data.validation is not None and data.train.part is not None
     assert data.train.rows + data.validation.rows == data.train.part.of
     assert len(prepared["train"][0]) > len(prepared["validation"][0]) > 0
-
-
-def test_check_says_how_many_rows_are_held_out_and_by_which_seed(twins: Cluster) -> None:
-    done = twins.run("check", str(written(twins, "text-classification")), "--processes", "2")
-    said = " ".join(done.stdout.split())
-    assert "180 rows to train on, 20 to validate (10% of train, by validation_seed 42)" in said
+    assert "(10% of train, by validation_seed 42)" in describe_dataset(config, data, 64)
 
 
 def test_other_held_out_rows_are_other_training_data(twins: Cluster) -> None:
@@ -139,11 +121,3 @@ def test_what_is_no_share_is_refused_with_an_example(
     with pytest.raises(UsageError, match=r"tiny\.yaml:5") as caught:
         RunConfig.load(path)
     assert words in caught.value.message and "validation: 5%" in caught.value.remedy
-
-
-def test_nothing_can_be_held_out_of_one_row(twins: Cluster) -> None:
-    config = RunConfig.load(written(twins, "causal-lm"))
-    split = SplitInput("train", (), (), 1, {})
-    assert config.dataset is not None
-    with pytest.raises(UsageError, match="1 row: nothing can be held out"):
-        _parts(config.dataset, split, lambda key: key)

@@ -12,7 +12,7 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from runner.config.data import DatasetConfig
-from runner.data.instruction import blank, by_parts, by_template, parts_of
+from runner.data.instruction import by_parts, by_template, parts_of
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
@@ -73,23 +73,6 @@ def test_the_response_and_the_end_of_text_are_learned_and_the_prompt_is_not(
         (word(4), True),
         (EOS, True),
     ]
-
-
-def test_all_is_learned_where_that_is_asked_for(
-    write: Callable[..., SplitInput], words: ModelInput, tmp_path: Path
-) -> None:
-    store = prepared(tmp_path, write(ask=["w1 w2"], say=["w3"]), words, loss_on="all", **PAIR)
-    assert all(learned for _, learned in shown(store, 0))
-    assert "learned" not in store.row(0)
-
-
-def test_what_a_format_writes_out_is_not_added_again(
-    write: Callable[..., SplitInput], words: ModelInput, tmp_path: Path
-) -> None:
-    split = write(ask=["w1"], say=["w3"])
-    store = prepared(tmp_path, split, words, format="w9 {ask} w8 {say} [SEP]")
-    assert [token for token, _ in shown(store, 0)] == [word(9), word(1), word(8), word(3), EOS]
-    assert [learned for _, learned in shown(store, 0)] == [False, False, False, True, True]
 
 
 def test_braces_columns_and_numbers_in_a_format() -> None:
@@ -233,10 +216,6 @@ def test_of_a_conversation_only_the_answers_that_say_something_are_learned() -> 
     )
 
 
-def test_a_long_answer_of_blanks_takes_no_time() -> None:
-    assert blank()(" \n" * 100_000) and not blank()(" \n" * 100_000 + "x")
-
-
 def test_samples_share_sequences_and_keep_their_numbers(
     write: Callable[..., SplitInput], words: ModelInput, tmp_path: Path
 ) -> None:
@@ -272,25 +251,3 @@ def test_a_tokenizer_that_adds_a_begin_token_begins_samples(
     )
     assert [token for token, _ in shown(store, 0)] == [BOS, word(1), word(3), EOS]
     assert not shown(store, 0)[0][1]
-
-
-@pytest.mark.parametrize("documents", ["separate", "alone"])
-def test_documents_of_plain_text_stay_whole_too(
-    write: Callable[..., SplitInput], tmp_path: Path, documents: str
-) -> None:
-    """masked-lm: each has a frame of its own; a longer text continues in the next sequence."""
-    names = ("PAD", "UNK", "CLS", "SEP", "MASK")
-    folder = tmp_path / "bert"
-    folder.mkdir()
-    model = make_tokenizer(folder, 500, {f"{name.lower()}_token": f"[{name}]" for name in names})
-    split = write(text=["w1 w2", " ".join(f"w{n}" for n in range(20)), "w3"])
-    recipe = Recipe("masked-lm", 16, split, DatasetConfig(asset="a"), None, model, documents)
-    store = Stores([prepare(recipe, tmp_path / "stores", lambda line: None)])
-    found = []
-    for index in range(len(store)):
-        rows = store.rows([index])
-        for number in range(1, int(rows.documents.max()) + 1):
-            found.append([int(token) for token in rows.ids[rows.documents == number]])
-    expected = [[1, 2], list(range(14)), list(range(14, 20)), [3]]
-    assert sorted(found) == sorted([[BOS, *map(word, text), EOS] for text in expected])
-    assert len(store) == (2 if documents == "separate" else 4)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,11 +32,6 @@ def test_no_two_sequences_would_fit_into_one(lengths: list[int]) -> None:
     assert len(sums) < 2 or sums[0] + sums[1] > CAPACITY
 
 
-def test_short_lines_fill_sequences_nearly_to_the_brim() -> None:
-    lengths = [int(n) for n in np.random.default_rng(0).integers(5, 200, 2000)]
-    assert sum(lengths) / (512 * len(fill(lengths, 512))) > 0.99
-
-
 def test_what_is_read_ahead_comes_in_order_and_its_error_where_its_item_would() -> None:
     def items() -> Iterator[int]:
         yield from range(3)
@@ -51,19 +44,3 @@ def test_what_is_read_ahead_comes_in_order_and_its_error_where_its_item_would() 
     assert found == [0, 1, 2]
     assert "items" in {frame.name for frame in traceback.extract_tb(caught.value.__traceback__)}
     assert list(read_ahead(iter([]))) == []
-
-
-def test_reading_ahead_ends_with_its_reader() -> None:
-    """A preparation that fails leaves no thread that goes on reading."""
-    read: list[int] = []
-
-    def items() -> Iterator[int]:
-        for number in range(10**9):
-            read.append(number)
-            yield number
-
-    reader = read_ahead(items())
-    assert next(reader) == 0
-    reader.close()  # type: ignore[attr-defined]
-    assert not [one for one in threading.enumerate() if one.name.startswith("read ahead")]
-    assert len(read) <= 4

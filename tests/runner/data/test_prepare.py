@@ -7,7 +7,6 @@ import os
 import pickle
 import platform
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -154,23 +153,6 @@ def test_empty_and_missing_texts_are_skipped(
     assert all("4 rows left out: empty" in line for line in said), said
 
 
-def test_many_rows_are_as_few(tmp_path: Path, words: ModelInput) -> None:
-    """More rows than are tokenised at once."""
-    split = write_split(tmp_path, [text(n % 490, 3) for n in range(2500)])
-    store = prepared(Recipe("masked-lm", 16, split, TEXT, None, words), tmp_path)
-    stream = [i for n in range(2500) for i in (*(word(n % 490 + k) for k in range(3)), SEP)]
-    assert body(store) == stream[: len(stream) // 14 * 14]
-
-
-@pytest.mark.parametrize("limit", [1, 4, 10, 99])
-def test_a_limit_counts_rows_from_the_beginning(recipe: Recipe, tmp_path: Path, limit: int) -> None:
-    shards = [[text(20 * n, 20) for n in range(3)], [text(20 * n, 20) for n in range(3, 10)]]
-    split = write_split(tmp_path, *shards, name="long")
-    store = prepared(replace(recipe, split=split, limit=limit), tmp_path)
-    assert store.facts.what.endswith(f"from {min(limit, 10)} text{'s' * (limit > 1)}")
-    assert body(store)[:14] == [word(n) for n in range(14)]
-
-
 @pytest.mark.parametrize(
     ("num_words", "dtype"), [(500, "uint16"), (2**16 - 5, "uint16"), (2**16 - 4, "uint32")]
 )
@@ -185,23 +167,6 @@ def test_ids_take_two_bytes_where_the_vocabulary_allows(
     store = prepared(Recipe("masked-lm", 16, split, TEXT, None, model), tmp_path)
     assert store.row(0)["ids"].dtype == dtype
     assert body(store)[:10] == [word(n) for n in range(last, num_words)]
-
-
-def test_a_second_call_rewrites_nothing(recipe: Recipe, tmp_path: Path) -> None:
-    path = file_of(prepared(recipe, tmp_path))
-    before = path.stat()
-    found: list[str] = []
-    prepare(recipe, tmp_path / "stores", found.append)
-    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert "already prepared" in found[0]
-    assert list((tmp_path / "stores").iterdir()) == [tmp_path / "stores" / f"{recipe.key}.arrow"]
-
-
-def test_a_store_is_read_only(recipe: Recipe, tmp_path: Path) -> None:
-    store = prepared(recipe, tmp_path)
-    assert stat.S_IMODE(file_of(store).stat().st_mode) == 0o444
-    with pytest.raises(ValueError, match="read-only"):
-        store.row(0)["ids"][0] = 1
 
 
 def test_rows_beyond_one_record_batch_are_found(tmp_path: Path, words: ModelInput) -> None:
@@ -240,15 +205,6 @@ def test_whatever_decides_the_content_decides_the_key(
     split = write_split(tmp_path, [text(0, 10)], [text(10, 10)])
     recipe = Recipe("masked-lm", 16, split, TEXT, None, words)
     assert CHANGES[change](recipe).key != recipe.key
-
-
-def test_other_weights_and_another_place_keep_the_key(recipe: Recipe, tmp_path: Path) -> None:
-    digests = {**recipe.model.digests, "model.safetensors": "0" * 64}
-    moved = replace(
-        recipe.split, files=tuple(tmp_path / "elsewhere" / path.name for path in recipe.split.files)
-    )
-    model = replace(recipe.model, digests=digests, path=tmp_path / "elsewhere")
-    assert replace(recipe, model=model, split=moved).key == recipe.key
 
 
 # A process that prepares the pickled recipe of its first argument. It is killed at the named event.

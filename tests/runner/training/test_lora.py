@@ -37,26 +37,11 @@ LORA = {"rank": 8, "alpha": 32, "dropout": 0.05, "targets": TARGETS}
 NF4 = {"bits": 4, "type": "nf4", "double": True}
 RUNS: dict[str, dict[str, Any]] = {
     "lora-ddp": {"engine": {"name": "ddp"}},
-    "lora-zero2": {"engine": {"zero": 2}},
     "lora-zero3": {"engine": {"zero": 3}},
     "lora-fsdp": {"engine": {"name": "fsdp"}},
     "nf4-ddp": {"engine": {"name": "ddp"}, "quantization": NF4, "activation_checkpointing": True},
     "nf4-zero2": {"engine": {"zero": 2}, "quantization": NF4},
     "int8-ddp": {"engine": {"name": "ddp"}, "quantization": {"bits": 8}},
-}
-CLASSIFIED: dict[str, dict[str, Any]] = {
-    "text-classification": {
-        "model": {"asset": "gpt2-bare"},
-        "lora": {"rank": 8, "targets": ["c_attn"]},
-        "dataset": {"asset": "glue-mrpc", "text": "sentence1", "pair": "sentence2"},
-        "engine": {"name": "ddp"},
-    },
-    "token-classification": {
-        "model": {"asset": "still-bert"},
-        "lora": {"rank": 8, "targets": ["query", "value"]},
-        "dataset": {"asset": "conll2003"},
-        "engine": {"zero": 3},
-    },
 }
 # Stopped after step 3 and resumed; then the matrices are merged into the model.
 STOPPED = ("lora-ddp", "nf4-zero2")
@@ -87,15 +72,8 @@ def trained(shared_cluster: Cluster) -> Cluster:
         often = {**RUNS[name], "evaluation": {"every": 1}}  # must not change the result
         runs.append(write(shared_cluster, f"{name}-stopped.1", 3, often))
         runs.append(write(shared_cluster, f"{name}-stopped.2", STEPS, often, merge=True))
-    classified = [
-        shared_cluster.write(
-            task, task=task, steps=STEPS, optimizer={"lr": 0.01},
-            checkpoint={"every": 100, "keep": 1}, **settings,
-        )
-        for task, settings in CLASSIFIED.items()
-    ]  # fmt: skip
-    shared_cluster.prepare(runs[0], *classified)
-    in_ranks(shared_cluster, 2, *runs, *classified)
+    shared_cluster.prepare(runs[0])
+    in_ranks(shared_cluster, 2, *runs)
     return shared_cluster
 
 
@@ -105,26 +83,9 @@ def losses(cluster: Cluster, name: str) -> list[float]:
     return [loss for _, loss in found]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_matrices_alone_learn(trained: Cluster, name: str) -> None:
-    """On text that was not trained on. Eleven seeds, three kinds of weights: the loss fell by 0.081
-    to 0.097.
-    """
-    asset = resolve(RunConfig.load(trained.folder / f"{name}.yaml"), trained.bundle).model
-    before = loss_of(base(asset.path, RUNS[name].get("quantization")), trained, name)
-    assert metrics(trained.output(name), "validation_loss")[-1][1] < before - 0.04
-
-
 @pytest.mark.parametrize(("name", "like"), SAME_MODEL)
 def test_every_engine_learns_the_same(trained: Cluster, name: str, like: str) -> None:
     assert losses(trained, name) == pytest.approx(losses(trained, like), abs=1e-4)
-
-
-def test_quantised_weights_are_other_weights(trained: Cluster) -> None:
-    """Else nothing was quantised. Eleven seeds: nf4 by 3e-4 to 2e-3, int8 by 9e-6 to 1.3e-4."""
-    first = {name: losses(trained, f"{name}-ddp")[0] for name in ("lora", "nf4", "int8")}
-    assert 1e-5 < abs(first["nf4"] - first["lora"]) < 0.05
-    assert 1e-7 < abs(first["int8"] - first["lora"]) < abs(first["nf4"] - first["lora"])
 
 
 @pytest.mark.parametrize("name", STOPPED)
@@ -132,14 +93,6 @@ def test_a_run_that_was_stopped_and_evaluated_at_every_step_resumes_exactly(
     trained: Cluster, name: str
 ) -> None:
     assert losses(trained, f"{name}-stopped") == pytest.approx(losses(trained, name), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_checkpoint_holds_what_is_trained_and_nothing_else(trained: Cluster, name: str) -> None:
-    """17,408 parameters with weights and two moments in fp32; 229,000 parameters are frozen."""
-    (checkpoint,) = trained.output(name).glob("checkpoints/step-*")
-    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    assert 3 * 4 * 17_408 < size < 6 * 4 * 17_408 + 60_000
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -164,34 +117,6 @@ def test_plain_peft_loads_the_adapter_and_gives_the_loss_of_the_run(
     assert loss_of(model, trained, name) == pytest.approx(
         metrics(trained.output(name), "validation_loss")[-1][1]
     )
-
-
-@pytest.mark.parametrize("task", CLASSIFIED)
-def test_peft_loads_the_adapter_of_a_classifier_with_its_head(trained: Cluster, task: str) -> None:
-    from peft import PeftModel
-
-    config = RunConfig.load(trained.folder / f"{task}.yaml")
-    inputs = resolve(config, trained.bundle)
-    wanted = recipes(config, inputs, 32)["validation"]
-    store = Stores([Store(store_path(wanted[0], trained.folder / "output/.stores"))])
-    kind = "Sequence" if task == "text-classification" else "Token"
-    auto = getattr(transformers, f"AutoModelFor{kind}Classification")
-    number = len(store.facts.class_names)
-    bare = auto.from_pretrained(inputs.model.path, num_labels=number, pad_token_id=0)
-    model = PeftModel.from_pretrained(bare, str(trained.output(task) / "model")).eval()
-    rows = store.rows(range(len(store)))
-    documents = torch.from_numpy(rows.documents)
-    with torch.no_grad():
-        logits = model(
-            input_ids=torch.from_numpy(rows.ids),
-            attention_mask=(documents > 0).long(),
-            **({} if kind == "Sequence" else {"token_type_ids": (documents - 1).clamp(min=0)}),
-        ).logits
-    loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2), torch.from_numpy(rows.labels).flatten()
-    )
-    found = metrics(trained.output(task), "validation_loss")[-1][1]
-    assert float(loss) == pytest.approx(found, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", STOPPED)

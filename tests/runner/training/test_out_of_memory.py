@@ -123,20 +123,6 @@ def test_the_advice_is_what_has_not_been_tried_yet(
     assert f"micro batch {plan.micro} of" in fault.message
 
 
-def test_memory_of_other_processes_is_reported(cluster: Cluster) -> None:
-    config = RunConfig.load(cluster.write("oom", engine={"name": "ddp"}))
-    plan = decide(config, GPT2_LARGE, A100, 2)
-    fault = explain(torch.OutOfMemoryError(CUDA), config, plan, A100, "rank 1")
-    assert "12.00 GiB by process 4711 (see nvidia-smi)" in fault.message
-
-
-def test_what_was_asked_for_on_a_cpu_has_a_unit_that_people_read(cluster: Cluster) -> None:
-    config = RunConfig.load(cluster.write("oom", engine={"name": "ddp"}))
-    plan = decide(config, GPT2_LARGE, A100, 2)
-    fault = explain(RuntimeError(CPU), config, plan, A100, "rank 1")
-    assert "it needed 8.59 GB more than there is" in fault.message
-
-
 def test_what_libraries_say_of_too_little_memory_is_known() -> None:
     cublas, onednn = "CUBLAS_STATUS_ALLOC_FAILED when calling", "could not create a primitive"
     for text in (CPU, f"CUDA error: {cublas}", "std::bad_alloc", onednn):

@@ -71,13 +71,6 @@ def site_folder(cluster: Cluster, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-KILLS = (
-    ("1", "os.scandir", "step-2.tmp"),  # after it wrote its part
-    ("0", "open", "step-4.tmp/files.json"),  # before the list
-    ("0", "os.rename", "step-6.tmp"),  # before the rename
-)
-
-
 def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
     cluster: Cluster, undisturbed: dict[int, Path]
 ) -> None:
@@ -121,20 +114,6 @@ def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -
     torn = [path.name for path in (cluster.output() / "checkpoints").glob("*.tmp")]
     assert torn == [at.partition("/")[0]]
     assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
-
-
-@pytest.mark.slow
-def test_ranks_killed_in_mid_checkpoint_again_and_again_cost_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path]
-) -> None:
-    cluster.take_data(undisturbed[2])
-    cluster.write(engine={"zero": 2})
-    for kill in KILLS:
-        killed_in_mid_checkpoint(cluster, *kill)
-    done = cluster.run("train", "tiny.yaml", "--processes", "2")
-    assert done.returncode == 0, done.stderr
-    assert "resumed from step-4" in done.stdout
-    assert_same_story(cluster.output(), undisturbed[2])
 
 
 # Fills the disk under the run folder, except 500 kB, when rank 0 begins the checkpoint of step 4.

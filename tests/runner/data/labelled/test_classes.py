@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from runner.data.classes import Classes, classes_of, listed, united
+from runner.data.classes import Classes, classes_of, united
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 from tests.remedies.obeyed import obeys
@@ -63,11 +61,6 @@ def test_labels_that_are_no_classes_are_refused(
     assert message in f"{caught.value.message} {caught.value.remedy}"
 
 
-def test_a_wrong_label_beyond_the_limit_is_no_fault(tmp_path: Path) -> None:
-    wrong = split(tmp_path, [0, 1, -1], NAMED)
-    assert classes_of(wrong, "y", is_limited=True).names == ["no", "yes"]
-
-
 def test_datasets_are_united_by_the_names_of_their_classes() -> None:
     first, second = Classes(["no", "yes"], "names"), Classes(["maybe", "no"], "texts")
     assert united([first, second], [second]) == ["no", "yes", "maybe"]
@@ -94,18 +87,3 @@ def test_a_validation_split_of_other_classes_is_refused(other: Classes, message:
         with pytest.raises(UsageError, match=message) as caught:
             united([train, other], [])
         assert caught.value.remedy == "Stage them with the same kind of labels."
-
-
-def test_the_classes_of_several_files_are_all_found(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{n}.parquet" for n in range(2)]
-    for path, label in zip(paths, ("a", "b"), strict=True):
-        pq.write_table(pa.table({"y": [label]}), path)
-    several = SplitInput("train", tuple(paths), ("", ""), 2, {"y": "string"})
-    assert classes_of(several, "y").names == ["a", "b"]
-
-
-def test_the_first_names_are_listed_and_hidden_white_space_is_seen() -> None:
-    assert listed(["food", "sport", "sport "]) == "food, sport, 'sport '"
-    assert listed([*"abcdefgh"]) == "a, b, c, d, e, f, g, h"
-    assert listed([*"abcdefghi"]) == "a, b, c, d, e, f, g, h, ..."
-    assert listed(["x" * 500, "\x1b[2J"]) == f"{'x' * 40}..., '\\x1b[2J'"

@@ -56,18 +56,6 @@ def test_a_pair_is_encoded_as_the_tokenizer_does_it(tmp_path: Path, model: Model
     assert rows.documents[1].tolist()[-1] == 0, "padding"
 
 
-def test_a_long_text_is_cut_with_its_end_token_and_counted(
-    tmp_path: Path, model: ModelInput, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The tokenizer's own setting, 16 tokens, is not used."""
-    table = {"text": ["she was happy " * 20, "he was happy " * 6], "label": ["a", "b"]}
-    store = stored(tmp_path, model, "text-classification", table, length=24)
-    assert store.lengths([0, 1]) == [24, 20]
-    assert store.rows([0]).ids[0, -1] == load_tokenizer(model).sep_token_id
-    assert "2 texts in 2 classes" in (said := capsys.readouterr().out)
-    assert "1 cut to 24 tokens" in said
-
-
 def test_a_words_class_is_at_its_first_token(tmp_path: Path, model: ModelInput) -> None:
     words, tags = ["Mr.", "Xqzvw", "was", "happy"], ["B-PER", "I-PER", "O", "O"]
     store = stored(
@@ -82,13 +70,6 @@ def test_a_words_class_is_at_its_first_token(tmp_path: Path, model: ModelInput) 
         seen.add(place)
     assert store.facts.what.startswith("1 sentence, 4 words in 3 classes")
     assert store.facts.notes == ["1 row left out: no text or no label"]
-
-
-def test_words_behind_the_cut_are_counted(tmp_path: Path, model: ModelInput) -> None:
-    table = {"tokens": [["he"] * 20], "ner_tags": [[0, 1] * 10]}
-    store = stored(tmp_path, model, "token-classification", table, length=10)
-    assert store.facts.what.startswith("1 sentence, 8 words in 2 classes")
-    assert store.facts.notes == ["1 cut to 10 tokens, 12 words lost"]
 
 
 def test_byte_level_words_keep_the_space_before_them(bundle: Path, tmp_path: Path) -> None:
@@ -117,24 +98,16 @@ def test_stores_of_one_run_have_the_same_numbers(tmp_path: Path, model: ModelInp
     assert [store.rows([0, 1]).labels.tolist() for store in stores] == [[0, 1], [2, 0]]
 
 
-def test_rows_with_an_empty_label_are_left_out_and_the_names_printed(
+def test_a_long_text_is_cut_with_its_end_token_and_counted(
     tmp_path: Path, model: ModelInput, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A CSV has no null: an empty cell of a text column is an empty text."""
-    labels = ["tech", "", "food", " ", "sport "]
-    table = {"text": ["he was"] * 5, "label": labels}
-    store = stored(tmp_path, model, "text-classification", table)
-    assert store.facts.class_names == ["food", "sport ", "tech"]
-    assert store.rows([0, 1, 2]).labels.tolist() == [2, 0, 1]
-    said = capsys.readouterr().out
-    assert "prepared 3 texts in 3 classes: food, 'sport ', tech (" in said
-    assert "2 rows left out: no text or no label" in said and "warning" not in said
-
-
-def test_a_sentence_with_an_empty_tag_is_left_out(tmp_path: Path, model: ModelInput) -> None:
-    table = {"tokens": [["he", "was"]] * 2, "ner_tags": [["O", "B-X"], ["O", ""]]}
-    store = stored(tmp_path, model, "token-classification", table)
-    assert len(store) == 1 and store.facts.class_names == ["B-X", "O"]
+    """The tokenizer's own setting, 16 tokens, is not used."""
+    table = {"text": ["she was happy " * 20, "he was happy " * 6], "label": ["a", "b"]}
+    store = stored(tmp_path, model, "text-classification", table, length=24)
+    assert store.lengths([0, 1]) == [24, 20]
+    assert store.rows([0]).ids[0, -1] == load_tokenizer(model).sep_token_id
+    assert "2 texts in 2 classes" in (said := capsys.readouterr().out)
+    assert "1 cut to 24 tokens" in said
 
 
 def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(

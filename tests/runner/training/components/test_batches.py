@@ -44,15 +44,6 @@ def test_each_epoch_sees_each_sequence_once(
         assert Counter(s.index for s in seen if s.epoch == epoch) == Counter(range(sequences))
 
 
-def test_epochs_and_seeds_differ_in_order() -> None:
-    def epoch(seed: int, number: int) -> list[int]:
-        order = Order(50, seed)
-        return [order.sample(position).index for position in range(number * 50, (number + 1) * 50)]
-
-    orders = [epoch(1, 0), epoch(1, 1), epoch(2, 0), list(range(50))]
-    assert len({tuple(order) for order in orders}) == 4
-
-
 @given(sequences=st.integers(1, 80), ranks=st.integers(1, 6), micro=st.integers(1, 7))
 def test_evaluation_counts_each_sequence_once_at_any_number_of_ranks(
     sequences: int, ranks: int, micro: int
@@ -120,20 +111,6 @@ def test_a_mixture_keeps_its_order_with_any_number_of_ranks_in_each_step(
         # Each is a new process that enters the order at this point.
         (expected,) = alone.step(step, 16, 0, 1, 16)
         assert samples_of_step(Order(parts, seed), step, ranks, 2, 8 // ranks) == expected
-
-
-@given(parts=PARTS)
-def test_no_sample_is_seen_twice_in_one_pass(parts: list[Part]) -> None:
-    """Masks and augmentation are drawn per pass."""
-    order = Order(parts, 5)
-    seen = Counter(order.sample(position) for position in range(3 * len(order)))
-    assert set(seen.values()) == {1}
-
-
-def test_datasets_are_shuffled_into_each_other() -> None:
-    order = Order([Part(50), Part(50)], 0)
-    first_half = [order.sample(position).index < 50 for position in range(50)]
-    assert 15 < sum(first_half) < 35
 
 
 @given(

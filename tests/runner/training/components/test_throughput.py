@@ -12,7 +12,7 @@ from runner.config.run_config import RunConfig
 from runner.job.devices import KINDS, peak_flops
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
-from runner.training.reporting import StepClock, flops_per_token, not_finite
+from runner.training.reporting import StepClock, flops_per_token
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -128,20 +128,6 @@ def test_a_gradient_that_is_no_number_updates_nothing_with_any_engine(
     ] == []
 
 
-def test_each_step_tells_samples_the_wait_for_data_and_the_first_its_start(
-    exploded: tuple[Path, str],
-) -> None:
-    folder, _ = exploded
-    steps = logged(folder)
-    for line in steps:
-        assert line["samples_per_s"] * line["step_s"] == pytest.approx(8)
-        assert line["tokens_per_s"] * line["step_s"] == pytest.approx(line["tokens"])
-        assert 0 <= line["data_wait"] < 1
-        assert "mfu" not in line  # no published peak for this CPU
-    assert "first_step_s" in steps[0] and steps[0]["first_step_s"] > steps[0]["step_s"]
-    assert all("first_step_s" not in line for line in steps[1:])
-
-
 @pytest.mark.parametrize(
     ("name", "precision", "peak"),
     [
@@ -208,15 +194,3 @@ def test_logits_that_are_never_computed_do_not_count_as_work(cluster: Cluster) -
     skipped = (4096 - 614) * 6 * 30522 * 768
     assert computed == pytest.approx(whole - skipped)
     assert computed < 0.83 * whole
-
-
-def test_a_run_that_ends_before_its_first_checkpoint_is_promised_none(tmp_path: Path) -> None:
-    """Once the message called checkpoints whole that did not exist."""
-    folder = tmp_path / "checkpoints"
-    said = str(not_finite(3, "loss", float("nan"), (), folder))
-    assert "there is no checkpoint" in said and "it begins at step 0" in said
-    for step in (2, 10):
-        (folder / f"step-{step}").mkdir(parents=True)
-    said = str(not_finite(12, "loss", float("nan"), (), folder))
-    assert f"the newest checkpoint before it is {folder / 'step-10'}" in said
-    assert "it resumes from that checkpoint" in said

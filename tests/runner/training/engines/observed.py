@@ -42,24 +42,18 @@ PRODUCTS = {
     "linear",
     "_scaled_dot_product_flash_attention_for_cpu",
 }
-# What the host waits for on a GPU, with all that comes before it.
-READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "item", "equal"}
 SENT = {"allreduce_", "reduce_", "_reduce_scatter_base_", "reduce_scatter_", "allreduce_coalesced_"}
 
 
 class Watch(TorchDispatchMode):
-    """The types of matrix products and of what collectives add up, while it is entered; `reads`
-    is how often the host read a value of the device.
-    """
+    """The types of matrix products and of what collectives add up, while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: dict[str, set[str]] = defaultdict(set)
-        self.reads = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
-        self.reads += name in READS
         kind = (
             "product"
             if name in PRODUCTS
@@ -142,10 +136,7 @@ def observed(run_file: Path, name: str, precision: str) -> dict[str, Any]:
     engine = made(run_file, name, precision, 2)
     with Watch() as watch, gradients(engine, watch.seen):
         norm = step(engine, 2)
-    with Watch() as later:  # the first step of an engine makes the state of its optimizer
-        step(engine, 2)
     seen = {kind: sorted(types) for kind, types in watch.seen.items()}
-    seen["reads"] = later.reads
     return {**seen, "norm": float(norm), "skips": precision == "fp16" or is_skipped(engine)}
 
 

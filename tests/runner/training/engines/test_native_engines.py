@@ -27,7 +27,6 @@ from runner.training.components.optimization import make_optimizer
 from runner.training.components.process_group import Ranks
 from runner.training.engines import make_engine
 from runner.training.engines.fsdp import blocks_of
-from runner.training.loop import MOST_SKIPPED_SCALED
 from runner.training.weights import check_batch_norm
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import ranks
@@ -52,19 +51,10 @@ CASES += ["ddp-sgd-fp32", "fsdp-sgd-fp32", "zero2-sgd-bf16", "fsdp-plain-fp32"]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return in_two_ranks(tmp_path_factory.mktemp("engines"))
-
-
-def in_two_ranks(folder: Path, *override: str) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("engines")
     (folder / "run.yaml").write_text(RUN_FILE)
-    command = [
-        warm_python(),
-        "-m",
-        "tests.support.training.small_engines",
-        str(folder),
-        str(folder / "run.yaml"),
-        *override,
-    ]
+    module = "tests.support.training.small_engines"
+    command = [warm_python(), "-m", module, str(folder), str(folder / "run.yaml")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -83,16 +73,6 @@ def test_sharded_and_whole_weights_take_the_same_steps(results: dict[str, Any], 
     for found, expected in zip(sharded, whole, strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
     assert whole[-1][0] < whole[0][0]
-
-
-@pytest.mark.slow  # half a minute of g++
-def test_what_is_compiled_takes_the_same_steps(results: dict[str, Any], tmp_path: Path) -> None:
-    for case, found in in_two_ranks(tmp_path, "compile=true").items():
-        if case != "folder":
-            assert found["resumed"] == found["steps"][3:]
-            assert [loss for loss, _ in found["steps"]] == pytest.approx(
-                [loss for loss, _ in results[case]["steps"]]
-            )
 
 
 def test_ddp_names_weights_that_take_no_part_in_the_loss(tmp_path: Path, ranks: Ranks) -> None:
@@ -166,17 +146,6 @@ def test_batch_norm_whose_weights_would_be_cast_is_refused(
     check_batch_norm(module, RunConfig.load(run_file), precision)
 
 
-def test_deepspeed_at_its_smallest_loss_scale_leaves_counting_to_the_loop(
-    results: dict[str, Any],
-) -> None:
-    """It raised a bare Exception at the 18th such step, before the loop could say what to do at the
-    40th.
-    """
-    before, *overflowed, after = results["overflowing"]
-    assert len(overflowed) > MOST_SKIPPED_SCALED and not any(map(math.isfinite, overflowed))
-    assert 0 < before < math.inf and 0 < after < math.inf
-
-
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_a_checkpoint_holds_what_was_trained_and_an_export_everything(
     results: dict[str, Any], engine: str
@@ -236,21 +205,6 @@ def wrapped(tiny: Any, wrap: dict[str, Any] | None, tmp_path: Path) -> tuple[lis
     )
     found, why = blocks_of(tiny, RunConfig.load(tmp_path / "run.yaml"))
     return [type(module).__name__ for module in found], why
-
-
-def test_layers_are_wrapped_as_the_model_repeats_them(tiny: Any, tmp_path: Path) -> None:
-    assert wrapped(tiny, None, tmp_path) == (
-        ["GPT2Block"] * 3, "3 x GPT2Block (the layers the model itself repeats)",
-    )  # fmt: skip
-    assert wrapped(tiny, {"layer": "GPT2MLP"}, tmp_path)[0] == ["GPT2MLP"] * 3
-
-
-def test_wrapping_by_size_leaves_tied_weights_to_the_whole(tiny: Any, tmp_path: Path) -> None:
-    # The embedding is the largest module, and the head uses it too.
-    names, why = wrapped(tiny, {"min_params": 500}, tmp_path)
-    assert "Embedding" not in names and "Linear" not in names
-    assert set(names) == {"GPT2MLP"} and "at least 500" in why
-    assert wrapped(tiny, {"min_params": 10**9}, tmp_path)[0] == []
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_with_those_it_has(

@@ -5,31 +5,13 @@ from __future__ import annotations
 from random import Random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from runner.data.store import Pictures
-from runner.training.components.batches import Sample
 from runner.training.tasks.classification import Classify, padding_id, scores
-from runner.training.tasks.image_classification import ImageClassification
 from runner.training.tasks.token_classification import Tags, are_spans
 
 SPANS = ["O", *(f"{place}-{kind}" for place in "BIES" for kind in ("PER", "LOC"))]
-
-
-def test_images_for_a_gpu_have_their_channels_last_in_memory() -> None:
-    """Tensor cores want them so; a copy on the way to the device keeps the order."""
-    random = np.random.default_rng(0)
-    pictures = Pictures(random.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8), np.array([0, 1]))
-    task, found = ImageClassification.__new__(ImageClassification), []
-    for last in (True, False):
-        task._channels_last = last
-        pixels = task.collate(pictures, [Sample(0, -1), Sample(1, -1)])["pixels"]
-        assert pixels.is_contiguous(memory_format=torch.channels_last) == last
-        assert pixels.clone().float().is_contiguous(memory_format=torch.channels_last) == last
-        found.append(pixels)
-    assert torch.equal(*found)
 
 
 def test_accuracy_and_f1_are_those_of_scikit_learn() -> None:
@@ -49,11 +31,6 @@ def test_accuracy_and_f1_are_those_of_scikit_learn() -> None:
         assert found["validation_f1_macro"] == pytest.approx(macro)
         if classes == 2:
             assert found["validation_f1"] == pytest.approx(f1_score(true, said))
-
-
-def test_a_split_without_any_right_prediction_has_f1_zero() -> None:
-    found = scores([1.0, 0.0, 0, 0, 0, 2, 2, 0], 2, 2)
-    assert found["validation_f1_macro"] == 0 == found["validation_f1"]
 
 
 def random_tags() -> tuple[list[list[str]], list[list[str]]]:

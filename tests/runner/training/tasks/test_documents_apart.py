@@ -9,12 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-from runner.config.run_config import RunConfig
 from runner.data.recipe import KEEPS_APART
 from runner.data.store import Rows
-from runner.inputs import resolve
-from runner.training.components.batches import Sample
-from runner.training.tasks import language, task_named
+from runner.training.tasks import language
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -72,18 +69,6 @@ def test_a_document_is_read_as_if_it_were_alone(kind: str, attention: str) -> No
     assert np.isfinite(found).all()
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_joined_documents_do_see_each_other(kind: str) -> None:
-    """Shows that the test above can fail."""
-    model, causal = small_model(kind), kind not in ENCODERS
-    together = rows([7, 12], layout="joined")
-    changed = together.ids.copy()
-    changed[0, :7] = 3
-    first = logits(model, together, causal=causal)
-    second = logits(model, together._replace(ids=changed), causal=causal)
-    assert np.abs(first[0, 7:] - second[0, 7:]).max() > 1e-3
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2", "llama"])
 def test_padding_changes_nothing(kind: str) -> None:
     model, causal = small_model(kind), kind not in ENCODERS
@@ -93,32 +78,3 @@ def test_padding_changes_nothing(kind: str) -> None:
         padded.ids[:1, :9], *(np.ones((1, 9), kind) for kind in (np.int64, bool)), "joined"
     )
     assert found[0, :9] == pytest.approx(logits(model, short, causal=causal)[0], abs=2e-5)
-
-
-def test_positions_start_again_with_each_document() -> None:
-    placed = language.position_inputs(rows([3, 2], [4], layout="separate"), 0)
-    assert placed["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
-
-
-@pytest.mark.parametrize(
-    ("task", "asset"), [("masked-lm", "tiny-bert"), ("causal-lm", "tiny-gpt2")]
-)
-def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
-    task: str, asset: str, bundle: Any, tmp_path: Any
-) -> None:
-    (tmp_path / "run.yaml").write_text(
-        f"format: 1\ntask: {task}\nmodel: {{asset: {asset}, init: scratch}}\n"
-        "dataset: {asset: reference}\n"
-    )
-    config = RunConfig.load(tmp_path / "run.yaml")
-    made = task_named(task)(config, resolve(config, bundle).model, None)
-    made.module.eval()
-    batch = made.collate(rows([9, 14], [17], layout="separate"), [Sample(0, 0), Sample(1, 0)])
-    with torch.no_grad():
-        expected = 0.0
-        for row, begin, end in ((0, 0, 9), (0, 9, 23), (1, 0, 17)):
-            alone = {
-                name: batch[name][row : row + 1, begin:end] for name in ("input_ids", "labels")
-            }  # without `guessed`: logits at every position
-            expected += made.module(**alone).item()
-        assert made.module(**batch).item() == pytest.approx(expected, rel=1e-5)

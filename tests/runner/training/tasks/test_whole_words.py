@@ -83,16 +83,6 @@ def test_words_are_those_that_a_reader_sees(model: ModelInput, kind: str) -> Non
     assert len(ids) > 1.5 * len(found), "words have several tokens"
 
 
-def test_a_special_token_ends_a_word_and_belongs_to_none(model: ModelInput) -> None:
-    tokenizer: Any = load_tokenizer(model)
-    inner = tokenizer("unaccompanied", add_special_tokens=False)["input_ids"]
-    # The second text begins within a word, as a sequence that was cut out of a stream does.
-    ids = np.array([tokenizer.cls_token_id, *inner, tokenizer.sep_token_id, *inner[1:]])
-    number = words_of(model, ids)
-    size = len(inner)
-    assert number == [0, *[1] * size, size + 1, *[size + 2] * (size - 1)]
-
-
 def test_all_tokens_of_a_word_are_guessed_or_none_at_the_share_that_is_asked_for(
     model: ModelInput, tmp_path: Path
 ) -> None:
