@@ -14,7 +14,6 @@ from runner.training.components.batches import (
     Sample,
     by_length,
     evaluation_batches,
-    sample_rng,
 )
 
 # A batch triple: ranks, micro batch, accumulation.
@@ -55,24 +54,6 @@ def test_evaluation_counts_each_sequence_once_at_any_number_of_ranks(
     assert len({len(part) for part in parts}) == 1
     assert {len(batch) for part in parts for batch in part} == {micro}
     assert all(0 <= s.index < sequences for part in parts for batch in part for s, _ in batch)
-
-
-def test_a_samples_random_numbers_are_its_own() -> None:
-    def drawn(seed: int, index: int, epoch: int) -> float:
-        return sample_rng(seed, Sample(index, epoch)).random()
-
-    assert drawn(1, 2, 3) == drawn(1, 2, 3)
-    assert (
-        len(
-            {
-                drawn(seed, index, epoch)
-                for seed in (0, 1)
-                for index in (0, 1)
-                for epoch in (-1, 0, 1)
-            }
-        )
-        == 12
-    )
 
 
 PARTS = st.lists(

@@ -185,14 +185,6 @@ def test_lion_moves_by_the_sign_of_its_momentum() -> None:
         assert module.weight.item() == pytest.approx(weight)
 
 
-def test_only_what_is_trained_is_updated_and_vectors_do_not_decay() -> None:
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False))
-    matrices, vectors = make_optimizer(module, OptimizerConfig(weight_decay=0.3)).param_groups
-    assert [id(p) for p in matrices["params"]] == [id(module[0].weight)]
-    assert [id(p) for p in vectors["params"]] == [id(module[0].bias)]
-    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)
-
-
 @pytest.fixture
 def tiny() -> Any:
     """A GPT-2 whose input and output embeddings are one."""
