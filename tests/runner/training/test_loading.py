@@ -1,4 +1,4 @@
-"""Ranks of one node read the weights once and hold them once; the loaded model is the same."""
+"""What rank 0 reads and sends is what each rank would have loaded itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step waits for nothing: not for the device, other ranks, data or logs."""
+"""A step does not wait for its device; errors of data and logs come where they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card has the facts that a stranger needs; each row is a promise."""
+"""The model card has the facts that a stranger needs."""
 
 from __future__ import annotations
 
