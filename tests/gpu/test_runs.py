@@ -1,28 +1,14 @@
-"""Whole runs by the command: resume, QLoRA, a device that is full."""
+"""Whole runs by the command: QLoRA, a device that is full."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.runner.conftest import Cluster, metrics
 
 STEADY = {"asset": "steady-bert"}
-
-
-def test_a_run_resumes_as_if_it_had_not_stopped(device: torch.device, cluster: Cluster) -> None:
-    cluster.write(
-        model=STEADY, engine={"zero": 2}, precision="fp32", checkpoint={"every": 4, "keep": 2}
-    )
-    output = cluster.trained(processes=1)
-    expected = [loss for _, loss in metrics(output)]
-    shutil.rmtree(output / "checkpoints" / "step-8")
-    cluster.trained(processes=1)
-    assert [step for step, _ in metrics(output)] == list(range(1, 9))
-    assert [loss for _, loss in metrics(output)] == pytest.approx(expected, abs=1e-5)
 
 
 def test_qlora_learns_and_its_adapter_is_merged(

@@ -238,21 +238,6 @@ def test_killed_in_the_middle_nothing_that_counts_is_left(
     assert len(prepared(recipe, tmp_path)) == 7
 
 
-def test_the_second_process_finds_the_store_of_the_first(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both saw none and wrote one: only one is kept, and both go on."""
-    import runner.data.prepare as module
-
-    first = prepared(recipe, tmp_path)
-    inode = file_of(first).stat().st_ino
-    monkeypatch.setattr(module, "is_prepared", lambda recipe, stores: False)
-    second = prepared(recipe, tmp_path)
-    assert body(second) == body(first)
-    assert file_of(second).stat().st_ino == inode
-    assert list((tmp_path / "stores").iterdir()) == [file_of(first)]
-
-
 @obeys("runner/data/store.py", "rm -f {} # then prepare again")
 @pytest.mark.parametrize("damage", ["shorter", "longer", "empty", "of another program"])
 def test_a_damaged_store_is_reported_with_the_way_out(

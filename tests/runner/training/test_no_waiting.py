@@ -1,10 +1,8 @@
-"""A step does not wait for its device; errors of data and logs come where they are needed."""
+"""What is made beside the steps: its errors come where it is needed."""
 
 from __future__ import annotations
 
 import traceback
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +13,6 @@ from runner.errors import UsageError
 from runner.run_folder.layout import RunFolder
 from runner.training.ahead import Ahead
 from runner.training.components.metrics import Console, Observer
-from tests.runner.conftest import Cluster
-from tests.runner.run_folder.conftest import alone
-from tests.support.training.alone import SMALL, started
-from tests.support.training.calls import WAITS, Calls
-
-__all__ = ["alone"]
-
-
-@pytest.fixture(scope="module")
-def counted(shared_cluster: Cluster, alone: None) -> Iterator[tuple[list[Counter[str]], Path]]:
-    """The calls of torch per step, in a run with an evaluation and a checkpoint at its end."""
-    path = shared_cluster.write(steps=6, **SMALL)
-    shared_cluster.prepare(path)
-    run, trainer = started(shared_cluster, path)
-    steps: list[Counter[str]] = []
-
-    real = trainer.train_step
-
-    def step() -> None:
-        with Calls() as calls:
-            real()
-        steps.append(Counter(calls.names))
-
-    trainer.train_step = step  # type: ignore[method-assign]
-    assert trainer.run()
-    trainer.observer.close()
-    yield steps, run.folder.root
-
-
-def test_a_step_reads_nothing_from_its_device(
-    counted: tuple[list[Counter[str]], Path],
-) -> None:
-    steps, _ = counted
-    assert len(steps) == 6
-    for number, step in enumerate(steps, start=1):
-        waits = {name: count for name, count in step.items() if name in WAITS}
-        assert not waits, f"step {number}"
 
 
 def ahead(make: Any, end: int = 4) -> Any:
