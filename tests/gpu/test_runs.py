@@ -8,8 +8,6 @@ import torch
 
 from tests.runner.conftest import Cluster, metrics
 
-STEADY = {"asset": "steady-bert"}
-
 
 def test_qlora_learns_and_its_adapter_is_merged(
     device: torch.device, tmp_path: Path, twins_bundle: Path
