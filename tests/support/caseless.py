@@ -90,8 +90,18 @@ def main(backing: str, mount: str) -> None:
         def create(self, path: str, mode: int, fi: Any = None) -> int:
             return os.open(self._find(path), os.O_RDWR | os.O_CREAT, mode)
 
+        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+            return os.pread(fh, size, offset)
+
+        def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
+            return os.pwrite(fh, data, offset)
+
         def release(self, path: str, fh: int) -> int:
             os.close(fh)
+            return 0
+
+        def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+            os.truncate(self._find(path), length)
             return 0
 
         def mkdir(self, path: str, mode: int) -> int:
@@ -106,9 +116,47 @@ def main(backing: str, mount: str) -> None:
             os.unlink(self._find(path))
             return 0
 
+        def rename(self, old: str, new: str) -> int:
+            os.rename(self._find(old), self._find(new))
+            return 0
+
+        def symlink(self, target: str, source: str) -> int:
+            os.symlink(source, self._find(target))
+            return 0
+
+        def link(self, target: str, source: str) -> int:
+            os.link(self._find(source), self._find(target))
+            return 0
+
+        def readlink(self, path: str) -> str:
+            return os.readlink(self._find(path))
+
+        def chmod(self, path: str, mode: int) -> int:
+            os.chmod(self._find(path), mode)
+            return 0
+
+        def chown(self, path: str, uid: int, gid: int) -> int:
+            os.lchown(self._find(path), uid, gid)
+            return 0
+
         def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
             os.utime(self._find(path), ns=times, follow_symlinks=False)
             return 0
+
+        def statfs(self, path: str) -> dict[str, int]:
+            status = os.statvfs(backing)
+            keys = (
+                "f_bavail",
+                "f_bfree",
+                "f_blocks",
+                "f_bsize",
+                "f_favail",
+                "f_ffree",
+                "f_files",
+                "f_frsize",
+                "f_namemax",
+            )
+            return {key: getattr(status, key) for key in keys}
 
     FUSE(Caseless(), mount, foreground=True, nothreads=True)
 
