@@ -308,7 +308,8 @@ def test_any_card_will_do(text: str) -> None:
     assert card.startswith("---\nconfigs:\n") and "x.parquet" in card
 
 
-def test_an_empty_host_does_not_listen_on_every_address(bundle: Path) -> None:
-    command = [sys.executable, "-m", "stage", "serve", str(bundle), "--port", "0", "--host", ""]
+@pytest.mark.parametrize("host", ["", "192.0.2.1"])
+def test_an_empty_host_does_not_listen_on_every_address(bundle: Path, host: str) -> None:
+    command = [sys.executable, "-m", "stage", "serve", str(bundle), "--port", "0", "--host", host]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "--host" in done.stderr and "127.0.0.1" in done.stderr
