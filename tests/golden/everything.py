@@ -184,7 +184,8 @@ def web_files() -> dict[str, bytes]:
 
 def fetch_everything(folder: Path) -> tuple[Path, str]:
     """Makes the bundle; returns its folder, and the address of the web server in its lock."""
-    channel = make_channel(folder / "channel")
+    channel = folder / "channel"
+    make_channel(channel)
     packages = [wheel_of_installed("click", folder), sdist(folder, "py3-none-any")]
     environment = new_laptop(folder / "laptop", channel)
     environment.lock(["python", "pip", "links", "greeter", *stand_ins(channel)], packages)

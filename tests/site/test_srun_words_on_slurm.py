@@ -12,7 +12,7 @@ import pytest
 from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site, log
 from tests.site.test_train_on_slurm import losses
-from tests.support.environment.site import bubblewrap, skip_without
+from tests.support.environment.site import bubblewrap, skip_without_bubblewrap
 
 pytestmark = pytest.mark.site
 
@@ -50,7 +50,7 @@ def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
     site: Site, bundle: Path, inside: Path, undisturbed: Path
 ) -> None:
     less = ("slurm.tasks_per_node=1", "batch.micro=4")
-    skip_without("bubblewrap")
+    skip_without_bubblewrap()
     words = bubblewrap(ENVIRONMENT, inside, Path("/tmp"), site.folder)
     script, run_folder = written(site, words, "in-container", *less)
     assert not (inside / "bin").exists()

@@ -10,9 +10,6 @@ Besides a real Python and pip it has packages that
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,13 +23,14 @@ from scripts.lib.conda.channel import (
     write_package,
 )
 from scripts.lib.conda.python import bundled_wheels, python_package
+from tests.support.once import once
 
 GREETING = "hello from the environment"
 SCRIPT_RAN = "post-link-ran"
 """The file that `scripted`'s post-link script would leave in the prefix."""
 
 
-def make_channel(channel: Path) -> Path:
+def make_channel(channel: Path) -> None:
     """Writes the whole channel; each call writes the same bytes."""
     packages = [
         python_package(),
@@ -45,22 +43,12 @@ def make_channel(channel: Path) -> Path:
     for package in packages:
         write_package(channel, package)
     index(channel)
-    return channel
 
 
 @pytest.fixture(scope="session")
 def conda_channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The channel's folder, made once for all workers of a test run. Treat it as read-only."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-    channel = shared / "conda-channel"
-    if not channel.exists():
-        made = make_channel(Path(tempfile.mkdtemp(dir=shared, prefix="conda-channel-")))
-        try:
-            made.rename(channel)
-        except OSError:  # another worker was quicker
-            shutil.rmtree(made)
-    return channel
+    return once(tmp_path_factory, "conda-channel", make_channel)
 
 
 def _cuda() -> list[Package]:

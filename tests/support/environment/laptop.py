@@ -6,7 +6,6 @@ are made from this installation.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -29,6 +28,7 @@ from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.installation import DISTRIBUTION
 from tests.support.environment.pypi import tar_of
+from tests.support.once import once
 
 CONDA = ("python", "pip", "openmpi", "links", "scripted", "greeter")
 WHEELS = ("click",)
@@ -220,24 +220,22 @@ def new_laptop(folder: Path, channel: Path) -> EnvironmentLaptop:
 
 
 @pytest.fixture(scope="session")
-def environment_laptop(conda_channel: Path) -> EnvironmentLaptop:
+def environment_laptop(
+    conda_channel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> EnvironmentLaptop:
     """A laptop with the fetched small environment, made once per test run. Read-only for tests."""
-    folder = conda_channel.with_name("environments")
-    folder.mkdir(exist_ok=True)
-    channel = folder / "conda-channel"
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "fetched").exists():
-            shutil.copytree(conda_channel, channel)
-            laptop = new_laptop(folder / "laptop", channel)
-            laptop.lock(
-                [*CONDA, *stand_ins(channel)],
-                [wheel_of_installed("click", folder), sdist(folder, "py3-none-any")],
-            )
-            done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
-            assert done.returncode == 0, done.stderr
-            (folder / "fetched").touch()
-    return EnvironmentLaptop(folder / "laptop", channel)
+
+    def make(folder: Path) -> None:
+        channel = folder / "conda-channel"
+        shutil.copytree(conda_channel, channel)
+        laptop = new_laptop(folder / "laptop", channel)
+        conda = [*CONDA, *stand_ins(channel)]
+        laptop.lock(conda, [wheel_of_installed("click", folder), sdist(folder, "py3-none-any")])
+        done = laptop.stage("fetch", "small.yaml", "-o", "bundle")
+        assert done.returncode == 0, done.stderr
+
+    folder = once(tmp_path_factory, "environments", make)
+    return EnvironmentLaptop(folder / "laptop", folder / "conda-channel")
 
 
 def alone(kind: str) -> list[str]:

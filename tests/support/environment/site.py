@@ -142,33 +142,9 @@ def bubblewrap(shows: Path, at: Path = INSIDE, *writable: Path) -> list[str]:
     return ["bwrap", "--ro-bind", "/", "/", *own, *empty, "--ro-bind", str(shows), str(at)]
 
 
-def charliecloud(image: Path, shows: Path, at: Path = INSIDE) -> list[str]:
-    """The words that start a container of Charliecloud, which binds /tmp, /proc and the like.
-
-    Args:
-        image: a folder for its root, new. It has the folders of this run, by the same paths.
-        shows: the folder that is seen `at`.
-    """
-    words = ["ch-run"]
-    for name in ("dev", "proc", "sys", "etc", "tmp", "home", "mnt/site"):
-        (image / name).mkdir(parents=True)
-    for name in ("hosts", "resolv.conf", "passwd", "group"):
-        (image / "etc" / name).touch()
-    used = {path.parts[1] for path in (BASE, Path(sys.prefix), REPOSITORY, image)} - {"tmp"}
-    for name in sorted(used | {"usr", "bin", "sbin", "lib", "lib64"}):
-        if (top := Path("/", name)).is_symlink():
-            (image / name).symlink_to(top.readlink())
-        elif top.is_dir():
-            (image / name).mkdir(exist_ok=True)
-            words += ["-b", f"{top}:{top}"]
-    return [*words, "-b", f"{shows}:{at}", str(image), "--"]
-
-
-def skip_without(container: str) -> None:
-    """Skips a test where the program of that container is not installed."""
-    program = {"bubblewrap": "bwrap", "charliecloud": "ch-run"}.get(container)
-    if program and shutil.which(program) is None:
-        pytest.skip(f"needs {program}")
+def skip_without_bubblewrap() -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("needs bwrap")
 
 
 @contextmanager

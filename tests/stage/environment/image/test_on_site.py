@@ -177,7 +177,7 @@ def test_the_same_tree_on_another_site_and_a_changed_byte_is_named(
 def test_in_a_container_it_is_made_by_another_user_and_is_there_only_inside(
     laptop: EnvironmentLaptop, on_modules: Path
 ) -> None:
-    site.skip_without("bubblewrap")
+    site.skip_without_bubblewrap()
     with site.open_folder() as folder:
         shutil.copytree(laptop.asset, folder / "asset")
         shown, home = site.venv_with_torch(folder / "site"), folder / "home"
