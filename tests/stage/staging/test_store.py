@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -173,6 +174,19 @@ def test_a_damaged_file_is_not_given_a_new_name(sharing: Laptop) -> None:
     sharing.write(MANIFEST.replace("  tiny-bert:", "  bert:"))
     sharing.fetched(AIRLIFT_STORE="none")
     assert verify(sharing.bundle).ok and asked_for(sharing, "model.safetensors") == 2
+
+
+def test_what_was_converted_is_not_converted_again(sharing: Laptop) -> None:
+    lines = "".join(f"{number},{os.urandom(40).hex()}\n" for number in range(30_000))
+    (sharing.folder / "mine.csv").write_text(f"n,text\n{lines}")
+    (sharing.folder / "other.yaml").write_text(
+        "format: 1\nassets:\n  m:\n    path: mine.csv\n    convert: csv\n"
+    )
+    fetch_other(sharing)
+    shutil.rmtree(sharing.folder / "other")
+    (sharing.folder / "mine.csv").unlink()
+    said = fetch_other(sharing).stderr
+    assert re.search(r"1 file \(1\.\d+ MB\) was here already, in the store", said), said
 
 
 def test_a_dry_run_says_what_is_here_already(sharing: Laptop) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -43,29 +41,21 @@ assets:
 PROFILE = 'format: 1\nname: test\nplatform: linux-64\nglibc: "2.28"\n'
 
 
-def wheel_of_installed(name: str, folder: Path, without: str = r"(?!)") -> Path:
-    """Makes a wheel in `folder` from a distribution that is installed here, with its scripts.
+LITTER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
+"""What an installer adds to a dist-info folder."""
 
-    Args:
-        without: a pattern of paths that are left out; none: nothing is.
-    """
+
+def wheel_of_installed(name: str, folder: Path) -> Path:
+    """Makes a wheel in `folder` from a distribution that is installed here, without its scripts."""
     distribution = metadata.distribution(name)
-    scripts = Path(sysconfig.get_path("scripts"))
     project = distribution.metadata["Name"].replace("-", "_")
     stem = f"{project}-{distribution.version}"
-    files: dict[str, bytes] = {}
-    for file in distribution.files or []:
-        path = Path(str(file.locate())).resolve()
-        inside = file.as_posix()
-        is_script = path.parent == scripts.resolve() and path.name == name
-        if is_script and not distribution.entry_points.select(name=name):  # those are made anew
-            inside = f"{stem}.data/scripts/{path.name}"
-        left_out = inside.startswith("..") or "__pycache__" in inside
-        if not left_out and not re.match(without, inside):
-            files[inside] = path.read_bytes()
+    files = {
+        file.as_posix(): file.read_binary()
+        for file in distribution.files or []
+        if file.parts[0] != ".." and "__pycache__" not in file.parts and file.name not in LITTER
+    }
     info = next(path.split("/")[0] for path in files if path.endswith(".dist-info/METADATA"))
-    for litter in ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json"):
-        files.pop(f"{info}/{litter}", None)
     tags = [
         line.removeprefix("Tag: ")
         for line in (distribution.read_text("WHEEL") or "").splitlines()

@@ -298,19 +298,6 @@ def test_what_killed_jobs_left_is_removed_and_nothing_else(node: Node, shell: li
     ])  # fmt: skip
 
 
-def test_room_is_made_by_what_is_not_in_use_and_missing_room_is_said(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    node.make(size=1 << 50)
-    node.base.mkdir(mode=0o700)
-    idle, fresh = older(node, "idle", 1), older(node, "fresh", 0)
-    said = node.run(code=5)
-    assert f"removing {idle} (1 files): room is needed" in said
-    assert f"MiB and 9 files are needed in {node.root}, and are not free" in said
-    assert "AIRLIFT_NODE_ROOT" in said
-    assert fresh.exists()  # its job may be about to start
-    assert node.unpacked == 0
-
-
 @pytest.mark.parametrize("how", ["open", "link"])
 def test_a_folder_that_others_could_write_is_not_trusted(node: Node, how: str) -> None:
     if how == "open":

@@ -87,41 +87,6 @@ def test_every_driver_says_it_in_its_own_way(
     assert profile.name == called
 
 
-@pytest.mark.parametrize(
-    ("tool", "printed", "gpu", "called"),
-    [
-        (
-            "rocm-smi",
-            "GPU[0]\t\t: Card Series: \t\tAMD Instinct MI250X\n"
-            "GPU[1]\t\t: Card Series: \t\tAMD Instinct MI250X",
-            "AMD Instinct MI250X",
-            "mi250x",
-        ),
-        (
-            "npu-smi",
-            "| NPU   Name                | Health        | Power(W)    Temp(C) |\n"
-            "| 0     910B3               | OK            | 93.4        45      |\n"
-            "| 0                         | 0000:C1:00.0  | 0           0 / 0   |",
-            "Ascend 910B3",
-            "910b3",
-        ),
-        (
-            "xpu-smi",
-            "| 0         | Device Name: Intel(R) Data Center GPU Max 1550    |",
-            "Intel(R) Data Center GPU Max 1550",
-            "intel",
-        ),
-    ],
-)
-def test_a_gpu_of_another_maker_is_named(
-    node: Node, tool: str, printed: str, gpu: str, called: str
-) -> None:
-    node.add(tool, f"cat <<'END'\n{printed}\nEND")
-    profile = profile_of(node)
-    assert (profile.gpu, profile.name, profile.cuda) == (gpu, called, None)
-    assert "no GPU that answers" not in node.run("env-probe.sh").stderr
-
-
 def test_a_python_with_torch_says_what_it_provides_and_no_more(node: Node, tmp_path: Path) -> None:
     """Real distributions of this Python, and a site's folder before them."""
     site = tmp_path / "module"

@@ -195,12 +195,46 @@ def test_a_corrected_file_is_taken_by_the_same_command_after_a_failed_conversion
     run_here(*shlex.split(command)[1:])
 
 
-def test_the_disk_is_looked_at_before_local_files_are_read(folder: Path) -> None:
+READS = """
+import os, sys
+read = []
+def watch(event, arguments):
+    if event == "open" and "raw/" in str(arguments[0]):
+        read.append(arguments[0])
+sys.addaudithook(watch)
+from stage.cli import main
+try:
+    main()
+finally:
+    print("read:", len(read))
+"""
+
+
+@pytest.mark.parametrize("fault", ["read-only", "too small"])
+def test_the_target_is_looked_at_before_local_files_are_read(folder: Path, fault: str) -> None:
     with open(folder / "raw/big", "wb") as big:
-        big.truncate(2**40)  # to read it would take an hour
+        big.truncate(2**40 if fault == "too small" else 100_000)
+    (folder / "disk").mkdir()
     manifest(folder, 'r: {path: raw, include: ["big"]}')
-    said = run_here("fetch", "m.yaml", "-o", "disk/a/bundle", code=5).stderr
-    assert "are missing" in said
+    if fault == "read-only":
+        (folder / "disk").chmod(0o555)
+    command = [
+        *as_another_user(),
+        sys.executable,
+        "-c",
+        READS,
+        "fetch",
+        "m.yaml",
+        "-o",
+        "disk/a/bundle",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    (folder / "disk").chmod(0o755)
+    assert done.stdout == "read: 0\n"
+    if fault == "read-only":
+        assert done.returncode == 2 and "disk: Permission denied" in done.stderr, done.stderr
+    else:
+        assert done.returncode == 5 and "are missing" in done.stderr, done.stderr
     assert not (folder / "disk/a/bundle").exists() and not (folder / "m.lock").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -110,6 +111,22 @@ def test_what_is_encoded_for_the_way_is_unpacked(stage: Callable[..., Result], w
     manifest(url=web.url("/f.csv"), sha256=sha256(b"a,b\n1,2\n"))
     stage("fetch", "m.yaml", "-o", "b")
     assert Path("b/data/files/x/f.csv").read_bytes() == b"a,b\n1,2\n"
+
+
+def test_a_whole_file_that_an_earlier_run_left_is_taken_if_the_server_says_so(
+    stage: Callable[..., Result], web: Web
+) -> None:
+    """No digest is known before the bundle is finished, and the lock is not written in between."""
+    web.files["/t.csv"] = b"a,b\n1,2\n1,2,3\n"
+    manifest(url=web.url("/t.csv"), convert="csv")
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    assert json.loads(Path("m.lock").read_text())["assets"]["x"]["made_from"][0]["sha256"] is None
+    web.probes, web.requests = 0, []
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    assert len(web.requests) == 1, "only asked for its version"
+    web.validator = False
+    stage("fetch", "m.yaml", "-o", "b", code=2)
+    assert len(web.requests) == 3
 
 
 def test_a_file_that_changes_between_two_answers_is_not_a_mixture(
