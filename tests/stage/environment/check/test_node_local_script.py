@@ -68,7 +68,7 @@ class Node:
         log = self.asset / "unpacked"
         return len(log.read_text().splitlines()) if log.exists() else 0
 
-    def make(self, size: int = 4096) -> None:
+    def make(self) -> None:
         self.asset.mkdir()
         self.root.mkdir()
         files = self.folder / "files"
@@ -88,7 +88,7 @@ class Node:
             "files": 9,
             "format": 1,
             "modules": 0,
-            "size": size,
+            "size": 4096,
             "tree": TREE,
             "virtual_packages": {"tree": "not"},
         }
