@@ -45,6 +45,7 @@ def written(site: Site, words: list[str], name: str, *ranks: str) -> tuple[Path,
     return script, output
 
 
+@pytest.mark.slow  # test_train_on_slurm.py has a stopped job without a container
 @obeys("runner/job/submit.py", "Let the ranks' own write the script, and submit that:")
 def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
     site: Site, bundle: Path, inside: Path, undisturbed: Path
