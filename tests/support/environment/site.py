@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -24,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from stage.environment.image import relocate, site_path
 from stage.environment.image.link import NAMESPACE
-from tests.support.environment.laptop import alone, bootstrap
+from tests.support.environment.laptop import bootstrap
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BASE = Path(os.path.realpath(sys.executable))
@@ -33,8 +30,6 @@ BASE = Path(os.path.realpath(sys.executable))
 
 INSIDE = Path("/mnt/site")
 """Where a container shows the site's Python, which is there only inside."""
-
-NOBODY = 65534
 
 
 def with_requirements(*names: str, without: Collection[str] = ()) -> set[str]:
@@ -145,29 +140,6 @@ def bubblewrap(shows: Path, at: Path = INSIDE, *writable: Path) -> list[str]:
 def skip_without_bubblewrap() -> None:
     if shutil.which("bwrap") is None:
         pytest.skip("needs bwrap")
-
-
-@contextmanager
-def open_folder() -> Iterator[Path]:
-    """A folder that every user can enter; those of pytest are closed to others."""
-    folder = Path(tempfile.mkdtemp(prefix="airlift-site-"))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
-
-
-def as_nobody(*inside: str) -> list[str]:
-    """The first words of a command of another user on a machine without network but loopback.
-
-    Args:
-        inside: further words before the command, which start a container.
-    """
-    user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    words = [*(user if os.geteuid() == 0 else ()), *inside]
-    start = f'/usr/sbin/ip link set lo up && exec {shlex.join(words)} "$@"'
-    return [*alone("n"), "/bin/sh", "-c", start, "alone"]
 
 
 def left_nothing(asset: Path, folder: Path, **settings: str) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -174,38 +172,29 @@ def test_the_same_tree_on_another_site_and_a_changed_byte_is_named(
     assert "The site's Python has gone: /gone/python3.11" in done.stderr and done.returncode != 0
 
 
-def test_in_a_container_it_is_made_by_another_user_and_is_there_only_inside(
-    laptop: EnvironmentLaptop, on_modules: Path
+def test_in_a_container_it_is_there_only_inside(
+    laptop: EnvironmentLaptop, on_modules: Path, tmp_path: Path
 ) -> None:
     site.skip_without_bubblewrap()
-    with site.open_folder() as folder:
-        shutil.copytree(laptop.asset, folder / "asset")
-        shown, home = site.venv_with_torch(folder / "site"), folder / "home"
-        home.mkdir()
-        if os.geteuid() == 0:
-            os.chown(home, site.NOBODY, site.NOBODY)
-        inside = site.bubblewrap(shown, site.INSIDE, home)
-        variables = {
-            "PATH": f"{site.INSIDE}/bin:/usr/bin:/bin",
-            "USER": "nobody",
-            "HOME": str(home),
-        }
+    shown = site.venv_with_torch(tmp_path / "site")
+    container = site.bubblewrap(shown, site.INSIDE, tmp_path)
 
-        def run(inside: list[str], *words: str | Path) -> str:
-            command = [*site.as_nobody(*inside), *map(str, words)]
-            done = subprocess.run(command, env=variables, capture_output=True, text=True)
-            return done.stdout.strip() + done.stderr
+    def run(inside: list[str], *words: str | Path) -> str:
+        variables = {"PATH": f"{site.INSIDE}/bin:/usr/bin:/bin"}
+        command = [*inside, *words]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        return done.stdout.strip() + done.stderr
 
-        prefix = home / "envs/small"
-        said = run(inside, "/bin/sh", folder / "asset/bootstrap.sh", prefix)
-        assert f"{prefix} is made" in said, said
-        assert run(inside, prefix / "bin/python", "-c", WHOSE) == FOUND
-        assert "No module named 'torch'" in run([], prefix / "bin/python", "-c", "import torch")
-        trees = [(where / ".airlift/tree.txt").read_bytes() for where in (prefix, on_modules)]
-        assert trees[0] == trees[1]
-        said = run([], "/bin/sh", folder / "asset/bootstrap.sh", home / "other/small")
-        assert "Nothing was unpacked." in said
-        assert sorted(path.name for path in home.iterdir()) == ["envs"]
+    prefix = tmp_path / "envs/small"
+    said = run(container, "/bin/sh", laptop.asset / "bootstrap.sh", prefix)
+    assert f"{prefix} is made" in said, said
+    assert run(container, prefix / "bin/python", "-c", WHOSE) == FOUND
+    assert "No module named 'torch'" in run([], prefix / "bin/python", "-c", "import torch")
+    trees = [(where / ".airlift/tree.txt").read_bytes() for where in (prefix, on_modules)]
+    assert trees[0] == trees[1]
+    said = run([], "/bin/sh", laptop.asset / "bootstrap.sh", tmp_path / "other/small")
+    assert "Nothing was unpacked." in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["envs", "site"]
 
 
 def test_another_site_is_refused_and_nothing_is_left(
