@@ -39,6 +39,17 @@ def test_the_only_bundle_here_is_found_and_the_choice_is_printed(home: Path) -> 
     assert call("submit", "run.yaml", "--print", "--bundle", "bundle").stderr == ""
 
 
+def test_a_second_bundle_makes_the_choice_yours(home: Path, bundle: Path) -> None:
+    (home / "older").symlink_to(bundle)
+    done = call("check", "run.yaml")
+    assert done.exit_code == 2 and "the bundles here are bundle, older" in done.stderr
+    assert "--bundle" in done.stderr and "export AIRLIFT_BUNDLE=" in done.stderr
+    (home / "bundle").unlink()
+    assert "older" in call("check", "run.yaml").stderr, "another name is never taken by itself"
+    (home / "older").unlink()
+    assert "there is no ./bundle here" in call("check", "run.yaml").stderr
+
+
 def test_airlift_bundle_stands_for_bundle(home: Path, bundle: Path) -> None:
     (home / "older").symlink_to(bundle)
     done = call("submit", "run.yaml", "--dry-run", AIRLIFT_BUNDLE=str(home / "older"))
