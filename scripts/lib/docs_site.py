@@ -27,12 +27,6 @@ _LIST_AFTER_TEXT = re.compile(
 _led_to: set[Path] = set()
 
 
-def slugify(heading: str, separator: str = "-", **_more: Any) -> str:
-    """The anchor that a code host gives to a heading."""
-    words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
-    return re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", separator)
-
-
 def on_config(config: Any) -> None:
     """Prepares the commands for mkdocs-click, and checks the links of the README at the root."""
     for main in (stage.cli.main, runner.cli.main):
