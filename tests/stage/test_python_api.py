@@ -119,8 +119,9 @@ def test_damage_is_a_finding_and_a_wrong_argument_is_an_error(tmp_path: Path) ->
     data[-1] ^= 1
     weights.write_bytes(data)
     assert stage.verify(root, "fast").ok
-    report = stage.verify(root, quiet=True)
-    assert [finding.problem for finding in report.findings] == ["mismatched"]
+    for level in ("full", "deep"):
+        report = stage.verify(root, level, quiet=True)
+        assert [finding.problem for finding in report.findings] == ["mismatched"]
     assert stage.verify(root, "fast", bundle_id=f"sha256:{made.id}").ok
     assert stage.verify(root, "fast", bundle_id="0" * 64).is_another
     for wrong in ({"level": "ful"}, {"bundle_id": "1234"}):

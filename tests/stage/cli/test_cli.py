@@ -286,3 +286,8 @@ def test_a_folder_without_the_right_to_write_is_wrong_usage_that_names_it(laptop
     )
     laptop.chmod(0o755)
     assert done.returncode == 2 and "error: .: Permission denied." in done.stderr
+
+
+def test_no_command_at_all_shows_the_help() -> None:
+    done = stage()
+    assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr
