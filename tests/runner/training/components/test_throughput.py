@@ -15,7 +15,6 @@ from runner.job.shapes import Device, ModelShape
 from runner.training.reporting import StepClock, flops_per_token
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
-from tests.support.code import run_warm
 
 
 @pytest.fixture(scope="module")
@@ -72,60 +71,6 @@ def test_a_validation_loss_that_is_no_number_ends_the_run_before_its_step_is_sav
     assert not list(checkpoints.glob("step-*")) and not (checkpoints / "best.json").exists()
     assert in_it(done.stderr, "Lower optimizer.lr.*with that change: it begins at step 0")
     shared_cluster.trained("lost", "--set", "optimizer.lr=0.001", processes=1)
-
-
-# The loss is 0, where it has no derivative.
-NO_GRADIENT = """
-import os, sys, torch
-from pathlib import Path
-from typing import Any
-from torch import nn
-from runner.config.run_config import RunConfig
-from runner.launch.place import Place
-from runner.job.plan import TrainingPlan as Plan
-from runner.training.engines import make_engine
-from runner.launch.rank import Rank
-from runner.training.components.process_group import join, open_store
-
-class Root(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(8))
-    def forward(self, inputs):
-        return (self.weight * inputs).abs().sum().sqrt()
-
-run_file, meeting = sys.argv[1:]
-place = Place(
-    rank=0, world_size=1, local_rank=0, local_world_size=1, master="127.0.0.1", port=1
-)
-os.environ.update(place.variables(), AIRLIFT_MEETING_FILE=meeting)
-join("deepspeed", "cpu", place, open_store(Rank(place)))
-stages = (("deepspeed", zero) for zero in range(4))
-for engine, zero in (("ddp", 0), *stages):
-    config = RunConfig.load(Path(run_file), [f"engine.name={engine}"])
-    made = make_engine(Root(), config, Plan(8, 1, 1, 1, 1, "fp32", zero, ()), torch.device("cpu"))
-    loss = made.forward({"inputs": torch.ones(8)}, last=True)
-    made.backward(loss, last=True)
-    norm = made.step(0.1)
-    same = made.export()["weight"].tolist() == [0.0] * 8
-    print("said", engine, zero, loss.item(), float(norm), same)
-"""
-
-
-def test_a_gradient_that_is_no_number_updates_nothing_with_any_engine(
-    shared_cluster: Cluster, tmp_path: Path
-) -> None:
-    shared_cluster.write("tiny", precision="fp32")
-    run_file = shared_cluster.folder / "tiny.yaml"
-    environ = shared_cluster.environment(DS_ACCELERATOR="cpu")
-    done = run_warm(NO_GRADIENT, str(run_file), str(tmp_path / "meet"), env=environ)
-    said = [line.split() for line in done.stdout.splitlines() if line.startswith("said")]
-    assert len(said) == 5, done.stderr
-    assert [
-        line
-        for line in said
-        if line[3] != "0.0" or line[4] not in ("nan", "inf") or line[5] != "True"
-    ] == []
 
 
 @pytest.mark.parametrize(
