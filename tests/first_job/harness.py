@@ -116,7 +116,7 @@ def run_stage(folder: Path, *arguments: str, **variables: str) -> Said:
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-def write_run(folder: Path, name: str = "tiny", **changes: Any) -> Path:
+def write_run(folder: Path, name: str = "tiny", /, **changes: Any) -> Path:
     """A run file: that of the runner's tests, with keys replaced (None: left out)."""
     path = folder / f"{name}.yaml"
     texts = {"asset": "texts", "limit": {"train": 200}}

@@ -105,7 +105,7 @@ def _assets(files: Mapping[str, bytes]) -> dict[str, Any]:
          if path.startswith(f"data/{folder}/")]
         for folder in ("models", "datasets", "files")
     )  # fmt: skip
-    common = {"left_out": [], "licence": None}
+    common: dict[str, Any] = {"left_out": [], "licence": None}
     split = {
         "rows": 7,
         "schema": [{"name": "text", "type": "string"}],

@@ -132,7 +132,7 @@ def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
     user = _of_user(folder)
     more = ("--set", "seed=7")
     at = ("tiny.yaml", "--bundle", str(bundle))
-    found = []
+    found = list[dict[str, Any]]()
 
     def place(name: str, command: str, *options: str, **variables: str) -> list[dict[str, Any]]:
         before = user | variables

@@ -31,11 +31,11 @@ def stories() -> list[tuple[str, str]]:
         for node in tree.body:
             if isinstance(node, ast.Assign) and (name := getattr(node.targets[0], "id", "")):
                 names[name] = getattr(node.value, "value", "")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "obeys":
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "obeys":
                 file, *remedies = (
                     names[word.id] if isinstance(word, ast.Name) else ast.literal_eval(word)
-                    for word in node.args
+                    for word in call.args
                 )
                 found += [(file, remedy) for remedy in remedies]
     return found

@@ -171,6 +171,6 @@ def test_an_empty_policy_lists_what_it_allows() -> None:
     Path("m.yaml").write_text(yaml.safe_dump({**document, "policy": {"licences": []}}))
     remedy = remedy_of("fetch m.yaml -o new", 2)
     policy = yaml.safe_load(in_it(remedy, r"policy: \{[^}]*\}"))
-    for way in (policy, {}):
+    for way in (policy, dict[str, object]()):
         Path("m.yaml").write_text(yaml.safe_dump({**document, **way}))
         works("fetch m.yaml -o new")

@@ -195,7 +195,7 @@ def unquoted() -> Iterator[tuple[str, str]]:
                     is_word = re.match(r"quoted?\(|shlex\.|.*remote\.inside\(", value)
                     if not is_word and not re.search(named, source):
                         yield path, value
-                before += part.value if isinstance(part, ast.Constant) else "{}"
+                before += str(part.value) if isinstance(part, ast.Constant) else "{}"
 
 
 def _can_be_obeyed(text: str) -> bool:

@@ -56,7 +56,7 @@ def caseless_disk(folder: Path) -> Iterator[Path]:
 def main(backing: str, mount: str) -> None:
     from mfusepy import FUSE, Operations
 
-    class Caseless(Operations):  # type: ignore[misc]
+    class Caseless(Operations):
         use_ns = True
 
         def _find(self, path: str) -> str:
@@ -139,7 +139,7 @@ def main(backing: str, mount: str) -> None:
             os.lchown(self._find(path), uid, gid)
             return 0
 
-        def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
+        def utimens(self, path: str, times: tuple[int, int]) -> int:
             os.utime(self._find(path), ns=times, follow_symlinks=False)
             return 0
 

@@ -37,7 +37,7 @@ def _made(key: str, requirements: tuple[str, ...], *, in_environment: bool) -> P
     with open(CACHE / f"{folder.name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
-            install = [UV, "pip", "install", "-q"]
+            install: list[str | Path] = [UV, "pip", "install", "-q"]
             if in_environment:
                 _run(UV, "venv", "-q", "--clear", "--python", sys.executable, folder)
                 _run(*install, "--python", folder / "bin" / "python", *requirements)

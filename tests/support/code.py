@@ -15,7 +15,7 @@ def run_warm(code: str, *arguments: str, **options: object) -> subprocess.Comple
     """Runs code as a process that has torch already; `options` are those of subprocess.run."""
     command = [warm_python(), "-m", "tests.support.code", code, *arguments]
     settings = {"capture_output": True, "text": True, "timeout": 300, **options}
-    return subprocess.run(command, **settings)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, **settings)  # type: ignore[call-overload]
 
 
 if __name__ == "__main__":

@@ -94,16 +94,16 @@ def warm_python() -> str:
 
 def start_children_warm(patch: pytest.MonkeyPatch) -> None:
     """The children of launchers that run in this process start warm."""
-    import runner.child
+    from runner.errors import isolated as real
 
-    real, user, own = runner.child.isolated, os.geteuid(), sys.executable
+    user, own = os.geteuid(), sys.executable
 
     def isolated(*words: str) -> list[str]:
         python, *rest = real(*words)
         is_own = python == own and os.geteuid() == user  # a test changes both
         return [warm_python() if is_own else python, *rest]
 
-    patch.setattr(runner.child, "isolated", isolated)
+    patch.setattr("runner.child.isolated", isolated)
 
 
 def _start_server(folder: Path) -> None:
@@ -208,9 +208,9 @@ def _fork(connection: socket.socket, listener: socket.socket) -> int:
         os.closerange(len(files), 1024)
         code = _be(wish)
     finally:
-        for stream in (sys.stdout, sys.stderr):  # the command may have put others there
+        for output in (sys.stdout, sys.stderr):  # the command may have put others there
             with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+                output.flush()
         os._exit(code)
 
 

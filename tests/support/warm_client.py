@@ -81,8 +81,8 @@ def client(python: str, sockets: str, here: list[object]) -> NoReturn:
     connection.sendall(text)
     answers = connection.makefile("r")
     rank = int(answers.readline())
-    for number in early:
-        os.kill(rank, number)
+    for came in early:
+        os.kill(rank, came)
     code = int(answers.readline())
     if code < 0:
         with contextlib.suppress(OSError):  # SIGKILL has no handler

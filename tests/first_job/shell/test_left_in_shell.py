@@ -62,7 +62,7 @@ def test_a_partition_that_only_the_shell_names_is_the_one_that_is_looked_at(
 def test_a_job_that_is_over_is_not_taken_for_one_that_runs(staged: Path, tmp_path: Path) -> None:
     path = programs(tmp_path / "bin", sbatch="exit 0", sinfo=SINFO, squeue=OVER)
     write_run(tmp_path, **GPT2, slurm={"partition": "gpu"})
-    command = ("check", "tiny.yaml", "--bundle", str(staged))
+    command: tuple[str, ...] = ("check", "tiny.yaml", "--bundle", str(staged))
     said = run_runner(tmp_path, *command, PATH=path, **IN_JOB)
     assert "SLURM_JOB_ID=17 of this shell is a job that is over" in said.out, said
     line = in_it(said.out, r"(?<=in bash: )unset \S+")

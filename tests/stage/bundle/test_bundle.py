@@ -30,8 +30,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_a_manifest_reads_back(entries: Mapping[str, str]) -> None:
     text = manifest_text(entries)
     assert parse_manifest(text) == entries
-    assert text == b"".join(
-        sorted(text.splitlines(keepends=True), key=lambda line: line[66:].decode())
+    assert text.splitlines(keepends=True) == sorted(
+        text.splitlines(keepends=True), key=lambda line: line[66:].decode()
     )
 
 

@@ -92,7 +92,7 @@ def test_where_no_more_processes_are_allowed_fewer_do_it_all(
     allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `ulimit -u` on a login node. Root, who may run these tests, has no such limit."""
-    fork, forked = os.fork, []
+    fork, forked = os.fork, list[int]()
 
     def limited() -> int:
         if len(forked) == allowed:

@@ -112,7 +112,7 @@ def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
         "-m",
         "stage",
         "push",
-        big_bundle,
+        str(big_bundle),
         f"{sshd.host}:{there}",
         "--ssh",
         sshd.ssh,
@@ -224,7 +224,7 @@ def test_what_is_extra_and_damaged_there_gets_both_remedies() -> None:
 def test_no_connection_is_exit_5_with_the_command_to_try(
     sshd: Sshd, bundle: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "stage", "push", bundle, f"127.0.0.1:{tmp_path}/b", "--ssh"]
+    command = (sys.executable, "-m", "stage", "push", bundle, f"127.0.0.1:{tmp_path}/b", "--ssh")
     done = subprocess.run(
         [*command, "ssh -F none -p 1"], capture_output=True, text=True, timeout=60
     )

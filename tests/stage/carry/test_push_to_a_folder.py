@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("tools")
 def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
     there = tmp_path / "disk" / "bundle"
     there.parent.mkdir()
-    command = [sys.executable, "-m", "stage", "push", bundle, there]
+    command = [sys.executable, "-m", "stage", "push", str(bundle), str(there)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert verify(there).ok
@@ -35,7 +35,7 @@ def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     assert verify(there).ok
     inside = subprocess.run(
-        [*command[:-1], bundle / "copy"], capture_output=True, text=True, timeout=60
+        [*command[:-1], str(bundle / "copy")], capture_output=True, text=True, timeout=60
     )
     assert inside.returncode == 2 and "lies inside" in inside.stderr
 
@@ -96,7 +96,7 @@ def test_another_bundle_there_is_refused_with_a_folder_to_take(
 
 
 def test_a_damaged_or_unfinished_bundle_is_not_pushed(bundle: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "stage", "push", bundle, tmp_path / "there"]
+    command = (sys.executable, "-m", "stage", "push", bundle, tmp_path / "there")
     (bundle / CONFIG).write_bytes(b"{")
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 1
     (bundle / TAGS).unlink()

@@ -119,7 +119,7 @@ def test_what_somebody_else_is_at_work_on_is_left_alone(
             (folder / f"env.part.{process}/.airlift/owner").write_text(f"{os.uname().nodename}\n")
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o777)
-        command = [shell, folder / "bootstrap.sh", folder / "env"]
+        command = (shell, folder / "bootstrap.sh", folder / "env")
         done = subprocess.run(
             command, user=user, cwd="/", capture_output=True, text=True, timeout=60
         )
@@ -143,7 +143,7 @@ def group_of(leader: subprocess.Popen[bytes]) -> list[str]:
 
 def start_bootstrap(asset: Path, prefix: Path) -> subprocess.Popen[bytes]:
     """Starts `bootstrap.sh` and returns once it unpacks."""
-    command = ["/bin/sh", asset / "bootstrap.sh", prefix]
+    command = ("/bin/sh", asset / "bootstrap.sh", prefix)
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while not list(prefix.parent.glob("*.part.*/lib/python*")):
         assert running.poll() is None
@@ -167,7 +167,7 @@ def test_an_environment_imports_nothing_that_pip_install_user_or_a_module_left(
 ) -> None:
     """By `activate`, and by a script of it that is started without."""
     home, stale = tmp_path / "home", tmp_path / "stale"
-    ask = [created / "bin/python", "-c", "import site; print(site.getusersitepackages())"]
+    ask = (created / "bin/python", "-c", "import site; print(site.getusersitepackages())")
     user = Path(subprocess.check_output(ask, env={"HOME": str(home)}, text=True).strip())
     for folder in (user, stale):
         folder.mkdir(parents=True)

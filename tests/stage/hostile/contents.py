@@ -7,7 +7,7 @@ import io
 import json
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -23,7 +23,9 @@ Prepare = Callable[[Place], list[str]]
 
 
 def dataset(
-    *files: bytes | Callable[[], bytes], card: dict[str, Any] | None = None, **more: bytes
+    *files: bytes | Callable[[], bytes],
+    card: dict[str, Any] | None = None,
+    more: Mapping[str, bytes] = {},
 ) -> Prepare:
     """`stage fetch` of a dataset whose splits are these files."""
 
@@ -215,7 +217,7 @@ CASES = [
         "card with a pattern that backtracks",
         2,
         ("no parquet",),
-        dataset(parquet, card=card("**a" * 40 + "**b"), **{"a" * 1000 + ".parquet": b""}),
+        dataset(parquet, card=card("**a" * 40 + "**b"), more={"a" * 1000 + ".parquet": b""}),
     ),
     Case(
         "card with a pattern that is no range",
@@ -253,13 +255,13 @@ CASES = [
         "shards of a trillion",
         1,
         NO_PARQUET,
-        dataset(**{"plain/train-99999-of-999999999999.parquet": b"PAR1"}),
+        dataset(more={"plain/train-99999-of-999999999999.parquet": b"PAR1"}),
     ),
     Case(
         "a shard's number of 4,000 digits",
         1,
         NO_PARQUET,
-        dataset(**{f"plain/train-{'9' * 4000}.parquet": b"PAR1"}),
+        dataset(more={f"plain/train-{'9' * 4000}.parquet": b"PAR1"}),
     ),
     Case("safetensors empty", 1, UNSOUND, weights(b"")),
     Case("safetensors header of 1 GB", 1, UNSOUND, weights(struct.pack("<Q", 10**9) + b"{}")),

@@ -134,7 +134,7 @@ def test_a_bundle_whose_modules_python_ran_before_stage_verify_is_not_called_sou
     (copy / "sitecustomize.py").write_text("import json\njson.loads = None\n")
     environment = {**os.environ, "PYTHONPATH": str(copy)}
     for python in pythons():
-        command = [python, copy / "stage-verify.py"]
+        command = [str(python), str(copy / "stage-verify.py")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and "sitecustomize.py" in done.stderr, done.stderr
         # The printed command works as it is: without PYTHONPATH, the extra file is found.

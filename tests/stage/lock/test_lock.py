@@ -40,7 +40,7 @@ def test_what_is_written_reads_back_and_is_plain_indented_json(lock: Lockfile) -
 def test_the_text_does_not_depend_on_any_order() -> None:
     assets = [
         replace(asset, files=asset.files[::-1], left_out=asset.left_out[::-1])
-        for asset in reversed(every_kind().assets.values())
+        for asset in reversed([*every_kind().assets.values()])
     ]
     shuffled = Lockfile("every-kind", {asset.name: asset for asset in assets})
     assert shuffled.to_json() == every_kind().to_json()

@@ -104,7 +104,7 @@ PURELIB = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 def venv(prefix: Path, python: Path = BASE) -> Path:
     """A virtual environment, empty."""
-    command = [python, "-m", "venv", "--without-pip", "--system-site-packages", prefix]
+    command = (python, "-m", "venv", "--without-pip", "--system-site-packages", prefix)
     subprocess.run(command, check=True)
     return prefix
 
@@ -184,8 +184,8 @@ def environment_on(folders: str, prefix: Path, names: set[str]) -> Path:
     shutil.copy(site_path.__file__, site_packages / "_airlift_site.py")
     start = "import sys\nfrom runner.__main__ import main\nsys.exit(main())\n"
     program(prefix / "bin/runner", start)
-    facts = {"python": ".".join(map(str, sys.version_info[:3])), "tree": "0" * 64}
-    facts |= {"provides": {"python": facts["python"], **provided}}
+    python = ".".join(map(str, sys.version_info[:3]))
+    facts = {"python": python, "tree": "0" * 64, "provides": {"python": python, **provided}}
     (prefix / ".airlift").mkdir()
     (prefix / ".airlift/env.json").write_text(json.dumps(facts))
     (prefix / ".airlift/site").write_text("\n".join([str(BASE), *folders.split(os.pathsep)]))

@@ -41,9 +41,9 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
 
 if __name__ == "__main__":
     os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import start_processes
 
     with tempfile.TemporaryDirectory() as folder:
         ranks = int(sys.argv[1])
         arguments = (ranks, f"{folder}/ranks", sys.argv[2], sys.argv[3:])
-        mp.start_processes(one_rank, arguments, nprocs=ranks, start_method="fork")
+        start_processes(one_rank, arguments, nprocs=ranks, start_method="fork")

@@ -186,12 +186,12 @@ def one_rank(rank: int, folder: Path, run_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import start_processes
 
     # Imported once: the ranks are forked.
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # and torch's compiler
 
-    mp.start_processes(
+    start_processes(
         one_rank, (Path(sys.argv[1]), Path(sys.argv[2])), nprocs=RANKS, start_method="fork"
     )

@@ -202,7 +202,7 @@ def sentences() -> dict[str, bytes]:
     random, files = Random(1), {}
     classes = {"names": list(TAGS), "_type": "ClassLabel"}
     feature = {"ner_tags": {"feature": classes, "_type": "Sequence"}}
-    people = [(name,) for name in ("Elizabeth", "Jane", "Lydia")]
+    people: list[tuple[str, ...]] = [(name,) for name in ("Elizabeth", "Jane", "Lydia")]
     people += [("Mr.", name) for name in ("Darcy", "Bingley", "Collins")]
     places = [("Longbourn",), ("Netherfield", "Park"), ("Rosings",), ("Hunsford",)]
     frames = ["{} went to {} .", "At {1} , {0} was seen .", "{} left {} with her sister ."]
@@ -210,7 +210,7 @@ def sentences() -> dict[str, bytes]:
         table: dict[str, list[Any]] = {"tokens": [], "ner_tags": []}
         for _ in range(number):
             found = (random.choice(people), random.choice(places))
-            words, tags = [], []
+            words, tags = list[str](), list[int]()
             for word in random.choice(frames).format("0-", "1-").split():
                 kind = int(word[0]) if word in ("0-", "1-") else None
                 words += [word] if kind is None else found[kind]

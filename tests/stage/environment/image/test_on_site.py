@@ -142,7 +142,7 @@ def test_ranks_are_started_by_its_own_python(
     on_modules: Path, modules: str, tmp_path: Path
 ) -> None:
     script = site.program(tmp_path / "rank.py", "import sys; print('rank of', sys.executable)\n")
-    command = [on_modules / "bin/torchrun", "--nproc-per-node", "1", "--standalone", script]
+    command = (on_modules / "bin/torchrun", "--nproc-per-node", "1", "--standalone", script)
     settings = {"PYTHONPATH": modules, "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=100)
     assert f"rank of {on_modules}/bin/python3" in done.stdout, done.stderr

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from scripts.lib.conda.channel import index as index_channel
-from stage.environment.solve.lock import own_requirements
+from stage.environment.image.own_wheel import own_requirements
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from tests.support.environment.channel import conda_channel
 from tests.support.environment.laptop import environment_laptop
@@ -82,7 +82,7 @@ class Desk:
 
     def run(self, *options: object, **environment: str) -> subprocess.CompletedProcess[str]:
         if self.conda is not None:
-            with mock.patch("stage.environment.solve.lock.lock_conda", lambda *_: self.conda):
+            with mock.patch("stage.environment.solve.lock.lock_conda", return_value=self.conda):
                 words = [*ARGUMENTS, *map(str, options)]
                 return run_as(words, self.folder, self.environment(**environment))
         return subprocess.run(

@@ -17,7 +17,7 @@ from stage.errors import PolicyError, StageError, UsageError
 
 SHA = "0123456789abcdef" * 4
 FORGE = "https://conda.anaconda.org/conda-forge"
-PYTHON = {
+PYTHON: dict[str, Any] = {
     "name": "python",
     "version": "3.10.13",
     "manager": "conda",
