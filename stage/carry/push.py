@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
 from stage.bundle.verify import failure_of, verify
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
+from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
 from stage.files import human_count, join_limited, read_file
 from stage.paths import printable
@@ -192,15 +193,18 @@ def _check_sound_here(bundle: Bundle, state: Path, reporter: Reporter) -> None:
     with suppress(OSError):  # without a receipt, the next push reads the bundle again
         record(state, report)
     if not report.ok:
-        damaged = [finding.path for finding in report.findings]
-        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        root = shlex.quote(str(bundle.root))
-        raise DamageError(
-            f"{bundle.root}: damaged here: {damaged[0]}{more}: not as fetched. Nothing was sent.",
-            f"Repair this copy, then push again: stage fetch MANIFEST -o {root}   (or from a sound "
-            f"copy: stage verify {root} --report FILE, and where that copy is: "
-            "stage patch COPY --report FILE -o PATCH)",
-        )
+        raise _damaged_here(bundle, [f.path for f in report.findings], "Nothing was sent.")
+
+
+def _damaged_here(bundle: Bundle, damaged: Sequence[str], done: str) -> DamageError:
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    root = shlex.quote(str(bundle.root))
+    return DamageError(
+        f"{bundle.root}: damaged here: {damaged[0]}{more}: not as fetched. {done}",
+        f"Repair this copy, then push again: stage fetch MANIFEST -o {root}   (or from a sound "
+        f"copy: stage verify {root} --report FILE, and where that copy is: "
+        "stage patch COPY --report FILE -o PATCH)",
+    )
 
 
 def _send(
@@ -246,10 +250,23 @@ def _send(
 
 
 def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:
-    """Files of the bundle that a remote report names and that can be sent again."""
-    ours = {*(file.path for file in bundle.lock.files), *layout.TAG_FILES, *layout.SEAL}
+    """Files of the bundle that a remote report names and that can be sent again.
+
+    Raises:
+        DamageError: they are damaged here, on a disk that changed them after they were read.
+    """
+    expected = {file.path: file.sha256 for file in bundle.lock.files}
+    ours = {*expected, *layout.TAG_FILES, *layout.SEAL}
     paths = [finding["path"] for finding in report["findings"]]
-    return [path for path in paths if path in ours and (bundle.root / path).is_file()]
+    damaged = [path for path in paths if path in ours and (bundle.root / path).is_file()]
+    here = [
+        path
+        for path in damaged
+        if path in expected and hash_file(bundle.root / path).sha256 != expected[path]
+    ]
+    if here:
+        raise _damaged_here(bundle, here, "The copy there has that damage too.")
+    return damaged
 
 
 def run_rsync(
