@@ -130,7 +130,10 @@ class Mistakes:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if isinstance(error, UsageError | PolicyError):
-            self.found += error.parts or (error,)
+            kept = {
+                *map(id, self.found)
+            }  # a block may call `check` itself, which raises them again
+            self.found += [part for part in error.parts or (error,) if id(part) not in kept]
             return True
         return False
 

@@ -155,7 +155,7 @@ class Road:
         """Step -> the command that a person would type for it: here, then there."""
         target, manifest = self.cluster.target, quoted(self.here.manifest.path)
         bundle, run = quoted(self.here.bundle), quoted(f"{RUNS}/{self.config.path.name}")
-        folder = self.env_folder
+        folder, (first, *others) = self.env_folder, "\n".join(self.surroundings).split("\n")
         asset = f"sh bundle/data/envs/{self.environment}/bootstrap.sh {folder}"
         active = f". {folder}/activate && " if folder else ""
         check = f"{run} --bundle bundle {shlex.join(self.options)}".rstrip()
@@ -164,7 +164,7 @@ class Road:
             "fetch": f"stage fetch {manifest} -o {bundle}",
             "push": f"stage push {bundle} {shlex.quote(f'{target}/bundle')}",
             "verify": f"python3 -I bundle/{VERIFIER} bundle",
-            "environment": asset if folder else "\n".join(self.surroundings) or "true",
+            "environment": asset if folder else (first or "true") + " ..." * bool(others),
             "check": f"{active}runner check {check}",
             "submit": f"{active}runner submit {check} {shlex.join(self.for_submit)}".rstrip(),
         }

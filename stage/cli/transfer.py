@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stage.cli.base import quiet_option, say, silent
-from stage.errors import DamageError, IncompleteError, UsageError, quoted, suggest
+from stage.errors import DamageError, IncompleteError, UsageError, quoted, suggest, suggest_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,6 @@ def init(
 
     check_libraries("stage init", *TO_FETCH)
     from stage.files import check_new, write_new
-    from stage.lock.manifest import is_local
     from stage.staging.new_manifest import (
         ENVIRONMENT,
         LocalEntry,
@@ -99,9 +98,7 @@ def init(
 
     check_new(manifest)
     environment = _environment(profile, manifest)
-    here = {
-        name: look_at(Path(name)) for name in names if is_local(name, Path()) or Path(name).is_dir()
-    }
+    here = {name: look_at(Path(name)) for name in names if _is_path(name)}
     found = here | _on_the_hub([name for name in names if name not in here], endpoint, quiet)
     every = [found[name] for name in names]
     write_new(manifest, manifest_text(manifest, every, profile))
@@ -140,6 +137,18 @@ def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | Non
     return None if path.exists() else (path, text)
 
 
+def _is_path(name: str) -> bool:
+    """Whether a NAME is looked for on this machine alone: no repository, or hardly any, has it."""
+    from stage.lock.manifest import BY_SUFFIX, is_local, is_repository
+
+    path = Path(name)
+    if is_local(name, Path()) or path.is_dir():
+        return True
+    is_file = path.suffix.lower() in BY_SUFFIX or (path.suffix[1:].isalpha() and "/" not in name)
+    bare = name.removeprefix("datasets/").removeprefix("models/")
+    return "://" not in name and (is_file or not is_repository(bare))
+
+
 def _on_the_hub(
     names: Sequence[str], endpoint: str | None, quiet: bool
 ) -> dict[str, RepositoryLookup | LocalEntry]:
@@ -156,11 +165,18 @@ def _on_the_hub(
 
     with Reporter(quiet=quiet) as reporter:
         hub, _ = connect(endpoint, reporter)
-        try:
-            return {name: look_up(hub, name) for name in names}
-        except IncompleteError as error:
-            without = "Without a network: stage init --example NAME."
-            raise IncompleteError(error.message, f"{error.remedy} {without}") from None
+        found: dict[str, RepositoryLookup | LocalEntry] = {}
+        for name in names:
+            try:
+                found[name] = look_up(hub, name)
+            except (UsageError, IncompleteError) as error:
+                if "://" not in name:
+                    error.message += " No such file or folder is here, either."
+                    error.remedy = suggest_path(Path(name), error.remedy)
+                if isinstance(error, IncompleteError):
+                    error.remedy += " Without a network: stage init --example NAME."
+                raise
+        return found
 
 
 def _write_example(name: str, manifest: Path, quiet: bool) -> None:

@@ -30,7 +30,7 @@ from stage.lock.requests import (
 from stage.lock.yaml_lines import MAX_SIZE, reading_yaml
 
 FORMAT = 1
-_BY_SUFFIX = {
+BY_SUFFIX = {
     ".csv": "csv",
     ".tsv": "csv",
     ".json": "json",
@@ -46,8 +46,18 @@ def is_local(value: str, folder: Path) -> bool:
 
     A folder `org/name` is not enough: it may be a clone of the repository.
     """
-    is_data = "/" not in value and Path(value).suffix.lower() in _BY_SUFFIX
+    is_data = "/" not in value and Path(value).suffix.lower() in BY_SUFFIX
     return util_paths.names_a_local_path(value) or is_data or is_file(folder / value)
+
+
+def is_repository(value: str) -> bool:
+    """Whether a repository of the Hub can have this name: `name` or `org/name`."""
+    parts = value.split("/")
+    allowed = all(
+        0 < len(part) <= _MAX_NAME and all(c.isalnum() or c in "-_." for c in part)
+        for part in parts
+    )
+    return allowed and len(parts) <= 2 and ".." not in value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,19 +269,14 @@ def _check_repository(value: str, key: str, where: Where, lines: Lines) -> None:
                 bare = bare.removeprefix(part)
             raise UsageError(f"{place} is an address.", f"Write `{key}: {bare}`.")
     if is_local(value, lines.path.parent):
-        how = _BY_SUFFIX.get(Path(value).suffix.lower())
+        how = BY_SUFFIX.get(Path(value).suffix.lower())
         also = f", and how to read it: `convert: {how}`" if key == "dataset" and how else ""
         raise UsageError(
             f"{place}: {value} is a local file or folder; `{key}` names a repository on the Hub, "
             "such as org/name.",
             f"Write `path: {value}`{also}. `stage init {quoted(value)}` writes the whole entry.",
         )
-    parts = value.split("/")
-    allowed = all(
-        0 < len(part) <= _MAX_NAME and all(c.isalnum() or c in "-_." for c in part)
-        for part in parts
-    )
-    if len(parts) > 2 or not allowed or ".." in value:
+    if not is_repository(value):
         shown = lines.shown(value)
         raise UsageError(
             f"{place} must be a repository such as org/name, found {shown}.", "Correct that line."

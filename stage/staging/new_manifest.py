@@ -16,11 +16,11 @@ from pathlib import Path
 
 from stage.convert.convert import chosen
 from stage.convert.formats import conversion_of, is_model
-from stage.errors import UsageError, as_shown, suggest_path
+from stage.errors import UsageError, as_shown, quoted, suggest_path
 from stage.files import human_count
 from stage.hub.lookup import RepositoryLookup
 from stage.lock.licences import identifiers
-from stage.lock.manifest import FORMAT
+from stage.lock.manifest import FORMAT, is_repository
 from stage.lock.yaml_lines import scalar
 from stage.paths import folded, problem_with_asset_name
 from stage.staging.sources.listing import Walk
@@ -62,15 +62,16 @@ class LocalEntry:
 
     def lines(self, manifest: Path) -> list[str]:
         """The lines below the asset's name; a relative path becomes relative to the manifest."""
-        path = self.path
-        if not path.is_absolute():
-            path = Path(os.path.relpath(path, manifest.parent))
-            if not (manifest.parent / path).exists():  # `..` behind a link
-                path = self.path.absolute()
-        lines = [f"path: {scalar(str(path))}"]
+        path = str(self.path) if self.path.is_absolute() else _seen_from(manifest, self.path)
+        lines = [f"path: {scalar(path)}"]
         lines += [f"convert: {self.convert}   # {self.what}"] if self.convert else []
         lines += [f"separator: {json.dumps(self.separator)}"] if self.separator else []
         return lines if self.convert else [f"# {self.what}", *lines]
+
+
+def _seen_from(manifest: Path, path: Path) -> str:
+    """A path relative to a manifest, whose folder may not be there yet; links are followed."""
+    return os.path.relpath(path.parent.resolve() / path.name, manifest.parent.resolve())
 
 
 def look_at(path: Path) -> LocalEntry:
@@ -81,7 +82,10 @@ def look_at(path: Path) -> LocalEntry:
         OSError: it cannot be read.
     """
     if not path.exists():
-        raise UsageError(f"{path}: there is no such file or folder.", suggest_path(path))
+        remedy = "Check the path."
+        if path.parent != Path() and is_repository(str(path)):
+            remedy += f" A repository of the Hub: by its address, https://huggingface.co/{path}"
+        raise UsageError(f"{path}: there is no such file or folder.", suggest_path(path, remedy))
     walk = Walk(path, ())
     if path.is_file():
         walk.sizes[path.name] = path.stat().st_size
@@ -122,7 +126,7 @@ def manifest_text(
     bundle = names[0] if path.stem == "manifest" else path.stem
     stated = dict.fromkeys(word for item in hub for word in identifiers(item.licence))
     lines = [
-        f"# Next: stage fetch {comment(path.name)} -o {place_for_bundle(found)}   "
+        f"# Next: stage fetch {comment(quoted(path))} -o {place_for_bundle(found)}   "
         "(--dry-run first shows the sizes)",
         f"format: {FORMAT}",
         f"name: {scalar(bundle)}",
@@ -138,9 +142,11 @@ def manifest_text(
         lines += [f"  {scalar(name)}:", *(f"    {line}" for line in entry)]
     if profile is not None:
         (name,) = asset_names(["train-env"], names)
-        there = os.path.relpath(profile, path.parent)
         lines += [f"  {name}:   # Python, torch, stage and runner"]
-        lines += [f"    environment: {ENVIRONMENT}", f"    profile: {scalar(there)}"]
+        lines += [
+            f"    environment: {ENVIRONMENT}",
+            f"    profile: {scalar(_seen_from(path, profile))}",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -186,7 +186,7 @@ def test_every_remedy_is_obeyed_or_it_is_said_why_not() -> None:
 
 def test_a_path_in_a_command_is_one_word_for_a_shell() -> None:
     """`rm -r {folder}` removed another folder than the one with a space in its name."""
-    words = {"comment(path.name)", "place_for_bundle(every)", "place_for_bundle(found)"}
+    words = {"comment(quoted(path))", "place_for_bundle(every)", "place_for_bundle(found)"}
     assert [one for one in unquoted() if one[1] not in words] == []
 
 

@@ -53,6 +53,7 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     assert plan["SETUP"] == '. ~/x y\nexport A="1 2"' and plan["OUTPUT"] == "output/my"
     assert shlex.split(plan["OPTIONS"]) == found.options
     assert plan["SUBMIT"] == "--array seed=1,2"
+    assert found.commands()["environment"] == ". ~/x y ..."
 
 
 @obeys("runner/inputs/staged.py", "Write the cluster's profile into the manifest")

@@ -115,7 +115,7 @@ def test_a_mistake_has_its_line(runs: Path, line: str, message: str) -> None:
     (runs / "clusters.yaml").write_text(f"a:\n  host: h\n  folder: f\n{line}\n")
     with pytest.raises(UsageError) as error:
         find_cluster("a", runs)
-    assert message in error.value.message
+    assert message in error.value.message and "mistakes" not in error.value.message
 
 
 def test_what_was_found_is_added_and_what_is_there_is_kept(runs: Path) -> None:

@@ -64,14 +64,17 @@ def test_paths_are_relative_to_the_manifest_and_a_link_on_the_way_does_not_misle
 ) -> None:
     write({"lines.csv": ROWS, "elsewhere/deep/x": ""})
     (here / "linked").symlink_to(here / "elsewhere/deep")
-    (here / "manifests").mkdir()
     for manifest in ("manifests/a.yaml", "linked/a.yaml", "b.yaml"):
         run_here("init", "lines.csv", "-o", manifest)
         run_here("lock", manifest)
-    assert 'path: "../lines.csv"' in Path("manifests/a.yaml").read_text()
+    text = Path("manifests/a.yaml").read_text()
+    assert 'path: "../lines.csv"' in text and "stage fetch manifests/a.yaml" in text
+    assert 'path: "../../lines.csv"' in Path("linked/a.yaml").read_text()
 
 
-@pytest.mark.parametrize("name", ["./nothing.csv", "nothing.csv", "./empty"])
+@pytest.mark.parametrize(
+    "name", ["./nothing.csv", "nothing.csv", "./empty", "no/nothing.csv", "nothing.cvs", "nothing/"]
+)
 def test_a_path_with_nothing_in_it_is_not_asked_for_on_the_hub(here: Path, name: str) -> None:
     (here / "empty").mkdir()
     done = run_here("init", name, code=2)

@@ -37,7 +37,7 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     done = laptop.stage("init", MODEL, "-o", "off.yaml", "--endpoint", "http://127.0.0.1:9")
     assert done.returncode == 5 and not (laptop.folder / "off.yaml").exists()
     assert "stage init --example NAME" in done.stderr and "a mirror with --endpoint" in done.stderr
-    assert "continues" not in done.stderr
+    assert "continues" not in done.stderr and "No such file or folder is here" in done.stderr
 
 
 def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> None:
