@@ -64,7 +64,8 @@ def test_without_root_or_slurm_the_steps_are_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "lacking", lambda *_: "root")
-    assert demo.conduct(tmp_path / "demo", demo.travel) == 0
+    monkeypatch.setattr(sys, "argv", ["demo", str(tmp_path / "demo")])
+    assert demo.main() == 0
     said = capfd.readouterr().out
     assert "this machine lacks root" in said
     assert re.findall(r"^\$ (?:offline )?(runner \w+)", said, re.MULTILINE)[:2] == [

@@ -112,7 +112,7 @@ class Cluster:
     folder: Path
     bundle: Path
 
-    def write(self, name: str = "tiny", **changes: Any) -> Path:
+    def write(self, name: str = "tiny", /, **changes: Any) -> Path:
         """A run file: `RUN` with top-level keys replaced (None: left out)."""
         path = self.folder / f"{name}.yaml"
         settings = {
@@ -145,7 +145,9 @@ class Cluster:
         for path in run_files:
             config = RunConfig.load(path)
             for several in recipes(
-                config, resolve(config, self.bundle), config.sequence_length or 0
+                config,
+                resolve(config, self.bundle),
+                config.sequence_length or 0,  # type: ignore[arg-type]  # "auto" of images alone
             ).values():
                 for recipe in several:
                     prepare(recipe, self.folder / "output" / ".stores", print)

@@ -71,7 +71,7 @@ def test_damage_that_a_verification_found_is_remembered(
 
 
 def test_exec_refuses_it_too(carried: Path) -> None:
-    run = [sys.executable, "-m", "runner", "exec", "--bundle", carried, "--", "true"]
+    run = [sys.executable, "-m", "runner", "exec", "--bundle", str(carried), "--", "true"]
     assert subprocess.run(run, capture_output=True).returncode == 0
     (carried / "data/models/tiny-bert/more.json").write_text("{}")
     done = subprocess.run(run, capture_output=True, text=True)

@@ -140,7 +140,7 @@ PROGRAMS = {
     "hang": hang,
     "save_when_asked": save_when_asked,
 }
-BOUNDS = {"start_slowly": 1}  # requeues, where there is no time for all 32
+BOUNDS = {"start_slowly": {"MAX_REQUEUES": 1}}  # requeues, where there is no time for all 32
 
 
 def main(step: str, path: str, program: str, *changes: str) -> int:
@@ -187,7 +187,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         if program == "hang":
             hang_after_s = 5.0
             watch.STACKS_WAIT_S, watch.COLLECTIVES_WAIT_S = 4.0, 0.5
-        requeue.MAX_REQUEUES = BOUNDS.get(program, requeue.MAX_REQUEUES)
+        vars(requeue).update(BOUNDS.get(program, {}))
         argv = [sys.executable, __file__, "rank", path, program]
         run = RunFolder(folder)
         return start_ranks(argv, start, run, os.environ, hang_after_s=hang_after_s).exit_code

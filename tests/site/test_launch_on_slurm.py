@@ -23,7 +23,7 @@ def log(folder: Path, job: int) -> str:
     return (folder / "logs" / f"slurm-{job}.out").read_text()
 
 
-def rank_reports(folder: Path) -> list[dict[str, str]]:
+def rank_reports(folder: Path) -> list[dict[str, object]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 

@@ -38,10 +38,14 @@ def home(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
     folder = tmp_path_factory.mktemp("home")
     (folder / "bundle").symlink_to(bundle)
     (folder / "empty").mkdir()
-    lora, fsdp = {"lora": {"rank": 4}}, {"engine": {"name": "fsdp", "wrap": {"layer": "BertLayer"}}}
     data = {"asset": "reference", "messages": "text"}
-    chat = {"task": "instruction", "model": {"asset": "tiny-gpt2"}, "dataset": data}
-    for name, changes in {"run": {}, "lora": lora, "fsdp": fsdp, "chat": chat}.items():
+    runs: dict[str, dict[str, object]] = {
+        "run": {},
+        "lora": {"lora": {"rank": 4}},
+        "fsdp": {"engine": {"name": "fsdp", "wrap": {"layer": "BertLayer"}}},
+        "chat": {"task": "instruction", "model": {"asset": "tiny-gpt2"}, "dataset": data},
+    }
+    for name, changes in runs.items():
         settings = {**RUN, **changes}
         text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
         (folder / f"{name}.yaml").write_text(text)

@@ -59,7 +59,7 @@ def shown(store: Stores, index: int) -> list[tuple[int, bool]]:
     ]
 
 
-PAIR = {"prompt": "ask", "response": "say"}
+PAIR: dict[str, Any] = {"prompt": "ask", "response": "say"}
 
 
 def test_the_response_and_the_end_of_text_are_learned_and_the_prompt_is_not(
@@ -200,7 +200,7 @@ def test_of_a_conversation_only_the_answers_that_say_something_are_learned() -> 
         "cc</s>"
     ]
     assert by_template(talk[:2], chatml, only_response=True) is None
-    call = [
+    call: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]},
     ]

@@ -62,7 +62,7 @@ def start(
 
 
 def run(node: Cluster, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    process = start(node, *command, **variables)
+    process = start(node, *command, offline=True, **variables)
     out, err = process.communicate("", timeout=500)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
@@ -348,7 +348,7 @@ def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_t
     for place in ("there", "here"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "config.json").write_text(place)
-        snapshot = {
+        snapshot: dict[str, dict[str, Path | bytes]] = {
             commit: {"config.json": tmp_path / place / "config.json", "sub/card.md": b"# made\n"}
         }
         for name in ("bert-large-uncased", "google-bert/bert-large-uncased"):

@@ -41,9 +41,11 @@ def wait_in_a_collective():
 """
 
 
-def run(script: str, processes: int, folder: Path, **arguments: float) -> int:
+def run(script: str, processes: int, folder: Path, hang_after_s: float | None = None) -> int:
     argv = [sys.executable, "-c", RANK + script, str(folder)]
-    return start_ranks(argv, Start(processes), RunFolder(folder), os.environ, **arguments).exit_code
+    return start_ranks(
+        argv, Start(processes), RunFolder(folder), os.environ, hang_after_s=hang_after_s
+    ).exit_code
 
 
 def detector(logs: Path, ranks: int) -> tuple[HangDetector, list[float]]:

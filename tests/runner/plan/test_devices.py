@@ -10,8 +10,9 @@ import pytest
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
 from runner.job import devices
-from runner.job.devices import GIB, Gpu, NodeShape
+from runner.job.devices import GIB, Gpu
 from runner.job.host_memory import host_memory
+from runner.job.partition import NodeShape
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -111,7 +112,7 @@ def test_where_a_job_may_get_either_gpu_the_better_one_counts() -> None:
     "options", [{"gpus-per-task": 1}, {"gres": "gpu:4"}, {"gres": "gpu"}, {"gpus": 4}]
 )
 def test_gpus_asked_for_by_number_alone_are_those_of_the_partition(
-    options: dict[str, object],
+    options: dict[str, str | int | float | bool],
 ) -> None:
     nodes = [NodeShape(128, 0, 512 * GIB), *V100S]
     device = devices.of_job(SlurmConfig(options=options), nodes, 4)

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -171,8 +171,8 @@ def test_variables_that_do_not_say_all_are_refused_and_no_launcher_starts(
 
 
 def start_ranks(
-    cluster: Cluster, launcher, *options: str
-) -> list[subprocess.CompletedProcess[str]]:  # type: ignore[no-untyped-def]
+    cluster: Cluster, launcher: Callable[[int, int, int], dict[str, str]], *options: str
+) -> list[subprocess.CompletedProcess[str]]:
     """Two real processes with the variables of a launcher."""
     words, python = ["train", "tiny.yaml", *SHORT, *options], warm_python()
     processes = [

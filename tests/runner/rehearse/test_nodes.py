@@ -65,9 +65,7 @@ def test_a_node_whose_temporary_disk_is_full_is_warned_of(
     assert look.check_caches(tmp_path / "of-a-job") == []
     usage = namedtuple("usage", "total used free")
     full, larger = usage(2**40, 2**40, 2**26), usage(2**40, 0, 2**40)
-    monkeypatch.setattr(
-        look.shutil, "disk_usage", lambda path: larger if path.name == "FOLDER" else full
-    )
+    monkeypatch.setattr("shutil.disk_usage", lambda path: larger if path.name == "FOLDER" else full)
     (finding,) = look.check_caches(tmp_path / "of-a-job")
     assert f"{tmp_path} has 67.1 MB free" in finding.message
     variables = exported(finding.remedy)

@@ -130,7 +130,7 @@ def fill(disk: Path, room: int) -> None:
 @contextmanager
 def small(folder: Path) -> Iterator[None]:
     """A disk of 128 kB, seen at a folder."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no tmpfs may be mounted here")
     yield

@@ -132,7 +132,7 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     def measured(wanted: str | None) -> tuple[int, float]:
         chosen = choose(run, wanted)
         trainer = begun(chosen.run)
-        measure(trainer, checkpoint=chosen.checkpoint and str(chosen.checkpoint))
+        measure(trainer, checkpoint=str(chosen.checkpoint) if chosen.checkpoint else None)
         trainer.observer.close()
         found = metrics(chosen.run.folder.root, "validation_loss")[-1]
         shutil.rmtree(chosen.run.folder.root)
@@ -170,8 +170,8 @@ def test_another_split_or_checkpoint_is_evaluated_as_the_remedies_say(
         line = in_it(caught.value.remedy, r"(?<=--set )dataset.validation=NAME")
         chosen = choose(job(line.replace("NAME", "validation")), None)
         assert chosen.checkpoint is not None
+        step = chosen.checkpoint
 
-    step = chosen.checkpoint
     newer = Path(shutil.copytree(step, step.with_name("step-7")))
     max(newer.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
     damaged = choose(job(), None)

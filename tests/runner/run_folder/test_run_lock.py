@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_no_empty_word_behind(
     def full(_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(holder_module.json, "dumps", full)
+    monkeypatch.setattr("json.dumps", full)
     with pytest.raises(IncompleteError, match="No space left"), hold_run_folder(folder, {}):
         pass
     assert not folder.holder.exists()

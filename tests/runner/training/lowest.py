@@ -24,7 +24,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "zero3": {"engine": {"zero": 3}, "precision": "bf16"},
     "zero3-lora": {"engine": {"zero": 3}, "lora": LORA},
     "nf4-ddp": {"engine": {"name": "ddp"}, "lora": LORA, "quantization": {"bits": 4}},
-} | ({"fsdp": {"engine": {"name": "fsdp"}}} if HAS_FSDP else {})
+    **({"fsdp": {"engine": {"name": "fsdp"}}} if HAS_FSDP else {}),
+}
 
 
 @pytest.fixture(scope="module")

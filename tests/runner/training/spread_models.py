@@ -152,10 +152,10 @@ def differences_of_damaged(config: RunConfig, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import start_processes
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     place = Path(sys.argv[1])
     for each in MODELS:
         saved(place, each)
-    mp.start_processes(one_rank, (place,), nprocs=2, start_method="fork")
+    start_processes(one_rank, (place,), nprocs=2, start_method="fork")

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.xdist_group("twins")
 # Every linear layer, as in QLoRA. Between random frozen weights, attention alone learns less in six
 # steps than one batch differs from the next.
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LORA = {"rank": 8, "alpha": 32, "dropout": 0.05, "targets": TARGETS}
+LORA: dict[str, Any] = {"rank": 8, "alpha": 32, "dropout": 0.05, "targets": TARGETS}
 NF4 = {"bits": 4, "type": "nf4", "double": True}
 RUNS: dict[str, dict[str, Any]] = {
     "lora-ddp": {"engine": {"name": "ddp"}},

@@ -111,8 +111,8 @@ def test_a_device_that_is_full_before_the_run_begins_is_explained(cluster: Clust
 def test_the_advice_is_what_has_not_been_tried_yet(
     cluster: Cluster, changes: dict[str, object], world_size: int, advice: list[str], absent: str
 ) -> None:
-    settings = {"precision": "bf16", "batch": {"global": 64, "micro": 8}, "engine": {"zero": 1}}
-    settings |= {"activation_checkpointing": False, **changes}
+    settings: dict[str, object] = {"precision": "bf16", "activation_checkpointing": False}
+    settings |= {"batch": {"global": 64, "micro": 8}, "engine": {"zero": 1}, **changes}
     config = RunConfig.load(cluster.write("oom", **settings))
     plan = decide(config, GPT2_LARGE, A100, world_size)
     text = "CUDA out of memory. Tried to allocate 20.00 MiB."

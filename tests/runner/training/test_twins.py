@@ -155,7 +155,7 @@ def test_the_exported_classifiers_load_in_transformers_with_their_classes(
     alone: Cluster,
 ) -> None:
     def load(task: str) -> Any:
-        return pipeline(task, model=str(alone.output(f"parity-{task}") / "model"), device="cpu")  # type: ignore[call-overload]
+        return pipeline(task, model=str(alone.output(f"parity-{task}") / "model"), device="cpu")
 
     texts, words = (load(task) for task in CLASSIFIED)
     asked = {"text": "It is a truth", "text_pair": "yes, yes, yes!"}

@@ -24,7 +24,7 @@ def samples_of_step(
     order: Order, step: int, ranks: int, micro: int, accumulation: int
 ) -> list[Sample]:
     total = ranks * micro * accumulation
-    found = []
+    found = list[Sample]()
     for rank in range(ranks):
         batches = order.step(step, total, rank, ranks, micro)
         assert [len(batch) for batch in batches] == [micro] * accumulation

@@ -194,13 +194,11 @@ def one_rank(rank: int, folder: str, run_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import start_processes
 
     # Imported once: the ranks are forked.
     os.environ.update(DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo")
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # which brings torch's compiler
 
     with tempfile.TemporaryDirectory() as meeting:
-        mp.start_processes(
-            one_rank, (meeting, Path(sys.argv[1])), nprocs=RANKS, start_method="fork"
-        )
+        start_processes(one_rank, (meeting, Path(sys.argv[1])), nprocs=RANKS, start_method="fork")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import device, nn
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from runner.config.engine import OptimizerConfig

@@ -211,7 +211,7 @@ def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_st
         check_resumable(found, replace(found, world_size=ranks, zero=stage), folder)
         assert check_before_launch(folder, signed, ranks, None)
         engines = in_it(remedy, r"(?<=engine.name: )\w+ or \w+").split(" or ")
-        for engine, zero in (*((engine, None) for engine in engines), ("deepspeed", 0)):
+        for engine, zero in (*((engine, 0) for engine in engines), ("deepspeed", 0)):
             whole = replace(found, engine=engine, zero=zero)
             check_resumable(whole, replace(whole, world_size=1), folder)
 

@@ -17,8 +17,7 @@ def metadata(card: str) -> dict[str, Any]:
     """The card's metadata as the Hub reads it."""
     from huggingface_hub import ModelCard
 
-    found: dict[str, Any] = ModelCard(card).data.to_dict()
-    return found
+    return ModelCard(card).data.to_dict()
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,5 @@ def test_padding_changes_nothing(kind: str) -> None:
     model, causal = small_model(kind), kind not in ENCODERS
     padded = rows([9], [20], layout="alone")
     found = logits(model, padded, causal=causal)
-    short = Rows(
-        padded.ids[:1, :9], *(np.ones((1, 9), kind) for kind in (np.int64, bool)), "joined"
-    )
+    short = Rows(padded.ids[:1, :9], np.ones((1, 9), np.int64), np.ones((1, 9), bool), "joined")
     assert found[0, :9] == pytest.approx(logits(model, short, causal=causal)[0], abs=2e-5)

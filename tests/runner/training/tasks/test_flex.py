@@ -19,7 +19,7 @@ from torch.nn.attention import flex_attention
 from runner.config.run_config import RunConfig
 from runner.data.store import Facts
 from runner.inputs import resolve
-from runner.training.tasks import flex, language, task_named
+from runner.training.tasks import base, flex, language, task_named
 from runner.training.tasks.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
 from tests.runner.training.tasks.test_documents_apart import rows, small_model
 from tests.support.training.calls import WAITS, Calls
@@ -83,7 +83,7 @@ def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
     by_blocks.model.set_attn_implementation("flex_attention")
     given = flex.whole_blocks(rows(*PACKED, layout="separate"))
     ids = torch.from_numpy(given.ids)
-    labels = ids.masked_fill(torch.from_numpy(~given.learned), language.IGNORED)
+    labels = ids.masked_fill(torch.from_numpy(~given.learned), base.IGNORED)
     batch = {"input_ids": ids, "labels": labels, **language.position_inputs(given, 0)}
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     blocks = torch.from_numpy(flex.blocks_of(given.documents)).to(device)
@@ -94,7 +94,7 @@ def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
     for (name, ours), theirs in zip(
         by_blocks.named_parameters(), by_mask.parameters(), strict=True
     ):
-        assert theirs.grad.norm() > 0
+        assert theirs.grad is not None and ours.grad is not None and theirs.grad.norm() > 0
         assert (ours.grad - theirs.grad).norm() < difference * theirs.grad.norm(), name
 
 

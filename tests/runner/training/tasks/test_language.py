@@ -45,7 +45,7 @@ def every_head() -> list[str]:
     return sorted({*causal_lm.HEADS, *masked_lm.HEADS} & {*ENCODERS, *causal_lm.HEADS})
 
 
-def expected_loss(module: Any, batch: dict[str, Any], **settings: float) -> Any:
+def expected_loss(module: Any, batch: dict[str, Any], **settings: Any) -> Any:
     """The loss from all logits of the model."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     logits, labels = module.model(**inputs).logits, batch["labels"]
