@@ -6,6 +6,7 @@ from stage.carry.clusters import to_option as to_option  # for runner.cli
 from stage.carry.probe import Room as Room
 from stage.carry.probe import collect as collect
 from stage.carry.probe import room_script, rooms_of
+from stage.carry.ssh import Answer as Answer
 from stage.carry.ssh import PushTarget as PushTarget
 from stage.carry.ssh import RemoteShell as RemoteShell
 from stage.carry.ssh import connected as connected

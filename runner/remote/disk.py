@@ -31,23 +31,19 @@ _MOST_ON_FAT = 2**32 - 1  # bytes of a file
 
 
 def check(disk: Path, bundle: Path) -> list[str]:
-    """Checks that a disk can take a bundle; touches nothing.
-
-    Args:
-        disk: a folder of it.
-        bundle: a finished one.
-
-    Returns:
-        Lines on sizes, for `--dry-run`.
-
-    Raises:
-        UsageError: there is no such folder; or FAT32, and a file of 4 GiB.
-        IncompleteError: there is no room.
-    """
+    """Refuses a disk that cannot take a bundle, touching nothing; lines on sizes."""
     if not disk.is_dir():
         raise UsageError(f"{disk}: is no folder here.", "Plug the disk in, and give its folder.")
     files = {file.path: file.size or 0 for file in Bundle.open(bundle).lock.files}
-    check_sizes(disk, disk_type(disk, read_mounts()), files)
+    path, size = max(files.items(), key=lambda file: file[1], default=("", 0))
+    if size > _MOST_ON_FAT and disk_type(disk, read_mounts()) in _FAT:
+        parts = f"tar -c BUNDLE | split -b 3900M - {quoted(disk / 'bundle.tar.')}"
+        raise UsageError(
+            f"{disk}: is FAT32, where no file may have 4 GiB; {path} has {human_size(size)}. "
+            "Nothing was written.",
+            f"Format the disk as exFAT or ext4 (that erases it), or send by ssh: --to HOST:FOLDER. "
+            f"By hand, in parts: {parts}   (there: cat bundle.tar.* | tar -x)",
+        )
     there = {path: disk / "bundle" / path for path in files}
     kept = sum(path.stat().st_size for path in there.values() if path.is_file())
     needed, free = max(0, sum(files.values()) - kept), shutil.disk_usage(disk).free
@@ -59,33 +55,14 @@ def check(disk: Path, bundle: Path) -> list[str]:
     return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
 
 
-def check_sizes(disk: Path, kind: str, files: Mapping[str, int]) -> None:
-    """Refuses a file of 4 GiB on FAT32, with UsageError. Pure."""
-    path, size = max(files.items(), key=lambda file: file[1], default=("", 0))
-    if kind in _FAT and size > _MOST_ON_FAT:
-        parts = f"tar -c BUNDLE | split -b 3900M - {quoted(disk / 'bundle.tar.')}"
-        raise UsageError(
-            f"{disk}: is FAT32, where no file may have 4 GiB; {path} has {human_size(size)}. "
-            "Nothing was written.",
-            f"Format the disk as exFAT or ext4 (that erases it), or send by ssh: --to HOST:FOLDER. "
-            f"By hand, in parts: {parts}   (there: cat bundle.tar.* | tar -x)",
-        )
-
-
 def write(
     disk: Path, bundle: Path, files: Mapping[str, bytes], plan_text: str, *, quiet: bool
 ) -> list[str]:
-    """Writes all that the run needs to a disk, and reads the bundle back from it.
+    """Writes all that the run needs to a disk, and reads the bundle back; lines on what is next.
 
     Args:
         files: name in `runs/` -> content.
         plan_text: of `.airlift/plan`.
-
-    Returns:
-        Lines on what to do next.
-
-    Raises:
-        StageError: as `check`; the bundle here is damaged; or what was read back is not it.
     """
     check(disk, bundle)
     target = PushTarget(None, str(disk.absolute() / "bundle"))
@@ -100,6 +77,7 @@ def write(
         )
     texts = {f"runs/{name}": content for name, content in files.items()}
     texts |= {".airlift/plan": plan_text.encode(), "go.sh": _GO.read_bytes()}
+    texts[".airlift/carried"] = b""  # by it, go.sh knows that it stands on the disk
     for name, content in texts.items():
         (disk / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(disk / name, content)

@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted
 from runner.inputs.far import Cluster, RemoteShell, connected
 from runner.remote.plan import OUTPUT, find_run
-from runner.remote.there import understood
+from runner.remote.there import go, understood
 from runner.run_folder.logs import READ_BACK, readable
 
 _ASK_EVERY_S = 20.0
@@ -33,19 +33,15 @@ def _find(to: str, run: str | None) -> tuple[Cluster, str]:
 
 def _runner(remote: RemoteShell, to: str, *words: str) -> tuple[int, str]:
     """Runs `runner WORDS` in the cluster's folder, in the environment that was made there."""
-    folder, again = shlex.quote(remote.folder), f"runner submit RUN --to {quoted(to)}"
-    script = f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nsh go.sh --runner"
-    answer = remote.ask(f"{script} {shlex.join(words)}")
-    if answer.code == 99:
-        raise UsageError(f"{remote.target}: nothing was submitted there yet.", again)
+    answer = go(remote, to, f"--runner {shlex.join(words)}")
     if answer.code in (126, 127):
-        step = remote.ask(f"cd {folder} && sh go.sh --state && tail -n 1 .airlift/steps").text
+        step = go(remote, to, "--state && tail -n 1 .airlift/steps").text
         state, _, last = as_shown(step).strip().partition("\n")
         is_at_work = state not in ("", "none") and last
         now = f" go.sh is at work there: {last.split()[1]}." if is_at_work else ""
         raise IncompleteError(
             f"{remote.target}: `runner` is not there yet: its environment is not made.{now}",
-            f"{again} makes it, or joins what is at work there.",
+            f"runner submit RUN --to {quoted(to)} makes it, or joins what is at work there.",
         )
     return answer.code, answer.text
 

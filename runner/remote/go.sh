@@ -242,7 +242,8 @@ list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: 
     checkpoint=checkpoints/step-$newest
     for name in metrics.jsonl report.html config.yaml environment.json model "$checkpoint"; do
       [ ! -e "$at$name" ] && [ ! -L "$at$name" ] ||
-        find "$at$name" ! -type d -exec sh -c "$show" sh {} + || return
+        find "$at$name" ! -type d -exec sh -c "$show" sh {} + 2>/dev/null ||
+        say "- unreadable $at$name" || return # a folder
     done
   done
 }

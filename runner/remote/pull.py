@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from runner.errors import (
     DamageError,
@@ -38,17 +39,19 @@ from runner.errors import (
 from runner.inputs.far import RemoteShell, connected
 from runner.inputs.staged import Reporter
 from runner.remote.plan import find_run
+from runner.remote.there import go
 from runner.run_folder.history import History
-from runner.run_folder.layout import PULLED
+from runner.run_folder.layout import EXPORTED, PULLED
 from runner.run_folder.report import write as write_report
 
 PARTS = ".pull"
 LIST, RESULTS = "results.sha256", "results"  # on a carried disk
-_SECTION = "(?:[A-Za-z0-9_][A-Za-z0-9_.+=,@-]*)"
+_MEMBER = r"(?:[A-Za-z_][A-Za-z0-9_.+,-]*=[A-Za-z0-9_.+=,-]*/)?"
+_GROUP = re.compile(rf"{_MEMBER}(?:model|checkpoints/step-[0-9]{{1,18}})(?=/|\Z)")
+_SECTION = r"(?:\.metadata|[A-Za-z0-9_][A-Za-z0-9_.+=,@-]*)"  # git would obey a `.git` that came
 _NAME = re.compile(
-    r"(?P<member>[A-Za-z_][A-Za-z0-9_.+,-]*=[A-Za-z0-9_.+=,-]*/)?"
-    r"(?P<group>metrics\.jsonl|report\.html|config\.yaml|environment\.json"
-    rf"|(?:model|checkpoints/step-[0-9]{{1,18}})(?P<inner>(?:/{_SECTION}){{1,6}}))"
+    rf"{_MEMBER}(?:metrics\.jsonl|report\.html|config\.yaml|environment\.json)"
+    rf"|{_GROUP.pattern}(?:/{_SECTION}){{1,6}}"
 )
 _RUN = re.compile(r"[\w+=,@-][\w.+=,@-]*")
 _WHY = {
@@ -59,12 +62,17 @@ _WHY = {
 
 
 class Result(NamedTuple):
-    """A file that the far end lists. `group`: what is put into place together."""
+    """A file that the far end lists."""
 
     name: str
     size: int
     sha256: str
-    group: str
+
+
+def group_of(name: str) -> str:
+    """What is put into place together, or not at all: a model, a checkpoint, or this file alone."""
+    match = _GROUP.match(name)
+    return match[0] if match else name
 
 
 @dataclass(frozen=True)
@@ -75,10 +83,10 @@ class Host:
     name: str
 
     def listing(self, run: str, *, checkpoints: bool) -> str:
-        words = shlex.join([run, *(["--checkpoints"] if checkpoints else [])])
-        answer = self.remote.ask(f"sh {self.remote.inside('go.sh')} --list {words} 2>&1")
+        words = shlex.join(["--list", run, *["--checkpoints"] * checkpoints])
+        answer = go(self.remote, self.name, f"{words} 2>&1")
         if answer.code:
-            said = as_shown(answer.text.partition("\n")[0].removeprefix("error: "))[:300]
+            said = as_shown(answer.text.strip().partition("\n")[0].removeprefix("error: "))[:300]
             runs = f"runner status --to {quoted(self.name)}"
             raise UsageError(f"{self.name}: {said}", f"{runs} shows the runs there.")
         return answer.text
@@ -116,20 +124,13 @@ class Disk:
 
 
 def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bool) -> int:
-    """Brings the results of a run.
+    """Brings the results of a run; returns 1 if something was refused, which is named.
 
     Args:
         run: a run file, or the name of a run.
         to: a cluster, as for `runner submit --to`; or a carried disk.
         output: the folder here; None: `output/<name>`.
         checkpoints: also the newest checkpoint.
-
-    Returns:
-        0: all that is listed there is here. 1: something was refused, and is named.
-
-    Raises:
-        UsageError: no such run; or the folder here has something else in it.
-        IncompleteError: the connection broke, or this disk is full.
     """
     cluster, name = find_run(to, run)
     if not _RUN.fullmatch(name := Path(name).name):
@@ -149,28 +150,31 @@ def bring(
     source: Host | Disk, run: str, folder: Path, *, checkpoints: bool, quiet: bool = True
 ) -> int:
     """Brings all results of a run into a folder. As `pull`."""
-    with _own(folder), Reporter(quiet=quiet) as reporter:
+    origin = str(source.folder.resolve() if isinstance(source, Disk) else source.remote.target)
+    with _own(folder, origin, run), Reporter(quiet=quiet) as reporter:
         with reporter.at_work(f"{source.name}: its results are read and listed there"):
-            results, refused = read_listing(source.listing(run, checkpoints=checkpoints))
-        if not results:
+            listed, refused = read_listing(source.listing(run, checkpoints=checkpoints))
+        if not listed and not refused:
             raise UsageError(
                 f"{source.name}: {run} has no results yet.",
                 f"runner status --to {quoted(source.name)} shows what it does.",
             )
+        held = {group_of(name) for name, _ in refused}
+        if checkpoints and not any("checkpoints/" in name for name in held | {*listed}):
+            refused.append(("checkpoints", "there is none"))
+        results = [result for name, result in listed.items() if group_of(name) not in held]
         _check_room(folder, results)
         with reporter.bytes_bar("compared", sum(result.size for result in results)) as count:
             wrong = [r.name for r in results if not _bring(source, run, folder, r, count)]
-        groups = {result.group for result in results if result.name in wrong}
-        right = [result for result in results if result.group not in groups]
-        if checkpoints and not any("checkpoints/" in result.name for result in results):
-            refused.append("checkpoints: there is none")
-        _put_in_place(folder, right)
+        held |= {group_of(name) for name in wrong}
+        right = [result for result in results if group_of(result.name) not in held]
+        _put_in_place(folder, origin, right)
         if not wrong:
             shutil.rmtree(folder / PARTS, ignore_errors=True)
-        refused += [f"{name}: its bytes are not those that were listed" for name in wrong]
+        refused += [(name, "its bytes are not those that were listed") for name in wrong]
     _tell(source, folder, right)
-    for line in refused:
-        print_line(f"refused: {as_shown(line)}", err=True)
+    for name, why in refused:
+        print_line(f"refused: {as_shown(f'{name}: {why}')}", err=True)
     if wrong:
         raise DamageError(
             f"{folder}: {human_count(len(wrong), 'file')} refused, the first: {wrong[0]}. "
@@ -180,37 +184,51 @@ def bring(
     return 1 if refused else 0
 
 
-def read_listing(text: str) -> tuple[list[Result], list[str]]:
-    """What a far end lists: the files to bring, and lines on what is refused. Pure."""
-    results, refused = dict[str, Result](), list[str]()
+def read_listing(text: str) -> tuple[dict[str, Result], list[tuple[str, str]]]:
+    """What a far end lists: the files to bring by name, and names that are refused. Pure."""
+    results, refused, seen = dict[str, Result](), list[tuple[str, str]](), set[str]()
     for line in text.splitlines():
         size, digest, name = (*line.split(" ", 2), "", "")[:3]
-        match = _NAME.fullmatch(name)
         if size == "-":
-            refused.append(f"{name}: {_WHY.get(digest, 'cannot be brought')}")
-        elif not match or not re.fullmatch("[0-9]{1,18}", size):
-            refused.append(f"{name or line}: {_WHY['name']}")
+            refused.append((name, _WHY.get(digest, "cannot be brought")))
+        elif not _NAME.fullmatch(name) or not re.fullmatch("[0-9]{1,18}", size):
+            refused.append((name or line, _WHY["name"]))
         elif not re.fullmatch("[0-9a-f]{64}", digest):
-            refused.append(f"{name}: is listed without its sha256")
-        elif name.lower() in results or any(
-            f"{parent}".lower() in results for parent in Path(name).parents
-        ):
-            refused.append(f"{name}: is listed twice")
+            refused.append((name, "is listed without its sha256"))
+        elif seen & {f"{path}".lower() for path in (Path(name), *Path(name).parents)}:
+            refused.append((name, "is listed twice"))
         else:
-            group = name.removesuffix(match["inner"] or "")
-            results[name.lower()] = Result(name, int(size), digest, group)
-    return list(results.values()), refused
+            seen.add(name.lower())
+            results[name] = Result(name, int(size), digest)
+    return results, refused
+
+
+def _mark(folder: Path) -> dict[str, Any]:
+    """What an earlier pull noted in a folder: `source`, `files`; empty: nothing can be read."""
+    with suppress(OSError, ValueError):
+        return {**json.loads((folder / PULLED).read_bytes())}
+    return {}
+
+
+def _not_for(folder: Path, origin: str) -> str:
+    """Why a folder may not take results of this source; empty: it is new, empty, or has some."""
+    if not folder.is_dir() or not {*folder.iterdir()} - {folder / PARTS}:
+        return ""
+    if not (folder / PULLED).exists():
+        return "is not a folder that `runner pull` made: a run of this machine?"
+    came = _mark(folder).get("source", origin)
+    return "" if came == origin else f"has results of {came}, and these are of {origin}."
 
 
 @contextmanager
-def _own(folder: Path) -> Iterator[None]:
-    """Holds the folder, which is new, empty, or of an earlier pull; else UsageError."""
-    parts, mark = folder / PARTS, folder / PULLED
-    if folder.is_dir() and not mark.exists() and {*folder.iterdir()} - {parts}:
-        raise UsageError(
-            f"{folder}: is not a folder that `runner pull` made: a run of this machine?",
-            f"Give another: -o {quoted(folder)}-pulled",
-        )
+def _own(folder: Path, origin: str, run: str) -> Iterator[None]:
+    """Holds a folder that is for this source; else UsageError."""
+    if problem := _not_for(folder, origin):
+        near = folder if folder.name not in ("", "..") else folder / run
+        others = (Path(f"{near}-{n}") for n in itertools.count(2))
+        other = next(path for path in others if not _not_for(path, origin))
+        raise UsageError(f"{folder}: {problem}", f"Give another: -o {quoted(other)}")
+    parts = folder / PARTS
     parts.mkdir(parents=True, exist_ok=True)
     with open(parts / "lock", "w") as lock:
         try:
@@ -288,17 +306,15 @@ def _hash(file: BinaryIO, digest: hashlib._Hash, count: Callable[[int], object])
     return digest.hexdigest()
 
 
-def _put_in_place(folder: Path, right: Sequence[Result]) -> None:
+def _put_in_place(folder: Path, origin: str, right: Sequence[Result]) -> None:
     """Renames what came; removes what an earlier pull brought of the same model, and is no more."""
-    mark, names = folder / PULLED, {result.name for result in right}
-    try:
-        earlier = {name for name in json.loads(mark.read_bytes())["files"] if _NAME.fullmatch(name)}
-    except (OSError, ValueError, TypeError, KeyError):
-        earlier = set()
-    write_atomically(mark, json.dumps({"files": sorted(earlier | names)}, indent=1).encode())
-    groups = tuple(f"{result.group}/" for result in right)
+    names = {result.name for result in right}
+    earlier = {name for name in _mark(folder).get("files", ()) if _NAME.fullmatch(name)}
+    mark = {"source": origin, "files": sorted(earlier | names)}
+    write_atomically(folder / PULLED, json.dumps(mark, indent=1).encode())
+    groups = {group_of(name) for name in names}
     for name in earlier - names:
-        if name.startswith(groups):
+        if group_of(name) in groups:
             (folder / name).unlink(missing_ok=True)
     for result in right:
         part, path = _part_of(folder, result), folder / result.name
@@ -314,6 +330,7 @@ def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
     size = human_size(sum(result.size for result in right))
     print_line(f"{folder}: {len(right)} files, {size} of {source.name}, every byte compared")
     names = {result.name for result in right}
+    groups = {group_of(name) for name in names}
     for member in sorted({name.rpartition("config.yaml")[0] for name in names if "config" in name}):
         root = folder / member
         if f"{member}metrics.jsonl" in names and f"{member}report.html" not in names:
@@ -322,5 +339,9 @@ def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
         with suppress(StageError):
             history = History.read(root)
             steps = f"step {history.done} of {history.num_steps or '?'}"
-            model = f"model: {history.model}" if history.is_exported else "not finished"
+            model = f"model: {history.model}" if f"{member}model" in groups else "no model came"
+            if history.facts.get(EXPORTED) != history.done:
+                model = "not finished"
+            elif f"{member}model" not in groups and history.folder.model.is_dir():
+                model += f"; {history.folder.model} is of an earlier pull"
             print_line(f"{root}: {steps}; {model}")

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import IncompleteError, as_shown, print_line, say
-from runner.inputs.far import RemoteShell
+from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, say
+from runner.inputs.far import Answer, RemoteShell
 from runner.processes import is_alive
 from runner.remote.plan import Road, sha256_of
 
@@ -43,6 +43,16 @@ def understood(remote: RemoteShell) -> Iterator[None]:
             f"{remote.target}: what it answers is not understood: {as_shown(str(error))[:200]}.",
             f"Look at what is there: {remote.by_hand}ls -la {remote.inside('.airlift')}",
         ) from None
+
+
+def go(remote: RemoteShell, to: str, words: str) -> Answer:
+    """Runs `sh go.sh WORDS` in the cluster's folder; UsageError if nothing was submitted there."""
+    folder = shlex.quote(remote.folder)
+    answer = remote.ask(f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nsh go.sh {words}")
+    if answer.code == 99:
+        again = f"runner submit RUN --to {quoted(to)}"
+        raise UsageError(f"{remote.target}: nothing was submitted there yet.", again)
+    return answer
 
 
 @dataclass(frozen=True)

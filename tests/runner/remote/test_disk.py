@@ -111,6 +111,10 @@ def test_there_and_back_by_a_disk(
     assert far.go(shell, "--results", ext4, "my").returncode == 0
     assert bring(disk, "my", out, checkpoints=False) == 1
     assert "refused: model/link: is a link" in capfd.readouterr().err
+    assert not (out / "model").exists()  # not half of it
+    (root / "model/link").unlink()
+    assert far.go(shell, "--results", ext4, "my").returncode == 0
+    assert bring(disk, "my", out, checkpoints=False) == 0
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "model/config.json"):
         assert (out / name).read_bytes() == (root / name).read_bytes()
     flip(ext4 / "results/my/model/config.json", 0)

@@ -83,7 +83,7 @@ def test_results_come_whole_once_and_only_what_changed_later(laptop: Laptop, far
     assert "checkpoints/step-20/rank-0.pt" in files(here)
 
 
-@obeys(HERE, "Give another: -o {}-pulled")
+@obeys(HERE, "Give another: -o {}")
 def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
     laptop: Laptop, far: Path, tmp_path: Path
 ) -> None:
@@ -98,9 +98,32 @@ def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
     option = in_it(refused, r"-o \S+").split()
     laptop.runner("pull", "runs/my.yaml", "--to", "far", *option)
     assert results(far).items() <= files(laptop.folder / option[1]).items()
+    here = laptop.runner("pull", "my", "--to", "far", "-o", ".", code=2)
+    laptop.runner("pull", "my", "--to", "far", *in_it(here, r"-o \S+").split())
+    assert results(far).items() <= files(laptop.folder / "my-2").items()
     said = laptop.runner("pull", "nothing", "--to", "far", "-o", "nothing", code=2)
     assert "has no run 'nothing'" in said and "runner status --to far" in said
     assert not (laptop.folder / "nothing").exists()
+    (laptop.there / "go.sh").unlink()
+    said = laptop.runner("pull", "my", "--to", "far", "-o", "nothing", code=2)
+    assert "nothing was submitted there yet." in said
+
+
+def test_two_runs_of_one_name_are_never_mixed(laptop: Laptop, far: Path, tmp_path: Path) -> None:
+    laptop.runner("pull", "my", "--to", "far")
+    before = files(laptop.folder / "output/my")
+    shutil.rmtree(far / "model")
+    disk = ("pull", "my", "--to", f"{on_disk(tmp_path / 'carried', far).folder}/")
+    refused = laptop.runner(*disk, code=2)
+    assert f"has results of cluster:{laptop.there}, and these are of {disk[-1][:-1]}" in refused
+    assert files(laptop.folder / "output/my") == before
+    for _ in range(2):  # again: into the same folder
+        option = in_it(laptop.runner(*disk, code=2), r"-o \S+").split()
+        assert "step 40 of 40; no model came\n" in laptop.runner(*disk, *option)
+    assert results(far).items() <= files(laptop.folder / "output/my-2").items()
+    # The same source, where the model is gone: what is here is not called the one that came.
+    said = laptop.runner("pull", "my", "--to", "far")
+    assert "40; no model came; output/my/model is of an earlier pull\n" in said
 
 
 def test_a_sweep_brings_each_of_its_runs(laptop: Laptop, far: Path) -> None:
@@ -130,12 +153,13 @@ def test_names_that_no_result_has_are_refused_and_nothing_is_written_outside(
     names = [
         "../../.bashrc", "/etc/cron.d/x", "model/../../x", "model/..", "model", ".bashrc", "x.py",
         "model/.hidden", "checkpoints/step-1/../../../x", "model/a\\nb", "model//x",
+        "model/.git/config", "model/.pull",
         "a/config.yaml", "=/config.yaml", "../a=b/config.yaml", "pulled.json", ".pull/x",
         "model/a b", "logs/x", "model/-x", "seed=1/../config.yaml", "config.yaml/x",
         "checkpoints/step-x/a",
     ]  # fmt: skip
     lines = [f"1 {DIGEST} {name}" for name in names]
-    lines += [f"{size} {good} metrics.jsonl", f"{size} {good} metrics.jsonl"]
+    lines += [f"{size} {good} metrics.jsonl", *[f"1 {DIGEST} report.html"] * 2]
     lines += [
         "- link model/passwd",
         f"1 {DIGEST} model/x\x1b[2J",
@@ -151,9 +175,9 @@ def test_names_that_no_result_has_are_refused_and_nothing_is_written_outside(
     after = files(laptop.folder)
     new = {name for name in after.keys() - before.keys() if not name.startswith(".cache")}
     assert new == {"output/my/metrics.jsonl", "output/my/pulled.json"}, new
-    assert said.count("refused: ") == len(lines)
+    assert said.count("refused: ") == len(lines) - 1
     assert "../../.bashrc: has a name that no result has" in said and "\x1b" not in said
-    assert "metrics.jsonl: is listed twice" in said and "model/passwd: is a link" in said
+    assert "report.html: is listed twice" in said and "model/passwd: is a link" in said
 
 
 def test_what_is_no_plain_file_with_a_plain_name_is_named_and_not_brought(
@@ -174,8 +198,29 @@ def test_what_is_no_plain_file_with_a_plain_name_is_named_and_not_brought(
         "refused: model/pipe: is a link, or another thing that is no file",
         "refused: model/two?lines: has a name that no result has",
     ]
-    brought = {path.name for path in (laptop.folder / "output/my/model").iterdir()}
-    assert brought == {"config.json", "model.safetensors"}
+    assert "no model came\n" in said
+    assert {*files(laptop.folder / "output/my")} == {"config.yaml", "environment.json",
+                                                     "metrics.jsonl", *OURS}  # fmt: skip
+
+
+def test_a_file_that_is_refused_holds_back_what_it_belongs_to(laptop: Laptop, far: Path) -> None:
+    (far / "checkpoints/step-20/engine").mkdir()
+    (far / "checkpoints/step-20/engine/.metadata").write_bytes(b"of torch")
+    pull = ("pull", "my", "--to", "far", "--checkpoints")
+    laptop.runner(*pull)
+    here = laptop.folder / "output/my"
+    before = files(here)
+    assert before["checkpoints/step-20/engine/.metadata"] == b"of torch"
+    own = {**results(far), "checkpoints/step-20/rank-0.pt": b"new", "model/new": b"new"}
+    lines = [f"{len(c)} {hashlib.sha256(c).hexdigest()} {n}" for n, c in own.items()]
+    hostile(laptop, far, *lines, "- unreadable model/model.safetensors",
+            "- name checkpoints/step-20/engine/?")  # fmt: skip
+    said = laptop.runner(*pull, code=1)
+    assert "model/model.safetensors: cannot be read there" in said
+    assert "no model came; output/my/model is of an earlier pull" in said
+    assert files(here) == before
+    hostile(laptop, far, "- link model")
+    assert "0 files" in laptop.runner(*pull, "-o", "other", code=1)
 
 
 def test_more_bytes_than_listed_do_not_come_and_fewer_are_refused(
@@ -256,5 +301,8 @@ def test_an_interruption_leaves_the_old_results_as_they_were(
 
 def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> None:
     disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
-    with pulling._own(out), pytest.raises(Exception, match="another `runner pull` is at work"):
+    with (
+        pulling._own(out, str(disk.folder), "my"),
+        pytest.raises(Exception, match="another `runner pull` is at work"),
+    ):
         bring(disk, "my", out, checkpoints=False)
