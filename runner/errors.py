@@ -58,6 +58,8 @@ __all__ = [
     "DS_CONFIG",
     "FULL_DISK",
     "HIDDEN",
+    "OTHER_DISK",
+    "OTHER_RUN",
     "RUN_FILE",
     "Choice",
     "CommandGroup",
@@ -116,13 +118,17 @@ __all__ = [
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 """The system errors of a full disk or quota: for these it helps to free space."""
+OTHER_RUN = "another name (--set name=NAME, or `name:` in the run file; with --output, another one)"
+"""How a run gets another run folder, here and with --to."""
+OTHER_DISK = "another --output (with --to: another `folder:` in clusters.yaml)"
+"""How a run gets onto another disk, here and with --to."""
 
 
 class CommandGroup(Group):
     """The command group of `runner`: here a run fills the disk, not the store of bundles."""
 
     program = "runner"
-    free_space = "Free space there (older runs, checkpoints), or choose another --output"
+    free_space = f"Free space there (older runs, checkpoints), or choose {OTHER_DISK}"
 
 
 class LostPeerError(IncompleteError):

@@ -18,6 +18,8 @@ from runner.config.run_config import RunConfig
 from runner.disks import disk_type, what_is_used_up, write_fault
 from runner.errors import (
     FULL_DISK,
+    OTHER_DISK,
+    OTHER_RUN,
     IncompleteError,
     StageError,
     UsageError,
@@ -103,7 +105,7 @@ def nearest_folder(path: Path) -> Path:
         if os.path.lexists(folder):
             raise UsageError(
                 f"{folder}: a folder is needed there, and it is a file or a broken link.",
-                f"Give another --output, or look at it: ls -ld {quoted(folder)}",
+                f"Look at it: ls -ld {quoted(folder)}; or give the run {OTHER_RUN}",
             )
     return Path("/")
 
@@ -127,7 +129,7 @@ def check_writable(where: Path) -> None:
                 f"{where}: {human_count(status.f_favail, 'file')} can still be made there; a run "
                 f"makes up to {FILES_OF_A_RUN}. Not the space is used up but the inodes (df -i).",
                 "Remove many small files there (du --inodes -s * | sort -n shows where they are), "
-                "or choose another --output",
+                f"or choose {OTHER_DISK}",
             )
         fault = write_fault(folder)
     except OSError as error:
@@ -142,11 +144,11 @@ def _refusal(where: Path, folder: Path, error: OSError) -> StageError:
         cause = used_up[0] or ("the disk is full" if is_full else "no file of 1 MiB can be made")
         kind = IncompleteError if is_full else UsageError
         return kind(
-            f"{where}: {cause} ({error.strerror}).", f"{used_up[1]}; or choose another --output"
+            f"{where}: {cause} ({error.strerror}).", f"{used_up[1]}; or choose {OTHER_DISK}"
         )
     return UsageError(
         f"{where}: no file can be made in {folder}: {error.strerror or error}.",
-        f"Choose an --output in a folder of yours (`ls -ld {quoted(folder)}` and `id` show who "
+        f"Choose {OTHER_DISK}, in a folder of yours (`ls -ld {quoted(folder)}` and `id` show who "
         "may write)",
     )
 
@@ -178,14 +180,13 @@ def check_quota(where: Path, needed: int, mounts: str) -> None:
         raise IncompleteError(
             f"{where}: the run needs up to {human_size(needed)}; your quota leaves "
             f"{human_size(space)}.",
-            f"Free space ({shows}), keep fewer: --set checkpoint.keep=1, or choose another "
-            "--output",
+            f"Free space ({shows}), keep fewer: --set checkpoint.keep=1, or choose {OTHER_DISK}",
         )
     if files is not None and files < FILES_OF_A_RUN:
         raise IncompleteError(
             f"{where}: your quota leaves {human_count(files, 'file')}; a run makes up to "
             f"{FILES_OF_A_RUN}.",
-            f"Remove many small files ({shows}), or choose another --output",
+            f"Remove many small files ({shows}), or choose {OTHER_DISK}",
         )
 
 
@@ -271,7 +272,7 @@ def check_disk(config: RunConfig, folder: RunFolder, shape: ModelShape, needed: 
     raise IncompleteError(
         f"{folder.root}: checkpoints and model need up to {human_size(more)}{beside}; "
         f"{human_size(free)} are free.",
-        f"Free space there{',' if fewer else ' or'} choose another --output{fewer}{also}",
+        f"Free space there{',' if fewer else ' or'} choose {OTHER_DISK}{fewer}{also}",
     )
 
 

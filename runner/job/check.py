@@ -376,6 +376,8 @@ def _check_run(
         _check_memory(found, config, shape, plan, device)
     if length is not None and documents is not None:
         resumed = found.attempt(check_checkpoint, config, inputs, folder, length, ranks)
+        if job.finished():  # whoever asks says so
+            resumed = None
         found.others += note_changes(config, folder) if resumed else []
     needed = disk_needed(config, shape)
     found.attempt(check_disk, config, folder, shape, needed)

@@ -9,6 +9,7 @@ from pathlib import Path
 from runner import inputs as inputs_module
 from runner.config.explain import choices_as_comments
 from runner.config.run_config import RunConfig
+from runner.errors import OTHER_RUN
 from runner.inputs import Inputs
 from runner.job.partition import Partition, ask_partition
 from runner.run_folder.history import changed_since, describe_finished
@@ -83,14 +84,12 @@ class Job:
             return []
         lines = [f"{self.folder.root}: {line}"]
         if changed := changed_since(self.folder, self.config):
-            lines.append(
-                f"warning: nothing is trained with what has changed since: {', '.join(changed)}\n"
-                "  -> To train with it, choose another run folder: --output FOLDER"
-            )
+            what = f"nothing is trained with what has changed since: {', '.join(changed)}"
+            lines.append(f"warning: {what}\n  -> To train with it, give the run {OTHER_RUN}")
         return [
             *lines,
-            "  -> Ask for more steps or epochs to continue it; or start again with another name or "
-            "--output. To export the model again, remove model/ first.",
+            "  -> Ask for more steps or epochs to continue it; or start again under another name. "
+            "To export the model again, remove model/ first.",
         ]
 
     def write_config(self) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from runner.child import runner_command
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import (
+    OTHER_RUN,
     IncompleteError,
     UsageError,
     human_count,
@@ -278,7 +279,7 @@ def _submit_alone(
     if other := next((job for job in jobs if not job.is_over), None):
         raise UsageError(
             f"job {other.id} ({other.state.lower()}) already writes {folder.root}",
-            f"Let it finish, or `scancel {other.id}` first; --output FOLDER starts another run.",
+            f"Let it finish, or `scancel {other.id}` first; or give the run {OTHER_RUN}.",
         )
     if warning := _test(script, wanted, partition):
         say(f"warning: {warning}")

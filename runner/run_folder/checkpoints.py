@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count
+from runner.errors import OTHER_RUN, UsageError, human_count
 from runner.inputs import Inputs
 
 STATE, BEST = "state.json", "best.json"
 MAY_BE_ABSENT = ("lora", "quantization")
 """Keys of a signature that are absent if the feature is not used."""
-_START_AGAIN = "start again: give the run another name or another --output"
+_START_AGAIN = f"start again: give the run {OTHER_RUN}"
 
 
 @dataclass

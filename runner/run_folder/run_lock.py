@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from runner.errors import FULL_DISK, IncompleteError, UsageError, quoted, say
+from runner.errors import FULL_DISK, OTHER_RUN, IncompleteError, UsageError, quoted, say
 from runner.processes import birth_time, is_alive
 from runner.run_folder.layout import HOLDER, RunFolder
 from runner.slurm.jobs import running_step, states, step_name
@@ -215,7 +215,7 @@ def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> Usa
         )
     return UsageError(
         f"{folder.root}: {holder.describe()} works in this run folder.",
-        f"runner status {quoted(folder.root)}; wait for its end, or give another --output.",
+        f"runner status {quoted(folder.root)}; wait for its end, or give the run {OTHER_RUN}.",
     )
 
 

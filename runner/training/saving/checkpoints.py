@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.engine import CheckpointConfig
-from runner.errors import DamageError, quoted
+from runner.errors import OTHER_RUN, DamageError, quoted
 from runner.run_folder.checkpoints import (
     BEST,
     TrainingState,
@@ -160,7 +160,8 @@ class Checkpoints:
         if folders:
             raise DamageError(
                 f"{self._folder}: no checkpoint in it is as it was written.",
-                f"To start again from step 0: another --output, or rm -r {quoted(self._folder)}",
+                f"To start again from step 0: give the run {OTHER_RUN}; or rm -r "
+                f"{quoted(self._folder)}",
             )
         return None
 

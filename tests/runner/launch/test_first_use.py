@@ -93,6 +93,15 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
     code, _, said = terminal.run("check", "tiny.yaml", "--set", "epochs=1")
     assert code == 2 and "has done 50 steps; now 13 are asked for" in said
     assert "--set epochs=10" in said
+    (output / "environment.json").write_text(json.dumps({"num_steps": 50, "exported_step": 50}))
+    (output / "metrics.jsonl").write_text('{"step": 50, "loss": 1.0}\n')
+    (output / "model").mkdir()
+    code, said, _ = terminal.run("check", "tiny.yaml", "--set", "optimizer.lr=0.005")
+    assert code == 0 and "finished already" in said and "(now 0.005)" in said
+    assert "resumes from" not in said and "--set name=NAME" in said
+    given = ("--set", "optimizer.lr=0.005", "--set", "name=b")
+    _, said, _ = terminal.run("check", "tiny.yaml", *given)
+    assert "next: " in said and "finished" not in said
 
 
 def test_after_a_check_the_next_command_is_printed_with_what_was_given(

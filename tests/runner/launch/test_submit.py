@@ -155,7 +155,7 @@ def test_an_earlier_job_of_the_same_folder_is_not_taken_for_the_one_whose_answer
     assert (submit.submit(wanted, ANY), sent(tmp_path)) == (17, 2)
 
 
-@obeys("runner/job/submit.py", "Let it finish, or `scancel {}` first; --output FOLDER")
+@obeys("runner/job/submit.py", "Let it finish, or `scancel {}` first; or give the run {}.")
 def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_lost(
     tmp_path: Path, slurm: Says
 ) -> None:
@@ -168,8 +168,8 @@ def test_a_changed_request_does_not_take_the_job_of_another_whose_answer_was_los
         submit.submit(changed, ANY)
     assert (sent(tmp_path), (wanted.run_folder / "submitted").read_text()) == (1, "17\n")
     slurm(sbatch="echo 18", scancel=f"printf '#!/bin/sh\\n' > {tmp_path}/squeue")
-    assert "--output FOLDER" in caught.value.remedy
-    assert submit.submit(dataclasses.replace(changed, run_folder=tmp_path / "FOLDER"), ANY) == 18
+    assert "--set name=NAME" in caught.value.remedy
+    assert submit.submit(dataclasses.replace(changed, run_folder=tmp_path / "NAME"), ANY) == 18
     subprocess.run(in_it(caught.value.remedy, r"(?<=`)scancel \d+"), shell=True, check=True)
     assert submit.submit(changed, ANY) == 18
 

@@ -184,7 +184,7 @@ def test_a_checkpoint_of_something_else_is_not_trained_on(
         check_resumable(state(4), state(0, **changes), Path("output/mine/checkpoints/step-4"))
     assert "step-4" in caught.value.message
     assert all(word in caught.value.message for word in words)
-    assert "another --output" in caught.value.remedy
+    assert "--set name=NAME" in caught.value.remedy
 
 
 @obeys("runner/run_folder/checkpoints.py", "Resume with {} and `engine.zero: {}`; or start again")
@@ -216,7 +216,7 @@ def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_st
             check_resumable(whole, replace(whole, world_size=1), folder)
 
 
-@obeys("runner/training/saving/checkpoints.py", "To start again from step 0: another --output")
+@obeys("runner/training/saving/checkpoints.py", "To start again from step 0: give the run {}")
 def test_without_a_complete_checkpoint_no_run_starts_over(
     checkpoints: Checkpoints, folder: Path
 ) -> None:
@@ -227,7 +227,7 @@ def test_without_a_complete_checkpoint_no_run_starts_over(
     with pytest.raises(DamageError, match="no checkpoint in it is as it was written") as caught:
         checkpoints.newest_valid()
     subprocess.run(in_it(caught.value.remedy, "rm -r .*"), shell=True, check=True)
-    assert checkpoints.newest_valid() is None, "as in the folder of another --output"
+    assert checkpoints.newest_valid() is None, "as in the folder of another name"
     save(checkpoints, 2)
     assert checkpoints.newest_valid() == (folder / "step-2", state(2))
 
