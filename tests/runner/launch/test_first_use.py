@@ -99,8 +99,8 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
     code, said, _ = terminal.run("check", "tiny.yaml", "--set", "optimizer.lr=0.005")
     assert code == 0 and "finished already" in said and "(now 0.005)" in said
     assert "resumes from" not in said and "--set name=NAME" in said
-    given = ("--set", "optimizer.lr=0.005", "--set", "name=b")
-    _, said, _ = terminal.run("check", "tiny.yaml", *given)
+    renamed = ("--set", "optimizer.lr=0.005", "--set", "name=b")
+    _, said, _ = terminal.run("check", "tiny.yaml", *renamed)
     assert "next: " in said and "finished" not in said
 
 
