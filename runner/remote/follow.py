@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted
+from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, suggest
 from runner.inputs.far import Cluster, RemoteShell, connected
 from runner.remote.plan import OUTPUT, find_run
 from runner.remote.there import go, understood
@@ -25,7 +25,7 @@ def _find(to: str, run: str | None) -> tuple[Cluster, str]:
     if cluster.target.host is None:
         raise UsageError(
             f"--to {to}: a folder on this machine has no queue to ask.",
-            "On the cluster: runner status. Results that were carried back: runner pull.",
+            f"On the cluster: runner status. Its results: runner pull RUN --to {quoted(to)}",
         )
     is_name = name and "/" not in name and not name.isdigit() and name != OUTPUT
     return cluster, f"{OUTPUT}/{name}" if is_name else name
@@ -35,23 +35,34 @@ def _runner(remote: RemoteShell, to: str, *words: str) -> tuple[int, str]:
     """Runs `runner WORDS` in the cluster's folder, in the environment that was made there."""
     answer = go(remote, to, f"--runner {shlex.join(words)}")
     if answer.code in (126, 127):
-        step = go(remote, to, "--state && tail -n 1 .airlift/steps").text
-        state, _, last = as_shown(step).strip().partition("\n")
-        is_at_work = state not in ("", "none") and last
-        now = f" go.sh is at work there: {last.split()[1]}." if is_at_work else ""
         raise IncompleteError(
-            f"{remote.target}: `runner` is not there yet: its environment is not made.{now}",
+            f"{remote.target}: `runner` is not there yet: its environment is not made.",
             f"runner submit RUN --to {quoted(to)} makes it, or joins what is at work there.",
         )
     return answer.code, answer.text
 
 
+def _look(remote: RemoteShell, to: str, run: str) -> None:
+    """Says which step go.sh does there; refuses a run that is not there, with those that are."""
+    its = f'echo "$(tail -n 1 .airlift/steps)"; ls {OUTPUT}; [ -d {shlex.quote(run)} ]'
+    answer, to = go(remote, to, f"--state; {{ {its}; }} 2>/dev/null"), quoted(to)
+    state, last, *runs = [*as_shown(answer.text).split("\n"), ""]
+    is_alive = re.search(r" [0-5]?\d$", state)  # seconds of its silence
+    now = f"go.sh is at work there: {last.split()[1]}." if is_alive and last else ""
+    if any(runs) and (answer.code == 0 or run == "" or run.isdigit()):
+        return print_line(now, err=True) if now else None
+    what = f"{remote.target}: {f'there is no {run}' if any(runs) else 'no run is there yet'}. {now}"
+    next_ = f"runner {'status' if now or any(runs) else 'submit RUN'} --to {to}"
+    kind = IncompleteError if now else UsageError
+    raise kind(what.rstrip(), suggest(Path(run).name, runs, next_))
+
+
 def status(to: str, run: str | None, *, as_json: bool) -> int:
     """Prints what `runner status` says there, and returns its exit code."""
     cluster, there = _find(to, run)
-    words = ["status", *[there] * bool(there), *["--json"] * as_json]
     with connected(cluster.target) as remote:
-        code, text = _runner(remote, to, *words)
+        _look(remote, to, there)
+        code, text = _runner(remote, to, "status", *[there] * bool(there), *["--json"] * as_json)
     sys.stdout.write(as_shown(text[text.find("\n{") + 1 :] if as_json else text))
     return code
 
@@ -71,11 +82,10 @@ def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> No
     log, pause = _Log(to, there, rank, lines), 1.0
     while True:
         try:
-            with connected(cluster.target) as remote:
-                with understood(remote):
-                    log.begin(remote)
-                    if follow:
-                        log.follow(remote)
+            with connected(cluster.target) as remote, understood(remote):
+                log.begin(remote)
+                if follow:
+                    log.follow(remote)
                 return
         except IncompleteError as error:
             if not (follow and log.path):
@@ -86,12 +96,7 @@ def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> No
 
 
 class _Log:
-    """A log there, and how far it was shown.
-
-    Attributes:
-        to: the cluster, as the user named it.
-        run: `output/NAME`, or a job's number.
-    """
+    """A log there, and how far it was shown; `run`: `output/NAME`, or a job's number."""
 
     def __init__(self, to: str, run: str, rank: int | None, lines: int) -> None:
         self.to, self.run, self.rank, self.lines = to, run, rank, lines
@@ -144,16 +149,12 @@ class _Log:
         script = f"cd {shlex.quote(remote.folder)} 2>/dev/null && ls -d {folder}/logs/*"
         names = remote.ask(f"{script} 2>/dev/null").text.splitlines()
         job = self.run if is_job else r"\d+"
-        wanted = (
-            rf"slurm-({job})(?:_\d+)?\.out" if self.rank is None else rf"rank-({self.rank})\.log"
-        )
+        of_job, of_rank = rf"slurm-({job})(?:_\d+)?\.out", rf"rank-({self.rank})\.log"
+        wanted = of_job if self.rank is None else of_rank
         found = [(int(m[1]), name) for name in names if (m := re.fullmatch(f".*/{wanted}", name))]
         if not found:
-            have = as_shown(", ".join(Path(name).name for name in names[:8]))
-            raise UsageError(
-                f"{remote.target}: no such log of {self.run}.",
-                f"There are: {have}."
-                if have
-                else f"The job waits, or never began: runner status --to {quoted(self.to)}",
-            )
+            _look(remote, self.to, self.run)
+            none = f"none: the job waits, or never began: runner status --to {quoted(self.to)}"
+            have = as_shown(", ".join(Path(name).name for name in names[:8])) or none
+            raise UsageError(f"{remote.target}: no such log of {self.run}.", f"There are: {have}")
         return max(found)[1]

@@ -48,7 +48,8 @@ def understood(remote: RemoteShell) -> Iterator[None]:
 def go(remote: RemoteShell, to: str, words: str) -> Answer:
     """Runs `sh go.sh WORDS` in the cluster's folder; UsageError if nothing was submitted there."""
     folder = shlex.quote(remote.folder)
-    answer = remote.ask(f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nsh go.sh {words}")
+    enter = f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nexport AIRLIFT_TO={quoted(to)}"
+    answer = remote.ask(f"{enter}\nsh go.sh {words}")
     if answer.code == 99:
         again = f"runner submit RUN --to {quoted(to)}"
         raise UsageError(f"{remote.target}: nothing was submitted there yet.", again)

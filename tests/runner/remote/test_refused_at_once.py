@@ -40,6 +40,6 @@ def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> N
         (("exec", *TO, "--bundle", "bundle", "--", "python", "x.py"), "srun runner exec"),
         (("submit", "runs/my.yaml", "--to", "fat"), "far"),
         (("status", *TO), "nothing was submitted there yet"),
-        (("logs", "runs/my.yaml", *TO), "no such log of output/my"),
+        (("logs", "runs/my.yaml", *TO), "nothing was submitted there yet"),
     ):
         assert said in laptop.runner(*words, code=2), words

@@ -1,0 +1,35 @@
+"""`runner status --to` and `runner logs --to`, where no run is yet; by a real sshd and `go.sh`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.runner.folders import run_folder
+from tests.runner.remote.conftest import Laptop
+from tests.runner.remote.far import GO
+
+TO = ("--to", "far")
+
+
+def test_the_step_of_go_sh_and_the_runs_that_are_there_are_named(
+    laptop: Laptop, programs: Path
+) -> None:
+    """What the far end printed was for the far end: commands without --to."""
+    lock = laptop.there / ".airlift/lock"
+    lock.mkdir(parents=True)
+    shutil.copy(GO, laptop.there)
+    (lock / "holder").write_text("w1 login 1\n")
+    (lock / "beat").touch()
+    (laptop.there / ".airlift/steps").write_text("w1 verify done 3\nw1 check begin 0\n")
+    for words in (("status",), ("status", "runs/my.yaml"), ("logs", "my")):
+        said = laptop.runner(*words, *TO, code=5)
+        assert "no run is there yet. go.sh is at work there: check." in said, said
+        assert "  -> runner status --to far\n" in said
+    shutil.rmtree(lock)
+    run_folder(laptop.there / "output/second", name="second")
+    for words in (("status", "secnd"), ("status", "output/secnd"), ("logs", "secnd")):
+        said = laptop.runner(*words, *TO, code=2)
+        assert (
+            "there is no output/secnd.\n  -> Did you mean `second`? runner status --to far" in said
+        )
