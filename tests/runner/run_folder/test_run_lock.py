@@ -214,6 +214,27 @@ def test_a_lock_that_is_made_while_another_looks_is_not_moved_aside(
     assert list(folder.root.glob("running-left*")) == []
 
 
+def test_a_lock_that_another_took_after_the_same_torn_one_is_not_moved_aside(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, looks = holder_module._read, list[object]()
+    folder.holder.parent.mkdir()
+    folder.holder.write_text("")
+    os.utime(folder.holder, (time.time() - 5,) * 2)
+
+    def look(path: Path) -> RunLock | None:
+        looks.append(real(path))
+        if len(looks) == 2:  # now the other one is quicker
+            monkeypatch.setattr(holder_module, "_read", real)
+            holder_module._move_aside(folder, folder.holder, ME)
+            held_by(folder, ME)
+        return looks[-1]  # type: ignore[return-value]
+
+    monkeypatch.setattr(holder_module, "_read", look)
+    holder_module._move_aside(folder, folder.holder, ME)
+    assert real(folder.holder) == ME
+
+
 def test_of_many_who_come_at_once_after_a_killed_one_exactly_one_trains(folder: RunFolder) -> None:
     held_by(folder, replace(ME, born="1"))
     inside, most, refused = [0], [0], []
