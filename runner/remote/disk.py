@@ -60,9 +60,7 @@ def write(
 ) -> list[str]:
     """Writes all that the run needs to a disk, and reads the bundle back; lines on what is next.
 
-    Args:
-        files: name in `runs/` -> content.
-        plan_text: of `.airlift/plan`.
+    `files`: name in `runs/` -> content. `plan_text`: of `.airlift/plan`.
     """
     check(disk, bundle)
     target = PushTarget(None, str(disk.absolute() / "bundle"))

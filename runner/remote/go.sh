@@ -41,9 +41,10 @@ take_lock() {
     [ "$(cat ".airlift/dead.$$/holder" 2>/dev/null)" = "$dead" ] || mv ".airlift/dead.$$" .airlift/lock
     rm -rf ".airlift/dead.$$"
   fi
-  mkdir .airlift/lock 2>/dev/null || [ ! -d .airlift/lock ] ||
+  said=$(mkdir .airlift/lock 2>&1) || [ ! -d .airlift/lock ] ||
     stop 75 "another go.sh is at work here: $(owner)" "tail -f '$PWD/.airlift/log' follows it."
-  [ -d .airlift/lock ] || stop 5 "$PWD cannot be written." "$space"
+  [ -d .airlift/lock ] || stop 5 "$PWD cannot be written: ${said##*: }." \
+    "Correct that, or take another folder of yours that the compute nodes see; then run it again."
   read_plan
   me="$WALK $(uname -n) $$"
   { say "$me" >.airlift/lock/holder && : >.airlift/lock/beat; } || stop 5 "$PWD is full." "$space"
@@ -72,7 +73,10 @@ end() { # exit code: writes the result
   case $code,$job in
     0,0) say "nothing was submitted: the run is finished" ;;
     0,*) say "job $job is in the queue; its results: sh '$PWD/go.sh' --results DISK" ;;
-    *) say "$PWD/.airlift/log has all words; correct that, then run it again: it goes on" ;;
+    *)
+      [ -t 1 ] || tail -n 10 .airlift/log >&2
+      say "$PWD/.airlift/log has all words; correct that, then run it again: it goes on"
+      ;;
   esac
   exit "$code"
 }
@@ -183,11 +187,16 @@ verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
   exit "$code"
 }
 is_environment() {
-  [ -n "$ENVIRONMENT" ] || return 0
+  [ -n "$ENVIRONMENT" ] ||
+    { (in_setup sh -c 'command -v runner') </dev/null >/dev/null 2>&1; return; }
   [ -f "$prefix/.airlift/tree.txt" ] && [ "$(digest <"$prefix/.airlift/tree.txt")" = "$ENV_DIGEST" ] &&
     (in_setup "$prefix/bin/python" -c '') </dev/null >/dev/null 2>&1
 }
 do_environment() {
+  [ -n "$ENVIRONMENT" ] || stop 2 \
+    "the bundle has no environment, and there is no \`runner\` here after the lines of slurm.setup." \
+    "Activate an environment that has it, in this shell, then run it again; or on the laptop: let the \
+manifest bring one (stage init --profile FILE writes the entry), or name the lines in slurm.setup."
   mkdir -p envs && in_setup nice -n 10 sh "bundle/data/envs/$ENVIRONMENT/bootstrap.sh" "$prefix"
 }
 submitted() { cat "$OUTPUT/submitted" 2>/dev/null; } # the number that `runner submit` wrote last
@@ -249,7 +258,11 @@ list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: 
 }
 results() { # DISK RUN
   to=$1/results/$2
-  mkdir -p "$to" && list "$2" >"$to/results.new" || exit
+  mkdir -p "$to" && touch "$to/results.new" ||
+    stop 5 "$1 cannot be written: the reason is above." \
+      "Free space on it, or mount it writable, or take another disk; then run it again: it goes on."
+  list "$2" >"$to/results.new" || stop 5 "$1 is full." "$space"
+  grep -q '[ /]model/' "$to/results.new" || say "note: $2 is not finished: it has no model yet"
   while read -r size sum name; do
     [ "$size" != - ] || { say "not brought: $name ($sum)" && continue; }
     [ "$({ digest <"$to/$name"; } 2>/dev/null)" != "$sum" ] || continue
@@ -285,15 +298,21 @@ main() {
 ' seal=tagmanifest-sha256.txt from='' job=0
   space="Free space or quota there, then run it again: it goes on."
   here=$(cd "$(dirname "$0")" && pwd -P) || exit 5
-  case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac || exit 5
+  case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac ||
+    stop 5 "${1:-$here} cannot be used: the reason is above." "Give a folder of yours, and rights in it."
   [ "$from" != "$(pwd -P)" ] || from=
+  [ -n "$from" ] || [ ! -f .airlift/carried ] || stop 2 \
+    "$here is the carried disk: no job may run from it, and no results are in it." \
+    "sh '$here/go.sh' ~/work copies all there (or to another folder that the compute nodes see), and \
+goes on. Later: sh ~/work/go.sh --results '$here'"
   case ${1:-} in
     --list) list "${2:-}" "${3:-}" && exit ;;
     --state) { [ -d .airlift/lock ] && say "$(owner) $(silence)" || say none; } && exit ;;
     --stop) stop_it && exit ;;
     --results)
-      disk=$(cd "$OLDPWD" && cd "${2:-.}" && pwd) && read_plan &&
-        results "$disk" "${3:-${OUTPUT##*/}}" && exit
+      disk=$([ -n "${2:-}" ] && cd "$OLDPWD" && cd "$2" 2>/dev/null && pwd) ||
+        stop 2 "DISK is no folder here: '${2:-}'." "Mount it: sh '$here/go.sh' --results DISK [RUN]"
+      read_plan && results "$disk" "${3:-${OUTPUT##*/}}" && exit
       ;;
     --runner) read_plan && shift && run "$@" ;;
     --verify) read_plan && find_python && verify_here && exit ;;

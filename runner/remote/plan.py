@@ -23,6 +23,9 @@ from runner.inputs.staged import VERIFIER, Here, Manifest
 
 RUNS, ENVS, OUTPUT = "runs", "envs", "output"
 """Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""
+NO_RUNNER = (
+    "runner --version   # must work there: no environment asset, and no slurm.setup, bring it"
+)
 _OF_CLUSTER = {
     "slurm.partition": "partition",
     "slurm.options.account": "account",
@@ -164,7 +167,7 @@ class Road:
             "fetch": f"stage fetch {manifest} -o {bundle}",
             "push": f"stage push {bundle} {shlex.quote(f'{target}/bundle')}",
             "verify": f"python3 -I bundle/{VERIFIER} bundle",
-            "environment": asset if folder else (first or "true") + " ..." * bool(others),
+            "environment": asset if folder else (first or NO_RUNNER) + " ..." * bool(others),
             "check": f"{active}runner check {check}",
             "submit": f"{active}runner submit {check} {shlex.join(self.for_submit)}".rstrip(),
         }

@@ -124,19 +124,14 @@ class Disk:
 
 
 def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bool) -> int:
-    """Brings the results of a run; returns 1 if something was refused, which is named.
+    """Brings the results of a run, by its file or name; 1 if something was refused, and is named.
 
-    Args:
-        run: a run file, or the name of a run.
-        to: a cluster, as for `runner submit --to`; or a carried disk.
-        output: the folder here; None: `output/<name>`.
-        checkpoints: also the newest checkpoint.
+    `to`: a cluster, or a carried disk. `output`: the folder here; None: `output/<name>`.
     """
     cluster, name = find_run(to, run)
     if not _RUN.fullmatch(name := Path(name).name):
-        raise UsageError(
-            f"{run}: no run file, and no name of a run.", f"runner status --to {quoted(to)}"
-        )
+        shows = f"runner status --to {quoted(to)}"
+        raise UsageError(f"{run}: no run file, and no name of a run.", shows)
     folder = output or Path("output") / name
     with silent(if_=quiet):
         if cluster.target.host is None:

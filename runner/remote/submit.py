@@ -75,6 +75,8 @@ def _to_disk(road: Road, quiet: bool) -> int:
     files = {name: text.encode() for name, text in road.files.items()}
     folder = Path(road.cluster.target.folder)
     print_line("\n".join(disk.write(folder, road.here.bundle, files, plan, quiet=quiet)))
+    if road.environment is None:
+        _show(road, "environment", False)
     return 0
 
 

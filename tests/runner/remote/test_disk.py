@@ -20,6 +20,7 @@ from stage.bundle.verify import verify
 from stage.carry import push as pushing
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
+from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import Far, each_shell
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import WEIGHTS, flip
@@ -79,6 +80,9 @@ def test_there_and_back_by_a_disk(
     assert put(ext4, bundle) == said  # again: nothing to send
     far = Far(tmp_path / "cluster")
     shutil.rmtree(far.folder)
+    refused = far.go(shell, go=ext4 / "go.sh")
+    assert refused.returncode == 2 and f"{ext4} is the carried disk" in refused.stderr
+    assert f"-> sh '{ext4}/go.sh' ~/work copies all there" in refused.stderr
     done = far.go(shell, "../work", go=ext4 / "go.sh")
     assert done.returncode == 0, done.stderr + far.read("log")
     assert far.steps[:4] == ["copy begin 0", "copy done 0", "verify begin 0", "verify done 0"]
@@ -96,6 +100,19 @@ def test_there_and_back_by_a_disk(
     out, disk = tmp_path / "out", Disk(ext4, str(ext4))
     with pytest.raises(StageError, match="not all results of my were written") as missing:
         bring(disk, "my", out, checkpoints=False)
+    for where in ([], [str(tmp_path / "none")]):
+        done = far.go(shell, "--results", *where)
+        assert done.returncode == 2 and "DISK is no folder here" in done.stderr
+    subprocess.run(["mount", "-o", "remount,ro", ext4], check=True)
+    done = far.go(shell, "--results", ext4)
+    assert done.returncode == 5 and "or mount it writable" in done.stderr
+    done = far.go(shell, go=ext4 / "go.sh")
+    assert done.returncode == 2 and "is the carried disk" in done.stderr
+    subprocess.run(["mount", "-o", "remount,rw", ext4], check=True)
+    (root / "model").rename(root / "later")
+    assert "it has no model yet" in far.go(shell, "--results", ext4).stdout
+    (root / "later").rename(root / "model")
+    shutil.rmtree(ext4 / "results")
     words = in_it(missing.value.remedy, r"(?<=go\.sh )--results DISK my").split()
     done = far.go(shell, *(str(ext4) if word == "DISK" else word for word in words))
     assert done.returncode == 0 and "not brought: model/link (link)" in done.stdout, done.stderr
@@ -104,7 +121,7 @@ def test_there_and_back_by_a_disk(
     for room in (0, 6000):
         fill(ext4, room)
         done = far.go(shell, "--results", ext4)
-        assert done.returncode == (5 if room else 1), done.stderr
+        assert done.returncode == 5, done.stderr
         assert ("could not be copied" in done.stderr) == bool(room)
         assert not list(ext4.rglob("results.sha256")), room
         (ext4 / "filled").unlink()
@@ -121,6 +138,12 @@ def test_there_and_back_by_a_disk(
     (out / "model/config.json").unlink()
     with pytest.raises(StageError, match=r"refused, the first: model/config\.json"):
         bring(disk, "my", out, checkpoints=False)
+
+
+def test_a_run_without_environment_says_what_must_be_there(laptop: Laptop) -> None:
+    (laptop.folder / "disk").mkdir()
+    said = laptop.runner("submit", "runs/my.yaml", "--to", "disk/", "--dry-run")
+    assert "environment  runner --version   # must work there: no environment asset" in said
 
 
 def fill(disk: Path, room: int) -> None:

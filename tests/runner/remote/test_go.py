@@ -93,6 +93,20 @@ def test_without_a_python_sha256sum_compares_the_bytes(far: Far, shell: list[str
     assert far.read("damaged") == f"{WEIGHTS}\n"
 
 
+@each_shell
+def test_what_is_missing_there_is_said_at_the_terminal_too(far: Far, shell: list[str]) -> None:
+    runner = (far.bin / "runner").read_text()
+    (far.bin / "runner").unlink()
+    done = far.go(shell)
+    assert done.returncode == 2 and far.steps[-1] == "environment failed 2"
+    assert "no `runner` here" in done.stderr and "Activate an environment" in done.stderr
+    far.add("runner", runner)
+    assert far.go(shell).returncode == 0
+    far.add("find", 'case $1 in model) exit 1 ;; esac; exec /usr/bin/find "$@"')  # a closed folder
+    (far.folder / "output/my/model").mkdir(parents=True)
+    assert far.go(shell, "--list", "my").stdout == "- unreadable model\n"
+
+
 def states(far: Far) -> list[str]:
     """What can be seen of a walk from outside; it only grows."""
     return far.read("steps").splitlines() + far.calls
