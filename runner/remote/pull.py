@@ -130,8 +130,7 @@ def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bo
     """
     cluster, name = find_run(to, run)
     if not _RUN.fullmatch(name := Path(name).name):
-        shows = f"runner status --to {quoted(to)}"
-        raise UsageError(f"{run}: no run file, and no name of a run.", shows)
+        raise UsageError(f"{run}: no run file, and no name of a run.", "Give one of them.")
     folder = output or Path("output") / name
     with silent(if_=quiet):
         if cluster.target.host is None:
@@ -150,10 +149,9 @@ def bring(
         with reporter.at_work(f"{source.name}: its results are read and listed there"):
             listed, refused = read_listing(source.listing(run, checkpoints=checkpoints))
         if not listed and not refused:
-            raise UsageError(
-                f"{source.name}: {run} has no results yet.",
-                f"runner status --to {quoted(source.name)} shows what it does.",
-            )
+            to = f" --to {quoted(source.name)}" if isinstance(source, Host) else ", there,"
+            problem = f"{source.name}: {run} has no results yet."
+            raise UsageError(problem, f"runner status{to} shows what it does.")
         held = {group_of(name) for name, _ in refused}
         if checkpoints and not any("checkpoints/" in name for name in held | {*listed}):
             refused.append(("checkpoints", "there is none"))
@@ -324,19 +322,17 @@ def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
     """Prints what came, and how far each run is; makes a report where none came."""
     size = human_size(sum(result.size for result in right))
     print_line(f"{folder}: {len(right)} files, {size} of {source.name}, every byte compared")
-    names = {result.name for result in right}
-    groups = {group_of(name) for name in names}
-    for member in sorted({name.rpartition("config.yaml")[0] for name in names if "config" in name}):
+    came = {group_of(result.name) for result in right}
+    for member in sorted({name.rpartition("config.yaml")[0] for name in came if "config" in name}):
         root = folder / member
-        if f"{member}metrics.jsonl" in names and f"{member}report.html" not in names:
+        if f"{member}metrics.jsonl" in came and f"{member}report.html" not in came:
             with suppress(StageError):
                 write_report([root], None)
         with suppress(StageError):
             history = History.read(root)
-            steps = f"step {history.done} of {history.num_steps or '?'}"
-            model = f"model: {history.model}" if f"{member}model" in groups else "no model came"
+            model = f"model: {history.model}" if f"{member}model" in came else "no model came"
             if history.facts.get(EXPORTED) != history.done:
                 model = "not finished"
-            elif f"{member}model" not in groups and history.folder.model.is_dir():
+            elif f"{member}model" not in came and history.folder.model.is_dir():
                 model += f"; {history.folder.model} is of an earlier pull"
-            print_line(f"{root}: {steps}; {model}")
+            print_line(f"{root}: step {history.done} of {history.num_steps or '?'}; {model}")
