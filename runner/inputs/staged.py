@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError
+from runner.errors import UsageError, as_shown, quoted, reading_yaml
 from stage.bundle.bundle import Bundle, holds_bundle
 from stage.bundle.verifier import VERIFIER as VERIFIER
 from stage.bundle.verifier import state_folder
+from stage.carry.clusters import Cluster
 from stage.carry.push import push as push  # for runner.remote.disk
 from stage.carry.push import run_rsync
 from stage.carry.ssh import PushTarget, RemoteShell, connected
@@ -23,6 +24,7 @@ from stage.lock.manifest import Manifest as Manifest
 from stage.lock.requests import EnvironmentRequest, PathRequest
 from stage.progress import Reporter as Reporter
 from stage.staging.resolve import read_previous, unanswered
+from stage.staging.working_folder import lock_in
 
 
 @dataclass(frozen=True)
@@ -115,22 +117,40 @@ class Here:
                 there = replace(there, target=target)
                 run_rsync(there, self.bundle, "--checksum", names=names, quiet=quiet)
 
-    def check_profile(self, theirs: Path, place: str) -> None:
-        """Refuses an environment that is for other nodes than the cluster's.
+    def check_not_another(self) -> None:
+        """Refuses a folder with the bundle of another manifest.
 
-        Args:
-            theirs: the cluster's profile.
-            place: where it is named, for the message.
+        Raises:
+            UsageError: with the folder that it can have.
+        """
+        lock = lock_in(self.bundle)
+        if lock is None or lock.name == self.manifest.name:
+            return
+        beside = self.bundle.parent / self.manifest.name
+        raise UsageError(
+            f"{self.bundle}: another bundle is here: {as_shown(lock.name)}; {self.manifest.path} "
+            f"makes {self.manifest.name}. Nothing was changed.",
+            "Give it a folder of its own. The same command with: --bundle "
+            f"{quoted(beside if beside != self.bundle else f'{beside}-2')}",
+        )
+
+    def check_profile(self, cluster: Cluster) -> None:
+        """Refuses an environment that is for other nodes than the cluster's.
 
         Raises:
             UsageError: with both lines.
         """
+        theirs = cluster.profile
+        if theirs is None or cluster.file is None:
+            return
         for name, request in self.environments().items():
             if request.profile is None:
                 continue
             ours = self.manifest.path.parent / request.profile
             if ours.resolve() == theirs.resolve() or _facts(ours) == _facts(theirs):
                 continue
+            with reading_yaml(cluster.file) as (_, lines):
+                place = lines.place(cluster.name, "profile")
             raise UsageError(
                 f"{self.manifest.place(name, 'profile')}: profile: {request.profile}\n"
                 f"{place}: profile: {theirs}\n"

@@ -234,7 +234,8 @@ USABLE = (
     "(NVIDIA; AMD and Hygon with their torch), or on CPUs"
 )
 TO_THE_CPU = (
-    "To train on the CPU all the same: export CUDA_VISIBLE_DEVICES= (in slurm.setup for a job)."
+    "To train on the CPU all the same: export CUDA_VISIBLE_DEVICES= (for a job: one line more in "
+    "slurm.setup, or in `setup:` of clusters.yaml where the run file has no slurm.setup)."
 )
 
 

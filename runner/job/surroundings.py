@@ -10,6 +10,7 @@ Lines that only a job can run, or that copy or remove files, are left out and pr
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -375,13 +376,15 @@ def _check_torch(found: Findings, job: Job, answers: imports.Answers) -> None:
     if not torch or torch.get("hip"):
         return
     version, python = torch.get("version"), answers.python["python"]
+    lines = [*config.slurm.setup, "export CUDA_VISIBLE_DEVICES="]
     if torch.get("cuda") is None:
         raise UsageError(
             f"{config.path}: the job asks for GPUs, and torch {version} of {python} is a build "
             "without CUDA: its ranks refuse to start.",
             "Install a torch with CUDA (stage env lock with this cluster's profile chooses "
-            "one). To train on the CPU all the same: slurm.setup: ['export "
-            "CUDA_VISIBLE_DEVICES=']",
+            "one). To train on the CPU all the same, one line more: in the run file, "
+            f"slurm.setup: {json.dumps(lines, ensure_ascii=False)} (with --to, that replaces "
+            "`setup:` of clusters.yaml: the line may be there as well)",
         )
     flags = answers.imported.get("torch", {}).get("architectures")
     gpus = [g for g in gpus_of_job(config.slurm, job.partition.nodes) if g.capability is not None]

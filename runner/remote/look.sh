@@ -10,12 +10,15 @@ command -v sbatch >/dev/null 2>&1 ||
 command -v sbatch >/dev/null 2>&1 && answer slurm yes
 cd "$1" 2>/dev/null || exit 0
 answer folder "$(pwd -P)"
-[ -f bundle/tagmanifest-sha256.txt ] && [ ! -s .airlift/damaged ] && answer bundle "$(digest <bundle/stage.lock)"
+[ -f bundle/tagmanifest-sha256.txt ] && [ ! -s .airlift/damaged ] && answer bundle_id "$(digest <bundle/stage.lock)"
+[ -f bundle/stage.lock ] && answer lock_id "$(digest <bundle/stage.lock)"
+# Its keys are sorted, and `name` is the last.
+answer name "$(tail -n 2 bundle/stage.lock 2>/dev/null | sed -n 's/^ *"name": "\(.*\)"$/\1/p')"
 answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
 [ -f .airlift/plan ] && answer plan "$(sed 1d .airlift/plan | digest)"
 [ -f .airlift/result ] && answer result "$(sed 1q .airlift/plan) $(cat .airlift/result)"
 [ -n "$2" ] && answer airlift "$("$2/bin/python3" -c 'import stage; print(stage.__version__)' 2>/dev/null)"
 shift 2
-[ -f "runs/$1" ] && answer run "$(cd runs && cat -- "$@" 2>/dev/null | digest)"
+[ -f "runs/$1" ] && answer run_digest "$(cd runs && cat -- "$@" 2>/dev/null | digest)"
 squeue -h -u "$(id -un)" -o 'job=%A|%T|%o' || answer noqueue yes
 exit 0

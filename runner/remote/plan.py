@@ -76,21 +76,20 @@ class Road:
             where = "--manifest" if manifest else config.place("manifest")
             raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
         here = Here(Manifest.load(path), bundle)
-        road = Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
-        road.check_profile()
-        return road
-
-    def check_profile(self) -> None:
-        """Refuses an environment that is for other nodes than the cluster's."""
-        cluster = self.cluster
-        if cluster.profile is not None and cluster.file is not None:
-            with reading_yaml(cluster.file) as (_, lines):
-                self.here.check_profile(cluster.profile, lines.place(cluster.name, "profile"))
+        here.check_not_another()
+        here.check_profile(cluster)
+        return Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
 
     @property
     def output(self) -> str:
         """The run folder there, relative to the cluster's folder."""
         return f"{OUTPUT}/{self.config.name}"
+
+    @property
+    def named(self) -> str:
+        """RUN for `status`, `logs` and `pull`: the run file, unless `--set` gave another name."""
+        is_set = any(text.startswith("name=") for text in self.overrides)
+        return quoted(self.config.name if is_set else self.config.path)
 
     @cached_property
     def environment(self) -> str | None:

@@ -6,6 +6,7 @@ the same command goes on where an earlier one stopped, whatever stopped it.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import shlex
@@ -100,7 +101,7 @@ def show_road(road: Road) -> None:
     elif target.host is None:
         print_line("\n".join(disk.check(Path(target.folder), road.here.bundle)))
     else:
-        print_line(describe(sizes(road), there))
+        print_line(describe(road, sizes(road), there))
 
 
 def steps_done(road: Road, there: There | None) -> set[str]:
@@ -135,7 +136,7 @@ def _seen_there(remote: RemoteShell, road: Road, there: There) -> set[str]:
 def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     if said := collect(remote, road.cluster):
         say(said)
-        road.check_profile()
+        road.here.check_profile(road.cluster)
     there, folder = There.look(remote, road), road.env_folder
     _check_there(remote, road, there)
     bundle_id = _fetch(road)
@@ -145,7 +146,7 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     _say_version(there.airlift)
     _check_job(road, there)
     if not _show(road, "push", there.bundle_id == bundle_id):
-        print_line(describe(parts, there))
+        print_line(describe(road, parts, there))
         _check_room(remote, parts, there)
         _push(remote, road, bundle_id, quiet)
     plan, done = road.plan(bundle_id), steps_done(road, there)
@@ -197,11 +198,12 @@ def _show(road: Road, name: str, is_done: bool) -> bool:
 
 def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
     """Refuses a cluster where no job could be submitted, before anything is fetched or sent."""
-    if not there.has_slurm:
+    if not there.slurm:
         raise UsageError(
             f"{remote.target}: there is no sbatch there, in a login shell neither.",
             "Give the cluster's login node as host.",
         )
+    _check_job(road, there)
     if road.environment is not None:
         return
     lines = quoted("\n".join(("set -e", *road.surroundings, "runner --version")))
@@ -209,11 +211,16 @@ def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
     found = re.search(r"^runner, version (\S+)", said, re.MULTILINE)
     if found is None:
         shown = said.strip()[-300:] or "nothing is printed"
+        ours, theirs = road.config.slurm.setup, road.cluster.setup
+        where, remedy = "`setup` lines", "setup:, modules: in clusters.yaml."
+        if ours and not {*theirs} <= {*ours}:  # a list of the run file replaces theirs
+            where = "lines of `slurm.setup`, which replace `setup:` of clusters.yaml"
+            remedy = f"slurm.setup: {json.dumps([*theirs, *ours], ensure_ascii=False)}"
         raise UsageError(
             f"{remote.target}: {road.here.manifest.path} has no environment asset, and `runner` "
-            f"does not start there after the `setup` lines: {shown}",
+            f"does not start there after the {where}: {shown}",
             "Let the manifest bring one (stage init --profile FILE writes the entry), or name the "
-            "lines that bring it: setup:, modules: in clusters.yaml.",
+            f"lines that bring it: {remedy}",
         )
     _say_version(found[1])
 
@@ -224,21 +231,25 @@ def _say_version(there: str) -> None:
 
 
 def _check_job(road: Road, there: There) -> None:
-    """Refuses to change what a job in the queue reads when it starts."""
-    job, ours = there.job_of(road), f"{there.folder}/{OUTPUT}/"
+    """Refuses to change what a job in the queue reads, or a bundle of another name."""
+    job, ours, here = there.job_of(road), f"{there.folder}/{OUTPUT}/", road.here
     jobs = ", ".join(str(number) for number, _, script in there.jobs if script.startswith(ours))
-    if jobs and there.bundle_id not in ("", road.here.id):
-        raise UsageError(
-            f"{road.cluster.target}: another bundle is there, and jobs that wait or run read it: "
-            f"{jobs}. Nothing was sent.",
-            "Let them end, or give this bundle another folder: --to HOST:FOLDER.",
-        )
+    target, what = road.cluster.target, "another bundle is there"
+    own = f"Give this one a folder of its own: {road.cluster.beside()}"
+    if is_other := there.name not in ("", here.manifest.name):
+        what += f": {there.name}; {here.manifest.path} makes {here.manifest.name}"
+        if not jobs:
+            rm = f"ssh {target.bare_host} rm -r {quoted(f'{target.folder}/bundle')}"
+            own += f". If nobody needs that one: {rm}"
+    if is_other or (jobs and there.lock_id not in ("", here.id or there.lock_id)):
+        what += f"; jobs that wait or run read it: {jobs}" if jobs else ""
+        raise UsageError(f"{target}: {what}. Nothing was sent.", own)
     if job is None or there.run_digest in ("", sha256_of("".join(road.files.values()))):
         return
     raise UsageError(
         f"{road.config.path}: job {job[0]} ({job[1].lower()}) writes {road.output} there. It was "
         "submitted with another text of this file, and reads it when it starts. Nothing was sent.",
-        f"Let it end, or: ssh {road.cluster.target.bare_host} scancel {job[0]}. For a run beside "
+        f"Let it end, or: ssh {target.bare_host} scancel {job[0]}. For a run beside "
         "it, take another run file and `name:`.",
     )
 
@@ -253,15 +264,17 @@ def sizes(road: Road) -> dict[str, int]:
     }
 
 
-def _to_send(parts: Mapping[str, int], there: There | None) -> int:
-    return max(0, parts["bundle"] - (there.kib * 1024 if there else 0))
-
-
-def describe(parts: Mapping[str, int], there: There | None) -> str:
+def describe(road: Road, parts: Mapping[str, int], there: There | None) -> str:
     """A line on what is sent, and what the folder there holds at most."""
-    send, most = human_size(_to_send(parts, there)), human_size(sum(parts.values()))
+    send, most = f"about {human_size(_to_send(parts, there))}", human_size(sum(parts.values()))
+    if there and there.lock_id not in ("", road.here.id):  # which of its files differ?
+        send = f"at most {human_size(parts['bundle'])}"
     listed = ", ".join(f"{name} {human_size(size)}" for name, size in parts.items() if size)
-    return f"to send: about {send}; there at most {most}: {listed}"
+    return f"to send: {send}; there at most {most}: {listed}"
+
+
+def _to_send(parts: Mapping[str, int], there: There | None) -> int:
+    return max(0, parts["bundle"] - int(there.kib if there and there.kib else 0) * 1024)
 
 
 def _check_room(remote: RemoteShell, parts: Mapping[str, int], there: There) -> None:
@@ -329,7 +342,7 @@ def _show_log(text: str) -> None:
 
 
 def _say_job(road: Road, job: int, state: str) -> int:
-    to, run = shlex.quote(road.cluster.name), shlex.quote(str(road.config.path))
+    to, run = shlex.quote(road.cluster.name), road.named
     what = f"job {job}{f' ({state.lower()})' if state else ''}: {road.output} in {to}"
     next_ = f"runner status --to {to}; runner logs {run} --to {to} -f"
     if not job:

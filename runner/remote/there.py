@@ -63,22 +63,25 @@ class There:
     Attributes:
         folder: its absolute path; empty: it is not there yet.
         bundle_id: of the finished bundle in it; empty: none. `kib`: of what is in `bundle/`.
+        lock_id, name: of the bundle in it, finished or not; empty: none.
         run_digest: of the run file there and what it names.
         plan: of the last plan, without its walk.
-        airlift: its version in the environment there; empty: that is not there.
+        airlift: its version in the environment there; empty: that is not there. `slurm`: `yes`.
         made: the job that the last plan's walk made; 0: none, or it did not end well.
         jobs: (number, state, script) of those in the queue.
     """
 
-    folder: str
-    bundle_id: str
-    kib: int
-    run_digest: str
-    plan: str
     made: int
-    airlift: str
-    has_slurm: bool
     jobs: tuple[tuple[int, str, str], ...]
+    folder: str = ""
+    bundle_id: str = ""
+    lock_id: str = ""
+    name: str = ""
+    kib: str = ""
+    run_digest: str = ""
+    plan: str = ""
+    airlift: str = ""
+    slurm: str = ""
 
     @staticmethod
     def look(remote: RemoteShell, road: Road) -> There:
@@ -98,15 +101,9 @@ class There:
             planned, *result = found.get("result", "").split()[:4] or [""]
             is_last = result[:2] == [planned.removeprefix("WALK="), "0"]
             return There(
-                folder=found.get("folder", ""),
-                bundle_id=found.get("bundle", ""),
-                kib=int(found.get("kib") or 0),
-                run_digest=found.get("run", ""),
-                plan=found.get("plan", ""),
                 made=int(result[2]) if is_last else 0,
-                airlift=found.get("airlift", ""),
-                has_slurm="slurm" in found,
                 jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
+                **{key: found[key] for key in found.keys() & There.__annotations__},
             )
 
     def job_of(self, road: Road) -> tuple[int, str] | None:

@@ -71,6 +71,16 @@ class Cluster:
     verify: Literal["login", "job"] = "login"
     copy: str | None = setting(None, convert=_host)
 
+    def beside(self) -> str:
+        """How to get another folder there, with all that is known of the cluster."""
+        folder = f"{self.target.folder.rstrip('/')}-2"
+        if self.file is None:
+            return f"--to {quoted(f'{self.target.host}:{folder}')}"
+        return (
+            f"repeat the lines of `{self.name}` in {self.file} under another name, with `folder: "
+            f"{folder}`; then --to that name"
+        )
+
 
 def users_file(environment: Mapping[str, str] = os.environ) -> Path:
     """The `clusters.yaml` in the user's configuration folder."""

@@ -228,7 +228,8 @@ def fetch(
         say(f"bundle id {outcome.bundle_id}")
         if to := to_option(Path.cwd()):
             say(f"next: runner init TASK --bundle {quoted(bundle)} -o runs/NAME.yaml")
-            say(f"      or, with a run file: runner submit runs/NAME.yaml {to}")
+            its = "" if bundle == Path("bundle") else f" --bundle {quoted(bundle)}"
+            say(f"      or, with a run file: runner submit runs/NAME.yaml{its} {to}")
         else:
             say(
                 f"next: stage push {quoted(bundle)} {quoted(f'me@cluster:{bundle.name}')}   "

@@ -101,7 +101,7 @@ class WorkFolder:
                     f"{root}: is not empty and not a bundle; nothing was changed.",
                     "Choose a new folder with -o.",
                 ) from None
-        lock = _lock_in(root)
+        lock = lock_in(root)
         return WorkFolder(root, _sizes(root), _known_paths(root, lock), lock)
 
     def check_same_bundle(self, manifest: Manifest) -> None:
@@ -203,7 +203,8 @@ def _sizes(root: Path) -> dict[str, int]:
     return sizes
 
 
-def _lock_in(root: Path) -> Lockfile | None:
+def lock_in(root: Path) -> Lockfile | None:
+    """The lock of a bundle, finished or not; None: there is none that can be read."""
     path = root / layout.LOCK
     try:
         return read_lock(path.read_bytes(), str(path)) if path.is_file() else None

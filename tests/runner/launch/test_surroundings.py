@@ -290,9 +290,11 @@ def test_a_torch_without_cuda_is_refused_where_gpus_are_asked_for(
 ) -> None:
     site = next(python.glob("lib/python*/site-packages/torch"))
     (site / "version.py").write_text("__version__ = '2.6.0'\ncuda = None\nhip = None\n")
-    text = said(tried(cluster, slurm={"gpus_per_node": 2}, batch={"global": 8}))
+    before = {"gpus_per_node": 2, "setup": ["export A=1"]}
+    text = said(tried(cluster, slurm=before, batch={"global": 8}))
     assert "torch 2.6.0" in text and "build without CUDA" in text and "stage env lock" in text
     setup = yaml.safe_load(in_it(text, r"(?<=slurm\.setup: )\[[^]]*\]"))
+    assert "export A=1" in setup, "it replaces no line that is there"
     assert said(tried(cluster, slurm={"gpus_per_node": 2, "setup": setup})) == ""
     assert said(tried(cluster)) == ""
 

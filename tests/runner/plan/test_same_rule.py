@@ -106,7 +106,7 @@ def test_an_accelerator_that_was_asked_for_is_never_a_cpu_in_silence(
     with pytest.raises(UsageError, match="cannot use it") as rank:
         find_device(0, 1, config)
     for said in map(str, (launcher.value, rank.value)):
-        assert words in said and "export CUDA_VISIBLE_DEVICES= (in slurm.setup for a job)" in said
+        assert words in said and "export CUDA_VISIBLE_DEVICES= (for a job: one line more" in said
     hidden = {**environ, "CUDA_VISIBLE_DEVICES": ""}
     (line,) = devices.notes(config, 1, hidden, own_torch=False)
     assert words in line and line.endswith("hides them: training is on the CPU")

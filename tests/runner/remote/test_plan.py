@@ -53,6 +53,8 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     assert plan["SETUP"] == '. ~/x y\nexport A="1 2"' and plan["OUTPUT"] == "output/my"
     assert shlex.split(plan["OPTIONS"]) == found.options
     assert plan["SUBMIT"] == "--array seed=1,2"
+    assert found.named == str(folder / "runs/my.yaml")
+    assert road(folder, overrides=["name=b"], axes=["seed=1,2"]).named == "b"
     assert found.commands()["environment"] == ". ~/x y ..."
 
 
