@@ -60,7 +60,7 @@ def _look(remote: RemoteShell, to: str, run: str) -> None:
 def status(to: str, run: str | None, *, as_json: bool) -> int:
     """Prints what `runner status` says there, and returns its exit code."""
     cluster, there = _find(to, run)
-    with connected(cluster.target) as remote:
+    with connected(cluster.target) as remote, understood(remote):
         _look(remote, to, there)
         code, text = _runner(remote, to, "status", *[there] * bool(there), *["--json"] * as_json)
     sys.stdout.write(as_shown(text[text.find("\n{") + 1 :] if as_json else text))

@@ -6,9 +6,10 @@ It runs on a login node, without torch.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,18 @@ class Status:
         left = max(0, self.history.num_steps - self.history.done)
         return left * statistics.median(recent) if recent else None
 
+    @property
+    def shown(self) -> str:
+        """The state for people: Slurm's own where a job ends, or did not end well."""
+        word = self.job.state if self.job else ""
+        ended_badly = word in jobs.ENDS and word != "COMPLETED" and self.state in ("stopped", "new")
+        is_told = word == "COMPLETING" or ended_badly
+        return word.lower().replace("_", " ") if is_told else self.state
+
     def lines(self) -> list[str]:
         """Lines for people."""
         name = self.history.name if self.history else self.run_folder.name
-        lines = [f"{name}: {self.state}  ({self.run_folder})", *(f"  {n}" for n in self.notes)]
+        lines = [f"{name}: {self.shown}  ({self.run_folder})", *(f"  {n}" for n in self.notes)]
         if self.history is None:
             return lines
         lines += [f"  {line}" for line in _progress(self.history)]
@@ -116,7 +125,7 @@ def find(what: str) -> tuple[Path, int | None]:
     if not (what.isascii() and what.isdigit()):
         raise UsageError(
             f"{what}: no run folder, run file or job.",
-            _suggest_run(path, "runner status output/<name>, or a job's number."),
+            _suggest_run(path, f"runner status output/<name>{_to()}, or a job's number."),
         )
     job_id = int(what)
     script = jobs.script_of(job_id)
@@ -125,7 +134,7 @@ def find(what: str) -> tuple[Path, int | None]:
             return folder.parent.parent.absolute(), job_id
         raise UsageError(
             f"job {job_id}: Slurm does not know it (any more), and no run in output/ has its log.",
-            "Give the run folder: runner status output/<name>",
+            f"Give the run folder: runner status output/<name>{_to()}",
         )
     if Path(script).name != SCRIPT:
         raise UsageError(
@@ -160,7 +169,7 @@ def status(run_folder: Path, job_id: int | None = None) -> Status:
 def all_runs(output: Path) -> list[Status]:
     """Reads the state of every run below a folder; what was written last comes first.
 
-    Slurm is asked once, for its queue.
+    Slurm is asked once for its queue, and once for its accounts.
 
     Raises:
         UsageError: there is no run.
@@ -168,12 +177,20 @@ def all_runs(output: Path) -> list[Status]:
     """
     folders = sorted(_run_folders(output.absolute()), key=_written, reverse=True)
     if not folders:
+        to = _to()
         raise UsageError(
             f"{output}: no run is below this folder.",
-            "Give a run folder: runner status FOLDER; or begin one: runner train, runner submit.",
+            f"Give a run folder: runner status FOLDER{to}; or begin one: runner submit RUN{to}"
+            + (" or runner train RUN" * (not to)),
         )
-    queue = jobs.queued()
-    return [_status(folder, None, queue, asks_for_ended=False) for folder in folders]
+    queue = jobs.queued(with_ended=True)
+    runs = [_status(folder, None, queue, asks_for_ended=False) for folder in folders]
+    stopped = [
+        run.history for run in runs if run.history and run.state == "stopped" and not run.job
+    ]
+    last = {history.folder.root: history.last_job for history in stopped}
+    known = jobs.in_accounts({job for job in last.values() if job}) if queue is not None else {}
+    return [replace(run, job=run.job or known.get(last.get(run.run_folder) or 0)) for run in runs]
 
 
 def members(folder: Path) -> list[Path]:
@@ -217,7 +234,7 @@ def table(runs: Sequence[Status], output: Path) -> list[str]:
         rows.append(
             (
                 str(run.run_folder.relative_to(output)),
-                run.state,
+                run.shown,
                 f"{history.done if history else 0}{of}",
                 "-" if loss is None else f"{loss:.4f}",
                 run.job.describe().removeprefix("job ")
@@ -242,7 +259,8 @@ def _status(
             raise
         history = None
     newest = job_id or (history.last_job if history else None)
-    job = next((job for job in queue or [] if _writes(job, run_folder, newest)), None)
+    live_first = sorted(queue or [], key=lambda job: job.is_over)
+    job = next((job for job in live_first if _writes(job, run_folder, newest)), None)
     if job is None and newest is not None and queue is not None and asks_for_ended:
         job = jobs.ended(newest)
     state, notes = _state(history, job, newest if queue is not None else None)
@@ -259,7 +277,7 @@ def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
         run_folder / SCRIPT,
         *([run_folder.parent / SCRIPT] if job.state == "PENDING" else []),
     ]
-    return job.id == newest or job.script in map(str, scripts)
+    return job.id == newest or (not job.is_over and job.script in map(str, scripts))
 
 
 def _state(history: History | None, job: Job | None, last_job: int | None) -> tuple[str, list[str]]:
@@ -279,24 +297,40 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
     if history.num_steps is not None and history.done >= history.num_steps and history.is_exported:
         early = "" if history.ended_early is None else "ended early (evaluation.patience); "
         return "finished", [*notes, f"{early}its model: {history.model}"]
-    return "stopped", [*notes, _advice(history)]
+    return "stopped", [*notes, _advice(history, job)]
 
 
-def _advice(history: History) -> str:
+def _to() -> str:
+    """` --to CLUSTER` where another machine asks (`runner.remote.there.go`); else nothing."""
+    to = os.environ.get("AIRLIFT_TO")
+    return f" --to {quoted(to)}" if to else ""
+
+
+def _advice(history: History, job: Job | None) -> str:
     """A line on a run that has stopped."""
+    root, script, here = history.folder.root, history.folder.root / SCRIPT, Path.cwd()
+    near = root.relative_to(here) if root.is_relative_to(here) else root
+    logs = f"runner logs {quoted(near)}{_to()}"
     if history.is_pulled:
         return "pulled before its end; what it does there: runner status --to CLUSTER"
     if not history.done and not history.checkpoints:
         if not any(history.folder.logs.glob("*")):
             return "it never began: there is no log"
-        return "it has not made a step; `runner logs` may say why"
+        return f"it has not made a step; why: {logs}"
     if history.done and number(history.steps.last, "loss") is None:
         return (
-            f"its loss was no number at step {history.done}: `runner logs` says what to change; "
-            "then run it again"
+            f"its loss was no number at step {history.done}; what to change, before it is run "
+            f"again: {logs}"
         )
     then = "resumes from its last checkpoint" if history.checkpoints else "begins at step 1"
-    return f"run the same command again: it {then}"
+    if to := _to():
+        again = f"submit it again: runner submit RUN{to}"
+    elif script.is_file():
+        again = f"submit it again: sbatch {quoted(near / SCRIPT)}"
+    else:
+        again = "start it again by the same `runner train RUN`"
+    why = f"why: {logs}; " if job is not None and job.state == "FAILED" else ""
+    return f"{why}{again}   (it {then})"
 
 
 def _progress(history: History) -> list[str]:

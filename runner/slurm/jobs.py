@@ -7,7 +7,7 @@ or a Slurm without accounting, is no error.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,17 +57,17 @@ REASONS = {
 """Slurm's reasons for a pending job (squeue(1), JOB REASON CODES) -> an explanation."""
 
 ENDS = {
-    "COMPLETED": "it ended well",
-    "FAILED": "it failed; `runner logs` shows why",
+    "COMPLETED": "",
+    "FAILED": "",
     "TIMEOUT": "its time limit was reached before the ranks had saved",
-    "CANCELLED": "it was cancelled",
+    "CANCELLED": "",
     "NODE_FAIL": "a node failed",
     "OUT_OF_MEMORY": "it needed more memory than it asked for (slurm.options: mem)",
     "PREEMPTED": "another job took its place",
     "BOOT_FAIL": "a node did not start",
     "DEADLINE": "its deadline passed",
 }
-"""Slurm's states of an ended job (squeue(1), JOB STATE CODES) -> an explanation."""
+"""Slurm's states of an ended job (squeue(1), JOB STATE CODES) -> an explanation, if needed."""
 
 
 NO_LOG = "0:53"
@@ -110,7 +110,7 @@ class Job:
         if self.is_over:
             ran = f" (ran {self.elapsed})" if self.elapsed else ""
             why = self._why_not_started() or ENDS[self.state]
-            return f"job {self.id}: {self.state.lower()}, {why}{ran}"
+            return f"job {self.id}: {self.state.lower()}{f', {why}' if why else ''}{ran}"
         if self.state == "PENDING":
             known = REASONS.get(self.reason, REASONS.get(self.reason.split(",")[0], ""))
             why = f"Slurm says {self.reason or 'no reason'}"
@@ -119,7 +119,8 @@ class Job:
             expected = f"; expected start {self.starts}" if self.starts not in ("", "N/A") else ""
             return f"job {self.id}: pending: {why}{expected}"
         where = f" on {self.nodes}" if self.nodes else ""
-        return f"job {self.id}: {self.state.lower()}{where}, for {self.elapsed}, {self.left} left"
+        left = "" if self.state == "COMPLETING" else f", {self.left} left"
+        return f"job {self.id}: {self.state.lower()}{where}, for {self.elapsed}{left}"
 
     def _why_not_started(self) -> str:
         """Why a job ended before its script began; empty: it began, or this is not known."""
@@ -155,15 +156,22 @@ def ended(job_id: int) -> Job | None:
 
     None: it knows nothing of it.
     """
-    asked = ("--jobs", str(job_id), "--format=JobIDRaw,State,Elapsed,NodeList,ExitCode")
-    shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked)
+    return in_accounts([job_id]).get(job_id) or _remembered(job_id)
+
+
+def in_accounts(job_ids: Collection[int]) -> dict[int, Job]:
+    """Those of these jobs that the accounting knows."""
+    found, numbers = dict[int, Job](), ",".join(map(str, job_ids))
+    asked = ("--jobs", numbers, "--format=JobIDRaw,State,Elapsed,NodeList,ExitCode")
+    shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked) if numbers else None
     for line in shown.stdout.splitlines() if shown is not None and shown.returncode == 0 else []:
-        fields = line.split("|")
-        if len(fields) >= 4 and fields[0] == str(job_id):
-            state = (fields[1].split() or ["UNKNOWN"])[0]  # of "CANCELLED by 1000"
-            code = "".join(fields[4:5])
-            return Job(job_id, state, nodes=fields[3], elapsed=fields[2], exit_code=code)
-    return _remembered(job_id)
+        number, *fields = line.split("|")
+        if len(fields) >= 3 and number.isdecimal() and int(number) in job_ids:
+            state = (fields[0].split() or ["UNKNOWN"])[0]  # of "CANCELLED by 1000"
+            code = "".join(fields[3:4])
+            job = Job(int(number), state, nodes=fields[2], elapsed=fields[1], exit_code=code)
+            found[job.id] = job
+    return found
 
 
 def submitted_since(since: float, script: Path) -> list[int]:

@@ -33,3 +33,7 @@ def test_the_step_of_go_sh_and_the_runs_that_are_there_are_named(
         assert (
             "there is no output/secnd.\n  -> Did you mean `second`? runner status --to far" in said
         )
+    (laptop.there / "go.sh").write_text(
+        '[ $1 = --state ] && echo none || echo "--to $AIRLIFT_TO"\n'
+    )
+    assert "--to far" in laptop.runner("status", "second", *TO)

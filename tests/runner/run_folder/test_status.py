@@ -115,8 +115,29 @@ def test_a_job_that_is_over_is_looked_up_in_the_accounts(
     (folder / "logs" / "slurm-17.out").write_text("0: x\n")
     slurm(squeue="", sacct="17|OUT_OF_MEMORY|01:00:00|gpu1\n17.batch|FAILED|01:00:00|gpu1")
     said = shown("status", folder)
-    assert "made: stopped" in said and "job 17: out_of_memory, it needed more memory" in said
-    assert "resumes from its last checkpoint" in said
+    assert "made: out of memory" in said and "job 17: out_of_memory, it needed more memory" in said
+    assert "start it again by the same `runner train RUN`   (it resumes from its last" in said
+
+
+def test_a_job_that_ends_or_failed_is_told_in_slurms_words_with_what_to_run(
+    tmp_path: Path, slurm: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "failed, it failed", `stopped` in the table, and to run `runner status` again."""
+    folder = run_folder(tmp_path / "output" / "made", steps=30)
+    (folder / "submit.sbatch").write_text("#!/bin/bash\n")
+    (folder / "submitted").write_text("17\n")
+    slurm(squeue=queued(folder, "COMPLETING"))
+    said = shown("status", folder)
+    assert "made: completing" in said and "left" not in said
+    slurm(squeue="", sacct="17|FAILED|00:00:09|gpu1|1:0")
+    said = shown("status", folder)
+    assert "made: failed" in said and "job 17: failed (ran 00:00:09)\n" in said
+    why = "why: runner logs output/made"
+    assert f"{why}; submit it again: sbatch output/made/submit.sbatch   (it resumes" in said
+    assert shown("status").splitlines()[1].split()[:2] == ["made", "failed"]
+    monkeypatch.setenv("AIRLIFT_TO", "far")  # as `runner status --to far` on a laptop
+    said = shown("status", folder)
+    assert f"{why} --to far; submit it again: runner submit RUN --to far   (it" in said
 
 
 def test_a_job_number_leads_to_its_run(tmp_path: Path, slurm: Callable[..., None]) -> None:
