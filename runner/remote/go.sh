@@ -242,7 +242,7 @@ show='for file; do
 done'
 list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: cannot be brought
   case $1 in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac ||
-    stop 2 "$here/output has no run '$1'."
+    stop 2 "$here/output has no run '$1'." "There are: $(echo $(ls "$here/output" 2>/dev/null))"
   for at in '' *=*/; do
     [ -z "$at" ] || { [ ! -L "${at%/}" ] && [ -f "${at}config.yaml" ]; } || continue
     newest=none
@@ -258,6 +258,7 @@ list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: 
 }
 results() { # DISK RUN
   to=$1/results/$2
+  [ -d "$here/output/$2" ] || list "$2" # ends here, with words
   mkdir -p "$to" && touch "$to/results.new" ||
     stop 5 "$1 cannot be written: the reason is above." \
       "Free space on it, or mount it writable, or take another disk; then run it again: it goes on."
@@ -299,7 +300,7 @@ main() {
   space="Free space or quota there, then run it again: it goes on."
   here=$(cd "$(dirname "$0")" && pwd -P) || exit 5
   case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac ||
-    stop 5 "${1:-$here} cannot be used: the reason is above." "Give a folder of yours, and rights in it."
+    stop 5 "${1:-$here} cannot be used: the reason is above." "Give a folder where you may write."
   [ "$from" != "$(pwd -P)" ] || from=
   [ -n "$from" ] || [ ! -f .airlift/carried ] || stop 2 \
     "$here is the carried disk: no job may run from it, and no results are in it." \

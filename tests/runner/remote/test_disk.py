@@ -103,6 +103,9 @@ def test_there_and_back_by_a_disk(
     for where in ([], [str(tmp_path / "none")]):
         done = far.go(shell, "--results", *where)
         assert done.returncode == 2 and "DISK is no folder here" in done.stderr
+    done = far.go(shell, "--results", ext4, "nothing")
+    assert done.returncode == 2 and "-> There are: my\n" in done.stderr
+    assert not (ext4 / "results").exists()
     subprocess.run(["mount", "-o", "remount,ro", ext4], check=True)
     done = far.go(shell, "--results", ext4)
     assert done.returncode == 5 and "or mount it writable" in done.stderr
