@@ -20,6 +20,12 @@ from runner.slurm.shell_variables import OF_RANKS
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""
 
+_NAMES_YOUR_LINE = """\
+# A line of yours that fails without a word would leave an empty log.
+trap '__code=$?; [ -z "$__line" ] || echo "error: $__line
+  ended the job on ${HOSTNAME:-its node}, with exit code $__code.
+  -> Correct that line, in the run file or in clusters.yaml." >&2' EXIT"""
+
 MAX_REQUEUES = 32
 """A job is requeued at most this often: beyond that, something else than progress causes it."""
 
@@ -146,12 +152,16 @@ def sbatch_script(request: SbatchRequest) -> str:
         'unset SLURM_EXPORT_ENV SLURM_PTY_PORT "${!SLURM_STEP@}"',
         f"unset {' '.join(OF_RANKS)}",
     ]
+    yours = request.modules or request.setup
+    lines += [_NAMES_YOUR_LINE] if yours else []
     for key, line in shell_lines(request):
+        lines += [f"__line={_quoted(f'{key}: {line}')}"] * bool(key)
         if not key:
             lines.append(
                 "# The environment of the submission: its ninja, compilers and python come first."
             )
         lines.append(line)
+    lines += ["__line="] if yours else []
     lines += _choice_of_member(request)
     more = ' "$@"' if request.members else ""
     command = " ".join(map(_quoted, request.command)) + more

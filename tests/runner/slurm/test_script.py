@@ -116,11 +116,13 @@ def test_bash_runs_the_command_word_by_word_and_without_leftovers_of_another_ste
 
 
 def test_a_setup_line_that_fails_ends_the_job_before_the_ranks() -> None:
-    request_ = dataclasses.replace(CPU, setup=("false",), command=("echo", "ranks"))
-    done = subprocess.run(
-        ["bash"], input=sbatch_script(request_), text=True, capture_output=True, check=False
-    )
+    """Its log was empty, where the line says nothing itself."""
+    lines = ("cd .", "test $(echo node) = login", "true")
+    request_ = dataclasses.replace(CPU, setup=lines, command=("echo", "ranks"))
+    script = sbatch_script(request_)
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
+    assert "error: slurm.setup: test $(echo node) = login\n  ended the job on" in done.stderr
 
 
 def test_options_replace_what_we_would_have_asked_for() -> None:
