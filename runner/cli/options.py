@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from runner.errors import UsageError, print_line, quoted
+from runner.errors import StageError, UsageError, print_line, quoted, reading_yaml
 
 BUNDLE_VARIABLE = "AIRLIFT_BUNDLE"
 
@@ -45,13 +47,36 @@ def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path
     found = _look_for_bundle(context, parameter, given)
     if found is not None or context.resilient_parsing or context.params.get("to"):
         return found or Path("bundle")  # with --to, it is made here first
-    names = _bundles_here()
+    names, run = _bundles_here(), context.params.get("run")
     here = f"the bundles here are {', '.join(names)}" if names else "there is no ./bundle here"
     raise UsageError(
         f"{context.command_path}: no --bundle, and {here}.",
-        f"Give it: --bundle {quoted(names[0] if names else 'FOLDER')}; "
-        f"or set it once: export {BUNDLE_VARIABLE}=FOLDER",
+        f"Give it: --bundle {quoted(_its_bundle(run, names) if names else 'FOLDER')}; "
+        f"or set it once: export {BUNDLE_VARIABLE}=FOLDER{_way_to_slurm(context, run)}",
     )
+
+
+def _its_bundle(run: Path | None, names: list[str]) -> str:
+    """The bundle of the manifest that a run file names, else the first one."""
+    from runner.inputs import Bundle
+
+    with suppress(StageError, OSError):
+        with reading_yaml(run or Path()) as (data, _):
+            manifest = Path(run or "").parent / str(data.get("manifest"))
+        with reading_yaml(manifest) as (data, _):
+            wanted = data.get("name", manifest.stem)
+        return next((n for n in names if Bundle.open(Path(n)).lock.name == wanted), names[0])
+    return names[0]
+
+
+def _way_to_slurm(context: click.Context, run: Path | None) -> str:
+    """What `submit` needs where there is no Slurm."""
+    from runner.inputs.far import to_option
+
+    if context.info_name != "submit" or shutil.which("sbatch"):
+        return ""
+    to = to_option(run) or "--to CLUSTER"
+    return f". There is no Slurm here; onto a cluster: runner submit {quoted(run)} {to}"
 
 
 def _bundles_here() -> list[str]:

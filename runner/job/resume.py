@@ -35,6 +35,7 @@ def check_checkpoint(
         UsageError: as for `check_before_launch`.
     """
     total = config.batch.total
+    names = " or ".join(dict.fromkeys(f"`{data.asset}`" for data in inputs.datasets))
     now = signature(
         config,
         inputs,
@@ -48,7 +49,7 @@ def check_checkpoint(
         _steps(config, earlier_facts(folder)),
         config.engine.name,
         config.precision,
-        _changed(config, folder),
+        _changed(config, folder) or [f"other data of {names}"],
         _length_before(config, folder),
     )
 

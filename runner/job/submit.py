@@ -131,7 +131,8 @@ _SETTLED_AFTER_S = 30.0
 _SAME_COMMAND = "Run the same command again: it looks for the job first, and makes no second one."
 
 _ADVICE_ELSEWHERE = (
-    "Run it on the cluster's login node; `runner submit --print` shows the script anywhere."
+    "Run it on the cluster's login node; `runner submit --print` shows the script anywhere. From a "
+    "laptop: runner submit RUN --to CLUSTER"
 )
 
 
@@ -471,6 +472,9 @@ def _sbatch(*arguments: str) -> subprocess.CompletedProcess[str]:
             "sbatch is here, but this machine belongs to no Slurm cluster", _ADVICE_ELSEWHERE
         )
     remedy = next((advice for text, advice in REMEDIES.items() if text in lowered), "")
+    if "sinfo -s" in remedy and (shown := ask("sinfo", "--noheader", "--format=%R")):
+        names = [*dict.fromkeys(shown.stdout.split())][:20]
+        remedy += f" There are: {', '.join(names)}." if names else ""
     raise UsageError(
         f"Slurm refuses the job: {message}",
         remedy or "Correct `slurm:` in the run file; `runner submit --print` shows the script.",

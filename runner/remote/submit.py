@@ -137,12 +137,10 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     if said := collect(remote, road.cluster):
         say(said)
         road.here.check_profile(road.cluster)
-    there, folder = There.look(remote, road), road.env_folder
-    _check_there(remote, road, there)
+    _check_there(remote, road, There.look(remote, road))
     bundle_id = _fetch(road)
     parts = sizes(road)  # before anything is sent: it finds names that the bundle does not have
-    if road.env_folder != folder:
-        there = There.look(remote, road)
+    there = There.look(remote, road)  # a fetch can take hours
     _say_version(there.airlift)
     _check_job(road, there)
     if not _show(road, "push", there.bundle_id == bundle_id):

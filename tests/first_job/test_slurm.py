@@ -124,11 +124,13 @@ WORDS = {
 def test_every_refusal_of_slurm_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    path = programs(tmp_path / "bin", sbatch=f'echo "{FAILED}{words}" >&2; exit 1')
+    says = f'echo "{FAILED}{words}" >&2; exit 1'
+    path = programs(tmp_path / "bin", sbatch=says, sinfo="echo batch; echo gpu; echo gpu")
     monkeypatch.setenv("PATH", path)
     with pytest.raises(UsageError) as refused:
         try_script(tmp_path / "submit.sbatch")
     assert words in refused.value.message and WORDS[words] in refused.value.remedy
+    assert ("There are: batch, gpu." in refused.value.remedy) == (WORDS[words] == "sinfo -s")
 
 
 # What no setting helps against: the exit code says "later" (slurm_errno.c) -> what helps.

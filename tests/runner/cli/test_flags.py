@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from runner.cli import main
+from stage.bundle.bundle import Bundle
 from tests.runner.conftest import RUN
 from tests.runner.folders import run_folder
+from tests.stage.bundles import make_bundle
 from tests.support.environ import kept_environment
 
 
@@ -44,7 +47,14 @@ def test_a_second_bundle_makes_the_choice_yours(home: Path, bundle: Path) -> Non
     done = call("check", "run.yaml")
     assert done.exit_code == 2 and "the bundles here are bundle, older" in done.stderr
     assert "--bundle" in done.stderr and "export AIRLIFT_BUNDLE=" in done.stderr
+    with open(home / "run.yaml", "a") as file:  # the folder of that name is of another manifest
+        file.write("manifest: other.yaml\n")
+    (home / "other.yaml").write_text(f"name: {Bundle.open(bundle).lock.name}\n")
     (home / "bundle").unlink()
+    make_bundle(home / "bundle", big=False)
+    said = call("submit", "run.yaml", PATH="").stderr
+    assert "--bundle older;" in said and "runner submit run.yaml --to CLUSTER" in said
+    shutil.rmtree(home / "bundle")
     assert "older" in call("check", "run.yaml").stderr, "another name is never taken by itself"
     (home / "older").unlink()
     assert "there is no ./bundle here" in call("check", "run.yaml").stderr

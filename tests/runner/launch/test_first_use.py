@@ -71,6 +71,7 @@ def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal:
     code, _, said = terminal.run(*arguments, "--set", "sequence_length=16")
     assert code == 2
     assert "made with sequence_length 32 (now 16)." in said and "aa" not in said.split("step-50")[1]
+    assert f"made with other data of `{config.dataset.asset}`" in terminal.run(*arguments)[2]
 
 
 def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks(
