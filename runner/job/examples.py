@@ -18,6 +18,7 @@ from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value
 from runner.inputs import Bundle, SplitInput, hash_file, on_site
+from runner.inputs.far import has_gpus
 from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
 
@@ -100,15 +101,18 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
     _shrink_batch(blocks, data.rows)
     said = [f"model {model.name}: {_why(others)}", *_describe(data)]
+    gpus, nodes, torch = has_gpus(path), "clusters.yaml names the profile of nodes", ""
     if environment := _environment(opened):
         torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
-        has_gpu = _is_for_gpus(opened, environment)
-        blocks["slurm"] = _as_examples(slurm if has_gpu else slurm | {"gpus_per_node": 0}, torch)
-        blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
+        gpus, nodes = _is_for_gpus(opened, environment), "the environment is for nodes"
         on_it = f", on the site's torch {torch}: each job needs its module" if torch else ""
         said.append(f"environment {environment}: the ranks run in it{on_it}")
-        if not has_gpu:
-            said.append("slurm.gpus_per_node: 0: the environment is for nodes without a GPU")
+    if gpus is False:
+        said.append(f"slurm.gpus_per_node: 0: {nodes} without a GPU")
+        slurm["gpus_per_node"] = 0
+    blocks["slurm"] = _as_examples(slurm, torch)
+    if environment:
+        blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
     return head + "".join(blocks.values()), said
 
 

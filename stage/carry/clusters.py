@@ -153,6 +153,16 @@ def to_option(beside: Path | None) -> str:
     return f"--to {first}{more}" if known else ""
 
 
+def profiles(beside: Path | None) -> list[Path]:
+    """The profiles that the entries name; `beside` as for `find_cluster`."""
+    found = list[Path]()
+    for file in files_of(beside):
+        with suppress(StageError), reading_yaml(file) as (data, _):
+            named = [entry.get("profile") for entry in data.values() if isinstance(entry, dict)]
+            found += [file.parent / name for name in named if isinstance(name, str)]
+    return found
+
+
 def _host_of(to: str) -> str:
     try:
         return _host(to)

@@ -45,6 +45,27 @@ def test_a_run_file_names_what_fits_the_task(bundle: Path) -> None:
     assert resolve(config, bundle).model.asset == "tiny-gpt2"
 
 
+def test_gpus_are_asked_for_where_the_profile_of_the_nodes_says_so(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job for nodes without a GPU asked for one."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd()))  # no clusters.yaml of the user
+    profile = 'format: 1\nname: n\nplatform: linux-64\nglibc: "2.28"\n'
+    for more, line in (
+        (None, "  gpus_per_node: 2 "),  # not known: as in the example
+        ("", "  gpus_per_node: 0 "),
+        ('cuda: "12.2"\ncompute_capability: "8.0"\n', "  gpus_per_node: 2 "),
+    ):
+        if more is not None:
+            Path("clusters.yaml").write_text("far: {host: h, folder: f, profile: node.yml}\n")
+            Path("node.yml").write_text(profile + more)
+        done = init("causal-lm", "--bundle", bundle, "-o", "new.yaml")
+        assert done.exit_code == 0, done.output
+        text = Path("new.yaml").read_text()
+        assert line in text, text
+        Path("new.yaml").unlink()
+
+
 @pytest.mark.parametrize("task", EXAMPLES)
 def test_each_task_begins_as_its_example(task: str, twins_bundle: Path) -> None:
     """The twins have the assets of all examples, so the examples' own settings stay."""
