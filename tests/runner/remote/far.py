@@ -134,7 +134,8 @@ class Far:
     def age_lock(self, seconds: float) -> None:
         """As if its owner had been silent for some time."""
         then = time.time() - seconds
-        for path in (self.folder / ".airlift/lock", self.folder / ".airlift/lock/beat"):
+        lock = self.folder / ".airlift/lock"
+        for path in (*lock.glob("beat"), lock):
             os.utime(path, (then, then))
 
 
