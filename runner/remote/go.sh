@@ -84,7 +84,12 @@ end() { # exit code: writes the result
 # --- Programs.
 in_setup() { # a command as the job runs it: after the lines of SETUP, in a login shell; execs
   if [ -z "$SETUP" ] && { command -v sbatch || ! command -v bash; } >/dev/null 2>&1; then exec "$@"; else
-    exec bash -l -c "set -e$newline$SETUP${newline}exec \"\$@\"" bash "$@"
+    exec bash -l -c "set -e
+trap 'echo \"error: one of these lines of setup ended the shell, with \$?: \$1\" >&2' EXIT
+$SETUP
+trap - EXIT
+shift
+exec \"\$@\"" bash "$SETUP" "$@"
   fi
 }
 in_queue() { # the state of a job that waits or runs; `?`: Slurm does not answer

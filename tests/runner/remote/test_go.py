@@ -237,6 +237,10 @@ def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
 def test_a_greeting_is_no_answer_of_slurm(far: Far, shell: list[str]) -> None:
     """A login shell that greets: no job is taken for one that waits."""
     (far.notes / ".bash_profile").write_text('echo "Welcome. 17 PENDING"; echo PENDING\n')
+    far.plan(SETUP=f"PATH={far.bin}\ntest a = b\ntrue")
+    said = far.go(shell, "--runner", "status")
+    assert said.returncode == 1 and "ended the shell, with 1: PATH=" in said.stderr
+    assert "\ntest a = b\n" in said.stderr
     far.plan(SETUP=f"PATH={far.bin}")
     assert far.go(shell).returncode == 0
     (far.notes / "queue").write_text("")
