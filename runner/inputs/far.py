@@ -3,12 +3,11 @@
 from contextlib import suppress
 from pathlib import Path
 
-from runner.errors import StageError
+from runner.errors import IncompleteError, StageError, human_size, print_line
 from stage.carry.clusters import Cluster as Cluster
 from stage.carry.clusters import find_cluster as find_cluster
 from stage.carry.clusters import profiles
 from stage.carry.clusters import to_option as to_option  # for runner.cli
-from stage.carry.probe import Room as Room
 from stage.carry.probe import collect as collect
 from stage.carry.probe import room_script, rooms_of
 from stage.carry.ssh import Answer as Answer
@@ -28,10 +27,23 @@ def has_gpus(beside: Path) -> bool | None:
     return known.pop() if len(known) == 1 else None
 
 
-def room_of(remote: RemoteShell) -> Room:
-    """The room at the cluster's folder, which need not be there.
+def check_room(remote: RemoteShell, needed: int) -> None:
+    """Says what is free at the cluster's folder, and refuses what cannot fit.
+
+    Args:
+        needed: bytes, of bundle and environment.
 
     Raises:
-        IncompleteError: no connection.
+        IncompleteError: there is less; or no connection.
     """
-    return rooms_of(remote.run(room_script(remote.folder), f"{remote.target}: cannot look"))[0]
+    said = remote.run(room_script(remote.folder), f"{remote.target}: cannot look")
+    room = rooms_of(said)[0]
+    left = "not known" if room.left is None else human_size(room.left)
+    unknown = "" if room.quota is not None else "; a quota, if there is one, could not be asked"
+    print_line(f"left there: {left}{unknown}")
+    if room.left is not None and room.left < needed:
+        raise IncompleteError(
+            f"{remote.target}: bundle and environment need {human_size(needed)} more there, and "
+            f"{human_size(room.left)} are left. Nothing was sent.",
+            "Free space there, or give another folder in clusters.yaml.",
+        )

@@ -20,5 +20,6 @@ answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
 [ -n "$2" ] && answer airlift "$("$2/bin/python3" -c 'import stage; print(stage.__version__)' 2>/dev/null)"
 shift 2
 [ -f "runs/$1" ] && answer run_digest "$(cd runs && cat -- "$@" 2>/dev/null | digest)"
+answer readers "$(grep -lsF "runs/$1" output/*/submit.sbatch | tr '\n' ' ')" # of jobs that were, too
 squeue -h -u "$(id -un)" -o 'job=%A|%T|%o' || answer noqueue yes
 exit 0

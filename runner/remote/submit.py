@@ -28,7 +28,7 @@ from runner.errors import (
     silent,
 )
 from runner.inputs import resolve
-from runner.inputs.far import RemoteShell, collect, connected, log_out, room_of
+from runner.inputs.far import RemoteShell, check_room, collect, connected, log_out
 from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
@@ -145,7 +145,8 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     _check_job(road, there)
     if not _show(road, "push", there.bundle_id == bundle_id):
         print_line(describe(road, parts, there))
-        _check_room(remote, parts, there)
+        environment = 0 if there.airlift else parts["environment"]
+        check_room(remote, _to_send(parts, there) + environment)
         _push(remote, road, bundle_id, quiet)
     plan, done = road.plan(bundle_id), steps_done(road, there)
     done |= set[str]() if "submit" in done else _seen_there(remote, road, there)
@@ -230,26 +231,29 @@ def _say_version(there: str) -> None:
 
 def _check_job(road: Road, there: There) -> None:
     """Refuses to change what a job in the queue reads, or a bundle of another name."""
-    job, ours, here = there.job_of(road), f"{there.folder}/{OUTPUT}/", road.here
-    jobs = ", ".join(str(number) for number, _, script in there.jobs if script.startswith(ours))
-    target, what = road.cluster.target, "another bundle is there"
+    ours, here, target = f"{there.folder}/", road.here, road.cluster.target
+    queued = [(job, state, script.removeprefix(ours)) for job, state, script in there.jobs]
+    jobs = ", ".join(str(job) for job, _, script in queued if script.startswith(f"{OUTPUT}/"))
+    what = "another bundle is there"
     own = f"Give this one a folder of its own: {road.cluster.beside()}"
     if is_other := there.name not in ("", here.manifest.name):
         what += f": {there.name}; {here.manifest.path} makes {here.manifest.name}"
-        if not jobs:
-            rm = f"ssh {target.bare_host} rm -r {quoted(f'{target.folder}/bundle')}"
-            own += f". If nobody needs that one: {rm}"
     if is_other or (jobs and there.lock_id not in ("", here.id or there.lock_id)):
+        rm = f"ssh {target.bare_host} rm -r {quoted(f'{target.folder}/bundle')}"
+        own += "; or let them end" if jobs else f". If nobody needs that one: {rm}"
         what += f"; jobs that wait or run read it: {jobs}" if jobs else ""
         raise UsageError(f"{target}: {what}. Nothing was sent.", own)
-    if job is None or there.run_digest in ("", sha256_of("".join(road.files.values()))):
+    if there.run_digest in ("", sha256_of("".join(road.files.values()))):
         return
-    raise UsageError(
-        f"{road.config.path}: job {job[0]} ({job[1].lower()}) writes {road.output} there. It was "
-        "submitted with another text of this file, and reads it when it starts. Nothing was sent.",
-        f"Let it end, or: ssh {target.bare_host} scancel {job[0]}. For a run beside "
-        "it, take another run file and `name:`.",
-    )
+    for job, state, script in queued:
+        if script in there.readers.split():
+            raise UsageError(
+                f"{road.config.path}: job {job} ({state.lower()}) writes {Path(script).parent} "
+                "there. It was submitted with another text of this file, and reads it when it "
+                "starts. Nothing was sent.",
+                f"Let it end, or: ssh {target.bare_host} scancel {job}. For a run beside it, take "
+                "another run file and `name:`.",
+            )
 
 
 def sizes(road: Road) -> dict[str, int]:
@@ -273,21 +277,6 @@ def describe(road: Road, parts: Mapping[str, int], there: There | None) -> str:
 
 def _to_send(parts: Mapping[str, int], there: There | None) -> int:
     return max(0, parts["bundle"] - int(there.kib if there and there.kib else 0) * 1024)
-
-
-def _check_room(remote: RemoteShell, parts: Mapping[str, int], there: There) -> None:
-    """Says what is free there, and refuses what cannot fit."""
-    room = room_of(remote)
-    left = "not known" if room.left is None else human_size(room.left)
-    unknown = "" if room.quota is not None else "; a quota, if there is one, could not be asked"
-    print_line(f"left there: {left}{unknown}")
-    needed = _to_send(parts, there) + (0 if there.airlift else parts["environment"])
-    if room.left is not None and room.left < needed:
-        raise IncompleteError(
-            f"{remote.target}: bundle and environment need {human_size(needed)} more there, and "
-            f"{human_size(room.left)} are left. Nothing was sent.",
-            "Free space there, or give another folder in clusters.yaml.",
-        )
 
 
 def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:

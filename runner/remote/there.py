@@ -64,7 +64,7 @@ class There:
         folder: its absolute path; empty: it is not there yet.
         bundle_id: of the finished bundle in it; empty: none. `kib`: of what is in `bundle/`.
         lock_id, name: of the bundle in it, finished or not; empty: none.
-        run_digest: of the run file there and what it names.
+        run_digest: of the run file there and what it names. `readers`: scripts that name it.
         plan: of the last plan, without its walk.
         airlift: its version in the environment there; empty: that is not there. `slurm`: `yes`.
         made: the job that the last plan's walk made; 0: none, or it did not end well.
@@ -79,6 +79,7 @@ class There:
     name: str = ""
     kib: str = ""
     run_digest: str = ""
+    readers: str = ""
     plan: str = ""
     airlift: str = ""
     slurm: str = ""

@@ -25,8 +25,8 @@ steps: 4
 batch: {global: 8, micro: 4}
 """
 TOOLS = (
-    "sh bash ls cut mkdir rm find tail sed df du id cat sha256sum dirname stat wc head tr mv touch "
-    "sleep"
+    "sh bash ls cut mkdir rm find tail sed grep df du id cat sha256sum dirname stat wc head tr mv "
+    "touch sleep"
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from tests.remedies.obeyed import in_it, obeys
@@ -52,6 +53,17 @@ def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: 
     lock.write_text('{\n "name": "made"\n}\n')  # with other data
     said = laptop.runner("submit", "runs/my.yaml", *TO, "--dry-run")
     assert re.search(r"to send: at most \d+ kB; ", said), said
+    script = laptop.there / "output/old/submit.sbatch"
+    script.parent.mkdir(parents=True)
+    script.write_text("runner train runs/my.yaml\n")
+    made[1].write_text(f"#!/bin/sh\necho 'job=24|PENDING|{script}'\n")
+    said = laptop.runner("submit", "runs/my.yaml", *TO, code=2)
+    assert "jobs that wait or run read it: 24" in said and "let them end" in said, said
+    shutil.copy(laptop.folder / "manifests/small.lock", lock)
+    (laptop.there / "runs").mkdir()
+    (laptop.there / "runs/my.yaml").write_text("another text, which job 24 is to read\n")
+    said = laptop.runner("submit", "runs/my.yaml", *TO, "--set", "name=b", code=2)
+    assert "job 24 (pending) writes output/old there" in said, said
     for path in made:
         path.unlink()
 
