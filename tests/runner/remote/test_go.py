@@ -216,7 +216,7 @@ def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
 ) -> None:
     far.plan(VERIFY="job", PARTITION="batch")
     running = far.start(shell)
-    wait_for((far.folder / ".airlift/verify-job").exists)
+    wait_for(lambda: "job 21 verifies" in far.read("log"), running)
     os.kill(running.pid, signal.SIGKILL)  # its job goes on
     running.wait()
     os.kill(int(far.read("lock/step")), signal.SIGKILL)
