@@ -53,8 +53,8 @@ def _look(remote: RemoteShell, to: str, run: str) -> None:
         return print_line(now, err=True) if now else None
     what = f"{remote.target}: {f'there is no {run}' if any(runs) else 'no run is there yet'}. {now}"
     next_ = f"runner {'status' if now or any(runs) else 'submit RUN'} --to {to}"
-    kind = IncompleteError if now else UsageError
-    raise kind(what.rstrip(), suggest(Path(run).name, runs, next_))
+    remedy = suggest(Path(run).name, runs, next_)
+    raise IncompleteError(what, remedy) if now else UsageError(what.strip(), remedy)
 
 
 def status(to: str, run: str | None, *, as_json: bool) -> int:
@@ -83,7 +83,8 @@ def logs(to: str, run: str, *, rank: int | None, lines: int, follow: bool) -> No
     while True:
         try:
             with connected(cluster.target) as remote, understood(remote):
-                log.begin(remote)
+                if not log.path:
+                    log.begin(remote)
                 if follow:
                     log.follow(remote)
                 return
@@ -103,9 +104,7 @@ class _Log:
         self.path, self.offset = "", 0
 
     def begin(self, remote: RemoteShell) -> None:
-        """Shows the last lines, once."""
-        if self.path:
-            return
+        """Shows the last lines."""
         path = self._find(remote)
         print_line(f"{remote.target}/{path}:", err=True)
         size = remote.ask(f"wc -c <{remote.inside(path)}").text

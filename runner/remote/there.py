@@ -28,8 +28,7 @@ _MOST = 60_000  # bytes of a log in one answer
 _HERE = Path(__file__).parent
 # `--state` prints WALK HOST PID SECONDS, or `none`.
 _IS_ALIVE = (
-    "is_alive() { state=$(sh go.sh --state) && "
-    f'[ "${{state##* }}" -lt {_LIVES_S} ]; }} 2>/dev/null'
+    f'is_alive() {{ s=$(sh go.sh --state) && [ "${{s##* }}" -lt {_LIVES_S} ]; }} 2>/dev/null'
 )
 
 
@@ -47,9 +46,8 @@ def understood(remote: RemoteShell) -> Iterator[None]:
 
 def go(remote: RemoteShell, to: str, words: str) -> Answer:
     """Runs `sh go.sh WORDS` in the cluster's folder; UsageError if nothing was submitted there."""
-    folder = shlex.quote(remote.folder)
-    enter = f"cd {folder} 2>/dev/null && [ -f go.sh ] || exit 99\nexport AIRLIFT_TO={quoted(to)}"
-    answer = remote.ask(f"{enter}\nsh go.sh {words}")
+    enter = f"cd {shlex.quote(remote.folder)} 2>/dev/null && [ -f go.sh ] || exit 99"
+    answer = remote.ask(f"{enter}\nAIRLIFT_TO={quoted(to)} sh go.sh {words}")
     if answer.code == 99:
         again = f"runner submit RUN --to {quoted(to)}"
         raise UsageError(f"{remote.target}: nothing was submitted there yet.", again)
