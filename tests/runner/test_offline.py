@@ -196,3 +196,18 @@ def test_a_user_who_said_online_is_overruled() -> None:
     environ = {"HF_HUB_OFFLINE": "0", "PATH": "/bin"}
     set_variables(environ)
     assert environ == {**VARIABLES, "PATH": "/bin"}
+
+
+def test_rust_and_c_meet_the_wall_too(run_python: Run, behind_wall: list[dict[str, str]]) -> None:
+    """`ctypes` asks libc, without any call that Python could watch."""
+    code = """
+import ctypes, os
+from runner import offline
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.socket(2, 1, 0) >= 0
+assert offline.close_network() is None
+assert libc.socket(2, 1, 0) == -1
+print(os.strerror(ctypes.get_errno()))
+"""
+    done = run_python(code)
+    assert done.stdout == "Permission denied\n", done.stderr

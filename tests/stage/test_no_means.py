@@ -207,3 +207,17 @@ def test_an_error_that_says_nothing_of_a_file_is_no_finding(
             assert done.returncode == 5 and "unreadable" not in done.stdout, (
                 done.stdout + done.stderr
             )
+
+
+def test_a_report_that_finds_no_room_is_not_damage(bundle: Path) -> None:
+    for command in ([STAGE, "verify"], [pythons()[0], "-I", TEMPLATE]):
+        done = limited(
+            "-f 0",
+            *command,
+            bundle,
+            "--fast",
+            "--report",
+            bundle.parent / "r.json",
+            before="trap '' XFSZ;",
+        )
+        assert done.returncode == 5 and "Traceback" not in done.stderr, done.stderr

@@ -166,3 +166,10 @@ def test_ranks_of_another_launcher_end_with_2_and_say_what_to_write(limited: Lim
     said = "\n".join(f"{out}\n{err}" for out, err in ended)
     assert 2 in [rank.returncode for rank in ranks], said
     assert "batch.micro: 4 (the same steps, less at once)" in said
+
+
+def test_where_the_guess_fits_there_is_one_start(limited: Limited) -> None:
+    folder = limited.cluster.output("small")
+    assert _json(folder / "environment.json")["batch"]["micro"] == 8
+    assert _json(folder / "resolved.json")["attempt"] == 1
+    assert not (folder / "micro.json").exists()

@@ -69,7 +69,7 @@ def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal:
     (output / "config.yaml").write_text(config.to_yaml())
     arguments = ("check", "tiny.yaml", "--set", "engine.name=ddp", "--set", "precision=bf16")
     code, _, said = terminal.run(*arguments, "--set", "sequence_length=16")
-    assert code == 2
+    assert code == 2 and config.dataset is not None
     assert "made with sequence_length 32 (now 16)." in said and "aa" not in said.split("step-50")[1]
     assert f"made with other data of `{config.dataset.asset}`" in terminal.run(*arguments)[2]
 

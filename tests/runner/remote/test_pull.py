@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -306,3 +309,33 @@ def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> 
         pytest.raises(Exception, match="another `runner pull` is at work"),
     ):
         bring(disk, "my", out, checkpoints=False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mount needs root")
+    folder = tmp_path / "full"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no tmpfs may be mounted here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@obeys(HERE, "Free space there, or give another folder")
+def test_a_full_disk_here_leaves_no_half_file(
+    far: Path, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = on_disk(tmp_path / "carried", far)
+    with pytest.raises(Exception, match="are to come, and"):
+        bring(disk, "my", small_disk / "out", checkpoints=False)
+    assert not (small_disk / "out").exists()
+    assert bring(disk, "my", tmp_path / "another", checkpoints=False) == 0
+    # It fills while the file comes.
+    monkeypatch.setattr(pulling, "_check_room", lambda *_: None)
+    with pytest.raises(OSError, match="No space") as full:
+        bring(disk, "my", small_disk / "out", checkpoints=False)
+    assert full.value.errno == errno.ENOSPC
+    assert {name.split("/")[0] for name in files(small_disk / "out")} == {".pull"}

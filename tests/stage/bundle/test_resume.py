@@ -245,3 +245,30 @@ def test_a_file_that_may_change_while_it_is_read_is_not_remembered(
         assert not journal._lines()
         journal.keep("data/a", status, status.st_ctime_ns + 2 * UNSURE_NS)
         assert len(journal._lines()) == 1
+
+
+def test_after_a_folder_was_renamed_every_file_below_it_is_read_again(
+    copy: Path, state: Path
+) -> None:
+    """To rename a folder and back changes no `stat` of a file in it: the path alone tells."""
+    interrupt(copy, state, files=9)
+    (copy / "data/models").rename(copy / "data/aside")
+    assert not verify(copy, state=state).ok
+    (copy / "data/aside").rename(copy / "data/models")
+    interrupt(copy, state, files=9)
+    lines = journal_of(state).read_bytes()
+    journal_of(state).write_bytes(lines.replace(b"data/models/", b"data/older/"))
+    report, read = go_on(copy, state)
+    below = sum(p.stat().st_size for p in (copy / "data/models").rglob("*") if p.is_file())
+    assert report.ok and read == below
+
+
+def test_what_was_written_just_before_is_not_remembered(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change in the same tick of the file system's clock could not be told."""
+    monkeypatch.setattr(verifier, "KERNELS_OWN", frozenset())
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    interrupt(root, state, files=8)
+    report, read = go_on(root, state)
+    assert report.ok and read == report.size and report.stamp is None

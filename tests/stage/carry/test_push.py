@@ -26,7 +26,7 @@ from stage.carry.push import (
 from stage.carry.ssh import PushTarget, RemoteShell
 from stage.errors import IncompleteError, UsageError
 from tests.remedies.obeyed import in_it, obeys
-from tests.stage.bundles import BIG
+from tests.stage.bundles import BIG, make_bundle
 from tests.stage.carry.conftest import TAGS, WEIGHTS, flip, push
 from tests.support.servers.sshd import Sshd
 
@@ -315,3 +315,33 @@ def test_somebody_elses_folder_is_not_written_into(
     assert [p.name for p in there.iterdir()] == ["thesis.tex"]
     done = push(sshd, bundle, there / "thesis.tex")
     assert done.returncode == 2 and "is a file" in done.stderr
+
+
+def test_a_damaged_file_there_is_repaired_by_a_rerun(
+    sshd: Sshd, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    assert push(sshd, bundle, there).returncode == 0
+    flip(there / WEIGHTS, 30_000)
+    flip(there / "stage.lock")
+    flip(there / TAGS)
+    done = push(sshd, bundle, there)
+    assert done.returncode == 0, done.stderr
+    assert "sending again with checksums" in done.stderr and "repaired" in done.stdout
+    assert verify(there).ok
+
+
+def test_another_bundle_of_the_same_sizes_and_the_same_second_takes_its_place(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    first, second = (
+        make_bundle(tmp_path / name, big=False, files={"data/files/notes/a": text}).root
+        for name, text in (("first", b"one"), ("second", b"two"))
+    )
+    for path in (*first.rglob("*"), *second.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    there = tmp_path / "there"
+    assert push(sshd, first, there).returncode == 0
+    done = push(sshd, second, there)
+    assert done.returncode == 0, done.stderr
+    assert verify(there).bundle_id == verify(second).bundle_id != verify(first).bundle_id

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -349,3 +350,13 @@ def test_a_full_disk_or_quota_is_named() -> None:
 def test_what_ssh_says_gets_words(said: str, words: str) -> None:
     error = lost(said, "x") if words == "MaxSessions" else fault(said, "x", "ssh", "ssh x ")
     assert words in error.message and error.exit_code == 5 and error.remedy
+
+
+def test_two_commands_at_once_make_one_login(start: Start) -> None:
+    server = start()
+    threads = [threading.Thread(target=hello) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert server.logins == 1

@@ -256,3 +256,26 @@ def test_memory_stays_bounded_whatever_the_file(tmp_path: Path) -> None:
                 int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             )
         assert peaks[1] - peaks[0] < most_kib, (name, peaks)
+
+
+def test_types_of_a_csv_hold_every_value_of_every_file(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    head = "int,late,zip,long,flag,gone,mix\n"
+    rows = "".join(f"{i},{i},0{i},{10**19 + i},true,,{i}\n" for i in range(20_000))
+    tables = converted(
+        "csv", {"a.csv": (head + rows).encode(), "b.csv": (head + "1,2.5,3,4,false,,x\n").encode()}
+    )
+    schema = tables["train"].schema
+    expected = {
+        "int": "int64",
+        "late": "double",
+        "zip": "string",
+        "long": "string",
+        "flag": "bool",
+        "gone": "string",
+    }
+    assert {n: str(schema.field(n).type) for n in expected} == expected and str(
+        schema.field("mix").type
+    ) == "string"
+    assert tables["train"].num_rows == 20_001

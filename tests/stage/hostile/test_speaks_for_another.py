@@ -143,3 +143,27 @@ def test_a_bundle_whose_modules_python_ran_before_stage_verify_is_not_called_sou
         command = [python, *shlex.split(remedy)[1:]]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 1 and "`sitecustomize.py`: extra" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("option", ["--fast", "--deep"])
+def test_stage_verify_in_a_folder_of_liars_says_what_it_says_elsewhere(
+    bundle: Path, tmp_path: Path, option: str
+) -> None:
+    mark = plant_liars(tmp_path / "here")
+    stage = Path(sys.executable).with_name("stage")
+    done = [
+        subprocess.run(
+            [stage, "verify", option, "--json", bundle],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for cwd in (tmp_path / "here", "/")
+    ]
+    assert not mark.exists()
+    assert (
+        done[0].stdout == done[1].stdout
+        and done[0].returncode == done[1].returncode
+        and done[0].stdout
+    )

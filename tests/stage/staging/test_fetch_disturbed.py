@@ -96,3 +96,12 @@ def test_a_hub_that_stays_away_ends_it_in_words(laptop: Laptop) -> None:
     laptop.hub.faults.add(side="hub", path=INFO, status=503, headers={"Retry-After": "5000"})
     message = laptop.refused(5)
     assert "503" in message and "5000" in message
+
+
+def test_an_expired_address_is_asked_for_again_at_the_hub(
+    laptop: Laptop, undisturbed_id: str
+) -> None:
+    laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, status=403)
+    assert laptop.fetched() == undisturbed_id
+    asked = [(r.side, r.status) for r in laptop.hub.requests(WEIGHTS)]
+    assert asked == [("hub", 302), ("cdn", 403), ("hub", 302), ("cdn", 200)]

@@ -112,3 +112,11 @@ def test_like_beside_like_is_the_same_samples_in_as_many_batches(
         return sum(len(part) * max(lengths[s.index] for s in part) for part in parts)
 
     assert padded(grouped) <= padded(batches)
+
+
+@given(parts=PARTS)
+def test_no_sample_is_seen_twice_in_one_pass(parts: list[Part]) -> None:
+    """Masks and augmentation are drawn per pass."""
+    order = Order(parts, 5)
+    seen = Counter(order.sample(position) for position in range(3 * len(order)))
+    assert set(seen.values()) == {1}

@@ -9,9 +9,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from runner.config.run_config import RunConfig
 from runner.data.recipe import KEEPS_APART
 from runner.data.store import Rows
-from runner.training.tasks import language
+from runner.inputs import resolve
+from runner.training.components.batches import Sample
+from runner.training.tasks import language, task_named
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -76,3 +79,32 @@ def test_padding_changes_nothing(kind: str) -> None:
     found = logits(model, padded, causal=causal)
     short = Rows(padded.ids[:1, :9], np.ones((1, 9), np.int64), np.ones((1, 9), bool), "joined")
     assert found[0, :9] == pytest.approx(logits(model, short, causal=causal)[0], abs=2e-5)
+
+
+def test_positions_start_again_with_each_document() -> None:
+    placed = language.position_inputs(rows([3, 2], [4], layout="separate"), 0)
+    assert placed["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("task", "asset"), [("masked-lm", "tiny-bert"), ("causal-lm", "tiny-gpt2")]
+)
+def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
+    task: str, asset: str, bundle: Any, tmp_path: Any
+) -> None:
+    (tmp_path / "run.yaml").write_text(
+        f"format: 1\ntask: {task}\nmodel: {{asset: {asset}, init: scratch}}\n"
+        "dataset: {asset: reference}\n"
+    )
+    config = RunConfig.load(tmp_path / "run.yaml")
+    made = task_named(task)(config, resolve(config, bundle).model, None)
+    made.module.eval()
+    batch = made.collate(rows([9, 14], [17], layout="separate"), [Sample(0, 0), Sample(1, 0)])
+    with torch.no_grad():
+        expected = 0.0
+        for row, begin, end in ((0, 0, 9), (0, 9, 23), (1, 0, 17)):
+            alone = {
+                name: batch[name][row : row + 1, begin:end] for name in ("input_ids", "labels")
+            }  # without `guessed`: logits at every position
+            expected += made.module(**alone).item()
+        assert made.module(**batch).item() == pytest.approx(expected, rel=1e-5)
