@@ -130,9 +130,7 @@ class Mistakes:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if isinstance(error, UsageError | PolicyError):
-            kept = {
-                *map(id, self.found)
-            }  # a block may call `check` itself, which raises them again
+            kept = {id(part) for part in self.found}  # `check` inside of the block raises them
             self.found += [part for part in error.parts or (error,) if id(part) not in kept]
             return True
         return False
