@@ -137,10 +137,12 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
     if said := collect(remote, road.cluster):
         say(said)
         road.here.check_profile(road.cluster)
-    _check_there(remote, road, There.look(remote, road))
+    there, before = There.look(remote, road), road.here.id
+    _check_there(remote, road, there)
     bundle_id = _fetch(road)
     parts = sizes(road)  # before anything is sent: it finds names that the bundle does not have
-    there = There.look(remote, road)  # a fetch can take hours
+    if bundle_id != before:  # a fetch can take hours
+        there = There.look(remote, road)
     _say_version(there.airlift)
     _check_job(road, there)
     if not _show(road, "push", there.bundle_id == bundle_id):
