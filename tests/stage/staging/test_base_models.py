@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage.bundle.bundle import Bundle
-from stage.bundle.load_test import run_load_test
 from stage.hub.models import base_of
-from stage.lock.model import Base, LockedAsset, LockedFile, Source
+from stage.lock.model import Base, LockedAsset
 from stage.lock.read import read_lock
-from stage.lock.write import Lockfile
-from tests.stage.locks import COMMIT
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import safetensors
 
@@ -79,43 +75,6 @@ def test_an_adapter_without_its_base_is_refused_with_the_lines_that_add_it(
     stage("fetch", "m.yaml", "-o", "b", "--locked")
     manifest(lora=LORA)
     assert "acme/tiny-base" in stage("fetch", "m.yaml", "-o", "b", code=2).output
-
-
-def test_an_adapter_whose_base_is_not_needed_travels_alone(
-    hub: TestHub, stage: Callable[..., Result]
-) -> None:
-    hub.commit("models", "acme/lora", adapter("acme/nowhere"))
-    manifest(lora={**LORA, "base": False})
-    said = stage("fetch", "m.yaml", "-o", "b").output
-    assert set(locked()) == {"lora"} and locked()["lora"].request["base"] is False
-    assert "base model acme/nowhere is not in this bundle" in said
-    stage("verify", "b")
-    assert "its base model is left out (`base: false` in the manifest)" in stage("show", "b").output
-
-
-def test_a_base_on_its_authors_disk_is_said(hub: TestHub, stage: Callable[..., Result]) -> None:
-    hub.commit("models", "acme/lora", adapter("/home/me/llama"))
-    manifest(lora=LORA)
-    said = stage("fetch", "m.yaml", "-o", "b").output
-    assert "/home/me/llama" in said and "add that model" in said and set(locked()) == {"lora"}
-
-
-def test_an_adapter_without_the_base_its_lock_promises_does_not_load(tmp_path: Path) -> None:
-    folder = tmp_path / "data/models/lora"
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_bytes(adapter()["adapter_config.json"])
-    hub = Source("hub", "acme/lora", "main", COMMIT)
-    file = LockedFile(
-        "data/models/lora/adapter_config.json", 1, "0" * 64, None, "adapter_config.json"
-    )
-    asset = LockedAsset("lora", "model", {}, hub, (file,), base=Base("acme/tiny-base", "main"))
-    (finding,) = run_load_test(tmp_path, Lockfile("x", {"lora": asset})).findings
-    assert "its base model acme/tiny-base" in str(finding)
-    report = run_load_test(tmp_path, Lockfile("x", {"lora": replace(asset, base=None)}))
-    assert not report.findings and "acme/tiny-base is not in this bundle" in report.unchecked[0]
-    weightless = LockedAsset("b", "model", {}, replace(hub, location="acme/tiny-base"), ())
-    report = run_load_test(tmp_path, Lockfile("x", {"lora": asset, "b": weightless}))
-    assert not report.findings and "no weights" in report.unchecked[0]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import (
     DATASET,
-    LANDING,
     MANIFEST,
     MODEL,
     Laptop,
@@ -39,22 +36,6 @@ def test_the_endpoint_is_an_option_or_a_variable_and_leaves_no_trace_in_the_id(
     )
 
 
-def test_coreutils_and_bagit_find_it_sound(laptop: Laptop) -> None:
-    laptop.fetched()
-    checked = subprocess.run(
-        ["sha256sum", "--check", "--strict", "manifest-sha256.txt"],
-        cwd=laptop.bundle,
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert checked.stdout.count(": OK") == len(payload(laptop.bundle)) == len(LANDING)
-    validated = subprocess.run(
-        [sys.executable, "-m", "bagit", "--validate", laptop.bundle], capture_output=True, text=True
-    )
-    assert validated.returncode == 0, validated.stderr
-
-
 def test_the_token_reaches_only_the_hub_and_no_file(laptop: Laptop) -> None:
     for kind, repository in (("models", MODEL), ("datasets", DATASET)):
         laptop.hub.configure(kind, repository, gated="manual", members=("tester",))
@@ -68,15 +49,6 @@ def test_the_token_reaches_only_the_hub_and_no_file(laptop: Laptop) -> None:
     written = [path for path in laptop.folder.rglob("*") if path.is_file()]
     assert laptop.bundle / "bag-info.txt" in written
     assert not [path for path in written if MEMBER_TOKEN.encode() in path.read_bytes()]
-
-
-def test_the_token_of_hf_auth_login_is_used(laptop: Laptop, undisturbed_id: str) -> None:
-    laptop.hub.configure("models", MODEL, private=True, members=("tester",))
-    saved = laptop.folder / "hf" / "token"
-    saved.parent.mkdir()
-    saved.write_text(MEMBER_TOKEN)
-    laptop.own_process = True
-    assert laptop.fetched() == undisturbed_id
 
 
 def test_a_redirect_to_another_host_loses_the_token(
@@ -112,20 +84,6 @@ def test_files_are_asked_for_by_commit(laptop: Laptop) -> None:
     laptop.fetched()
     asked = laptop.hub.requests("/resolve/")
     assert asked and all(re.search(r"/resolve/[0-9a-f]{40}/", request.path) for request in asked)
-
-
-def test_a_repaired_bundle_is_signed_as_it_was(laptop: Laptop) -> None:
-    laptop.fetched()
-    signature = laptop.bundle / "tagmanifest-sha256.txt.sig"
-    signature.write_text("somebody's\n")
-    path, content = next(
-        (p, p.read_bytes()) for p in (laptop.bundle / "data").rglob("*") if p.is_file()
-    )
-    path.write_bytes(b"X" * len(content))
-    done = laptop.fetch()
-    assert done.returncode == 0, done.stderr
-    assert path.read_bytes() == content and signature.read_text() == "somebody's\n"
-    assert "sign" not in done.stderr
 
 
 def test_removed_files_and_an_invalid_signature_are_reported(laptop: Laptop) -> None:

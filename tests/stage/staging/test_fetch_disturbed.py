@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.staging import MANIFEST, MODEL, Laptop, payload
+from tests.support.staging import Laptop, payload
 
 pytestmark = pytest.mark.usefixtures("impatient")
 INFO, LISTING = r"^/api/(models|datasets)/acme/[^/]+(/revision/.*)?$", "/tree/"
@@ -65,14 +65,6 @@ def test_the_weights_come_through(laptop: Laptop, undisturbed_id: str, disturban
     assert len(laptop.hub.requests(WEIGHTS, side="cdn")) > 1
 
 
-def test_a_folder_beside_the_manifest_is_named_where_the_hub_has_no_such_model(
-    laptop: Laptop,
-) -> None:
-    (laptop.folder / "src/tiny").mkdir(parents=True)
-    laptop.write(MANIFEST.replace(f"model: {MODEL}", "model: src/tiny"))
-    assert "write `path: src/tiny`" in laptop.refused(2)
-
-
 def test_a_flipped_byte_is_refused_and_not_recorded(laptop: Laptop, undisturbed_id: str) -> None:
     rule = {"side": "cdn", "path": WEIGHTS, "corrupt_at": 2_000_000}
     laptop.hub.faults.add(**rule)
@@ -90,18 +82,3 @@ def test_a_flipped_byte_in_a_small_file_is_refused_too(laptop: Laptop, undisturb
     assert "data/models/tiny-bert/config.json" not in payload(laptop.bundle)
     laptop.hub.faults.clear()
     assert laptop.fetched() == undisturbed_id
-
-
-def test_a_hub_that_stays_away_ends_it_in_words(laptop: Laptop) -> None:
-    laptop.hub.faults.add(side="hub", path=INFO, status=503, headers={"Retry-After": "5000"})
-    message = laptop.refused(5)
-    assert "503" in message and "5000" in message
-
-
-def test_an_expired_address_is_asked_for_again_at_the_hub(
-    laptop: Laptop, undisturbed_id: str
-) -> None:
-    laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, status=403)
-    assert laptop.fetched() == undisturbed_id
-    asked = [(r.side, r.status) for r in laptop.hub.requests(WEIGHTS)]
-    assert asked == [("hub", 302), ("cdn", 403), ("hub", 302), ("cdn", 200)]

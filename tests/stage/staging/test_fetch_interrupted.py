@@ -114,7 +114,7 @@ def test_killed_at_ten_random_moments_it_resumes_and_fetches_nothing_twice(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 5), (signal.SIGTERM, 143)], ids=["Ctrl-C", "kill"]
+    ("number", "code"), [(signal.SIGINT, 5), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_its_end_does_not_wait_for_a_server_that_says_nothing(
     tmp_path: Path, number: int, code: int
@@ -199,26 +199,6 @@ def test_a_disk_that_fills_up_on_the_way_is_named_and_costs_nothing(laptop: Lapt
     assert "No space left on device" in done.stderr and "disk/bundle/data/" in done.stderr
     assert "The disk is full. Free space there (files of the shared store" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_finished_bundle_fetched_again_asks_for_no_file(laptop: Laptop) -> None:
-    first = laptop.fetched()
-    laptop.hub.forget_requests()
-    assert laptop.fetched() == first
-    assert laptop.hub.requests() == []
-
-
-def test_a_file_damaged_on_disk_is_fetched_again(laptop: Laptop) -> None:
-    first = laptop.fetched()
-    weights = laptop.bundle / "data/models/tiny-bert/model.safetensors"
-    with open(weights, "r+b") as file:
-        file.seek(1_000_000)
-        file.write(b"damage")
-    laptop.hub.forget_requests()
-    assert laptop.fetched() == first
-    assert {request.file for request in laptop.hub.requests()} == {
-        "models/acme/tiny-bert/model.safetensors"
-    }
 
 
 def test_what_another_revision_left_half_done_is_not_taken_for_this_one(

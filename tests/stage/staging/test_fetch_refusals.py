@@ -152,11 +152,3 @@ def test_a_folder_of_something_else_is_left_alone(laptop: Laptop) -> None:
     assert "not a bundle" in message
     assert [path.name for path in laptop.bundle.iterdir()] == ["thesis.tex"]
     assert laptop.hub.requests() == []
-
-
-def test_a_hub_that_cannot_be_reached(laptop: Laptop) -> None:
-    laptop.hub.faults.add(
-        side="hub", path="^/api/", status=404, body="<html>a captive portal</html>"
-    )
-    message = laptop.refused(5)
-    assert "--endpoint" in message

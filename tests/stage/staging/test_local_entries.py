@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stage.bundle.bundle import Bundle
-from stage.bundle.load_test import lacking
-from stage.lock.model import LockedAsset, LockedFile, Source
 from tests.support.staging import run_here
 
 ROWS = "text,label\na film,good\nanother,bad\n"
@@ -80,24 +77,3 @@ def test_a_path_with_nothing_in_it_is_not_asked_for_on_the_hub(here: Path, name:
     done = run_here("init", name, code=2)
     assert "no such file" in done.stderr or "no file to take" in done.stderr
     assert not Path("manifest.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ("config.json model.safetensors tokenizer.json", []),
-        ("config.json model.safetensors preprocessor_config.json", []),
-        ("config.json model.safetensors", ["tokenizer"]),
-        ("config.json tokenizer.model", ["weights"]),
-        ("config.json", ["weights", "tokenizer"]),
-        ("adapter_config.json adapter_model.safetensors", []),
-        ("a.csv", []),
-    ],
-)
-def test_only_what_a_training_needs_is_missed(names: str, words: list[str]) -> None:
-    files = tuple(LockedFile(f"data/files/mine/{n}", 1, None, None, n) for n in names.split())
-    asset = LockedAsset("mine", "files", {"path": "mine"}, Source("path", "mine"), files)
-    found = lacking(asset)
-    assert len(found) == len(words)
-    assert all(f"no {word}" in line for word, line in zip(words, found, strict=True))
-    assert lacking(replace(asset, request={"path": "mine", "exclude": ["x"]})) == []

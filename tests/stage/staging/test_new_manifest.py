@@ -13,7 +13,7 @@ from stage.lock.manifest import Manifest
 from stage.lock.requests import DatasetRequest, ModelRequest
 from stage.paths import names_a_local_path
 from stage.staging.new_manifest import manifest_text
-from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
+from tests.support.staging import DATASET, MODEL, Laptop
 
 
 def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
@@ -38,23 +38,6 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     assert done.returncode == 5 and not (laptop.folder / "off.yaml").exists()
     assert "stage init --example NAME" in done.stderr and "a mirror with --endpoint" in done.stderr
     assert "continues" not in done.stderr and "No such file or folder is here" in done.stderr
-
-
-def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> None:
-    card = (
-        "---\nconfigs:\n"
-        + "".join(f"- config_name: {c}\n  data_files: {c}/*\n" for c in ("main", "extra"))
-        + "---\n"
-    )
-    parquet = dataset_files()["plain/train-00000-of-00002.parquet"]
-    files = {
-        "README.md": card.encode(),
-        "main/train.parquet": parquet,
-        "extra/train.parquet": parquet,
-    }
-    laptop.hub.commit("datasets", "acme/ordered", files)
-    assert laptop.stage("init", "acme/ordered").returncode == 0
-    assert "config: main   # also: extra" in (laptop.folder / "manifest.yaml").read_text()
 
 
 def test_an_existing_manifest_is_not_overwritten(laptop: Laptop) -> None:
@@ -102,7 +85,11 @@ def test_an_unknown_name_writes_nothing(laptop: Laptop) -> None:
 repositories = st.from_regex(r"[A-Za-z0-9_.-]{1,8}(/[A-Za-z0-9_.-]{1,8})?", fullmatch=True).filter(
     lambda r: ".." not in r and not names_a_local_path(r)
 )
+
+
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
 found = st.builds(
     RepositoryLookup,
     st.sampled_from(["model", "dataset"]),

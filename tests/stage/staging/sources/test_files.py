@@ -114,48 +114,6 @@ def test_a_pattern_for_everything_or_for_a_kind_names_no_key() -> None:
         assert not _is_named(name, NAMES_NOTHING, whole=whole), name
 
 
-def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
-    left = (
-        ".git/config",
-        "sub/.git",
-        "__pycache__/a.pyc",
-        ".DS_Store",
-        "._a.txt",
-        "sub/._b.txt",
-        ".cache/huggingface/x.lock",
-        "venv/pyvenv.cfg",
-    )
-    for path in (
-        *left,
-        "other/stage.lock",
-        "other/bagit.txt",
-        "other/data/x",
-        "unfinished/fetch.partial",
-    ):
-        (folder / "raw" / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "raw" / path).write_text("x")
-    (folder / "raw/venv/python").symlink_to(sys.executable)
-    (folder / "raw/link").symlink_to("a.txt")
-    manifest(folder, "r: {path: raw, exclude: [link]}")
-    done = run_here("fetch", "m.yaml", "-o", "bundle")
-    assert taken(folder) == {"a.txt", "sub/b.txt"}
-    notes = [line for line in done.stderr.splitlines() if "left out: " in line]
-    assert len(notes) == 1 and "m.yaml:4" in notes[0]
-    for name in (
-        "2 .git",
-        "__pycache__",
-        ".DS_Store",
-        "2 ._*",
-        "bundle: `other`",
-        "bundle: `unfinished`",
-        "environment: `venv`",
-    ):
-        assert name in notes[0]
-    manifest(folder, 'r: {path: raw, include: ["a.txt", "sub/b.txt", ".git/", "other/data/*"]}')
-    run_here("fetch", "m.yaml", "-o", "bundle")
-    assert taken(folder) == {"a.txt", "sub/b.txt", ".git/config", "other/data/x"}
-
-
 @pytest.mark.parametrize("closed", ["raw/sub", "raw/a.txt"])
 def test_what_cannot_be_read_is_named_and_not_passed_over(folder: Path, closed: str) -> None:
     manifest(folder, "r: {path: raw}")

@@ -18,35 +18,18 @@ from tests.stage.staging.sources.conftest import DATA, archive, manifest, sha256
 from tests.support.servers.web import Web
 
 
-@pytest.mark.parametrize(
-    ("url", "environment", "message"),
-    [
-        ("http://127.0.0.1:9/x", {}, "cannot connect to 127.0.0.1:9; gave up after 3 attempts"),
-        (
-            "http://example.org/x",
-            {"http_proxy": "http://127.0.0.1:9"},
-            "cannot connect to the proxy 127.0.0.1:9 that the environment",
-        ),
-    ],
-    ids=["nobody", "no proxy"],
-)
-def test_where_nobody_answers_it_gives_up_soon(
-    tmp_path: Path, url: str, environment: dict[str, str], message: str
-) -> None:
-    (tmp_path / "m.yaml").write_text(f"format: 1\nassets:\n  x:\n    url: {url}\n")
+def test_where_no_proxy_answers_it_gives_up_soon(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("format: 1\nassets:\n  x:\n    url: http://example.org/x\n")
     done = subprocess.run(
         [sys.executable, "-m", "stage", "lock", "m.yaml"],
         cwd=tmp_path,
-        env={**os.environ, "no_proxy": "", **environment},
+        env={**os.environ, "no_proxy": "", "http_proxy": "http://127.0.0.1:9"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (
-        done.returncode == 5
-        and message in done.stderr
-        and "gave up after 3 attempts" in done.stderr
-    )
+    assert done.returncode == 5 and "gave up after 3 attempts" in done.stderr
+    assert "cannot connect to the proxy 127.0.0.1:9 that the environment" in done.stderr
 
 
 def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web: Web) -> None:
@@ -64,31 +47,12 @@ def test_a_file_is_fetched_pinned_and_followed(stage: Callable[..., Result], web
     web.files["/data/a%20file.bin"] = DATA[::-1]
     said = stage("fetch", "m.yaml", "-o", "third", code=1).output
     assert "sha256" in said and "--update" in said
+    web.files["/data/a%20file.bin"] = DATA[::-1] + b"more"
+    said = stage("fetch", "m.yaml", "-o", "third", code=1).output
+    assert f"refused: it has {len(DATA) + 4:,} bytes, not {len(DATA):,}" in said
+    web.files["/data/a%20file.bin"] = DATA[::-1]
     stage("fetch", "m.yaml", "--update", "x", "-o", "b")
     assert Path("b", file.path).read_bytes() == DATA[::-1]
-
-
-@pytest.mark.parametrize("left", [0, 1_000_000])
-def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_is(
-    stage: Callable[..., Result], web: Web, left: int
-) -> None:
-    web.files["/f"] = DATA
-    manifest(url=web.url("/f"), sha256=sha256(DATA))
-    stage("lock", "m.yaml")
-    web.files["/f"] = DATA + b"more"
-    web.requests.clear()
-    if left:
-        folder = Path("b/workshop.partial/x/originals")
-        folder.mkdir(parents=True)
-        (folder / f"f.{sha256(DATA)[:12]}.partial").write_bytes(DATA[:left])
-        Path("b/fetch.partial").write_text("")
-    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
-    assert web.requests == [("/f", f"bytes={left}-" if left else None)]
-    assert (
-        f"refused: it has {len(DATA) + 4:,} bytes, not {len(DATA):,}" in said
-        and "--update x" in said
-    )
-    assert "listing" not in said and not list(Path("b").rglob("f.*"))
 
 
 @pytest.mark.parametrize(("path", "encoding"), [("/f.tar.gz", "x-gzip"), ("/F.TGZ", "gzip")])
