@@ -21,16 +21,7 @@ KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR")
 
 def client_python(*requirements: str) -> Path:
     """The Python of a virtual environment with these packages and what they depend on."""
-    folder = _made("-".join(sorted(requirements)), requirements, in_environment=True)
-    return folder / "bin" / "python"
-
-
-def packages_folder(*requirements: str) -> Path:
-    """A folder for PYTHONPATH with these packages alone; this Python has what they depend on."""
-    return _made("+".join(sorted(requirements)), requirements, in_environment=False)
-
-
-def _made(key: str, requirements: tuple[str, ...], *, in_environment: bool) -> Path:
+    key = "-".join(sorted(requirements))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     folder = CACHE / hashlib.sha256(f"{key} {version}".encode()).hexdigest()[:16]
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -38,13 +29,10 @@ def _made(key: str, requirements: tuple[str, ...], *, in_environment: bool) -> P
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             install: list[str | Path] = [UV, "pip", "install", "-q"]
-            if in_environment:
-                _run(UV, "venv", "-q", "--clear", "--python", sys.executable, folder)
-                _run(*install, "--python", folder / "bin" / "python", *requirements)
-            else:
-                _run(*install, "--no-deps", "--target", folder, *requirements)
+            _run(UV, "venv", "-q", "--clear", "--python", sys.executable, folder)
+            _run(*install, "--python", folder / "bin" / "python", *requirements)
             (folder / "complete").touch()
-    return folder
+    return folder / "bin" / "python"
 
 
 def _run(*command: str | Path) -> None:

@@ -213,9 +213,9 @@ def payload(bundle: Path) -> dict[str, int]:
     }
 
 
-def run_here(*arguments: str, code: int = 0) -> Result:
+def run_here(*arguments: object, code: int = 0) -> Result:
     """Runs `stage` in this process. Fails on any traceback."""
-    done = CliRunner().invoke(main, list(arguments))
+    done = CliRunner().invoke(main, list(map(str, arguments)))
     assert done.exit_code == code, done.output
     assert "Traceback" not in done.output and (
         done.exception is None or isinstance(done.exception, SystemExit)

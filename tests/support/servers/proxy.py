@@ -1,9 +1,8 @@
-"""A small HTTP proxy on loopback: CONNECT and plain requests, optional password, and a log."""
+"""A small HTTP proxy on loopback for plain requests, with a password and a log."""
 
 from __future__ import annotations
 
 import base64
-import select
 import socket
 import threading
 from contextlib import closing
@@ -17,23 +16,13 @@ BUFFER = 1 << 16
 class Proxy:
     """A running proxy. `seen`: `METHOD host:port` of accepted requests; `refused`: of others."""
 
-    def __init__(self, password: str | None = None) -> None:
+    def __init__(self, password: str) -> None:
         self.seen: list[str] = []
         self.refused: list[str] = []
-        self._expected = password and "Basic " + base64.b64encode(password.encode()).decode()
+        self._expected = "Basic " + base64.b64encode(password.encode()).decode()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_CONNECT(self) -> None:
-                if not self._may("CONNECT", self.path):
-                    return
-                host, _, port = self.path.rpartition(":")
-                with closing(socket.create_connection((host, int(port)), 10)) as upstream:
-                    self.send_response(200, "Connection established")
-                    self.end_headers()
-                    _relay(self.connection, upstream)
-                self.close_connection = True
-
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 if not self._may(self.command, parts.netloc):
@@ -55,7 +44,7 @@ class Proxy:
             do_HEAD = do_GET
 
             def _may(self, method: str, where: str) -> bool:
-                if proxy._expected and self.headers.get("Proxy-Authorization") != proxy._expected:
+                if self.headers.get("Proxy-Authorization") != proxy._expected:
                     proxy.refused.append(f"{method} {where}")
                     self.send_response(407, "Proxy Authentication Required")
                     self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
@@ -84,12 +73,3 @@ class Proxy:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-
-def _relay(one: socket.socket, other: socket.socket) -> None:
-    while True:
-        for ready in select.select([one, other], [], [], 30)[0]:
-            data = ready.recv(BUFFER)
-            if not data:
-                return
-            (other if ready is one else one).sendall(data)

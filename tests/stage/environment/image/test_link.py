@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
-from stage.environment.image import image, shebang
-from stage.environment.image.case import folder_that_keeps_case
+from stage.environment.image import case, image, shebang
 from stage.environment.image.own_wheel import write_wheel
 from stage.environment.image.relocate import find_regions, replace
-from stage.environment.image.shebang import Shebang
 from stage.errors import UsageError
-from tests.support.caseless import caseless_disk
 
 WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 SITE_PACKAGES = "lib/python3.11/site-packages"
@@ -133,39 +130,25 @@ def test_a_script_with_a_future_import_is_not_made_a_syntax_error(laid: Laid, na
     assert "longer than 127 bytes, only Linux 5.1 or newer starts it" in said
 
 
-def test_a_script_that_is_not_utf_8_keeps_the_line_that_says_so() -> None:
-    code = "# -*- coding: latin-1 -*-\nprint('é')\n".encode("latin-1")
-    lines, reason = shebang.start(Shebang(b"/env", b"python", b"-u"), code)
-    assert (lines, reason) == (b"#!/env/bin/python -su\n", "it is not UTF-8")
-
-
-@pytest.mark.fuse
 @pytest.mark.parametrize("makes_disk", [True, False])
-def test_a_laptop_whose_disk_ignores_case_lays_it_out_on_another(
+def test_a_laptop_whose_disks_ignore_case_lays_it_out_in_a_disk_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_disk: bool
 ) -> None:
-    """In TMPDIR; where that is such a disk too, a Mac makes a disk image."""
-    (tmp_path / "tmp").mkdir()
-    with caseless_disk(tmp_path / "disk") as disk:
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-        with folder_that_keeps_case(disk) as folder:
-            assert folder.parent == tmp_path / "tmp"
-        monkeypatch.setattr("tempfile.tempdir", str(disk))
-        program, calls = tmp_path / "bin/hdiutil", tmp_path / "calls"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n')
-        if makes_disk:
-            program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-        if makes_disk:
-            with folder_that_keeps_case(disk) as mount:
-                assert mount.is_dir()
-            create, attach, detach = calls.read_text().splitlines()
-            assert "-fs Case-sensitive APFS" in create
-            assert f"-mountpoint {mount} " in attach and attach.endswith(create.split()[-1])
-            assert detach.startswith("detach") and detach.endswith(str(mount))
-        else:
-            with pytest.raises(UsageError) as told, folder_that_keeps_case(disk):
-                pass
-            assert "this disk ignores case" in str(told.value) and "TMPDIR=" in told.value.remedy
-        assert list(disk.iterdir()) == []
+    """As a Mac does, or the refusal; `hdiutil` is a program that writes down its calls."""
+    monkeypatch.setattr(case, "ignores_case", lambda folder: True)
+    program, calls = tmp_path / "bin/hdiutil", tmp_path / "calls"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n')
+    program.chmod(0o755 if makes_disk else 0o644)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    if makes_disk:
+        with case.folder_that_keeps_case(tmp_path) as mount:
+            assert mount.is_dir()
+        create, attach, detach = calls.read_text().splitlines()
+        assert "-fs Case-sensitive APFS" in create
+        assert f"-mountpoint {mount} " in attach and attach.endswith(create.split()[-1])
+        assert detach.startswith("detach") and detach.endswith(str(mount))
+    else:
+        with pytest.raises(UsageError, match="this disk ignores case") as told:
+            case.folder_that_keeps_case(tmp_path).__enter__()
+        assert "TMPDIR=" in told.value.remedy
