@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from stage.bundle.bundle import Bundle, finish
-from stage.digests import Digest, hash_file
+from stage.bundle.bundle import TAG_MANIFEST, Bundle, finish, manifest_text, parse_manifest
+from stage.digests import Digest, hash_file, sha256_of_bytes
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
 from stage.lock.write import Lockfile
 from tests.stage.locks import COMMIT
@@ -103,3 +103,10 @@ def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:
     return Lockfile(
         "made", {asset.name: asset for asset in sorted(assets, key=lambda asset: asset.name)}
     )
+
+
+def reseal(root: Path, *paths: str) -> None:
+    """Makes the tag manifest agree with these files beside the payload, as they are now."""
+    digests = parse_manifest((root / TAG_MANIFEST).read_bytes())
+    digests |= {path: sha256_of_bytes((root / path).read_bytes()) for path in paths}
+    (root / TAG_MANIFEST).write_bytes(manifest_text(digests))

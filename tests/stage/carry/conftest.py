@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.stage.bundle.conftest import copy as copy
+from tests.stage.bundle.conftest import sound as sound
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.patching import new_version
 from tests.support.servers.sshd import Sshd, link_programs
@@ -92,19 +94,6 @@ def push_here(bundle: Path, there: Path | str, *options: str) -> subprocess.Comp
     """To a folder on this machine."""
     command = [sys.executable, "-m", "stage", "push", bundle, there, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-@pytest.fixture(scope="session")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("sound") / "bundle").root
-
-
-@pytest.fixture
-def copy(sound: Path, tmp_path: Path) -> Iterator[Path]:
-    root = tmp_path / "copy"
-    subprocess.run(["cp", "-r", "--sparse=always", sound, root], check=True)
-    yield root
-    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

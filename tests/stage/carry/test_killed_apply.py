@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,21 +48,10 @@ def apply_killed_at(root: Path, patch: Path, moment: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder where fsync costs nothing, if there is one."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="airlift-") as name:
-        yield Path(name)
-
-
 @pytest.mark.parametrize("kind", ["repair", "update"])
 def test_an_apply_killed_before_any_change_to_the_disk_can_be_run_again(
-    memory: Path, kind: str
+    tmp_path: Path, kind: str
 ) -> None:
-    tmp_path = memory
     old = make_bundle(tmp_path / "old", big=False).root
     copy, target = tmp_path / "copy", old
     shutil.copytree(old, copy)

@@ -13,8 +13,8 @@ from stage.bundle import bundle as layout
 from stage.bundle.verify import verify
 from stage.carry.apply import apply
 from stage.digests import sha256_of_bytes
-from stage.errors import DamageError, UsageError
-from tests.stage.bundles import BIG, BIG_SIZE
+from stage.errors import DamageError
+from tests.stage.bundles import BIG, BIG_SIZE, reseal
 from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
 
 
@@ -39,7 +39,7 @@ def test_a_flipped_bit_of_a_large_file_is_repaired_by_the_whole_file(
         done.stderr
     )
     assert verify(copy).ok and sorted(p.name for p in tmp_path.iterdir()) == [
-        "copy",
+        "bundle",
         "patch",
         "r.json",
     ]
@@ -102,18 +102,10 @@ def test_a_file_of_a_patch_that_no_bundle_has_is_not_taken(
     (patch / "data/evil.sh").write_text("evil")
     lines = layout.parse_manifest((patch / layout.MANIFEST).read_bytes())
     lines |= {"data/evil.sh": sha256_of_bytes(b"evil"), "data/../../escape": "0" * 64}
-    reseal(patch, {layout.MANIFEST: layout.manifest_text(lines)})
+    (patch / layout.MANIFEST).write_bytes(layout.manifest_text(lines))
+    reseal(patch, layout.MANIFEST)
     apply(copy, patch, QUIET)
     assert state(copy) == state(sound) and not list(tmp_path.glob("**/escape"))
-
-
-def reseal(patch: Path, texts: dict[str, bytes]) -> None:
-    """Writes files of a patch, and its tag manifest as if they had always been so."""
-    sealed = layout.parse_manifest((patch / layout.TAG_MANIFEST).read_bytes())
-    for name, text in texts.items():
-        (patch / name).write_bytes(text)
-        sealed[name] = sha256_of_bytes(text)
-    (patch / layout.TAG_MANIFEST).write_bytes(layout.manifest_text(sealed))
 
 
 def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Path) -> None:
@@ -126,15 +118,3 @@ def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Pat
     assert not (copy / "workshop.partial").exists()
     assert (copy / "data/mine.txt").read_text() == "unsaved"
     assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
-
-
-def test_bundle_and_patch_in_each_others_place_get_the_right_command(
-    copy: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "mend").mkdir()
-    (tmp_path / "mend" / layout.PATCH_PLAN).write_text("{}")
-    with pytest.raises(UsageError) as swapped:
-        apply(tmp_path / "mend", copy, QUIET)
-    assert swapped.value.remedy == f"stage apply {copy} {tmp_path / 'mend'}"
-    with pytest.raises(UsageError, match="a bundle, not a patch"):
-        apply(copy, copy, QUIET)

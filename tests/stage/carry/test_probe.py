@@ -6,7 +6,6 @@ There is no Slurm on these login nodes; `tests/site/test_probe_on_slurm.py` has 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from stage.carry.clusters import find_cluster
-from stage.carry.probe import (
-    room_script,
-    rooms_of,
-)
-from stage.carry.ssh import PushTarget, RemoteShell
+from stage.carry.ssh import PushTarget
 from stage.environment.spec.profile import Profile
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.sshd import Sshd, link_programs
@@ -104,12 +99,6 @@ def test_a_cluster_is_asked_and_noted_and_what_is_there_is_kept(
     assert "no login" in probe(server, tmp_path, *again.split()).stdout
 
 
-def test_a_folder_that_cannot_be_written_is_refused(server: Sshd, tmp_path: Path) -> None:
-    done = probe(server, tmp_path, "--to", "cluster:/proc/airlift")
-    assert done.returncode == 2 and "not writable by you there" in done.stderr
-    assert not (tmp_path / "config").exists()
-
-
 @obeys(PROBE, "Look: stage env probe --script | {}sh -s")
 def test_modules_that_do_not_load_are_named(server: Sshd, tmp_path: Path) -> None:
     (tmp_path / "laptop/clusters.yaml").write_text("c: {host: cluster, setup: exit 3}\n")
@@ -121,19 +110,3 @@ def test_modules_that_do_not_load_are_named(server: Sshd, tmp_path: Path) -> Non
     run = f'stage() {{ {sys.executable} -m stage "$@"; }}; {look}'
     looked = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=60)
     assert "\nglibc: " in looked.stdout, looked
-
-
-def test_the_room_at_a_folder_is_the_least_of_disk_and_quota(tmp_path: Path) -> None:
-    here = RemoteShell(PushTarget(None, "."), ("sh", "-s"), "")
-    (room,) = rooms_of(here.ask(room_script(str(tmp_path / "a b/c"))).text)
-    assert room.folder == f"{tmp_path}/a b/c" and room.is_writable
-    assert room.left is not None and abs(room.left - shutil.disk_usage(tmp_path).free) < 2**30
-    lfs = tmp_path / "bin/lfs"
-    lfs.parent.mkdir()
-    lfs.write_text("#!/bin/sh\necho '  /a/very/long/path'\necho '  2048* 3072 4096 - 5 0 0 -'\n")
-    lfs.chmod(0o755)
-    there = RemoteShell(
-        PushTarget(None, "."), ("env", f"PATH={lfs.parent}:{os.environ['PATH']}", "sh", "-s"), ""
-    )
-    (room,) = rooms_of(there.ask(room_script(str(tmp_path))).text)
-    assert room.quota == room.left == 2 * 2**20

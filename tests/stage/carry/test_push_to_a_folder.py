@@ -14,10 +14,6 @@ import pytest
 from stage.bundle.receipt import Receipt, find
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
-from stage.carry import push as pushing
-from stage.carry.ssh import PushTarget
-from stage.errors import DamageError
-from stage.progress import Reporter
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
@@ -124,23 +120,3 @@ def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path
     flip(bundle / WEIGHTS, 30_000)
     done = push_here(bundle, there)
     assert done.returncode == 0 and verify(there).ok, done.stderr
-
-
-def test_damage_that_was_sent_is_told_as_damage_here(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk here that changed bytes after they were verified. The disk there is not to blame."""
-    monkeypatch.setattr("stage.carry.push._check_sound_here", lambda *_: None)
-    flip(bundle / WEIGHTS, 30_000)
-    with pytest.raises(DamageError) as found:
-        pushing.push(
-            bundle,
-            PushTarget(None, str(tmp_path / "there")),
-            ssh="ssh",
-            delete=False,
-            reporter=Reporter(quiet=True),
-            quiet=True,
-            state=tmp_path / "state",
-        )
-    assert f"damaged here: {WEIGHTS}" in str(found.value)
-    assert "has that damage too" in str(found.value)

@@ -8,11 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,16 +47,6 @@ def start(
     yield begin
     for server in servers:
         server.close()
-
-
-def master_of(target: PushTarget = CLUSTER) -> int:
-    """The process id of our master."""
-    said = subprocess.run(
-        ["ssh", "-o", f"ControlPath={socket_folder()}/%C", "-O", "check", target.bare_host],
-        capture_output=True,
-        text=True,
-    ).stderr
-    return int(in_it(said, r"(?<=pid=)\d+"))
 
 
 def hello() -> Answer:
@@ -106,23 +93,6 @@ def open_ones_own(server: Sshd) -> None:
         config.write(f"  ControlPath /tmp/own-%C-{os.getpid()}\n")
     command = ["ssh", "-M", "-f", "-N", "cluster"]
     subprocess.run(command, check=True, timeout=30, stderr=subprocess.DEVNULL)
-
-
-def test_the_persons_own_master_is_used_and_never_closed(start: Start) -> None:
-    server = start()
-    open_ones_own(server)
-    assert hello().text == "hello\n"
-    assert not log_out(CLUSTER)
-    assert subprocess.run(["ssh", "-O", "check", "cluster"], capture_output=True).returncode == 0
-    assert hello().text == "hello\n" and server.logins == 1
-    subprocess.run(["ssh", "-O", "exit", "cluster"], check=True, capture_output=True)
-
-
-def test_a_stale_socket_heals(start: Start) -> None:
-    server = start()
-    hello()
-    os.kill(master_of(), signal.SIGKILL)
-    assert hello().text == "hello\n" and server.logins == 2
 
 
 def test_a_line_that_breaks_ends_with_words_and_logs_nobody_in(start: Start) -> None:
@@ -185,65 +155,6 @@ def test_any_login_shell_will_do_and_may_greet(
     )
     assert done.returncode == 0, done.stderr
     assert verify(there).ok and server.logins == 1
-
-
-def test_what_stands_in_the_persons_configuration_is_not_in_the_way(start: Start) -> None:
-    server = start("AcceptEnv LC_*")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with open(server.config, "a") as config:
-            config.write(
-                "  RemoteCommand tmux attach\n  RequestTTY force\n  ExitOnForwardFailure yes\n"
-                f"  LocalForward {taken.getsockname()[1]} localhost:80\n  SendEnv LC_*\n"
-                "  PermitLocalCommand yes\n  LocalCommand echo hello\n"
-            )
-        with connected(CLUSTER) as remote:
-            assert remote.ask('echo "${LC_ALL:-none}"').text == "none\n"
-
-
-def test_a_host_that_is_too_busy_is_waited_for_and_not_called_a_refused_key(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_PAUSE_S", 0.01)
-    server = start("MaxStartups 1:100:1")
-    while True:
-        with socket.create_connection(("127.0.0.1", server.port)) as waiting:
-            if waiting.recv(4) == b"SSH-":  # now it is the one that has not logged in yet
-                error = refused()
-                break
-    assert "MaxStartups" in error.message and error.exit_code == 5
-    assert "Wait some minutes" in error.remedy and "Permission" not in str(error)
-    while server.sessions():  # until sshd has seen that it is closed
-        time.sleep(0.01)
-    assert hello().text == "hello\n"
-
-
-def test_a_certificate_whose_time_is_over_is_named(start: Start, tmp_path: Path) -> None:
-    authority = tmp_path / "authority"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", authority], check=True)
-    server = start(f"KbdInteractiveAuthentication no\nTrustedUserCAKeys {authority}.pub")
-    server.config.with_name("authorized_keys").write_text("")
-    key = server.config.with_name("user.pub")
-    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", "root"]
-    subprocess.run([*sign, "-V", "20200101:20200102", str(key)], check=True)
-    error = refused()
-    assert "user-cert.pub ended at 2020-01-02T00:00:00" in error.message, error
-    assert "site's own command" in error.remedy
-    name = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
-    subprocess.run([*sign[:-1], name, "-V", "-1h:+1h", str(key)], check=True)
-    assert hello().text == "hello\n"
-
-
-def test_without_a_terminal_the_command_to_type_is_said(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_has_terminal", lambda: False)
-    server = start("PasswordAuthentication yes")
-    server.config.with_name("authorized_keys").write_text("")
-    error = refused()
-    assert "no terminal" in error.message and error.exit_code == 5, error
-    assert "ControlPersist=4h" in error.remedy and error.remedy.count("-N cluster") == 1
 
 
 def test_a_script_that_is_cut_runs_no_line(tmp_path: Path) -> None:
@@ -327,13 +238,6 @@ def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
     assert len(str(socket_folder() / ("x" * 40))) <= 86
 
 
-def test_a_full_disk_or_quota_is_named() -> None:
-    there = RemoteShell(PushTarget("h", "."), ("sh", "-s"), "ssh")
-    with pytest.raises(IncompleteError, match=r"cannot write.*No space left") as error:
-        there.run("echo x | cat >/dev/full", "cannot write")
-    assert "Free space or quota there" in error.value.remedy
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -350,13 +254,3 @@ def test_a_full_disk_or_quota_is_named() -> None:
 def test_what_ssh_says_gets_words(said: str, words: str) -> None:
     error = lost(said, "x") if words == "MaxSessions" else fault(said, "x", "ssh", "ssh x ")
     assert words in error.message and error.exit_code == 5 and error.remedy
-
-
-def test_two_commands_at_once_make_one_login(start: Start) -> None:
-    server = start()
-    threads = [threading.Thread(target=hello) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert server.logins == 1
