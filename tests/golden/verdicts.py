@@ -1,4 +1,4 @@
-"""The golden of verdicts: 500 damages, and what `stage verify` and `stage-verify.py` say.
+"""The golden of verdicts: 300 damages, and what `stage verify` and `stage-verify.py` say.
 
 Each line of the golden is one damage to one bundle: the exit code, and the parts of the JSON report
 that do not depend on where the bundle lies. What is as in a sound bundle is left out, and a digest
@@ -26,7 +26,7 @@ from tests.stage.damages import DAMAGES
 from tests.support.staging import run_here
 
 SEED = 20_260_203
-ROUNDS = {"tiny": 8, "small": 12, "many": 2}  # x 22 damages = 484
+ROUNDS = {"tiny": 8, "small": 12, "many": 2}  # x 14 damages = 308
 MAKERS: dict[str, Callable[[], dict[str, bytes]]] = {"tiny": tiny, "small": small, "many": many}
 SHOWN = 6  # findings of a report; the others are one digest
 _DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
@@ -36,7 +36,7 @@ Verdict = dict[str, Any]
 
 def record(folder: Path) -> str:
     """Damages each bundle in every way, and lets both verify it."""
-    # In memory: there it costs nothing to remove 500 folders.
+    # In memory: there it costs nothing to remove 300 folders.
     with (
         tempfile.TemporaryDirectory(
             dir="/dev/shm" if Path("/dev/shm").is_dir() else folder

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 Damage = Callable[[Path, random.Random], None]
-BAGIT, BAG_INFO, REQUEST, LOCK = "bagit.txt", "bag-info.txt", "stage.yaml", "stage.lock"
+BAG_INFO, LOCK = "bag-info.txt", "stage.lock"
 MANIFEST, TAG_MANIFEST = "manifest-sha256.txt", "tagmanifest-sha256.txt"
 
 
@@ -28,10 +28,6 @@ def files(root: Path) -> list[str]:
 
 def payload(root: Path) -> list[str]:
     return [path for path in files(root) if path.startswith("data/")]
-
-
-def tags(root: Path) -> list[str]:
-    return [path for path in files(root) if not path.startswith("data/")]
 
 
 def folders(root: Path) -> list[str]:
@@ -52,10 +48,6 @@ def flip_a_bit(root: Path, chance: random.Random) -> None:
     )
 
 
-def flip_a_bit_of_a_tag_file(root: Path, chance: random.Random) -> None:
-    _flip(root, chance.choice(tags(root)), chance)
-
-
 def _flip(root: Path, path: str, chance: random.Random) -> None:
     with open(root / path, "r+b") as file:
         position = chance.randrange((root / path).stat().st_size)
@@ -70,15 +62,6 @@ def truncate(root: Path, chance: random.Random) -> None:
     os.truncate(root / path, chance.choice([0, chance.randrange((root / path).stat().st_size)]))
 
 
-def truncate_at_a_line(root: Path, chance: random.Random) -> None:
-    """Makes a tag file that still looks complete."""
-    path = chance.choice(
-        [path for path in tags(root) if (root / path).read_bytes().count(b"\n") > 1]
-    )
-    lines = (root / path).read_bytes().splitlines(keepends=True)
-    (root / path).write_bytes(b"".join(lines[: chance.randrange(len(lines))]))
-
-
 def grow(root: Path, chance: random.Random) -> None:
     path = chance.choice(files(root))
     with open(root / path, "ab") as file:
@@ -88,11 +71,6 @@ def grow(root: Path, chance: random.Random) -> None:
 def delete(root: Path, chance: random.Random) -> None:
     path = chance.choice(files(root))
     (root / path).unlink()
-
-
-def delete_a_folder(root: Path, chance: random.Random) -> None:
-    folder = chance.choice(folders(root))
-    shutil.rmtree(root / folder)
 
 
 def add_a_file(root: Path, chance: random.Random) -> None:
@@ -147,18 +125,6 @@ def link_in_place_of_a_folder(root: Path, chance: random.Random) -> None:
     (root / folder).symlink_to((root.parent / "outside").resolve(), target_is_directory=True)
 
 
-def folder_in_place_of_a_file(root: Path, chance: random.Random) -> None:
-    path = chance.choice(files(root))
-    (root / path).unlink()
-    (root / path).mkdir()
-
-
-def pipe_in_place_of_a_file(root: Path, chance: random.Random) -> None:
-    path = chance.choice(files(root))
-    (root / path).unlink()
-    os.mkfifo(root / path)
-
-
 def edit_the_lock(root: Path, chance: random.Random) -> None:
     """Changes the lock only."""
     _write_lock(root, _edited_lock(root, chance))
@@ -211,25 +177,6 @@ def edit_the_payload_manifest_and_the_index(root: Path, chance: random.Random) -
         lines[path] = chance.randbytes(32).hex()
     (root / MANIFEST).write_bytes(_manifest_text(lines))
     _reseal(root, MANIFEST)
-
-
-def edit_bag_info_and_the_index(root: Path, chance: random.Random) -> None:
-    text = (root / BAG_INFO).read_bytes()
-    old = chance.choice([b"Payload-Oxum: ", b"sha256:"])
-    (root / BAG_INFO).write_bytes(text.replace(old, old + b"1"))
-    _reseal(root, BAG_INFO)
-
-
-def edit_bagit_and_the_index(root: Path, chance: random.Random) -> None:
-    text = (root / BAGIT).read_bytes()
-    (root / BAGIT).write_bytes(
-        chance.choice([text.replace(b"1.0", b"0.97"), b"", text + b"X: y\n"])
-    )
-    _reseal(root, BAGIT)
-
-
-def edit_the_request(root: Path, chance: random.Random) -> None:
-    (root / REQUEST).write_bytes((root / REQUEST).read_bytes().replace(b"acme", b"acne"))
 
 
 def _read_lock(root: Path) -> dict[str, Any]:
@@ -298,25 +245,17 @@ def _reseal(root: Path, *names: str) -> None:
 
 DAMAGES: tuple[Damage, ...] = (
     flip_a_bit,
-    flip_a_bit_of_a_tag_file,
     truncate,
-    truncate_at_a_line,
     grow,
     delete,
-    delete_a_folder,
     add_a_file,
     rename,
     swap_two_of_equal_size,
     link_in_place_of_a_file,
     link_in_place_of_a_folder,
-    folder_in_place_of_a_file,
-    pipe_in_place_of_a_file,
     edit_the_lock,
     edit_the_lock_and_the_index,
     edit_lock_manifest_bag_info_and_index,
     edit_a_file_and_the_payload_manifest,
     edit_the_payload_manifest_and_the_index,
-    edit_bag_info_and_the_index,
-    edit_bagit_and_the_index,
-    edit_the_request,
 )

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, bag_info_text, manifest_text, parse_manifest
+from stage.bundle.bundle import Bundle, bag_info_text
 from stage.digests import sha256_of_bytes
 from stage.paths import problem_with_path
 from tests.stage.bundles import make_bundle
-
-digests = st.text("0123456789abcdef", min_size=64, max_size=64)
-paths = st.text(min_size=1, max_size=12).filter(lambda path: problem_with_path(path) is None)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_bundle(tmp_path_factory.mktemp("made") / "bundle")
-
-
-@given(st.dictionaries(paths, digests, max_size=6))
-def test_a_manifest_reads_back(entries: Mapping[str, str]) -> None:
-    text = manifest_text(entries)
-    assert parse_manifest(text) == entries
-    assert text.splitlines(keepends=True) == sorted(
-        text.splitlines(keepends=True), key=lambda line: line[66:].decode()
-    )
 
 
 def test_a_finished_bundle_is_a_bag_and_its_id_is_the_digest_of_its_lock(bundle: Bundle) -> None:

@@ -1,4 +1,4 @@
-"""What `stage verify` prints about a damage. (tests/golden/verdicts.py has 500.)"""
+"""What `stage verify` prints about a damage. (tests/golden/verdicts.py has 300.)"""
 
 from __future__ import annotations
 

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from stage.bundle.receipt import find_damage
 from stage.bundle.verifier import state_folder
-from stage.cli import main
 from tests.stage.bundles import make_bundle
+from tests.support.staging import run_here
 
 CONFIG, VOCAB = "data/models/bert/config.json", "data/models/bert/vocab.txt"
 
@@ -33,12 +32,6 @@ def damaged(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return copy
 
 
-def run(*arguments: object, code: int = 0) -> Result:
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert done.exit_code == code, done.output
-    return done
-
-
 def known(bundle: Path, tmp_path: Path) -> set[str]:
     found = find_damage(state_folder({"XDG_STATE_HOME": str(tmp_path / "state")}), bundle)
     return {finding.path for finding in found.report.findings} if found else set()
@@ -47,32 +40,32 @@ def known(bundle: Path, tmp_path: Path) -> set[str]:
 def test_fast_and_show_name_known_damage_until_it_is_repaired(
     sound: Path, damaged: Path, tmp_path: Path
 ) -> None:
-    assert ": sound: " in run("verify", damaged, "--fast").stdout
-    assert "damaged" not in run("show", damaged).stdout
-    run("verify", damaged, code=1)
+    assert ": sound: " in run_here("verify", damaged, "--fast").stdout
+    assert "damaged" not in run_here("show", damaged).stdout
+    run_here("verify", damaged, code=1)
     (kept,) = (tmp_path / "state/airlift/receipts").glob("*.damage.json")
-    fast = run("verify", damaged, "--fast", code=1)
+    fast = run_here("verify", damaged, "--fast", code=1)
     assert "known to be damaged" in fast.stdout and "sound" not in fast.stdout
     assert str(kept) in fast.stderr and "stage verify found it" in fast.stderr
-    assert str(kept) in run("verify", damaged, "--fast", "-q", code=1).stderr
-    printed = run("verify", damaged, "--fast", "--json", code=1).stdout
+    assert str(kept) in run_here("verify", damaged, "--fast", "-q", code=1).stderr
+    printed = run_here("verify", damaged, "--fast", "--json", code=1).stdout
     assert json.loads(printed)["known_damage"] == {"findings": 1, "report": str(kept)}
-    assert "damaged: 1 finding: stage verify found it" in run("show", damaged).stdout
+    assert "damaged: 1 finding: stage verify found it" in run_here("show", damaged).stdout
     shutil.copyfile(sound / VOCAB, damaged / VOCAB)
-    assert ": sound: " in run("verify", damaged, "--fast").stdout
-    assert "damaged" not in run("show", damaged).stdout
+    assert ": sound: " in run_here("verify", damaged, "--fast").stdout
+    assert "damaged" not in run_here("show", damaged).stdout
 
 
 def test_fast_adds_to_known_damage_and_never_replaces_it(
     sound: Path, damaged: Path, tmp_path: Path
 ) -> None:
-    run("verify", damaged, code=1)
+    run_here("verify", damaged, code=1)
     (damaged / CONFIG).unlink()
-    run("verify", damaged, "--fast", code=1)
+    run_here("verify", damaged, "--fast", code=1)
     assert known(damaged, tmp_path) == {CONFIG, VOCAB}
     shutil.copyfile(sound / VOCAB, damaged / VOCAB)
-    run("verify", damaged, "--fast", code=1)
+    run_here("verify", damaged, "--fast", code=1)
     assert known(damaged, tmp_path) == {CONFIG}
     shutil.copyfile(sound / CONFIG, damaged / CONFIG)
-    run("verify", damaged)
+    run_here("verify", damaged)
     assert known(damaged, tmp_path) == set()

@@ -198,22 +198,3 @@ def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: 
     for other in (2, 4):
         path.write_text(json.dumps({"format": other}))
         assert f"format {other}, which" in str(find(state, bundle))
-
-
-def test_a_user_without_a_home_folder_gets_the_verdict_without_a_receipt(
-    bundle: Path, tmp_path: Path
-) -> None:
-    """A uid that no passwd entry has, as in a container."""
-    left_out = ("HOME", "XDG_STATE_HOME")
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    script = (
-        "import pwd, sys\n"
-        "def nobody(uid): raise KeyError(uid)\n"
-        "pwd.getpwuid = nobody\n"
-        "from stage.cli import main\n"
-        "main(['verify', *sys.argv[1:]])\n"
-    )
-    command = [sys.executable, "-c", script, str(bundle), "--jobs", "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "\nthe verdict holds; no receipt of it could be" in done.stderr
-    assert "no home folder" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -139,15 +138,6 @@ def test_a_journal_that_cannot_be_believed_is_not(
     assert report.ok and read == report.size and notes == []
 
 
-def test_old_journals_leave(old_bundle: Path, state: Path) -> None:
-    (state / "verify").mkdir(parents=True)
-    for name, age in (("old", EXPIRES_S + 60), ("young", 60)):
-        (state / "verify" / name).touch()
-        os.utime(state / "verify" / name, (time.time() - age,) * 2)
-    verify(old_bundle, state=state)
-    assert [path.name for path in (state / "verify").iterdir()] == ["young"]
-
-
 FILES = 2000
 # Stands for larger files: each digest takes some time, asleep or at work.
 SLOWER = """
@@ -218,22 +208,6 @@ def test_killed_ten_times_it_reads_no_file_twice_but_those_in_hand(
     assert (again.returncode, again.stderr, again.stdout) == (0, "", done.stdout)
 
 
-def test_ended_by_the_limit_of_cpu_time_it_says_so_and_goes_on(many: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    script = f"ulimit -t 2; exec {shlex.join(command('stage verify', many, busy=0.002))}"
-    done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 5 and "(ulimit -t) ended it" in done.stderr, done.stderr
-    assert "\n  -> Run it again: it resumes." in done.stderr
-    read = len(lines_of(tmp_path))
-    assert len(set(lines_of(tmp_path))) == read > 100
-    done = subprocess.run(
-        command("stage verify", many), env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0 and done.stderr.startswith(f"resumed: {read} of {FILES} files")
-
-
 def test_a_file_that_may_change_while_it_is_read_is_not_remembered(
     copy: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,14 +235,3 @@ def test_after_a_folder_was_renamed_every_file_below_it_is_read_again(
     report, read = go_on(copy, state)
     below = sum(p.stat().st_size for p in (copy / "data/models").rglob("*") if p.is_file())
     assert report.ok and read == below
-
-
-def test_what_was_written_just_before_is_not_remembered(
-    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A change in the same tick of the file system's clock could not be told."""
-    monkeypatch.setattr(verifier, "KERNELS_OWN", frozenset())
-    root = make_bundle(tmp_path / "bundle", big=False).root
-    interrupt(root, state, files=8)
-    report, read = go_on(root, state)
-    assert report.ok and read == report.size and report.stamp is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -64,26 +62,6 @@ def signed(bundle: Path, keys: Path, run: Run) -> Path:
     return bundle
 
 
-def test_a_signed_bundle_verifies_and_names_its_signer(
-    signed: Path, signers: Path, run: Run
-) -> None:
-    code, out, _ = run("verify", signed, "--signers", signers)
-    assert code == 0
-    assert "signed by alice@lab (SHA256:" in out
-    assert run("verify", signed)[0] == 0  # the signature is no extra file to who asks for none
-
-
-def test_show_tells_who_signed(signed: Path, bundle: Path, signers: Path, run: Run) -> None:
-    assert "signed with SHA256:" in run("show", signed)[1]
-    assert "signed by alice@lab (SHA256:" in run("show", signed, "--signers", signers)[1]
-    document = json.loads(run("show", signed, "--signers", signers, "--json")[1])
-    assert document["signer"]["identity"] == "alice@lab"
-    (signed / SIGNATURE).unlink()
-    assert ", not signed" in run("show", signed)[1]
-    code, _, err = run("show", signed, "--signers", signers)
-    assert code == 4 and "not signed" in err
-
-
 def _verified(run: Run, bundle: Path, signers: Path, code: int) -> tuple[str, str]:
     got, out, err = run("verify", bundle, "--signers", signers)
     assert got == code, err
@@ -125,60 +103,9 @@ def test_what_changed_after_the_signing_is_said_with_its_exit_code(
     assert [part for part in words if part not in said] == [], said
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("alice.pub", "a public key"), ("alice", "a private key"), ("empty", "empty")],
-)
-def test_what_is_no_file_of_signers_is_called_what_it_is_with_the_line_that_makes_one(
-    signed: Path, keys: Path, tmp_path: Path, run: Run, name: str, what: str
-) -> None:
-    (tmp_path / "empty").write_text("\n")
-    code, _, err = run(
-        "verify", signed, "--signers", (tmp_path if name == "empty" else keys) / name
-    )
-    assert code == 2 and f"{name}: {what}" in err and "not a file of signers" in err
-    if name == "empty":
-        err = err.replace("KEY.pub", str(keys / "alice.pub"))
-    line = err.partition("Make one: ")[2].partition("   (")[0]
-    subprocess.run(["sh", "-c", line], cwd=tmp_path, check=True)
-    assert run("verify", signed, "--signers", tmp_path / "signers")[0] == 0
-
-
 def test_a_file_that_is_no_key_signs_nothing(
     bundle: Path, keys: Path, tmp_path: Path, run: Run
 ) -> None:
     for key in (tmp_path / "absent", bundle / "bagit.txt"):
         code, _, err = run("sign", bundle, "--key", key)
         assert code == 2 and str(key) in err and not (bundle / SIGNATURE).exists()
-
-
-def test_without_ssh_keygen_the_remedy_is_said(
-    signed: Path,
-    keys: Path,
-    signers: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run: Run,
-) -> None:
-    empty = tmp_path / "bin"
-    empty.mkdir()
-    monkeypatch.setenv("PATH", str(empty))
-    for command in (
-        ("sign", signed, "--key", keys / "alice"),
-        ("verify", signed, "--signers", signers),
-    ):
-        code, _, err = run(*command)
-        assert code == 2 and "ssh-keygen" in err and "Install OpenSSH" in err
-
-
-def test_an_ssh_keygen_that_knows_no_signatures_is_said_to_be_too_old(
-    bundle: Path, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
-    old = tmp_path / "ssh-keygen"  # what OpenSSH 8.0 says
-    old.write_text(
-        "#!/bin/sh\necho 'unknown option -- Y' >&2\necho 'usage: ssh-keygen [-q] ...' >&2\nexit 1\n"
-    )
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    code, _, err = run("sign", bundle, "--key", keys / "alice")
-    assert code == 2 and "too old" in err and "8.2" in err

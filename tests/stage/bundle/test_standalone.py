@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import json
@@ -59,18 +58,6 @@ def standalone(
         env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", **environment},
         timeout=120,
     )
-
-
-def test_its_syntax_is_that_of_python_3_6() -> None:
-    text = TEMPLATE.read_text()
-    ast.parse(text, feature_version=(3, 6))
-    imported = {
-        alias.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    }
-    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
 def test_what_it_uses_of_the_library_was_there_in_python_3_6() -> None:

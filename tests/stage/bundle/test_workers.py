@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
 import signal
 import time
@@ -11,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stage.bundle.verifier import MOST_SHARES, CannotVerify, run_in_workers, share_out
+from stage.bundle.verifier import MOST_SHARES, CannotVerify, run_in_workers
 
 MESSAGES = list[list[object]]
 Send = Callable[[list[object]], None]
@@ -45,14 +41,6 @@ def test_a_worker_that_is_ended_from_outside_is_no_verdict() -> None:
     assert caught.value.exit_code == 5
 
 
-def test_a_fault_in_a_worker_is_told_by_its_name() -> None:
-    def work(number: int, send: Send) -> None:
-        raise MemoryError("no page left")
-
-    with pytest.raises(CannotVerify, match="failed: MemoryError: no page left"):
-        messages(work, 8, 2)
-
-
 def test_leaving_ends_the_work(tmp_path: Path) -> None:
     """As after Ctrl-C, or a lock that is found invalid while its files are being read."""
 
@@ -71,37 +59,3 @@ def test_leaving_ends_the_work(tmp_path: Path) -> None:
     for child in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(child.name), 0)
-
-
-sizes_of_files = st.lists(st.integers(0, 100_000) | st.integers(65 * 2**20, 2**36), max_size=40)
-
-
-@given(sizes_of_files, st.integers(1, 300))
-def test_shares_are_all_there_is_to_read_and_no_more(sizes: list[int], jobs: int) -> None:
-    sizes = sorted(sizes, reverse=True)
-    shared = share_out(sizes, jobs)
-    assert list(itertools.chain(*shared)) == list(range(len(sizes)))
-    assert all(shared) and len(shared) <= 2048
-    # A share ends with the file that fills it.
-    costs = [sum(sizes[place] for place in share[:-1]) for share in shared]
-    assert not costs or max(costs) <= max(2**23, sum(sizes) // 32 + 2**21)
-
-
-@pytest.mark.parametrize("allowed", [0, 1])
-def test_where_no_more_processes_are_allowed_fewer_do_it_all(
-    allowed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As `ulimit -u` on a login node. Root, who may run these tests, has no such limit."""
-    fork, forked = os.fork, list[int]()
-
-    def limited() -> int:
-        if len(forked) == allowed:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-        forked.append(1)
-        return fork()
-
-    def work(number: int, send: Send) -> None:
-        send([number])
-
-    monkeypatch.setattr(os, "fork", limited)
-    assert sorted(messages(work, 9, 4)) == [[number] for number in range(9)]
