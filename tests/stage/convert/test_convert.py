@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import pickle
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,15 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from stage.convert.convert import convert
-from stage.convert.plain_pickle import Array, read_pickle
-from stage.errors import StageError, UsageError
-from stage.hub.layout import splits_of_names
+from stage.convert.plain_pickle import Array
+from stage.errors import UsageError
 
 
 def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -> None:
@@ -31,18 +23,6 @@ def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -
     assert tables["train"].schema == tables["test"].schema
     assert tables["train"].to_pylist() == [{"a": 1.0, "b": None, "c": "x"}]
     assert tables["test"].to_pylist() == [{"a": 1.5, "b": 2, "c": "3"}]
-
-
-@pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])
-def test_arrays_one_after_the_other_are_all_read(
-    converted: Callable[..., dict[str, pa.Table]], between: bytes
-) -> None:
-    """`gh api --paginate` writes an array per page. One ends where a piece of the file ends."""
-    fill = {"t": "x" * (2**20 - len('[{"t": ""}]'))}
-    pages = [[fill], [{"t": "second"}, {"t": "third"}], [], [{"t": "last"}]]
-    data = between.join(json.dumps(page).encode() for page in pages) + between
-    table = converted("json", {"x.json": data})["train"]
-    assert table["t"].to_pylist() == [fill["t"], "second", "third", "last"]
 
 
 @pytest.mark.parametrize("opened", [ipc.new_file, ipc.new_stream])
@@ -57,22 +37,6 @@ def test_arrow_files_and_streams(
         converted("arrow", {"data-00000-of-00001.arrow": sink.getvalue()})["train"].to_pylist()
         == table.to_pylist()
     )
-
-
-def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
-    dice = random.Random(1)
-    lines = "".join(
-        f"{dice.random()},{dice.choice('abc')},{'x' * dice.randrange(90)}\n" for _ in range(150_000)
-    )
-    (tmp_path / "x.csv").write_text("number,letter,text\n" + lines)
-    made = [
-        convert("csv", {"x.csv": tmp_path / "x.csv"}, splits_of_names, tmp_path / str(i), "x")[
-            "train"
-        ].shards[0]
-        for i in range(2)
-    ]
-    assert made[0].read_bytes() == made[1].read_bytes()
-    assert pq.ParquetFile(made[0]).num_row_groups == 2
 
 
 REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
@@ -192,27 +156,6 @@ def test_what_cannot_be_converted_is_said(
     assert "m.yaml:3" in caught.value.message and caught.value.remedy
 
 
-@settings(max_examples=150)
-@given(st.data())
-def test_any_change_of_a_batch_gives_data_or_words(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    changed = bytearray(
-        pickle.dumps(
-            {b"data": np.zeros((1, 8), np.uint8), b"labels": [1]},
-            data.draw(st.sampled_from([0, 2, 4])),
-        )
-    )
-    for _ in range(data.draw(st.integers(1, 3))):
-        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    path = tmp_path_factory.mktemp("fuzz") / "batch"
-    path.write_bytes(changed)
-    try:
-        read_pickle(path, "batch")
-    except StageError as error:
-        assert error.exit_code in (1, 3)
-
-
 def test_a_batch_in_columns_order_is_turned() -> None:
     array = Array()
     values = np.arange(6, dtype=np.uint8).reshape(2, 3)
@@ -256,26 +199,3 @@ def test_memory_stays_bounded_whatever_the_file(tmp_path: Path) -> None:
                 int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             )
         assert peaks[1] - peaks[0] < most_kib, (name, peaks)
-
-
-def test_types_of_a_csv_hold_every_value_of_every_file(
-    converted: Callable[..., dict[str, pa.Table]],
-) -> None:
-    head = "int,late,zip,long,flag,gone,mix\n"
-    rows = "".join(f"{i},{i},0{i},{10**19 + i},true,,{i}\n" for i in range(20_000))
-    tables = converted(
-        "csv", {"a.csv": (head + rows).encode(), "b.csv": (head + "1,2.5,3,4,false,,x\n").encode()}
-    )
-    schema = tables["train"].schema
-    expected = {
-        "int": "int64",
-        "late": "double",
-        "zip": "string",
-        "long": "string",
-        "flag": "bool",
-        "gone": "string",
-    }
-    assert {n: str(schema.field(n).type) for n in expected} == expected and str(
-        schema.field("mix").type
-    ) == "string"
-    assert tables["train"].num_rows == 20_001
