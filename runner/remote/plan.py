@@ -100,11 +100,16 @@ class Road:
 
     @property
     def surroundings(self) -> tuple[str, ...]:
-        """The lines that the job's shell runs first: of the run file, else of the cluster."""
-        slurm = self.config.slurm
-        modules = slurm.modules or self.cluster.modules
-        lines = slurm.setup or self.cluster.setup
-        return (*(f"module load {shlex.quote(name)}" for name in modules), *lines)
+        """The lines that the job's shell runs first."""
+        modules = (f"module load {shlex.quote(name)}" for name in self._chosen("slurm.modules"))
+        return (*modules, *self._chosen("slurm.setup"))
+
+    def _chosen(self, key: str) -> Any:
+        """Of the run file, if it has the key, be it `[]`; else of the cluster."""
+        name, slurm = _OF_CLUSTER[key], self.config.slurm
+        if key not in self.config.given:
+            return getattr(self.cluster, name)
+        return getattr(slurm, name, slurm.options.get(name))
 
     @property
     def options(self) -> list[str]:
@@ -135,18 +140,17 @@ class Road:
 
     def plan(self, bundle_id: str) -> dict[str, str]:
         """The plan for `go.sh`, without its walk."""
-        cluster = self.cluster
         return {
             "RUN": self.config.path.name,
             "OUTPUT": self.output,
             "BUNDLE_ID": bundle_id,
             "ENVIRONMENT": self.environment or "",
             "ENV_DIGEST": str(self.env_facts.get("tree", "")),
-            "VERIFY": cluster.verify,
+            "VERIFY": self.cluster.verify,
             "AIRLIFT": __version__,
-            "PARTITION": self.config.slurm.partition or cluster.partition or "",
-            "ACCOUNT": str(self.config.slurm.options.get("account") or cluster.account or ""),
-            "TIME": self.config.slurm.time or cluster.time or "",
+            "PARTITION": self._chosen("slurm.partition") or "",
+            "ACCOUNT": str(self._chosen("slurm.options.account") or ""),
+            "TIME": self._chosen("slurm.time") or "",
             "SETUP": "\n".join(self.surroundings),
             "OPTIONS": shlex.join(self.options),
             "SUBMIT": shlex.join(self.for_submit),

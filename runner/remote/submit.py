@@ -214,7 +214,7 @@ def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
         shown = said.strip()[-300:] or "nothing is printed"
         ours, theirs = road.config.slurm.setup, road.cluster.setup
         where, remedy = "`setup` lines", "setup:, modules: in clusters.yaml."
-        if ours and not {*theirs} <= {*ours}:  # a list of the run file replaces theirs
+        if "slurm.setup" in road.config.given and not {*theirs} <= {*ours}:
             where = "lines of `slurm.setup`, which replace `setup:` of clusters.yaml"
             remedy = f"slurm.setup: {json.dumps([*theirs, *ours], ensure_ascii=False)}"
         raise UsageError(

@@ -44,7 +44,12 @@ def test_the_clusters_values_are_defaults_that_the_run_file_wins_over(folder: Pa
     ]
     run = folder / "runs/my.yaml"
     run.write_text(f"{RUN}slurm: {{partition: long, modules: [], options: {{account: me}}}}\n")
-    assert road(folder, cluster, overrides=["slurm.time='2'"]).options[1::2] == ["slurm.time='2'"]
+    changed = road(folder, cluster, overrides=["slurm.time='2'"])
+    assert changed.options[1::2] == ["slurm.time='2'"]
+    plan = changed.plan("0" * 64)  # of `go.sh`: the shell of each step there, and the job's
+    assert (plan["SETUP"], plan["PARTITION"], plan["ACCOUNT"], plan["TIME"]) == (
+        "", "long", "me", "2",
+    )  # fmt: skip
 
 
 def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
