@@ -94,9 +94,13 @@ def files_of(beside: Path | None) -> list[Path]:
     Args:
         beside: the run file, or a folder, whose `runs` counts too; None: only the user's own.
     """
+    return [file for file in _looked_for(beside) if file.is_file()]
+
+
+def _looked_for(beside: Path | None) -> list[Path]:
     folder = beside.parent if beside and not beside.is_dir() else beside
     near = [folder, folder / "runs"] if folder else []
-    return [file for file in (*(folder / NAME for folder in near), users_file()) if file.is_file()]
+    return [*(folder / NAME for folder in near), users_file()]
 
 
 def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> Cluster:
@@ -109,8 +113,8 @@ def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> 
         needs_folder: False: a host alone will do; the target's folder is then `.`, its home.
 
     Raises:
-        UsageError: neither; the message names the clusters that are known. Or a mistake in the
-            file, with file:line.
+        UsageError: neither; the message names the clusters that are known, and where it was
+            looked. Or a mistake in the file, with file:line.
     """
     if ":" not in to and (to.startswith(("/", "./", "../")) or to.endswith("/")):
         return Cluster(name=to, target=PushTarget.parse(to), place=f"--to {to}")
@@ -126,12 +130,16 @@ def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> 
     if not needs_folder:
         return Cluster(name=to, target=PushTarget(_host_of(to), "."), place=f"--to {to}")
     places = ", ".join(f"{name} ({file})" for name, file in known.items())
+    looked = ", ".join(str(file.absolute()) for file in _looked_for(beside))
     raise UsageError(
         f"--to {to}: no cluster has that name"
-        + (f"; these are known: {places}." if known else f", for there is no {NAME}."),
+        + (f"; these are known: {places}" if known else f", for there is no {NAME}")
+        + f" (looked for: {looked}).",
         suggest(
             to,
             known,
+            f"{NAME} counts for the run files beside it, and in its folder where no run file is "
+            "given: cd FOLDER, or give RUN by its path. "
             f"If it is a host, give a folder there too: --to {to}:FOLDER. Which folders it has: "
             f"stage env probe --to {quoted(to)}",
         ),

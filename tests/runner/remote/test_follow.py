@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import GO
@@ -37,3 +39,17 @@ def test_the_step_of_go_sh_and_the_runs_that_are_there_are_named(
         '[ $1 = --state ] && echo none || echo "--to $AIRLIFT_TO"\n'
     )
     assert "--to far" in laptop.runner("status", "second", *TO)
+
+
+@obeys("stage/carry/clusters.py", "counts for the run files beside it")
+def test_a_run_by_its_name_in_another_folder_gets_what_works(
+    laptop: Laptop, programs: Path
+) -> None:
+    other = replace(laptop, folder=laptop.folder / "manifests")
+    for command in ("status", "logs", "pull"):
+        said = other.runner(command, "my", *TO, code=2)
+        assert "no cluster has that name, for there is no clusters.yaml" in said, said
+        assert f"looked for: {other.folder}/clusters.yaml, {other.folder}/runs/clusters" in said
+        in_it(said, "cd FOLDER, or give RUN by its path")
+        for here, run in ((laptop, "my"), (other, "../runs/my.yaml")):
+            assert "cluster:" in here.runner(command, run, *TO, code=2)
