@@ -36,16 +36,6 @@ FILES = {
     "README.md": b"---\nlicense: apache-2.0\nsdk: gradio\n---\n# Share\n",
 }
 ASSET = "  share:\n    metric: share_equal\n"
-SCRIPT = """
-import json, evaluate
-metric = evaluate.load("share_equal")
-answer = metric.compute(predictions=[1, 2, 3, 4], references=[1, 2, 3, 0])
-try:
-    answer["another"] = str(evaluate.load("f1"))
-except FileNotFoundError:
-    answer["another"] = "missing"
-print(json.dumps(answer))
-"""
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -47,29 +44,6 @@ def served(tmp_path_factory: pytest.TempPathFactory, source: TestHub) -> Iterato
         yield served
 
 
-def without_following(endpoint: str, path: str) -> tuple[int, str | None, str | None, bytes]:
-    """Status, Location, Content-Type and body of an answer, as it comes."""
-    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=30)
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    return (
-        answer.status,
-        answer.headers["Location"],
-        answer.headers["Content-Type"],
-        answer.read(),
-    )
-
-
-@pytest.mark.parametrize(
-    "rest", ["", "/revision/main?expand=sha&expand=siblings", "/tree/main?recursive=True"]
-)
-def test_an_old_name_is_answered_as_the_hub_answers_it(served: Served, rest: str) -> None:
-    answer = without_following(served.address, f"/api/models/old-org/small{rest}")
-    there = f"/api/models/new-org/small{rest}"
-    text = f"Temporary Redirect. Redirecting to {there}"
-    assert answer == (307, there, "text/plain; charset=utf-8", text.encode())
-
-
 @pytest.mark.parametrize(
     ("asked", "id"),
     [
@@ -94,7 +68,7 @@ paths = [entry.path for entry in api.get_paths_info("{asked}", ["config.json"])]
 seen = [entry.path for entry in api.list_repo_tree("{asked}")]
 print(json.dumps([api.model_info("{asked}").id, config["name"], paths, "config.json" in seen]))
 """
-    done = run_client(sys.executable, script, served.address, tmp_path)
+    done = run_client(script, served.address, tmp_path)
     assert answer_of(done) == [id, id, ["config.json"], True]
     if asked != id and asked != "old-org/small":
         assert any(text.startswith(f"{asked} is answered by {id}: ") for text in served.said)
@@ -111,7 +85,7 @@ try:
 except RepositoryNotFoundError:
     print("[]")
 """
-    done = run_client(sys.executable, script, served.address, tmp_path)
+    done = run_client(script, served.address, tmp_path)
     assert answer_of(done) == []
     expected = (
         "asked for, not here: model twin: not in this bundle under this name, but a/twin and "

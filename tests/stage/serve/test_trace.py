@@ -10,12 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from stage.bundle.bundle import Bundle
 from stage.download.http import Connections, tls_context
 from stage.lock.manifest import Manifest
 from stage.lock.requests import UrlRequest
@@ -23,43 +21,17 @@ from stage.serve.answers import Address
 from stage.serve.record import Exchange, _patterns, gather
 from stage.serve.trace import Recorder
 from tests.remedies.obeyed import in_it, obeys
-from tests.stage.serve.test_metrics import FILES, SPACE
-from tests.support.clients import answer_of, packages_folder, run_client
 from tests.support.servers.hubs import TestHub
 from tests.support.servers.web import Web
 from tests.support.servers.web import serve as serve_web
-from tests.support.serving import serving_here
-from tests.support.staging import dataset_files, model_files
-
-SCRIPT = """
-import json, sys, urllib.request
-import evaluate
-from datasets import load_dataset
-from huggingface_hub import file_exists, hf_hub_download, snapshot_download
-vocabulary = open(hf_hub_download("tiny-bert", "vocab.txt")).read().split()
-weights = hf_hub_download("acme/other", "model.safetensors", revision="v1.0")
-lines = load_dataset("acme/lines", "plain")
-metric = evaluate.load("share_equal")
-share = metric.compute(predictions=[1, 2], references=[1, 3])["share_equal"]
-assert not file_exists("acme/other", "none.json")
-print(json.dumps([len(vocabulary), {k: len(v) for k, v in lines.items()}, share]))
-"""
-FOUND = [5, {"train": 4000, "validation": 2000}, 0.5]
+from tests.support.staging import model_files
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     with ExitStack() as stack:
         hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
-        hub.commit("models", "acme/tiny-bert", model_files(20_000))
-        hub.configure("models", "tiny-bert", moved_to="acme/tiny-bert")
-        hub.commit("models", "acme/other", model_files(10_000), tag="v1.0")
-        plain = dataset_files()["README.md"]
-        second = plain[plain.index(b"- config") :].replace(b"plain", b"fancy")
-        card = plain.removesuffix(b"---\n") + second  # two configs
-        fancy = {p.replace("plain", "fancy"): d for p, d in dataset_files().items() if "/" in p}
-        hub.commit("datasets", "acme/lines", {**dataset_files(), **fancy, "README.md": card})
-        hub.commit("spaces", SPACE, FILES)
+        hub.commit("models", "acme/other", model_files(10_000))
         yield hub
 
 
@@ -76,7 +48,6 @@ def trace(
         **kept,
         "HOME": str(folder),
         "HF_HOME": str(folder / "hf"),
-        "PYTHONPATH": str(packages_folder("evaluate==0.4.6")),
     }
     argv = [sys.executable, "-m", "stage", "trace", "-o", "my.yaml", *options]
     argv += ["--endpoint", hub.endpoint, "--", *command]
@@ -97,37 +68,6 @@ def stage(folder: Path, hub: TestHub, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run(
         argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
-
-
-def test_a_traced_script_runs_from_the_bundle_without_the_hub(
-    source: TestHub, tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = trace(tmp_path, source, sys.executable, "script.py", options=("--allow-code",))
-    assert done.returncode == 0, done.stderr
-    text = (tmp_path / "my.yaml").read_text()
-    assets: dict[str, dict[str, Any]] = yaml.safe_load(text)["assets"]
-    assert set(assets) == {"tiny-bert", "other-v1.0", "other", "lines", "share_equal"}, text
-    main = {"revision": "main"}
-    assert assets["tiny-bert"] == {"model": "tiny-bert", **main, "include": ["vocab.txt"]}
-    tagged = {"revision": "v1.0", "include": ["config.json", "model.safetensors"]}
-    assert assets["other-v1.0"] == {"model": "acme/other", **tagged}
-    # Only asked about: it exists, and the card stands for it.
-    assert assets["other"] == {"model": "acme/other", **main, "include": ["README.md"]}
-    assert assets["lines"] == {"dataset": "acme/lines", **main, "include": ["plain/"]}
-    assert assets["share_equal"] == {"metric": "share_equal", **main, "allow_code": True}
-    assert "dataset acme/lines at main: 4 files read, " in done.stdout
-    assert f"runner exec --bundle bundle -- {sys.executable} script.py" in done.stdout
-    fetched = stage(tmp_path, source, "fetch", "my.yaml", "-o", "bundle", "--no-offline-check")
-    assert fetched.returncode == 0, fetched.stderr
-    assert set(Bundle.open(tmp_path / "bundle").lock.assets) == set(assets)
-    packages = str(packages_folder("evaluate==0.4.6"))
-    with serving_here(tmp_path / "bundle") as served:
-        again = run_client(
-            sys.executable, SCRIPT, served.address, tmp_path / "node", PYTHONPATH=packages
-        )
-        assert answer_of(again) == FOUND
-        assert not [text for text in served.said if "not here" in text]
 
 
 def test_plain_addresses_are_seen_and_of_https_the_host(source: TestHub, tmp_path: Path) -> None:

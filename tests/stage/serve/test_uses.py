@@ -14,14 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.clients import client_python
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import model_files, safetensors
 
-GENERATIONS = {
-    "today": (),
-    "2024": ("huggingface_hub==0.26.0", "datasets==3.1.0", "pyarrow==18.1.0"),
-}
 LANGUAGES = ("de", "en", "fr")
 USES = {
     "a file of a model": 'bytes_of(hf_hub_download("acme/net", "model.safetensors"))',
@@ -100,8 +95,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
 class Laptop:
     """A user's folder, and the commands that they run in it."""
 
-    def __init__(self, folder: Path, hub: TestHub, python: Path) -> None:
-        self.folder, self.hub, self.python = folder, hub, python
+    def __init__(self, folder: Path, hub: TestHub) -> None:
+        self.folder, self.hub = folder, hub
         (folder / "script.py").write_text(SCRIPT)
 
     def run(self, module: str, *words: str, endpoint: str | None = None) -> Any:
@@ -120,12 +115,7 @@ class Laptop:
         )
 
     def command(self, uses: dict[str, str]) -> list[str]:
-        return ["--", str(self.python), "script.py", json.dumps(uses)]
-
-
-def python_of(generation: str) -> Path:
-    requirements = GENERATIONS[generation]
-    return client_python(*requirements) if requirements else Path(sys.executable)
+        return ["--", sys.executable, "script.py", json.dumps(uses)]
 
 
 def traced_and_fetched(laptop: Laptop, uses: dict[str, str]) -> Any:
@@ -146,11 +136,8 @@ def under_exec(laptop: Laptop, uses: dict[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_a_script_of_all_uses_reads_the_same_without_the_hub(
-    hub: TestHub, tmp_path: Path, generation: str
-) -> None:
-    laptop = Laptop(tmp_path, hub, python_of(generation))
+def test_a_script_of_all_uses_reads_the_same_without_the_hub(hub: TestHub, tmp_path: Path) -> None:
+    laptop = Laptop(tmp_path, hub)
     expected = traced_and_fetched(laptop, USES)
     assert under_exec(laptop, USES) == expected
     text = (tmp_path / "my.yaml").read_text()
