@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import pytest
 
 from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle
-from tests.support.rights import as_another_user
 from tests.support.staging import run_as
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,6 +124,12 @@ def test_help_show_and_verify_import_nothing_heavy_and_no_network(
         (["fetch", "m.yaml", "-o", "b", "--update", "nots"], "has no such asset", "notes"),
         (["lock", "m.yaml", "--endpoint", "huggingface.co"], "is not an address", "https://"),
         (["init"], "Give NAME..., or --example NAME", "stage init --help"),
+        (
+            ["init", "--example", "bert-large-wikitext2", "--profile", "p.yml"],
+            "do not go together",
+            "Write the example",
+        ),
+        (["trace", "--", "no-such-program"], "no such program on PATH", "stage trace --"),
         (["show", "."], "not a bundle", "stage fetch -o"),
         (["verify", "gone"], "gone: no such folder", "Check the path"),
     ],
@@ -223,71 +227,8 @@ def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
 
 
-def test_extra_files_alone_are_to_be_moved_out_not_patched(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path / "bundle", big=False).root
-    shutil.copytree(bundle / "data/models", bundle / "data/mine")
-    done = stage("verify", str(bundle))
-    assert (
-        done.returncode == 1
-        and "Nothing of the bundle is damaged" in done.stderr
-        and "patch" not in done.stderr
-    )
-
-
 def test_folders_without_files_are_no_findings(tmp_path: Path) -> None:
     """BagIt lists files. rsync and unzip leave empty folders, which hide nothing."""
     bundle = make_bundle(tmp_path / "bundle", big=False).root
     (bundle / "data/models/empty/er").mkdir(parents=True)
     assert stage("verify", str(bundle)).returncode == 0
-
-
-def test_a_target_that_no_folder_can_be_made_at_is_wrong_usage_that_names_it(laptop: Path) -> None:
-    """A second run would fail too."""
-    (laptop / "nowhere").symlink_to("gone/too")
-    place = {"notes.txt/b": errno.ENOTDIR, "x" * 256: errno.ENAMETOOLONG, "nowhere": errno.EEXIST}
-    if os.access("/proc", os.W_OK):  # root may, and cannot
-        place["/proc/b"] = errno.ENOENT
-    for target, code in place.items():
-        done = run_as(["fetch", "m.yaml", "-o", target], laptop, environment_of(laptop))
-        assert done.returncode == 2 and done.stderr.startswith(f"error: {target}"), (
-            target,
-            done.stderr,
-        )
-        assert os.strerror(code) in done.stderr and "again" not in done.stderr, done.stderr
-
-
-def test_without_update_a_changed_file_is_told_and_nothing_is_lost(
-    fetched: Path, tmp_path: Path
-) -> None:
-    laptop = shutil.copytree(fetched, tmp_path / "laptop")
-    (laptop / "notes.txt").write_text("another note\n")
-    done = stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop)
-    assert done.returncode == 2, done.stderr
-    assert (
-        "notes.txt changed since m.lock was written" in done.stderr
-        and "--update notes" in done.stderr
-    )
-    assert verify(laptop / "b").ok
-    (laptop / "notes.txt").unlink()
-    assert stage_here("fetch", "m.yaml", "-o", "b", cwd=laptop).returncode == 0, (
-        "the bundle has what the lock says"
-    )
-
-
-def test_a_folder_without_the_right_to_write_is_wrong_usage_that_names_it(laptop: Path) -> None:
-    laptop.chmod(0o555)
-    done = subprocess.run(
-        [*as_another_user(), sys.executable, "-m", "stage", "fetch", "m.yaml", "-o", "b"],
-        cwd=laptop,
-        env=environment_of(laptop),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    laptop.chmod(0o755)
-    assert done.returncode == 2 and "error: .: Permission denied." in done.stderr
-
-
-def test_no_command_at_all_shows_the_help() -> None:
-    done = stage()
-    assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr

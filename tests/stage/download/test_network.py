@@ -123,15 +123,3 @@ def test_a_proxy_that_cannot_be_used_is_refused_in_words(
         with pytest.raises(UsageError, match="that the environment names") as refused:
             ask()
         assert "unset all_proxy" in refused.value.remedy and "s3cret" not in str(refused.value)
-
-
-def test_everything_goes_through_the_proxy_of_the_environment(
-    laptop: Laptop, undisturbed_id: str
-) -> None:
-    with Proxy() as proxy:
-        assert laptop.fetched(http_proxy=f"http://{proxy.address}") == undisturbed_id
-    hosts = {line.split()[1] for line in proxy.seen}
-    assert hosts == {
-        laptop.hub.endpoint.removeprefix("http://"),
-        laptop.hub.cdn_endpoint.removeprefix("http://"),
-    }

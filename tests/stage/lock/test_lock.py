@@ -54,12 +54,6 @@ def test_the_text_never_changes_between_versions() -> None:
     assert every_kind().id == sha256_of_bytes(text) == GOLDEN_ID
 
 
-def test_what_is_brought_and_made_is_read_back() -> None:
-    assert (
-        read(document(fetched_and_made())) == fetched_and_made() and fetched_and_made().is_complete
-    )
-
-
 @pytest.mark.parametrize(
     ("asset", "key", "value", "said"),
     [

@@ -83,24 +83,18 @@ DEEP = (b"a: " + b"[" * 1000 + b"]" * 1000, b"a: {" * 1000 + b"}" * 1000)
 
 
 @pytest.mark.parametrize(
-    "text", [b"a: \xff\n", "a: 1".encode("utf-16"), b"a: \0\n", b"a: \x1b[31m\n", *DEEP]
+    "text",
+    [
+        b"a: \xff\n",
+        "a: 1".encode("utf-16"),
+        ("a: 1\n" * 9).encode("utf-16-le"),
+        b"a: \0\n",
+        b"a: \x1b[31m\n",
+        *DEEP,
+    ],
 )
 def test_a_file_that_is_no_text_or_no_end_is_refused(file: Path, text: bytes) -> None:
     assert refused(file, text).startswith(f"{file}")
-
-
-def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
-    for path, said in ((tmp_path / "no.yaml", "no such file"), (tmp_path, "is a folder")):
-        with pytest.raises(UsageError, match=said):
-            load_yaml_with_lines(path)
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="cannot be read"):
-        load_yaml_with_lines(tmp_path / "file" / "x.yaml")
-
-
-def test_a_byte_order_mark_is_no_mistake(file: Path) -> None:
-    file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")
-    assert load_yaml_with_lines(file)[0] == {"a": 1, "b": 2}
 
 
 # Not `1e5`: a number here, as people mean it, and for PyYAML a text that it writes without quotes.
