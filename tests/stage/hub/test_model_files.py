@@ -17,7 +17,7 @@ from stage.hub.model_files import (
 )
 from tests.remedies.obeyed import in_it, obeys
 
-GIT, SHA = Digest("git-sha1", "a" * 40), Digest("lfs-sha256", "b" * 64)
+GIT = Digest("git-sha1", "a" * 40)
 WHAT = "x.yaml:4: `bert`"
 HERE = "stage/hub/model_files.py"
 
@@ -294,18 +294,6 @@ def test_weights_that_do_not_travel_are_excluded_as_the_message_says(
         assert len(select_by_patterns(listing(paths), files, [], WHAT)[0]) == len(files)
     if "--allow-pickle" in remedy:
         assert select_model(listing(paths), [], WHAT, allow_pickle=True)[2] == paths.split()[1:3]
-
-
-@pytest.mark.parametrize("paths", [BERT, GPT2, LLAMA, MISTRAL, ADAPTER])
-def test_a_tokenizer_travels_without_weights(paths: str) -> None:
-    taken, _ = selected(paths, tokenizer_only=True)
-    assert "tokenizer.json" in taken and "tokenizer_config.json" in taken
-    assert not [
-        path
-        for path in taken
-        if path.endswith((".safetensors", ".bin", ".pth", ".h5", ".index.json"))
-    ]
-    assert "config.json" in taken or "adapter_config.json" in paths
 
 
 def test_patterns_take_what_they_say_and_nothing_else() -> None:
