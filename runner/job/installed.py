@@ -7,6 +7,7 @@ refused, in one message.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -287,8 +288,8 @@ def _missing_tools(config: RunConfig) -> list[tuple[str, str]]:
         found.append(
             (
                 f"compile: true needs {lacks}, and there is none",
-                "Load a module that has it (slurm.modules: [gcc], or one with Python's headers), "
-                "or set compile: false.",
+                "Load a module that has it (gcc, or one with Python's headers): slurm.modules: "
+                f"{json.dumps([*config.slurm.modules, 'gcc'])}; or set compile: false.",
             )
         )
     if config.engine.offload == "nvme" and (missing := _lacks_for_nvme()):

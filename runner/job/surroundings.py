@@ -72,23 +72,24 @@ read -r airlift_python <"$airlift_runner"; airlift_python=${airlift_python#\\#!}
 case $airlift_python in */python*) ;; *) airlift_python=$(dirname "$airlift_runner")/python ;; esac
 """
 
-# Words of a shell -> the remedy. {line} is the line of the run file.
+# Words of a shell -> the remedy. {source FILE}: the user's lists, with that line before the one
+# that fails.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"\\r'|\^M|\r(\n|$|[':])",
      "A file that this line reads has the line ends of Windows: sed -i 's/\\r$//' FILE"),
     (
         r"properly configured to use .conda activate|conda init. before .conda activate",
-        "A batch script never reads what `conda init` wrote. Set slurm.setup: "
-        "['source {conda}/etc/profile.d/conda.sh', '{line}']",
+        "A batch script never reads what `conda init` wrote. Set "
+        "{source $(conda info --base)/etc/profile.d/conda.sh}",
     ),
     (r"EnvironmentNameNotFound|EnvironmentLocationNotFound|Could not find conda environment",
      "`conda env list` shows the environments; correct it in slurm.setup."),
     (r"(?<!module: )(conda|mamba|micromamba): command not found",
-     "Give its whole path: slurm.setup: ['source CONDA/etc/profile.d/conda.sh', '{line}']; "
-     "`type conda` shows it where it works."),
+     "Give its whole path; `type conda` shows CONDA where it works. Set "
+     "{source CONDA/etc/profile.d/conda.sh}"),
     (r"lmod: No such file|module: command not found|module: not found",
      "A login shell here has no `module`: look with `bash -lc 'type module'`. Where it is made by "
-     "a file, source that in slurm.setup, and load the modules there too."),
+     "a file, source that: {source FILE}"),
     (r"module\(s\) are unknown|nable to locate a modulefile|odulefile .*not found|cannot be loaded",
      "`module avail` and `module spider NAME` show what there is here; correct slurm.modules."),
     (r"activate: No such file or directory",
@@ -242,16 +243,28 @@ class Attempt:
                 "A file for terminals (~/.bashrc) may have an `exit`. Source what the job needs "
                 "instead of it.",
             )
-        known = next((remedy for text, remedy in _REMEDIES if re.search(text, said)), "")
-        conda = os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0] or "$(conda info --base)"
-        # conda.sh defines `conda` alone: after it, `mamba activate` ends with the same words.
-        remedy = known.replace("{conda}", conda)
-        remedy = remedy.replace("{line}", re.sub(r"^mamba\b", "conda", line))
+        known = next((remedy for text, remedy in _REMEDIES if key and re.search(text, said)), "")
+        if base := os.environ.get("CONDA_EXE", "").rpartition("/bin/")[0]:
+            known = re.sub(r"\$\(conda info --base\)|CONDA", lambda _: base, known)
+        remedy = re.sub(r"{(source .*)}", lambda its: self._with_line(its[1], key, line), known)
         return UsageError(
             f"{where} fails in a login shell here, and would end the job: "
             f"{_short(said) or f'exit code {code}'}",
             remedy or f"Correct it; to try it: bash -lc {shlex.quote(line)}",
         )
+
+    def _with_line(self, new: str, key: str, line: str) -> str:
+        """The lists as they should stand in the run file, with a new line before one of theirs."""
+        slurm, is_module = self._job.config.slurm, key == "slurm.modules"
+        loads = (f"module load {shlex.quote(name)}" for name in slurm.modules if is_module)
+        lines = [*loads, *slurm.setup]
+        at = lines.index(line)
+        # conda.sh defines `conda` alone: after it, `mamba activate` ends with the same words.
+        lines[at : at + 1] = [new, re.sub(r"^mamba\b", "conda", line)]
+        lists = f"slurm.setup: {json.dumps(lines, ensure_ascii=False)}"
+        if any(text.startswith(("slurm.setup=", "slurm.modules=")) for text in self._job.overrides):
+            lists += " (with --to, for all runs: the same in clusters.yaml)"
+        return f"slurm.modules: [] and {lists}" if is_module else lists
 
     def _check_python(
         self, found: Findings, answers: imports.Answers, text: str, said: str, code: int | None

@@ -170,8 +170,9 @@ def check_caches(folder: Path) -> list[Finding]:
             "warning",
             f"{above} has {human_size(free)} free on this node: compiler caches and temporary "
             "files go there, and end with `No space left on device`.",
-            "Name a larger disk of the node in slurm.setup: ['export TMPDIR=/FOLDER'] (the site's "
-            "documentation says which), or ask the site to clean this one.",
+            "Name a larger disk of the node by one line more in slurm.setup, `export "
+            "TMPDIR=/FOLDER` (the site's documentation says which), or ask the site to clean this "
+            "one.",
         )
     ]
 

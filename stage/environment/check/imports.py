@@ -40,8 +40,8 @@ TABLE = (
         r"(\S*lib(?:stdc\+\+|gcc_s)\S*): version [`'](?:GLIBCXX|CXXABI|GCC)_[\d.]+' not found",
         "it finds another C++ library first, {0} (LD_LIBRARY_PATH has {library_path})",
         "Remove the module that sets LD_LIBRARY_PATH (gcc, cuda, anaconda), or put the "
-        "environment's own first, in slurm.setup: export "
-        "LD_LIBRARY_PATH={prefix}/lib:$LD_LIBRARY_PATH",
+        "environment's own first, by one line more in slurm.setup: `export "
+        "LD_LIBRARY_PATH={prefix}/lib:$LD_LIBRARY_PATH`",
     ),
     (
         r"version [`']GLIBC_([\d.]+)' not found",

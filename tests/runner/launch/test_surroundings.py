@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -126,19 +127,29 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("slurm.modules: `module load cuda/99` fails", "are unknown: cuda/99", "module spider"),
     ),
     "E10": (
-        {"setup": ["conda activate train"]},
+        {"setup": ["export A=1", "conda activate train", "export B=1"]},
         (
             "slurm.setup: `conda activate train` fails",
-            "etc/profile.d/conda.sh', 'conda activate train']",
+            'slurm.setup: ["export A=1", "source $(conda info --base)/etc/profile.d/conda.sh", '
+            '"conda activate train", "export B=1"]',
         ),
     ),
     "E11": (
-        {"setup": ["mamba activate train"]},
-        ("slurm.setup: `mamba activate train` fails", "/etc/profile.d/conda.sh'"),
+        {"modules": ["cuda/12.4"], "setup": ["mamba activate train"]},
+        ("slurm.setup: `mamba activate train` fails", '/etc/profile.d/conda.sh", "conda activate'),
+    ),
+    "a conda that is not on PATH": (
+        {"setup": ["unset -f conda", "conda activate train"]},
+        ("conda: command not found", '["unset -f conda", "source CONDA/etc/profile.d/conda.sh", '),
     ),
     "J17": (
-        {"modules": ["lmod"]},
-        ("lmod: No such file or directory", "bash -lc 'type module'"),
+        {"modules": ["lmod", "cuda/12.4"], "setup": ["export A=1"]},
+        (
+            "lmod: No such file or directory",
+            "bash -lc 'type module'",
+            'slurm.modules: [] and slurm.setup: ["source FILE", "module load lmod", '
+            '"module load cuda/12.4", "export A=1"]',
+        ),
     ),
     "an environment that is not there": (
         {"setup": ["export A=1", ". /nowhere/activate"]},
@@ -166,7 +177,13 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 HERE = "runner/job/surroundings.py"
 
 
-@obeys(HERE, "A file that this line reads has the line ends of Windows")
+@obeys(
+    HERE,
+    "A file that this line reads has the line ends of Windows",
+    "A batch script never reads what `conda init` wrote. Set {source",
+    "Give its whole path; `type conda` shows CONDA where it works. Set {source",
+    "a file, source that: {source FILE}",
+)
 @pytest.mark.parametrize("fault", SHELLS)
 def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
     cluster: Cluster, login: Callable[[str], None], python: Path, fault: str
@@ -179,6 +196,13 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
         line = in_it(said(found), r"sed -i '.*' FILE").replace("FILE", "~/x")
         again = tried(cluster, slurm={"setup": [slurm["setup"][0], line, "true"]})
         assert again.errors == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
+    for file in re.findall(r'"source ([^"]+)"', said(found)):
+        path = re.sub(r"^\$\(.*\)|CONDA", "~/conda", file).replace("FILE", "~/site.sh")
+        Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        Path(path).expanduser().write_text("conda() { :; }; module() { :; }\n")
+        lists = re.findall(r"slurm\.(\w+): (\[[^]]*\])", said(found).replace(file, path))
+        slurm |= {name: yaml.safe_load(lines) for name, lines in lists}
+        assert tried(cluster, slurm=slurm).errors == []
 
 
 def test_a_line_for_the_job_alone_is_printed_and_never_run(

@@ -55,10 +55,10 @@ def test_an_interface_that_a_node_does_not_have_is_named(
 
 def exported(remedy: str) -> dict[str, str]:
     """The variables of the lines `export NAME=VALUE` in a remedy."""
-    return dict(re.findall(r"export (\w+)=([^\s']+)", remedy))
+    return dict(re.findall(r"export (\w+)=([^\s'`]+)", remedy))
 
 
-@obeys(LOOK, "Name a larger disk of the node in slurm.setup: ['export TMPDIR=/FOLDER']")
+@obeys(LOOK, "Name a larger disk of the node by one line more in slurm.setup")
 def test_a_node_whose_temporary_disk_is_full_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
