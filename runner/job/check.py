@@ -44,7 +44,7 @@ from runner.job.access import (
     files_to_read,
     nearest_folder,
 )
-from runner.job.devices import notes_of_job, torch_without_gpus
+from runner.job.devices import leaves_gpus, notes_of_job, torch_without_gpus
 from runner.job.findings import FAULTS, Finding, Findings, finding_of
 from runner.job.installed import (
     check_environment,
@@ -141,6 +141,13 @@ def check_ahead(
         if wanted is not None:
             _check_shell(found, sbatch_script(wanted), environ, over)
         _check_nodes(found, job)
+        if gpus := leaves_gpus(config, job.partition, environ):
+            found.warn(
+                f"{config.path}: the job asks for no GPU, and each node of partition "
+                f"{job.partition.name} has some: it would train on the CPU, and end with exit code "
+                "0.",
+                f"In the run file: slurm.gpus_per_node: {gpus}; or 0, to train on the CPU.",
+            )
     if attempt is not None:
         attempt.add_to(found)
     found.lines += [] if to_submit else job.held(environ)
@@ -441,6 +448,9 @@ def _describe_memory(
             f"the memory fits: {device.name}, {human_size(device.memory)} per rank; "
             f"{plan.precision}, {engine}, micro batch {plan.micro}"
         )
+        if device.limit:
+            each = device.memory if device.kind == "cpu" else device.host_memory
+            found.lines.append(f"memory of the node: {human_size(each)} per rank: {device.limit}")
         if device.kind == "cpu" and config.quantization is not None:
             found.lines.append(
                 "quantised weights are unpacked for each product on a CPU: slow, for trials only"

@@ -16,16 +16,17 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from runner.config.run_config import SlurmConfig
+from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError, human_count
 from runner.job.host_memory import host_memory
-from runner.job.partition import NodeShape
+from runner.job.partition import NodeShape, Partition
 from runner.job.shapes import Device
 from runner.slurm.script import GPU_OPTIONS
+from runner.slurm.shell_variables import OF_GPUS
 
 GIB = 2**30
 
@@ -469,6 +470,22 @@ def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
     return [_idle(gpus, ranks, "are asked for")] if per_node and gpus > ranks else []
 
 
+def leaves_gpus(config: RunConfig, partition: Partition, environ: Mapping[str, str]) -> int:
+    """Returns the GPUs that each node of a job has and nobody asks for, by oversight.
+
+    Args:
+        config: the run file; `gpus_per_node: 0` in it is meant so.
+        partition: the one of the job.
+        environ: the variables of this shell, which sbatch reads.
+    """
+    slurm, least = config.slurm, min((node.gpus for node in partition.nodes), default=0)
+    is_meant = "slurm.gpus_per_node" in config.given or _on_cpus(slurm) or asks_for_gpus(slurm)
+    if not least or is_meant or any(f"SBATCH_{name}" in environ for name in OF_GPUS):
+        return 0
+    gets_all = "exclusive" in slurm.options or partition.gives_whole_nodes
+    return 0 if gets_all else least
+
+
 def torch_without_gpus(slurm: SlurmConfig) -> str:
     """Returns the version of the installed torch if the job asks for GPUs that it cannot use.
 
@@ -478,7 +495,9 @@ def torch_without_gpus(slurm: SlurmConfig) -> str:
     return _torch_for_cpus() if asks_for_gpus(slurm) else ""
 
 
-def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> Device | None:
+def of_job(
+    slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int, memory: int = 0, why: str = ""
+) -> Device | None:
     """Returns the best device that the ranks of a job could get. Pure.
 
     A run that does not fit on the best device fits on no device of the job.
@@ -487,23 +506,24 @@ def of_job(slurm: SlurmConfig, nodes: Sequence[NodeShape], num_local: int) -> De
         slurm: what the run file requests from Slurm.
         nodes: the nodes of the partition; empty where Slurm could not be asked.
         num_local: number of ranks per node.
+        memory: bytes that the job gets of each node; 0: all of them.
+        why: it gets no more.
 
     Returns:
         The device; None: not known.
     """
     wanted = _most_asked(slurm)
     fitting = [node for node in nodes if node.gpus >= wanted]
-    host = _memory_asked(slurm) or max((node.memory for node in fitting), default=0)
+    host = memory or max((node.memory for node in fitting), default=0)
     if not asks_for_gpus(slurm):
-        return Device.cpu(host // num_local) if host else None
+        return replace(Device.cpu(host // num_local), limit=why) if host else None
     known = gpus_of_job(slurm, fitting)
     if not known:
         return None
     best = max(known, key=lambda gpu: (gpu.memory, gpu.capability or 0))
     capability = max(gpu.capability or math.inf for gpu in known)
-    return _device(
-        Gpu(" or ".join(gpu.name for gpu in known), best.memory, capability), host // num_local
-    )
+    named = Gpu(" or ".join(gpu.name for gpu in known), best.memory, capability)
+    return replace(_device(named, host // num_local), limit=why)
 
 
 def _on_cpus(slurm: SlurmConfig) -> bool:
@@ -573,6 +593,11 @@ def _types_asked(slurm: SlurmConfig) -> list[str]:
     return types
 
 
+def gpus_on_node(slurm: SlurmConfig) -> int | None:
+    """Returns how many GPUs a job gets on each node; None: not known before it starts."""
+    return _most_asked(slurm) if _is_per_node(slurm) else None
+
+
 def _most_asked(slurm: SlurmConfig) -> int:
     return max(slurm.gpus_per_node, *_counts_asked(slurm))
 
@@ -603,9 +628,3 @@ def _gpus_asked(slurm: SlurmConfig) -> list[list[str]]:
     ]
     options = [str(slurm.options[name]) for name in GPU_OPTIONS if name in slurm.options]
     return entries + [option.split(":") for option in options]
-
-
-def _memory_asked(slurm: SlurmConfig) -> int:
-    """Returns the bytes of `slurm.options.mem`; 0: not given, or all memory of the node."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", str(slurm.options.get("mem", "")), re.IGNORECASE)
-    return int(match[1]) * 1024 ** ("KMGT".index(match[2].upper() or "M") + 1) if match else 0

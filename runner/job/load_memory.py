@@ -73,9 +73,10 @@ def check_at_load(
     if not has or peak <= has:
         return
     needed = math.ceil(1.1 * peak / 2**30) + ranks  # Python and its libraries: about 1 GiB per rank
+    limit = f" ({device.limit})" if device.limit else ""
     spread = ", or use more nodes" if plan.zero or plan.offload != "none" else ""
     raise UsageError(
-        f"{config.path}: {what}; the job has {human_size(has)} of memory per node.",
+        f"{config.path}: {what}; the job has {human_size(has)} of memory per node{limit}.",
         f"Ask for more: slurm.options: {{mem: {needed}G}}, on nodes that have it "
         f"(sinfo -o '%P %n %m'){spread}.",
     )

@@ -93,11 +93,12 @@ def too_large(
         device: the device of each rank.
         world_size: number of ranks.
     """
+    limit = f" ({device.limit})" if device.limit and device.kind == "cpu" else ""
     return UsageError(
         f"{config.place('engine')}: "
         f"the model's state does not fit {how}: {human_size(need)} per rank on "
         f"{human_count(world_size, 'rank')}, "
-        f"{human_size(available)} are available on {device.name}.",
+        f"{human_size(available)} are available on {device.name}{limit}.",
         would_fit(config, shape, device, world_size),
     )
 
@@ -140,7 +141,10 @@ def would_fit(config: RunConfig, shape: ModelShape, device: Device, world_size: 
         )
     least = math.ceil(shape.num_parameters * sum(state_parts(config)) / available)
     if device.kind == "cpu":
-        return f"Give the job more memory, or use at least {least} ranks that have as much each."
+        return (
+            "Give the job more memory (mem in slurm.options), or use at least "
+            f"{least} ranks that have as much each."
+        )
     return f"Use at least {least} devices."
 
 

@@ -1,12 +1,16 @@
-"""A partition of the cluster, as one question to sinfo shows it."""
+"""A partition of the cluster, as Slurm shows it: its nodes, and what a job gets of their memory."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
+from runner.errors import human_count
 from runner.slurm.commands import ask
+
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,49 @@ class Partition:
     nodes: tuple[NodeShape, ...] = ()
     time_limit: str = ""
 
+    @cached_property
+    def _shown(self) -> tuple[str, str]:
+        """What scontrol(1) prints of the partition, and of the cluster; empty: it does not."""
+        shown = list[str]()
+        for words in (("partition", self.name, "--oneliner"), ("config",)):
+            done = ask("scontrol", "show", *words)
+            if done is None or done.returncode:
+                return "", ""
+            shown.append(done.stdout)
+        return shown[0], shown[1]
+
+    @property
+    def gives_whole_nodes(self) -> bool:
+        """Whether a job gets all CPUs of its nodes, whatever it asks for."""
+        its, config = self._shown
+        return "OverSubscribe=EXCLUSIVE" in its or "select/linear" in config
+
+    def default_memory(self, gpus: int, cpus: int) -> tuple[int, str]:
+        """What a job that asks for no memory gets of a node (slurm.conf(5), `DefMemPerCPU`).
+
+        The partition's default comes before the cluster's. Without memory in
+        `SelectTypeParameters`, Slurm keeps no job to one.
+
+        Args:
+            gpus, cpus: that the job gets of the node; 0: none, or not known.
+
+        Returns:
+            Bytes, and where they come from; 0: all of the node's, or not known.
+        """
+        selects = re.findall(r"SelectTypeParameters\s*=\s*(\S*)", " ".join(self._shown))
+        if "MEMORY" not in "".join(selects):
+            return 0, ""
+        counts = {"CPU": cpus, "Node": 1}
+        counts = {"GPU": gpus, **counts} if gpus else counts
+        for whose, text in zip((f"partition {self.name}", "slurm.conf"), self._shown, strict=True):
+            for unit, count in counts.items():
+                found = re.search(rf"\bDefMemPer{unit}\s*=\s*(\d+)", text)
+                if found and int(found[1]):
+                    times = f" x {human_count(count, unit)}" if unit != "Node" else ""
+                    why = f"DefMemPer{unit} of {whose}, {found[1]} MB{times}"
+                    return int(found[1]) * MIB * count, why
+        return 0, ""
+
 
 def ask_partition(wanted: str | None) -> Partition:
     """Asks sinfo(1) for a partition; None: the one of this shell, or the default one."""
@@ -47,7 +94,7 @@ def ask_partition(wanted: str | None) -> Partition:
         NodeShape(
             int(cpus),
             count_gpus(gres),
-            int(memory) * 2**20 if memory.isdigit() else 0,
+            int(memory) * MIB if memory.isdigit() else 0,
             types_of_gpus(gres),
         )
         for _, cpus, memory, gres, _ in rows

@@ -39,6 +39,7 @@ class Device:
         memory: bytes that a rank may use.
         has_bf16, has_fp16: whether it is fast in this precision.
         host_memory: bytes of the node's memory per rank, for offloaded state; 0: not known.
+        limit: why it has no more of the node's memory, for messages; empty: it has it all.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Device:
     has_bf16: bool
     has_fp16: bool
     host_memory: int = 0
+    limit: str = ""
 
     @staticmethod
     def cpu(memory: int) -> Device:

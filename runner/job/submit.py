@@ -42,7 +42,7 @@ from runner.slurm.job_array import Member
 from runner.slurm.jobs import Job as SlurmJob
 from runner.slurm.jobs import queued, submitted_since
 from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
-from runner.slurm.shell_variables import overriding
+from runner.slurm.shell_variables import OF_MEMORY, overriding
 
 _CPUS = (
     "See `sinfo -N -o '%n %c'` for the CPUs of the nodes and `scontrol show partition` for a lower "
@@ -208,7 +208,47 @@ def device_of_job(job: Job, processes: int | None, environ: Mapping[str, str]) -
     config, nodes = job.config, job.partition.nodes
     if processes is not None and not nodes and not config.slurm.gpus_per_node:
         return devices.here(processes, environ, own_torch=config.environment is None)
-    return devices.of_job(config.slurm, nodes, ranks_on_node(config.slurm))
+    memory = memory_on_node(config.slurm, job.partition, environ)
+    return devices.of_job(config.slurm, nodes, ranks_on_node(config.slurm), *memory)
+
+
+def memory_on_node(
+    slurm: SlurmConfig, partition: Partition, environ: Mapping[str, str]
+) -> tuple[int, str]:
+    """Bytes that the job gets of each node, and why no more; 0: all of them, or not known."""
+    theirs = {name.lstrip("-").replace("_", "-"): str(v) for name, v in slurm.options.items()}
+    asked = [theirs.get(name) for name in ("mem", "mem-per-cpu", "mem-per-gpu")]
+    if not any(asked):
+        asked = [environ.get(f"SBATCH_{name}") for name in OF_MEMORY]
+    total, per_cpu, per_gpu = asked
+    if total:
+        return _bytes_of(total), ""
+    gpus = devices.gpus_on_node(slurm)
+    if gpus is None or not partition.nodes or "SLURM_JOB_ID" in environ:  # salloc --mem
+        return 0, ""
+    cpus = _cpus_on_node(slurm, theirs, partition)
+    if per_cpu or per_gpu:
+        return _bytes_of(per_cpu or per_gpu or "") * (cpus if per_cpu else gpus), ""
+    memory, why = partition.default_memory(gpus, cpus)
+    return memory, f"{why}; slurm.options asks for no mem" if memory else ""
+
+
+def _cpus_on_node(slurm: SlurmConfig, theirs: Mapping[str, str], partition: Partition) -> int:
+    """CPUs that the job gets of each node; 0: not known. `theirs`: options of sbatch."""
+    if "exclusive" in theirs or partition.gives_whole_nodes:
+        return max(node.cpus for node in partition.nodes)
+    if theirs.keys() & {"cpus-per-gpu", "mincpus"}:
+        return 0
+    ranks = ranks_on_node(slurm)
+    share, _ = cpus_per_task(partition.nodes, ranks, slurm.gpus_per_node)
+    each = theirs.get("cpus-per-task", str(share))
+    return int(each) * ranks if each.isdecimal() else 0
+
+
+def _bytes_of(text: str) -> int:
+    """What Slurm reads in `--mem`: a number of MB, or with a unit; 0: all memory of the node."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text, re.IGNORECASE)
+    return int(match[1]) * 1024 ** ("KMGT".index(match[2].upper() or "M") + 1) if match else 0
 
 
 def ranks_on_node(slurm: SlurmConfig) -> int:

@@ -15,14 +15,15 @@ PREFIX = "SBATCH_"
 OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 """The batch script unsets them: left from a trial by hand, they would make it a rank."""
 
-_GPUS = ("GRES", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GPUS_PER_SOCKET")
-_MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
+OF_GPUS = ("GRES", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GPUS_PER_SOCKET")
+OF_MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
+"""Variables for options of sbatch, without `SBATCH_`."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "time": ("TIMELIMIT",),
     "array": ("ARRAY_INX",),
     "requeue": ("REQUEUE", "NO_REQUEUE"),
-    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), _GPUS),
-    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), _MEMORY),
+    **dict.fromkeys(("gres", "gpus", "gpus-per-node", "gpus-per-task"), OF_GPUS),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), OF_MEMORY),
 }
 """Option -> its variables, where they have other names."""
 _NEVER = ("ARRAY_INX", "WAIT", "TEST_ONLY")

@@ -19,8 +19,11 @@ from tests.first_job.harness import (
     bundle_of_variants,
     check,
     edit,
+    programs,
     remove,
+    run_runner,
     torch_of,
+    write_run,
 )
 
 GPT2: dict[str, Any] = {"task": "causal-lm", "model": {"asset": "gpt2"}, "precision": None}
@@ -131,6 +134,32 @@ def test_what_cannot_be_is_found_on_the_login_node(
     keys = dict(keys)
     (tmp_path / "ds.json").write_text(json.dumps(keys.pop("ds", {})))
     assert_found(check(tmp_path, variants, **keys), found)
+
+
+def test_a_model_that_the_partitions_own_memory_does_not_hold_is_refused_with_the_reason(
+    variants: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node has the memory; a job that asks for none gets less."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=10**15))
+    config = "DefMemPerCPU = 100\nSelectTypeParameters = CR_CORE_MEMORY"
+    path = programs(
+        tmp_path / "bin",
+        sinfo="echo 'batch*|64|9000000|(null)|infinite'",
+        scontrol=f'[ $2 = partition ] && echo "DefMemPerNode=UNLIMITED" || echo "{config}"',
+        sbatch="exit 0",
+        squeue="exit 0",
+    )
+    command = ("check", "tiny.yaml", "--bundle", str(variants))
+    write_run(tmp_path, **GPT2)
+    said = run_runner(tmp_path, *command, PATH=path)
+    assert "memory of the node: 6.71 GB per rank: DefMemPerCPU of slurm.conf, 100 MB" in said.out
+    write_run(tmp_path, **HUGE)
+    said = run_runner(tmp_path, *command, PATH=path)
+    limit = "are available on CPU (DefMemPerCPU of slurm.conf, 100 MB x 64 CPUs;"
+    assert_found(said, Found((limit,), "mem in slurm.options"))
+    write_run(tmp_path, **HUGE, slurm={"options": {"mem": "9000G"}})
+    said = run_runner(tmp_path, *command, PATH=path)
+    assert said.code == 0 and "memory of the node" not in said.out, said.out + said.err
 
 
 def test_a_warm_up_that_never_ends_is_told(variants: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.first_job.harness import (
     torch_of,
     write_run,
 )
+from tests.remedies.obeyed import obeys
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -96,6 +97,32 @@ def test_nodes_that_are_away_and_gpus_that_are_too_few_are_told(
     write_run(tmp_path, **GPT2, slurm=slurm)
     said = run_runner(tmp_path, "check", "tiny.yaml", "--bundle", str(staged), PATH=path)
     assert_found(said, found)
+
+
+GPU_NODES = "for n in 1 2; do echo 'gpu*|64|512000|gpu:a100:4|2-00:00:00'; done"
+MEANT: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"gpus_per_node": 4}, ""),
+    ({"gpus_per_node": 0}, ""),
+    ({"setup": ["export CUDA_VISIBLE_DEVICES="]}, ""),
+    ({"options": {"exclusive": True}}, ""),
+    ({}, "echo 'gpu*|64|512000|(null)|2-00:00:00'"),  # a node without GPUs, too
+)
+
+
+@obeys("runner/job/check.py", "In the run file: slurm.gpus_per_node: {}; or 0, to train on the CPU")
+def test_a_job_that_leaves_the_gpus_of_its_nodes_is_told(staged: Path, tmp_path: Path) -> None:
+    """Slurm gives it none: it trains on the CPU for a night, and ends with exit code 0."""
+    quiet = dict.fromkeys(("sbatch", "squeue"), "exit 0")
+    command = ("check", "tiny.yaml", "--bundle", str(staged))
+    path = programs(tmp_path / "bin", sinfo=GPU_NODES, **quiet)
+    write_run(tmp_path, **GPT2, slurm={})
+    said = run_runner(tmp_path, *command, PATH=path)
+    assert_found(said, Found(("asks for no GPU", "of partition gpu"), "slurm.gpus_per_node: 4", 0))
+    for slurm, nodes in MEANT:
+        path = programs(tmp_path / "bin", sinfo=f"{GPU_NODES}; {nodes or 'exit 0'}")
+        write_run(tmp_path, **GPT2, slurm=slurm)
+        said = run_runner(tmp_path, *command, PATH=path)
+        assert "asks for no GPU" not in said.out, slurm
 
 
 # Other words of sbatch (slurm_errno.c) -> what helps.

@@ -7,11 +7,13 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from runner.cli import main as runner
+from runner.config.run_config import SlurmConfig
 from runner.errors import StageError, UsageError
 from runner.job import submit
 from runner.job.findings import Findings
@@ -51,6 +53,51 @@ def test_a_rank_gets_the_share_of_cpus_of_the_smallest_node_with_enough_gpus() -
 
     assert submit.cpus_per_task([NodeShape(8, 0), NodeShape(64, 4)], ranks=4, gpus=4)[0] == 16
     assert submit.cpus_per_task([], ranks=4, gpus=4) == (None, "")
+
+
+BY_CPU = "DefMemPerCPU = 1000"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "partition", "config", "memory", "why"),
+    [
+        ({}, "", BY_CPU, 8000, "DefMemPerCPU of slurm.conf, 1000 MB x 8 CPUs; slurm.options asks"),
+        ({"options": {"cpus-per-task": 2}}, "DefMemPerCPU=500", BY_CPU, 1000, "of partition batch"),
+        ({"options": {"cpus-per-task": 2}}, "OverSubscribe=EXCLUSIVE", BY_CPU, 8000, "x 8 CPUs"),
+        ({"options": {"cpus_per_task": 2, "exclusive": True}}, "", BY_CPU, 8000, "x 8 CPUs"),
+        ({"options": {"cpus-per-gpu": 2}}, "", BY_CPU, 0, ""),
+        ({}, "DefMemPerNode=3000", BY_CPU, 3000, "DefMemPerNode of partition batch, 3000 MB;"),
+        ({"gpus_per_node": 2}, "JobDefaults=DefMemPerGPU=700", BY_CPU, 1400, "700 MB x 2 GPUs"),
+        ({"options": {"gpus": 2}}, "", BY_CPU, 0, ""),
+        ({}, "DefMemPerNode=UNLIMITED", "DefMemPerNode = UNLIMITED", 0, ""),
+        ({"options": {"mem": "2G"}}, "", BY_CPU, 2048, ""),
+        ({"options": {"mem": 0}}, "", BY_CPU, 0, ""),
+        ({"options": {"mem-per-cpu": 100}}, "", BY_CPU, 800, ""),
+        ({"gpus_per_node": 2, "options": {"mem-per-gpu": "1G"}}, "", BY_CPU, 2048, ""),
+    ],
+)
+def test_a_job_that_asks_for_no_memory_has_slurms_default(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slurm: dict[str, Any],
+    partition: str,
+    config: str,
+    memory: int,
+    why: str,
+) -> None:
+    shown = f'[ $2 = partition ] && echo "PartitionName=batch {partition}" || echo "{config}"'
+    selects = "echo SelectTypeParameters = CR_CORE"
+    programs(tmp_path, sinfo="echo 'batch*|8|64000|gpu:2|infinite'")
+    monkeypatch.setenv("PATH", programs(tmp_path, scontrol=f"{shown}\n{selects}_MEMORY"))
+    found = submit.memory_on_node(SlurmConfig(**slurm), ask_partition(None), {})
+    assert found[0] == memory * 2**20 and why in found[1] and bool(why) == bool(found[1])
+    from_shell = {"SBATCH_MEM_PER_NODE": "5"}
+    own = {"mem", "mem-per-cpu", "mem-per-gpu"} & slurm.get("options", {}).keys()
+    also = submit.memory_on_node(SlurmConfig(**slurm), ask_partition(None), from_shell)
+    assert also == (found if own else (5 * 2**20, ""))
+    programs(tmp_path, scontrol=f"{shown}\n{selects}")  # no job is kept to a share of it
+    free = submit.memory_on_node(SlurmConfig(**slurm), ask_partition(None), {})
+    assert free == (found if own else (0, ""))
 
 
 def test_a_job_that_only_sbatch_itself_refuses_leaves_no_run_folder(

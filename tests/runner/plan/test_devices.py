@@ -124,8 +124,8 @@ def test_a_job_on_cpus_has_the_memory_it_asks_for_or_its_nodes() -> None:
     nodes = [NodeShape(64, 0, 64 * GIB), NodeShape(64, 0, 128 * GIB)]
     device = devices.of_job(SlurmConfig(), nodes, 4)
     assert device is not None and (device.kind, device.memory) == ("cpu", 32 * GIB)
-    for mem, expected in (("16G", 16 * GIB), ("2048", 2 * GIB), ("0", 128 * GIB)):
-        device = devices.of_job(SlurmConfig(options={"mem": mem}), nodes, 1)
+    for memory, expected in ((16 * GIB, 16 * GIB), (0, 128 * GIB)):
+        device = devices.of_job(SlurmConfig(), nodes, 1, memory)
         assert device is not None and device.memory == expected
     assert devices.of_job(SlurmConfig(), [], 1) is None
 
