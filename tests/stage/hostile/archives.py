@@ -206,6 +206,12 @@ CASES = [
         TORN,
         unpacked(gzip.compress(tar([("a", b"1")])) + b"garbage" * 50),
     ),
+    Case(
+        "tar of a folder alone",
+        2,
+        ("the archive has no file in it",),
+        unpacked(tar([(special("a", tarfile.DIRTYPE), b"")])),
+    ),
     Case("tar of nothing", 2, ("not an archive",), unpacked(bytes(10240))),
     Case("zip ..", 3, ("`..`",), unpacked(zipped([("../../precious", b"x")]))),
     Case("zip absolute", 3, ("absolute",), unpacked(zipped([("/tmp/evil", b"x")]))),

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.digests import sha256_of_bytes
+from tests.stage.bundles import reseal
 from tests.stage.hostile.manifests import SOUND
 from tests.stage.hostile.runner import Case, Place
 
@@ -29,13 +28,6 @@ def bag(spoil: Callable[[Path], object], command: str = "verify") -> Prepare:
         return [command, "bundle"]
 
     return prepare
-
-
-def reseal(root: Path, *paths: str) -> None:
-    """Makes the tag manifest agree with the current files beside the payload."""
-    digests = parse_manifest((root / layout.TAG_MANIFEST).read_bytes())
-    digests |= {path: sha256_of_bytes((root / path).read_bytes()) for path in paths}
-    (root / layout.TAG_MANIFEST).write_bytes(manifest_text(digests))
 
 
 def sealed(name: str, change: Callable[[bytes], bytes]) -> Prepare:

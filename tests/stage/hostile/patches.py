@@ -18,22 +18,6 @@ from stage.digests import sha256_of_bytes
 from stage.progress import Reporter
 from tests.stage.hostile.runner import Case, Place
 
-INCOMPLETE = json.dumps(
-    {
-        "format": 1,
-        "name": "m",
-        "assets": {
-            "x": {
-                "kind": "files",
-                "request": {},
-                "licence": None,
-                "left_out": [],
-                "source": {"type": "path", "path": "x"},
-                "files": [{"path": "data/files/x/a", "size": 1, "sha256": None, "origin": "a"}],
-            }
-        },
-    }
-).encode()
 Prepare = Callable[[Place], list[str]]
 CONFIG = "data/models/bert/config.json"
 
@@ -136,17 +120,6 @@ def as_report(root: Path, findings: list[Any], **changes: Any) -> bytes:
     return json.dumps({**report_of(root).to_json(), "findings": findings, **changes}).encode()
 
 
-def since(make: Callable[[Path], object]) -> Prepare:
-    """`stage patch --since` of a file that is no lock."""
-
-    def prepare(place: Place) -> list[str]:
-        place.bundle()
-        make(place.folder / "old.lock")
-        return ["patch", "bundle", "--since", "old.lock", "-o", "patch"]
-
-    return prepare
-
-
 def _apply_through_a_link(place: Place) -> list[str]:
     arguments = applied(lambda _: None)(place)
     shutil.move(place.folder / "bundle/data/models", place.folder / "elsewhere")
@@ -229,22 +202,6 @@ CASES = [
         how="process",
     ),
     Case("through a link out of the bundle", 3, ("a link or file stands",), _apply_through_a_link),
-    Case(
-        "old lock no JSON", 2, ("old.lock", "not JSON"), since(lambda path: path.write_bytes(b"{"))
-    ),
-    Case("old lock a pipe", 2, ("old.lock", "pipe"), since(os.mkfifo), how="process"),
-    Case(
-        "old lock of no bundle",
-        2,
-        ("incomplete",),
-        since(lambda path: path.write_bytes(INCOMPLETE)),
-    ),
-    Case(
-        "old lock of this very bundle",
-        2,
-        ("nothing to carry",),
-        since(lambda path: shutil.copy(path.parent / "bundle/stage.lock", path)),
-    ),
     Case(
         "neither report nor old lock",
         2,

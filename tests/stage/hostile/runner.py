@@ -90,7 +90,6 @@ class Case:
         how: `here` (in this process), `process` (in its own, with little memory), `nobody` (the
             same, without root's right to read everything).
         after: checks more conditions afterwards.
-        slow: takes too long for CI.
     """
 
     name: str
@@ -99,7 +98,6 @@ class Case:
     prepare: Callable[[Place], list[str]]
     how: str = "here"
     after: Callable[[Place], None] | None = None
-    slow: bool = False
 
 
 def run(case: Case, place: Place, monkeypatch: pytest.MonkeyPatch) -> str:

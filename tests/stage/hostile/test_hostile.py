@@ -27,7 +27,6 @@ COLLECTION = [
     pytest.param(
         case,
         id=f"{room.__name__.rpartition('.')[2]}-{case.name}",
-        marks=[pytest.mark.slow] if case.slow else [],
     )
     for room in ROOMS
     for case in room.CASES
