@@ -168,6 +168,24 @@ def small(folder: Path) -> Iterator[None]:
 
 
 @each_shell
+def test_a_disk_that_was_full_for_one_line_of_a_list_has_no_list(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    """It is full until the second of two files is read: the line of the first is not written."""
+    far, disk = Far(tmp_path / "cluster"), tmp_path / "disk"
+    for folder in (disk, far.folder / "output/my/model"):
+        folder.mkdir(parents=True)
+    for name in ("one", "two"):
+        (far.folder / "output/my/model" / name).write_text(name)
+    real = shutil.which("sha256sum")
+    far.add("sha256sum", f'[ ! -e "$0.seen" ] || rm -f {disk}/filled; : >"$0.seen"; exec {real}')
+    with small(disk):
+        fill(disk, 0)
+        assert far.go(shell, "--results", disk).returncode == 5
+        assert not list(disk.rglob("results.sha256"))
+
+
+@each_shell
 def test_a_copy_that_is_cut_or_damaged_is_copied_again(tmp_path: Path, shell: list[str]) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.remote.far import Far, each_shell, kill_all
+from tests.runner.remote.far import PROGRAMS, Far, each_shell, kill_all
 from tests.stage.carry.conftest import WEIGHTS, flip
 from tests.support.waiting import wait_for
 
@@ -231,6 +231,16 @@ def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
     assert list((far.folder / ".airlift/state/airlift/receipts").glob("*.json"))
     flip(far.folder / "bundle" / WEIGHTS)
     assert far.go(shell).returncode == 1 and far.read("damaged") == f"{WEIGHTS}\n"
+
+
+@each_shell
+def test_a_job_that_ends_while_it_is_asked_for_verifies_once(far: Far, shell: list[str]) -> None:
+    far.plan(VERIFY="job")
+    (far.folder / ".airlift/verify-job").write_text("21\n")
+    ends = f"echo 0 >{far.folder}/.airlift/verify-code"
+    far.add("squeue", f'[ "$3" != 21 ] || {{ {ends}; exit; }}\n{PROGRAMS["squeue"]}')
+    assert far.go(shell).returncode == 0
+    assert not [call for call in far.calls if call.startswith("sbatch")]
 
 
 @each_shell
