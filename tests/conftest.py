@@ -125,7 +125,7 @@ def _skip_is_fine(item: pytest.Item | None) -> bool:
     """Tests of hardware or rights that this machine does not have may skip, also in CI."""
     if item is None:
         return False
-    return any(item.get_closest_marker(name) is not None for name in ("gpu", "fuse")) or (
+    return item.get_closest_marker("gpu") is not None or (
         item.get_closest_marker("site") is not None and os.geteuid() != 0
     )
 
