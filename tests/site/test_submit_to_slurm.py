@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site
 from tests.site.test_launch_on_slurm import PROGRAM
 
 pytestmark = pytest.mark.site
-HERE = "runner/job/submit.py"
 
 
 class Refused(NamedTuple):
@@ -113,9 +111,6 @@ def obey(site: Site, refused: Sequence[Refused]) -> None:
         assert found["errors"] == [] and "accepts it" in found["lines"][-1], (case, found)
 
 
-@obeys(HERE, "Correct `slurm:`", "See `sinfo -N -o '%P %n %c %m %G'`", "See `sinfo -o '%P %f'`")
-@obeys(HERE, 'set slurm.gpus_per_node or slurm.options: {gres: "gpu:TYPE:N"}.')
-@obeys(HERE, "See `sinfo -N`, and", "See `sinfo -s` for the partitions", "See `squeue --me`: the")
 def test_a_job_that_could_not_start_is_refused_with_the_way_out(site: Site) -> None:
     obey(site, REFUSED)
     folder = site.home / "refused"
@@ -124,9 +119,6 @@ def test_a_job_that_could_not_start_is_refused_with_the_way_out(site: Site) -> N
     assert site.run("squeue", "--noheader").stdout == "" and not folder.exists()
 
 
-@obeys(HERE, "This cluster has no default partition", "`sinfo -s` shows which partitions are up")
-@obeys(HERE, "See `sinfo -s`, and lower slurm.nodes.", "See `sinfo -o '%P %l'` for the limits")
-@obeys(HERE, "See `sinfo -N -o '%n %m'`", "See `sinfo -N -o '%n %c'`")
 def test_what_a_partitions_limits_refuse_is_refused_with_the_way_out(site: Site) -> None:
     file = site.folder / "etc/slurm.conf"
     before = file.read_text()

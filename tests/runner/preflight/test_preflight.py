@@ -27,7 +27,7 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import record
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.runner.conftest import Cluster
 from tests.support.environ import kept_environment
 
@@ -200,7 +200,6 @@ def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
 REQUIRED = {"bundle": {"verified": "required"}}
 
 
-@obeys("runner/job/check.py", "stage verify {}{}")
 def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +227,6 @@ def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     )
 
 
-@obeys("runner/inputs/__init__.py", "Give the folder of the bundle that is asked for with --bundle")
 def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:
     bundle, another = terminal.cluster.bundle, "ab" * 32
     found = Bundle.open(bundle).id
@@ -252,7 +250,6 @@ def resolved(cluster: Cluster) -> tuple[RunConfig, Inputs, RunFolder]:
     return config, resolve(config, cluster.bundle), RunFolder(cluster.output())
 
 
-@obeys("runner/job/model.py", "Stage the weights. | Set model.init: scratch, or stage the weights.")
 def test_a_model_without_weights_is_only_good_for_scratch(
     resolved: tuple[RunConfig, Inputs, RunFolder],
 ) -> None:
