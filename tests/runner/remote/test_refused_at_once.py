@@ -6,10 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.runner.remote.conftest import Laptop
 
-SUBMIT = "runner/remote/submit.py"
 TO = ("--to", "far")
 
 
@@ -37,7 +36,6 @@ def test_a_cluster_without_slurm_and_one_without_a_runner(laptop: Laptop, progra
     assert "runner submit runs/my.yaml --bundle bundle" in shown and not laptop.there.exists()
 
 
-@obeys(SUBMIT, "Give this one a folder of its own: {}")
 def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: Path) -> None:
     made, lock = slurm(programs), laptop.there / "bundle/stage.lock"
     lock.parent.mkdir(parents=True)
@@ -68,7 +66,6 @@ def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: 
         path.unlink()
 
 
-@obeys("runner/inputs/staged.py", "Give it a folder of its own. The same command with: ")
 def test_a_bundle_of_another_manifest_here_is_left_alone(laptop: Laptop) -> None:
     other = laptop.folder / "manifests/other.yaml"
     other.write_text(
@@ -79,23 +76,6 @@ def test_a_bundle_of_another_manifest_here_is_left_alone(laptop: Laptop) -> None
     assert "another bundle is here: made; manifests/other.yaml makes other" in said, said
     said = laptop.runner(*words, *in_it(said, "--bundle .*").split(), code=2)
     assert "no sbatch there" in said
-
-
-@obeys(SUBMIT, "Let the manifest bring one (stage init --profile FILE writes the entry), or name")
-def test_setup_of_a_run_file_that_replaces_the_clusters_is_said(
-    laptop: Laptop, programs: Path, tmp_path: Path
-) -> None:
-    made = slurm(programs)
-    (tmp_path / "runner").write_text("#!/bin/sh\necho runner, version 0.1.0\n")
-    (tmp_path / "runner").chmod(0o755)
-    laptop.clusters(f"  setup: ['PATH={tmp_path}:$PATH']\n")
-    words = ("submit", "runs/my.yaml", *TO, "--set")
-    said = laptop.runner(*words, "slurm.setup=['export A=1']", code=2)
-    assert "`slurm.setup`, which replace `setup:` of clusters.yaml" in said
-    said = laptop.runner(*words, in_it(said, "slurm.setup: .*").replace(": ", "=", 1), code=5)
-    assert "airlift 0.1.0 runs there" in said, said
-    for path in made:
-        path.unlink()
 
 
 def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> None:
