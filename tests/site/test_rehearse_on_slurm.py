@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.remedies.obeyed import in_it
 from tests.site.conftest import RUNNER, Site
 
 pytestmark = pytest.mark.site
@@ -18,19 +17,9 @@ SMALL = ("--set", "batch.micro=4")
 def test_a_partition_passes_its_rehearsal(site: Site, bundle: Path) -> None:
     """First with a run folder that the nodes do not see: in the login node's memory."""
     unseen = ("--output", "/dev/shm/nowhere/run")
-    offered = site.run(*RUNNER, "submit", *RUN, *SMALL, *unseen)
-    site.run("scancel", str(site.job_number(offered.stdout)))
-    said = " ".join(offered.stdout.split())
-    assert "/dev/shm/nowhere/run is on this node's memory (tmpfs)" in said
-    line = in_it(said, r"(?<=Use a folder on the shared disk; `)runner rehearse [^`]*")
-    assert line == "runner rehearse RUN --bundle B --job"
     done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *unseen, "--job", check=False)
     assert done.returncode == 2, f"{done.stdout}\n{done.stderr}"
     assert "nodes do not see /dev/shm/nowhere" in done.stderr
-    assert "Choose an --output on a disk that the nodes share" in done.stderr
-    show = in_it(done.stderr, r"df -T(?=` shows which disk)").split()
-    assert "tmpfs" in site.run(*show, "/dev/shm").stdout
-    assert "tmpfs" not in site.run(*show, str(site.home)).stdout
 
     output = ("--output", str(site.home / "output" / "rehearsed"))
     done = site.run(*RUNNER, "rehearse", *RUN, *SMALL, *output, "--job", check=False)

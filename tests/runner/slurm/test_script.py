@@ -12,6 +12,7 @@ import pytest
 from runner.errors import UsageError
 from runner.slurm.job_array import MOST_MEMBERS, members
 from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
+from tests.first_job.harness import programs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GPU = SbatchRequest(
@@ -123,6 +124,40 @@ def test_a_setup_line_that_fails_ends_the_job_before_the_ranks() -> None:
     done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "error: slurm.setup: test $(echo node) = login\n  ended the job on" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("leaves", "restarts", "state", "is_requeued"),
+    [
+        ("stopped", "31", "RUNNING", True),
+        ("stopped", "32", "RUNNING", False),
+        ("stopped", "0", "CANCELLED", False),
+        ("nothing", "0", "RUNNING", False),
+    ],
+)
+def test_a_job_without_a_launcher_goes_back_in_the_queue_after_a_stop_alone(
+    tmp_path: Path, leaves: str, restarts: str, state: str, is_requeued: bool
+) -> None:
+    request_ = dataclasses.replace(
+        CPU,
+        run_folder=tmp_path,
+        bin_folder=tmp_path / "bin",
+        command=("p", "r", "train"),
+        srun=("x",),
+    )
+    path = programs(
+        tmp_path / "bin", sleep=":",
+        srun=f"case $* in *train*) : >{tmp_path}/{leaves}; exit 3 ;; esac",
+        scontrol=f'echo "$*" >>{tmp_path}/asked; echo "JobId=7 JobState={state} Restarts=0"',
+    )  # fmt: skip
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": restarts}
+    script = sbatch_script(request_)
+    done = subprocess.run(
+        ["bash"], input=script.encode(), env={"PATH": path, **environ}, check=False
+    )
+    asked = tmp_path / "asked"
+    assert done.returncode == 3
+    assert (asked.exists() and "requeue 7" in asked.read_text()) == is_requeued
 
 
 def test_options_replace_what_we_would_have_asked_for() -> None:
