@@ -21,7 +21,7 @@ GOLDENS: dict[str, tuple[str, str]] = {
     "bundle": ("tests.golden.bundle", "bundle.json"),
     "served": ("tests.golden.served", "served.jsonl"),
     "verdicts": ("tests.golden.verdicts", "verdicts.jsonl"),
-    "words": ("tests.golden.words", "words.txt"),
+    "asked": ("tests.golden.asked", "asked.txt"),
 }
 
 

@@ -15,7 +15,7 @@ from tests.runner.conftest import bundle
 __all__ = ["bundle"]
 
 
-@pytest.mark.parametrize("name", ["outcome", "plan", "served", "verdicts", "words"])
+@pytest.mark.parametrize("name", ["asked", "outcome", "plan", "served", "verdicts"])
 def test_it_answers_as_recorded(tmp_path: Path, name: str) -> None:
     must_equal(name, record(name, tmp_path))
 
