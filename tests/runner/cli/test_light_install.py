@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,18 +76,18 @@ def environment(state: Path, **more: str) -> dict[str, str]:
 
 
 def run_all(light: Path, home: Path, commands: list[str]) -> dict[str, Said]:
-    """Runs commands, each in a fork of one Python of the light installation."""
-    done = subprocess.run(
-        [light / "python", ROOT / "tests/support/many_commands.py"],
-        input=json.dumps([(str(home), shlex.split(command)) for command in commands]),
-        env=environment(home.parent / "state"),
-        cwd=home.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return {c: Said(*said) for c, said in zip(commands, json.loads(done.stdout), strict=True)}
+    """Runs commands, four at a time, each in a process of its own."""
+
+    def run(command: str) -> Said:
+        program, *words = shlex.split(command)
+        done = subprocess.run(
+            [light / program, *words], cwd=home, env=environment(home.parent / "state"),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(commands, pool.map(run, commands), strict=True))
 
 
 RUN_IT = "run.yaml --bundle bundle"
@@ -95,83 +96,43 @@ MISTAKES = {
     "stage verfy bundle": "stage verify",
     "stage verify": "BUNDLE",
     "stage verify nowhere": "no such folder",
-    "stage verify bundle --dep": "--deep",
     "stage verify run.yaml": "this is a run file, not a bundle",
     "stage verify empty": "not a bundle",
-    "stage verify bundle --signers nofile": "nofile",
-    "stage verify bundle --jobs 0": "--jobs",
-    "stage verify bundle --report nofolder/r.json": "mkdir",
-    "stage verify bundle --id 12ab": "12ab",
-    "stage show nowhere": "no such folder",
-    "stage show run.yaml": "this is a run file, not a bundle",
     "stage show bundle --jsn": "--json",
-    "stage fetch nofile.yaml -o out": "no such file",
     "stage fetch run.yaml -o out": "this is a run file, not a manifest",
     "stage fetch broken.yaml -o out": "broken.yaml:2",
     "stage fetch list.yaml -o out": "list.yaml",
     "stage fetch blob.bin -o out": "UTF-8",
-    "stage fetch empty -o out": "is a folder",
     "stage fetch wanted.yaml": "--output",
-    "stage fetch wanted.yaml -o out --endpoint not-a-url": "not-a-url",
     "stage fetch typo.yaml -o out": "`model`",
-    "stage lock nofile.yaml": "no such file",
     "stage init": "NAME",
-    "stage patch bundle": "--output",
-    "stage patch bundle --report nofile -o p": "nofile",
     "stage patch bundle --since run.yaml -o p": "not a lock",
     "stage apply bundle nowhere": "patch.json",
     "stage push bundle": "HOST:DIR",
-    "stage push nowhere host:dir": "no such folder",
     "stage sign bundle --key nokey": "ssh-keygen",
-    "stage serve nowhere": "no such folder",
     "stage serve bundle --port abc": "abc",
     "stage env lok": "stage env lock",
-    "stage env lock env.yml": "--profile",
-    "stage env check bundle": "no environment",
     "stage env create bundle tiny-bert prefix": "not an environment",
-    "stage env probe --scrpt": "--script",
-    "stage trace": "-- COMMAND",
     "stage trace -- no-such-command": "no such program",
-    "runner chek run.yaml": "runner check",
-    "runner check nofile.yaml --bundle bundle": "no such file",
-    "runner check run.yaml --bundle nowhere": "no such folder",
-    "runner check run.yaml --bundle empty": "not a bundle",
     "runner check wanted.yaml --bundle bundle": "this is a manifest, not a run file",
     "runner check broken.yaml --bundle bundle": "broken.yaml:2",
-    "runner check blob.bin --bundle bundle": "UTF-8",
     f"{CHECK} --set optimizer.lrr=1": "`lr`",
-    f"{CHECK} --set nonsense": "key=value",
-    f"{CHECK} --set task=causal-lm": "is an encoder",
     f"{CHECK} --set model.asset=tiny-brt": "`tiny-bert`",
-    f"{CHECK} --set model.asset=numbers": "not a model",
-    f"{CHECK} --set dataset.text=txt": "no such column",
     f"{CHECK} --set batch.global=9 --processes 2": "does not divide",
-    f"{CHECK} --set sequence_length=100000": "128",
-    f"{CHECK} --set engine.config=nofile.json": "no such file",
     f"{CHECK} --set engine.config=broken.json": "broken.json:1",
     f"{CHECK} --output bundle/out": "inside the bundle",
     "runner check chat.yaml --bundle bundle": "chat",
     f"runner prepare {RUN_IT}": "preparing data needs numpy and transformers",
     f"runner train {RUN_IT}": "needs torch, transformers, tensorboard, numpy and deepspeed",
     "runner train lora.yaml --bundle bundle": "deepspeed and peft",
-    f"runner train {RUN_IT} --dry-run": "[train]'",
     f"runner bench {RUN_IT}": "[train]'",
     f"runner rehearse {RUN_IT}": "[train]'",
-    "runner rehearse nofile.yaml --bundle bundle": "no such file",
-    f"runner bench {RUN_IT} --strategies zero9": "zero9",
-    "runner train --bundle bundle": "--reproduce",
-    f"runner train {RUN_IT} --processes 0": "--processes",
     "runner train --reproduce empty --bundle bundle": "not a run folder",
-    f"runner submit {RUN_IT} --array nonsense": "KEY=VALUE",
     f"runner submit {RUN_IT} --set slurm.time=soon --print": "soon",
     "runner exec --bundle bundle -- no-such-command": "no-such-command",
-    "runner exec --bundle nowhere -- python x.py": "no such folder",
     "runner init maskd-lm": "`masked-lm`",
-    "runner init image-classification --bundle bundle": "no model in this bundle fits",
     "runner status": "no run is below",
-    "runner status nowhere": "nowhere",
     "runner logs empty": "not a run folder",
-    "runner report run.yaml": "no run of it has begun",
 }
 
 
