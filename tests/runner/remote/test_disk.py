@@ -146,8 +146,10 @@ def small(folder: Path) -> Iterator[None]:
     command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no tmpfs may be mounted here")
-    yield
-    subprocess.run(["umount", "-l", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @each_shell

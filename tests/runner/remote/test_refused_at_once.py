@@ -88,3 +88,19 @@ def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> N
         (("logs", "runs/my.yaml", *TO), "nothing was submitted there yet"),
     ):
         assert said in laptop.runner(*words, code=2), words
+
+
+def test_setup_of_a_run_file_that_replaces_the_clusters_is_said(
+    laptop: Laptop, programs: Path, tmp_path: Path
+) -> None:
+    made = slurm(programs)
+    (tmp_path / "runner").write_text("#!/bin/sh\necho runner, version 0.1.0\n")
+    (tmp_path / "runner").chmod(0o755)
+    laptop.clusters(f"  setup: ['PATH={tmp_path}:$PATH']\n")
+    words = ("submit", "runs/my.yaml", *TO, "--set")
+    said = laptop.runner(*words, "slurm.setup=['export A=1']", code=2)
+    assert "`slurm.setup`, which replace `setup:` of clusters.yaml" in said
+    said = laptop.runner(*words, in_it(said, "slurm.setup: .*").replace(": ", "=", 1), code=5)
+    assert "airlift 0.1.0 runs there" in said, said
+    for path in made:
+        path.unlink()
