@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner import disks
-from runner.disks import CACHES, cache_variables, local_folder, use_local_caches, user_variables
+from runner.disks import CACHES, local_folder, use_local_caches, user_variables
 from runner.errors import UsageError
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nfs@tcp:/lus /lus lustre rw 0 0\nnas:/home /home nfs4 rw 0 0\n"
@@ -46,21 +46,6 @@ def test_what_the_user_set_stays_and_a_network_disk_in_it_is_told(
     assert (tmp_path / f"{OWN}-local").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_launchers_folder_that_this_node_lacks_is_chosen_again(tmp_path: Path) -> None:
-    """A site may create its temporary folder on the first node alone."""
-    file = tmp_path / "file"
-    file.touch()
-    environ = {"TMPDIR": str(file), "SLURM_JOB_ID": f"x{os.getpid()}"}
-    environ |= cache_variables(environ, file / f"{OWN}-{environ['SLURM_JOB_ID']}")
-    (line,) = use_local_caches(environ)
-    folder = Path("/tmp", f"{OWN}-{environ['SLURM_JOB_ID']}")
-    try:
-        assert line.startswith(f"compiler caches are in {folder}: ")
-        assert {Path(environ[name]).parent for name in CACHES} == {folder}
-    finally:
-        folder.rmdir()
-
-
 def test_compiled_code_that_another_user_could_have_put_there_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,3 +64,15 @@ def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     assert user_variables({}) == {"LOGNAME": f"uid{2**31 - 7}"}
     assert user_variables({"USER": "ada"}) == {}
+
+
+def test_a_temporary_folder_that_this_node_lacks_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(disks, "LAST_RESORT", tmp_path / "tmp")
+    environ = {"TMPDIR": str(tmp_path / "file")}
+    (line,) = use_local_caches(environ)
+    assert (
+        line.startswith(f"compiler caches are in {tmp_path}/tmp/") and "cannot be created" in line
+    )

@@ -101,15 +101,6 @@ def test_the_column_of_the_classes_is_the_one_that_looks_like_classes(
     assert (chosen["text"], chosen["label"]) == found
 
 
-@pytest.mark.parametrize("task", EXAMPLES)
-def test_without_a_bundle_the_file_is_the_example(task: str) -> None:
-    done = init(task)
-    assert done.exit_code == 0 and f"runs/{EXAMPLES[task]}" in done.output
-    config = RunConfig.load(Path(f"{task}.yaml"))
-    example = RunConfig.load(ROOT / "runs" / EXAMPLES[task])
-    assert (config.model, config.dataset) == (example.model, example.dataset)
-
-
 def test_a_file_that_is_there_is_never_overwritten() -> None:
     Path("masked-lm.yaml").write_text("mine\n")
     done = init("masked-lm")
@@ -122,19 +113,6 @@ def test_every_example_is_in_its_package(package: str, folder: str) -> None:
     shown = {path.name: path.read_bytes() for path in (ROOT / folder).glob("*.yaml")}
     packed = {path.name: path.read_bytes() for path in (ROOT / package / "examples").glob("*.yaml")}
     assert packed == shown and packed
-
-
-def test_stage_init_writes_an_example_manifest() -> None:
-    def run(name: str) -> Result:
-        return CliRunner().invoke(stage, ["init", "--example", name], prog_name="stage")
-
-    assert run("bert-large-wikitext2").exit_code == 0
-    assert (
-        Path("manifest.yaml").read_bytes()
-        == (ROOT / "manifests/bert-large-wikitext2.yaml").read_bytes()
-    )
-    assert "is there already" in run("cifar10").output
-    assert "Did you mean `cifar10`?" in run("cifar").output
 
 
 @pytest.mark.parametrize(
@@ -150,3 +128,16 @@ def test_a_bundle_that_has_nothing_for_a_task_is_refused(
     done = init(task, "--bundle", bundle, "-o", "mine.yaml")
     assert done.exit_code == 2 and said in done.output, done.output
     assert not Path("mine.yaml").exists()
+
+
+def test_stage_init_writes_an_example_manifest() -> None:
+    def run(name: str) -> Result:
+        return CliRunner().invoke(stage, ["init", "--example", name], prog_name="stage")
+
+    assert run("bert-large-wikitext2").exit_code == 0
+    assert (
+        Path("manifest.yaml").read_bytes()
+        == (ROOT / "manifests/bert-large-wikitext2.yaml").read_bytes()
+    )
+    assert "is there already" in run("cifar10").output
+    assert "Did you mean `cifar10`?" in run("cifar").output

@@ -10,8 +10,6 @@ import pytest
 from runner.config import deepspeed, explain
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.job.plan import decide
-from runner.job.shapes import Device, ModelShape
 
 TUTORIAL = """\
 {
@@ -168,41 +166,7 @@ def test_an_auto_that_the_run_file_leaves_to_the_ranks_is_left_to_them(tmp_path:
     config = load(tmp_path, '{"bf16": {"enabled": "auto"}, "train_batch_size": "auto"}')
     assert (config.precision, config.batch.total) == ("auto", "auto")
     assert not [choice for choice in config.explain() if choice.group and choice.value == "auto"]
-
-
-def test_what_of_theirs_is_not_done_is_said_key_by_key(tmp_path: Path) -> None:
-    params = (
-        '{"warmup_num_steps": 10, "warmup_min_lr": 1e-6, "cos_min_ratio": 0.1, '
-        '"total_num_steps": 100}'
-    )
-    theirs = f'{{"scheduler": {{"type": "WarmupCosineLR", "params": {params}}}, ' + (
-        '"optimizer": {"type": "Adam", '
-        '"params": {"lr": 1e-4, "torch_adam": true, "adam_w_mode": true}}}'
-    )
-    config = load(tmp_path, theirs)
-    said = {choice.key: choice.value for choice in config.explain()}
-    left_out = ("warmup_min_lr", "cos_min_ratio", "total_num_steps")
-    assert [said[f"scheduler.{key}"] for key in left_out] == ["left out"] * 3
-    assert (said["scheduler.warmup_type"], said["optimizer.params.torch_adam"]) == (
-        "linear",
-        "left out",
-    )
-    assert "optimizer.params.adam_w_mode" not in said
-    assert config.schedule.warmup == 10
-
-
-def test_one_value_is_not_said_to_come_from_two_places(tmp_path: Path) -> None:
-    """The launcher once said "from ds_config.json", and the ranks "as the run file says"."""
-    config = load(tmp_path, TUTORIAL.replace("{\n", '{ "fp16": {"enabled": false}, ', 1))
-    plan = decide(
-        config, ModelShape(1000, 512, 64, 2, 100), Device("cpu", "CPU", 2**34, False, False), 4
-    )
-    assert (plan.zero, plan.precision, plan.micro) == (3, "fp32", 1)
-    assert {choice.key for choice in plan.choices} == {"sequence_length", "accumulation"}
-    assert config.as_said("engine.zero") == "as ds_config.json says"
-    lines = explain.choice_lines(config.explain())
-    assert sum("engine.zero: 3" in line for line in lines) == 1
-    assert "as the run file says" not in " ".join(lines)
+    assert load(tmp_path, '{"fp16": {"enabled": false}}').precision == "fp32"
 
 
 def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> None:
@@ -211,6 +175,12 @@ def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> N
     assert {choice.key: choice.value for choice in config.explain()}["wandb"] == "left out"
     assert explain.left_out(config.explain()) == [
         "ds_config.json: not used: scheduler.total_num_steps, wandb"
+    ]
+    params = '{"torch_adam": true, "adam_w_mode": true}'
+    rate = '"scheduler": {"type": "WarmupCosineLR", "params": {"cos_min_ratio": 0.1}}'
+    theirs = f'{{"optimizer": {{"type": "Adam", "params": {params}}}, {rate}}}'
+    assert explain.left_out(load(tmp_path, theirs).explain()) == [
+        "ds_config.json: not used: optimizer.params.torch_adam, scheduler.cos_min_ratio"
     ]
 
 

@@ -12,7 +12,6 @@ import yaml
 
 from runner.config.columns import check_columns
 from runner.config.data import DatasetConfig
-from runner.config.run_config import RunConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
@@ -20,7 +19,6 @@ from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.texts import check_roles
 from tests.remedies.obeyed import in_it
-from tests.runner.conftest import Cluster
 from tests.runner.data.test_prepare import digest
 
 TALK = [("user", "who is she ?"), ("assistant", "Elizabeth"), ("user", "why ?")]
@@ -101,21 +99,3 @@ def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     settled = recipe_of(tmp_path, chat, talks, "from", "value", roles=roles)
     check_roles(settled)
     bytes_of(settled, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "words"),
-    [
-        ({"messages": "m", "fields": {"rolle": "from"}}, "Did you mean `role`"),
-        ({"messages": "m", "roles": {"gpt": "asistant"}}, "Did you mean `assistant`"),
-        ({"prompt": "a", "response": "b", "roles": {"gpt": "assistant"}}, "no `messages`"),
-    ],
-)
-def test_a_mistake_in_the_maps_is_named_with_its_line(
-    tmp_path: Path, dataset: dict[str, Any], words: str
-) -> None:
-    cluster = Cluster(tmp_path, tmp_path)
-    path = cluster.write(task="instruction", dataset={"asset": "chats", **dataset})
-    with pytest.raises(UsageError, match=r"tiny\.yaml:5") as caught:
-        RunConfig.load(path)
-    assert words in f"{caught.value.message} {caught.value.remedy}"

@@ -56,20 +56,19 @@ def test_in_a_container_its_own_python_tries_weights_and_tokenizer(
     assert len(log.read_text().splitlines()) == 2
 
 
+def test_a_container_that_waits_for_an_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "FOREIGN_S", 0.5)
+    waiting = child.Child(print, (), ("sh", "-c", "echo Pull the image?; sleep 600"))
+    with pytest.raises(StageError, match="the check ended with -9"):
+        waiting.answer("the check", "Look at the container.")
+
+
 def test_a_container_that_does_not_start_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     cluster.write(slurm={"container": [container(tmp_path, "exit 255")]})
     done = cluster.run("check", "tiny.yaml")
     assert done.returncode == 0, done.stderr
     for what in ("model", "tokenizer"):
         assert f"warning: not checked: the check of the {what} ended with 255" in done.stdout
-    assert "-> To see why: " in done.stdout and "-c 'import runner, torch'" in done.stdout
     cluster.write(slurm={"container": ["nowhere-apptainer", "exec"]})
     said = cluster.run("check", "tiny.yaml").stdout
     assert "not checked here: they run another environment than this command" in said
-
-
-def test_a_container_that_waits_for_an_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "FOREIGN_S", 0.5)
-    waiting = child.Child(print, (), ("sh", "-c", "echo Pull the image?; sleep 600"))
-    with pytest.raises(StageError, match="the check ended with -9"):
-        waiting.answer("the check", "Look at the container.")

@@ -8,35 +8,24 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runner.config.run_config import RunConfig
 from runner.errors import (
     DamageError,
     IncompleteError,
     PolicyError,
-    StageError,
     UsageError,
     join_errors,
 )
-from runner.inputs import resolve
 from runner.job.access import (
     check_quota,
     quota_left,
 )
-from runner.job.check import check_everything
 from runner.job.findings import FAULTS
-from runner.job.job import Job
 from runner.job.places import check_places
-from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it
-from tests.runner.conftest import Cluster
-from tests.runner.preflight.test_preflight import Terminal, terminal
-
-__all__ = ["terminal"]
 
 NOBODY = 65534
 
@@ -172,32 +161,3 @@ def test_several_faults_are_one_error_with_the_code_of_damage_if_there_is_any() 
     assert "1. a\n     -> fix a" in str(both) and "2. b\n     -> fix b" in str(both)
     assert join_errors([usage], FAULTS) is usage
     assert join_errors([IncompleteError("c"), PolicyError("d")], FAULTS).exit_code == 5
-
-
-def test_all_faults_are_printed_at_once_each_with_its_remedy(terminal: Terminal) -> None:
-    (terminal.cluster.folder / "blocked").write_text("")
-    terminal.cluster.write(sequence_length=129, batch={"global": 9, "micro": 2})
-    arguments = ("check", "tiny.yaml", "--processes", "2", "--output", "blocked/run")
-    code, out, err = terminal.run(*arguments)
-    assert code == 2
-    assert err.startswith("error: 3 faults, each of which would end this run:")
-    for word in ("a folder is needed there", "Set sequence_length: 128", "Set batch.global: 8"):
-        assert word in err
-    assert "nothing found" not in out
-
-
-def found_in(cluster: Cluster, **run: Any) -> tuple[list[StageError], list[str]]:
-    config = RunConfig.load(cluster.write(**run))
-    inputs = resolve(config, cluster.bundle)
-    job = Job(config, inputs, RunFolder(cluster.output()), cluster.bundle, ())
-    found = check_everything(job, 2, None, ahead=True)
-    return found.errors, [str(finding) for finding in found.others]
-
-
-def test_texts_that_fill_no_step_are_told(cluster: Cluster) -> None:
-    few = {"asset": "numbers", "limit": {"train": 20}, "validation": None}
-    errors, others = found_in(cluster, dataset=few, sequence_length=32, batch={"global": 64})
-    assert not errors
-    assert "a step takes 64: each step has some of them several times" in others[0]
-    errors, others = found_in(cluster, dataset=few, sequence_length=8, batch={"global": 2})
-    assert (errors, others) == ([], [])

@@ -250,24 +250,6 @@ def resolved(cluster: Cluster) -> tuple[RunConfig, Inputs, RunFolder]:
     return config, resolve(config, cluster.bundle), RunFolder(cluster.output())
 
 
-def test_a_model_without_weights_is_only_good_for_scratch(
-    resolved: tuple[RunConfig, Inputs, RunFolder],
-) -> None:
-    config, inputs, folder = resolved
-    digests = {
-        name: d for name, d in inputs.model.digests.items() if not name.endswith(".safetensors")
-    }
-    bare = replace(inputs, model=replace(inputs.model, digests=digests))
-    with pytest.raises(UsageError, match="`tiny-bert` has no weights") as caught:
-        check(config, bare, folder, 2)
-    init = in_it(caught.value.remedy, r"(?<=model.init: )\w+")
-    assert check(replace(config, model=replace(config.model, init=init)), bare, folder, 2)
-    with pytest.raises(UsageError, match="`tiny-bert` has no weights") as caught:
-        check(replace(config, lora=LoraConfig()), bare, folder, 2)
-    assert caught.value.remedy == "Stage the weights."
-    assert check(config, inputs, folder, 2)
-
-
 def test_first_weights_of_another_model_are_refused(
     resolved: tuple[RunConfig, Inputs, RunFolder], tmp_path: Path
 ) -> None:
@@ -280,3 +262,26 @@ def test_first_weights_of_another_model_are_refused(
     (other / "config.json").write_text(json.dumps({**wider, "hidden_size": 128}))
     with pytest.raises(UsageError, match="are not of the shape of"):
         check(config, inputs, folder, 2)
+
+
+def test_a_model_without_weights_is_only_good_for_scratch(
+    resolved: tuple[RunConfig, Inputs, RunFolder],
+) -> None:
+    config, inputs, folder = resolved
+    digests = {
+        name: d for name, d in inputs.model.digests.items() if not name.endswith(".safetensors")
+    }
+    bare = replace(inputs, model=replace(inputs.model, digests=digests))
+    assert check(replace(config, model=replace(config.model, init="scratch")), bare, folder, 2)
+    with pytest.raises(UsageError, match="`tiny-bert` has no weights"):
+        check(replace(config, lora=LoraConfig()), bare, folder, 2)
+
+
+def test_a_file_in_the_place_of_the_output_and_few_texts_are_told(terminal: Terminal) -> None:
+    (terminal.cluster.folder / "blocked").write_text("")
+    few = {"asset": "numbers", "limit": {"train": 20}, "validation": None}
+    terminal.cluster.write(dataset=few, batch={"global": 64})
+    said = terminal.refused("check", "tiny.yaml", "--processes", "2", "--output", "blocked/run")
+    assert "a folder is needed there" in said
+    _, out, _ = terminal.run("check", "tiny.yaml", "--processes", "2")
+    assert "a step takes 64: each step has some of them several times" in out

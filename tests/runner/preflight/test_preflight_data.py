@@ -83,6 +83,15 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         CHAT | {"dataset": None, "datasets": [PAIR, PAIR | {"wieght": 2}]},
         ("unknown key `wieght` in `datasets.1`", "Did you mean `weight`?"),
     ),
+    "a role that no chat has": (
+        CHAT
+        | {"dataset": {"asset": "chats", "messages": "messages", "roles": {"gpt": "asistant"}}},
+        ("`asistant`", "Did you mean `assistant`?"),
+    ),
+    "roles of no chat": (
+        CHAT | {"dataset": PAIR | {"roles": {"gpt": "assistant"}}},
+        ("there is no `messages`",),
+    ),
     "samples joined": (
         CHAT | {"dataset": PAIR, "packing": {"documents": "joined"}},
         ("joined would cut samples in two", "separate"),

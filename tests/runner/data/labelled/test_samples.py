@@ -110,24 +110,17 @@ def test_a_long_text_is_cut_with_its_end_token_and_counted(
     assert "1 cut to 24 tokens" in said
 
 
+@pytest.mark.parametrize(
+    ("number", "classes", "is_doubted"), [(10, 6, True), (10, 5, False), (9, 9, False)]
+)
 def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(
-    tmp_path: Path, model: ModelInput, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, model: ModelInput, number: int, classes: int, is_doubted: bool
 ) -> None:
-    """Each time, also of a store that exists; not of few texts, nor where each class has two."""
-    for number, classes, is_doubted in (
-        (10, 6, True),
-        (10, 6, True),
-        (10, 5, False),
-        (9, 9, False),
-    ):
-        labels = [f"class {row % classes}" for row in range(number)]
-        table = {"text": ["he was"] * number, "id": labels}
-        stored(tmp_path, model, "text-classification", table, label="id")
-        said = capsys.readouterr().out
-        warned = f"{classes} classes in {number} texts, nearly one for each: is `dataset.label: id`"
-        assert (warned in said) == is_doubted == ("warning: split `train`" in said), said
-        recipe = recipe_of(tmp_path, model, "text-classification", table, label="id")
-        found = Findings()
-        check_split(found, recipe)  # `runner check` warns of the same
-        assert [finding.level for finding in found.others] == ["warning"] * is_doubted
-        assert (warned in "".join(map(str, found.others))) == is_doubted
+    labels = [f"class {row % classes}" for row in range(number)]
+    table = {"text": ["he was"] * number, "id": labels}
+    recipe = recipe_of(tmp_path, model, "text-classification", table, label="id")
+    found, said = Findings(), list[str]()
+    prepare(recipe, tmp_path / "stores", said.append)
+    check_split(found, recipe)
+    for text in ("".join(said), "".join(map(str, found.others))):
+        assert ("nearly one for each: is `dataset.label: id`" in text) == is_doubted
