@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from scripts.lib import site
-from scripts.lib.demo import demo
 
 pytestmark = [pytest.mark.site, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -58,18 +57,3 @@ def test_it_shows_the_road_and_leaves_no_cluster(tmp_path: Path) -> None:
     assert (pulled / "model/model.safetensors").exists()
     assert (pulled / "report.html").stat().st_size > 10_000
     assert list((folder / "cluster/output/demo/checkpoints").glob("step-*"))
-
-
-def test_without_root_or_slurm_the_steps_are_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo, "lacking", lambda *_: "root")
-    monkeypatch.setattr(sys, "argv", ["demo", str(tmp_path / "demo")])
-    assert demo.main() == 0
-    said = capfd.readouterr().out
-    assert "this machine lacks root" in said
-    assert re.findall(r"^\$ (?:offline )?(runner \w+)", said, re.MULTILINE)[:2] == [
-        "runner prepare",
-        "runner train",
-    ]
-    assert (tmp_path / "demo/cluster/output/demo/model/model.safetensors").exists()

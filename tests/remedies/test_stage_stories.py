@@ -6,6 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import yaml
+
+from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
 from tests.remedies.obeyed import in_it
 from tests.remedies.test_stories import bundle, here, remedy_of, run, works
@@ -59,3 +62,18 @@ def test_an_unfinished_bundle_and_one_of_another_id() -> None:
     assert in_it(" ".join(said.split()), "`stage show` where it was made prints its id")
     found = in_it(works("show bundle"), r"(?<=bundle id )[0-9a-f]{64}")
     works(f"verify bundle --id {found}")
+
+
+def test_a_converted_file_that_comes_out_otherwise_is_refused() -> None:
+    """By other versions of what converts, and by other bytes from the same."""
+    Path("a.csv").write_text("text\na film\n")
+    assets = {"a": {"path": "a.csv", "convert": "csv"}}
+    Path("m.yaml").write_text(yaml.safe_dump({"format": 1, "name": "m", "assets": assets}))
+    works("fetch m.yaml -o bundle --no-offline-check")
+    lock = Path("m.lock").read_text()
+    pyarrow = in_it(lock, r'(?<="pyarrow": ")[^"]*')
+    made = next(f.sha256 for f in Bundle.open(Path("bundle")).asset("a").files if f.made_by) or ""
+    for before, after, code in ((pyarrow, "1.0", 2), (made, "0" * 64, 1)):
+        Path("m.lock").write_text(lock.replace(before, after))
+        remedy = remedy_of("fetch m.yaml -o new --no-offline-check", code)
+        works(in_it(remedy, r"stage \S+ m.yaml .*--update \S+"))

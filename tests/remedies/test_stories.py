@@ -16,7 +16,6 @@ from stage.cli import main as stage
 from tests.remedies.obeyed import in_it
 
 PATCH = "stage/carry/patch.py"
-SIGNATURE = "stage/bundle/signature.py"
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +99,37 @@ def test_a_patch_for_another_bundle_is_made_for_this_one() -> None:
     works(in_it(remedy_of("apply copy patch", 2), r"stage verify copy"))
     works("patch bundle --since copy/stage.lock -o patch2")
     works("apply copy patch2")
+
+
+def key_and_signers() -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "KEY"], check=True)
+    Path("signers").write_text(f"me {Path('KEY.pub').read_text()}")
+
+
+def test_a_damaged_bundle_is_looked_at_before_it_is_signed() -> None:
+    key_and_signers()
+    (bundle() / "data/files/a/a.txt").unlink()
+    code, said = run(in_it(remedy_of("sign bundle --key KEY", 1), r"stage verify [^` ]+"))
+    assert code == 1 and "stage fetch" in said
+    works("fetch m.yaml -o bundle")
+    works("sign bundle --key KEY")
+
+
+def damaged_copy() -> Path:
+    """A copy of a bundle with one damaged file, and the report of it."""
+    bundle(b="two")
+    shutil.copytree("bundle", "copy")
+    Path("copy/data/files/a/a.txt").write_text("oh!")
+    assert run("verify copy --report report.json")[0] == 1
+    return Path("copy")
+
+
+def test_a_folder_in_the_place_of_a_file_is_moved_out() -> None:
+    file = damaged_copy() / "data/files/a/a.txt"
+    file.unlink()
+    file.mkdir()
+    (file / "mine").write_text("notes")
+    works("patch bundle --report report.json -o patch")
+    words = shlex.split(in_it(remedy_of("apply copy patch", 3), r"mv \S+ ELSEWHERE"))
+    shutil.move(words[1], words[2])
+    works("apply copy patch")

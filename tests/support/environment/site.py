@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -32,16 +31,12 @@ INSIDE = Path("/mnt/site")
 """Where a container shows the site's Python, which is there only inside."""
 
 
-def with_requirements(*names: str, without: Collection[str] = ()) -> set[str]:
-    """Distributions of this run and all that they require here, normalised.
-
-    Args:
-        without: these are left out, with what only they require.
-    """
+def with_requirements(*names: str) -> set[str]:
+    """Distributions of this run and all that they require here, normalised."""
     found, waiting = set[str](), [*names]
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name not in found and name not in without:
+        if name not in found:
             found.add(name)
             stated = map(Requirement, metadata.requires(name) or [])
             waiting += [r.name for r in stated if r.marker is None or r.marker.evaluate()]

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import free_port
+
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
 
@@ -53,7 +55,7 @@ class Sshd:
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
             )
         shutil.copy(folder / "user.pub", folder / "authorized_keys")
-        self.port = _free_port()
+        self.port = int(free_port())
         (folder / "known_hosts").write_text(
             f"[127.0.0.1]:{self.port} {(folder / 'host.pub').read_text()}"
         )
@@ -124,10 +126,3 @@ class Sshd:
         self.cut()  # the connection of a command stays open after it
         self._process.terminate()
         self._process.wait(10)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
