@@ -129,6 +129,7 @@ MISTAKES = {
     f"runner rehearse {RUN_IT}": "[train]'",
     "runner train --reproduce empty --bundle bundle": "not a run folder",
     f"runner submit {RUN_IT} --set slurm.time=soon --print": "soon",
+    f"runner submit {RUN_IT} --set slurm.srun=[--x] --print": "which cannot train",
     "runner exec --bundle bundle -- no-such-command": "no-such-command",
     "runner init maskd-lm": "`masked-lm`",
     "runner status": "no run is below",

@@ -135,6 +135,10 @@ def test_causal_sequences_have_only_the_end_of_text_between_texts(
     store = prepared(replace(recipe, task="causal-lm", model=model), tmp_path)
     stream = [i for n in range(10) for i in (*(word(10 * n + k) for k in range(10)), SEP)]
     assert body(store) == stream[: 6 * 16]
+    (tmp_path / "bare").mkdir()
+    model = make_tokenizer(tmp_path / "bare", 500, {"unk_token": "[UNK]"})
+    with pytest.raises(UsageError, match="neither an end-of-text nor a separator token"):
+        prepared(replace(recipe, task="causal-lm", model=model), tmp_path)
 
 
 def test_empty_and_missing_texts_are_skipped(

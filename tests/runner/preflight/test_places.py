@@ -122,6 +122,9 @@ def test_a_quota_that_leaves_too_little_is_refused(
         check_quota(tmp_path / "run", 2**30, "")
     assert "Free space (quota -s)" in refused.value.remedy
     check_quota(tmp_path.parent / "another", 2**30, "")
+    programs(tmp_path / "bin", quota=f'echo "{text.replace("9999", "20")}"')
+    with pytest.raises(IncompleteError, match="your quota leaves 8 files"):
+        check_quota(tmp_path / "run", 2**20, "")
 
 
 MOUNTS = """\

@@ -92,6 +92,14 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         CHAT | {"dataset": PAIR | {"roles": {"gpt": "assistant"}}},
         ("there is no `messages`",),
     ),
+    "pictures packed": (
+        VIT
+        | {
+            "dataset": {"asset": "cifar-10", "validation": "test"},
+            "packing": {"documents": "separate"},
+        },
+        ("samples of image-classification are not packed", "Omit it."),
+    ),
     "samples joined": (
         CHAT | {"dataset": PAIR, "packing": {"documents": "joined"}},
         ("joined would cut samples in two", "separate"),

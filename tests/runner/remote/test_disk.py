@@ -8,10 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from runner.errors import StageError
+from runner.errors import DamageError, StageError
 from runner.remote import disk as carried
 from runner.remote.disk import check, write
 from runner.remote.pull import Disk, bring
@@ -39,6 +40,10 @@ def test_it_is_refused_before_a_byte_is_written(
         put(disk, bundle)
     monkeypatch.setattr(carried, "read_mounts", str)
     usage = shutil.disk_usage(disk)._replace(free=1000)
+    bad = {"ok": False, "findings": [{"path": "data/x"}]}
+    with monkeypatch.context() as patch, pytest.raises(DamageError, match="read here: data/x"):
+        patch.setattr(carried, "push", lambda *_, **__: SimpleNamespace(report=bad))
+        put(disk, bundle)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StageError, match=r"210 kB are to be written, and 1 kB are free"):
         put(disk, bundle)

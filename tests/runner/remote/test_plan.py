@@ -89,6 +89,17 @@ def test_the_ds_config_travels_if_it_is_beside_the_run_file(folder: Path) -> Non
     assert "engine: {config: ds.json}" in error.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [("", "it names no manifest"), ("manifest: ../none.yaml\n", "none.yaml: no such file")],
+)
+def test_a_run_without_its_manifest_is_refused(folder: Path, manifest: str, said: str) -> None:
+    text = RUN.replace("manifest: ../manifests/small.yaml\n", manifest)
+    (folder / "runs/my.yaml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        road(folder)
+
+
 def test_first_weights_that_another_run_exported_are_looked_for_there(folder: Path) -> None:
     run = folder / "runs/my.yaml"
     run.write_text(RUN.replace("init: scratch", "init: ../output/first/model"))

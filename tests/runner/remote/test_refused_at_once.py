@@ -57,6 +57,10 @@ def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: 
     made[1].write_text(f"#!/bin/sh\necho 'job=24|PENDING|{script}'\n")
     said = laptop.runner("submit", "runs/my.yaml", *TO, code=2)
     assert "jobs that wait or run read it: 24" in said and "let them end" in said, said
+    made[1].write_text("#!/bin/sh\nexit 1\n")
+    said = laptop.runner("submit", "runs/my.yaml", *TO, code=5)
+    assert "squeue does not answer there" in said and "no second job is made" in said, said
+    made[1].write_text(f"#!/bin/sh\necho 'job=24|PENDING|{script}'\n")
     shutil.copy(laptop.folder / "manifests/small.lock", lock)
     (laptop.there / "runs").mkdir()
     (laptop.there / "runs/my.yaml").write_text("another text, which job 24 is to read\n")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import IncompleteError
 from runner.inputs.far import PushTarget, connected
+from runner.remote import submit
 from runner.remote.plan import Road
 from runner.remote.there import End, plan_digest, walk
 from tests.runner.remote.conftest import RUN
@@ -24,6 +26,18 @@ def road(tmp_path: Path) -> Road:
     )
     (tmp_path / "runs/clusters.yaml").write_text(f"far:\n  folder: {tmp_path}/there\n")
     return Road.of(tmp_path / "runs/my.yaml", "far", tmp_path / "bundle")
+
+
+def test_a_go_sh_that_is_killed_twice_ends_the_walk(
+    road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([(None, None)] * 2)
+    monkeypatch.setattr(submit, "walk", lambda *_: next(answers))
+    with (
+        connected(PushTarget(None, str(tmp_path / "there"))) as remote,
+        pytest.raises(IncompleteError, match="ended there twice without a result"),
+    ):
+        submit._walk(remote, road, {})
 
 
 def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -> None:

@@ -241,6 +241,8 @@ def test_a_sweep_is_every_combination_each_with_a_folder_that_says_which() -> No
         "lr=3e-4,seed=2",
     ]
     assert found[1].overrides == ("optimizer.lr=1e-4", "seed=2")
+    with pytest.raises(UsageError, match="every member would write the same run folder"):
+        sbatch_script(dataclasses.replace(GPU, options={"array": "0-3"}))
 
 
 @pytest.mark.parametrize(

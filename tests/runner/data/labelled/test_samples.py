@@ -15,6 +15,7 @@ from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, Stores
 from runner.data.tokenizing import load_tokenizer
+from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.findings import Findings
 from runner.job.texts import check_split
@@ -42,6 +43,12 @@ def recipe_of(
     split = SplitInput("train", (path,), (digest(path),), rows, {})
     data = DatasetConfig(asset="a", **keys)
     return Recipe(task, length, split, data, None, model, "alone")
+
+
+def test_a_split_with_nothing_to_learn_is_refused(tmp_path: Path, model: ModelInput) -> None:
+    table = {"text": ["", " "], "label": ["a", "b"]}
+    with pytest.raises(UsageError, match="nothing to train on: 2 rows without a text or a label"):
+        stored(tmp_path, model, "text-classification", table)
 
 
 def test_a_pair_is_encoded_as_the_tokenizer_does_it(tmp_path: Path, model: ModelInput) -> None:
