@@ -16,19 +16,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from runner.config.run_config import RunConfig
-from runner.errors import UsageError
 from stage.cli import main as stage
 from tests.support.staging import model_files
 
 ROOT = Path(__file__).parents[2]
 ROWS = "text,label\na film,good\nanother,bad\n"
-SMALLEST: dict[str, Any] = {
-    "format": 1,
-    "task": "masked-lm",
-    "model": {"asset": "bert"},
-    "dataset": {"asset": "wikitext"},
-}
 PROSE = r"(?:are|entry|file|instance|it|line|made|names?|now|one|own|quotes|them):"
 VALUE = r"(\[[^]]*\]|\{[^}]*\}|\"[^\"]*\"|[^\s,;`)]+)"
 
@@ -97,31 +89,6 @@ MANIFESTS = (
     Case("stage lock", {"path": "a.txt"}, {"a.txt": "x"},
          "fetch m.yaml -o bundle --locked"),
 )  # fmt: skip
-RUN_FILES = (
-    Case("Set engine.zero: 1", {"engine": {"zero": 0, "offload": "cpu"}}),
-    Case("Set engine.name: {}, or", {"optimizer": {"name": "adamw_8bit"}}),
-    Case("Remove it, or set schedule", {"schedule": {"decay": 0.5}}),
-    Case("Remove it, or set optimizer.name", {"optimizer": {"momentum": 0.5}}),
-    Case("Remove it, or set engine.name", {"engine": {"name": "ddp", "zero": 2}}),
-    Case("Write wrap: ", {"engine": {"name": "fsdp", "wrap": {"layers": "Block"}}}),
-    Case("Add `lora: ", {"quantization": {"bits": 4}}),
-    Case(
-        "Set engine: {name: ddp}, or",
-        {"engine": {"zero": 3}, "lora": {}, "quantization": {"bits": 4}},
-    ),
-    Case("Remove it, or", {"lora": {}, "quantization": {"bits": 8, "double": False}}),
-    Case("Remove `lora`, or set", {"model": {"asset": "b", "init": "scratch"}, "lora": {}}),
-    Case("Remove it, or set task", {"task": "causal-lm", "whole_words": True}),
-    Case("For instance: every", {"checkpoint": {"every": "often"}}),
-    Case("Remove it, or set engine", {"engine": {"name": "ddp", "offload": "cpu"}}),
-    Case(
-        "For instance: fields: ",
-        {
-            "task": "instruction",
-            "dataset": {"asset": "chats", "messages": "m", "fields": {"rolle": "from"}},
-        },
-    ),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -247,23 +214,3 @@ def test_a_remedy_of_stage_leads_on(case: Case) -> None:
         # A fetch into another folder is all; after other commands the first one has to succeed.
         assert found[1].startswith("fetch") or run(command)[0] == 0
     assert ways, f"nothing to obey in: {remedy}"
-
-
-@pytest.mark.parametrize("case", RUN_FILES, ids=str)
-def test_a_remedy_of_a_run_file_leads_on(case: Case) -> None:
-    settings = {**SMALLEST, **case.entry}
-    with pytest.raises(UsageError) as caught:
-        load(settings)
-    ways = list(changes(caught.value.remedy, case.entry))
-    assert ways, caught.value.remedy
-    for key, value in ways:
-        where = re.search(rf"`([a-z_]+)\.{key}`", caught.value.message)
-        group = next((g for g, of in reversed(case.entry.items()) if isinstance(of, dict)), "")
-        in_group = "." not in key and key not in (*SMALLEST, *case.entry, "lora")
-        full = f"{where[1]}.{key}" if where else f"{group}.{key}" if in_group and group else key
-        load(changed(settings, full, value))
-
-
-def load(settings: dict[str, Any]) -> RunConfig:
-    Path("mine.yaml").write_text(yaml.safe_dump(settings))
-    return RunConfig.load(Path("mine.yaml"))

@@ -217,6 +217,7 @@ def test_contradictions_name_both_places_all_at_once(tmp_path: Path) -> None:
         ('{"zero_optimization": {"stage": 5}}', "`engine.zero` must be"),
         ('{"zero_optimization": {"stage": "2"}}', "`engine.zero` must be"),
         ('{"train_micro_batch_size_per_gpu": 0}', "`batch.micro` must be at least 1"),
+        ('{"gradient_accumulation_steps": 0}', "gradient_accumulation_steps must be a whole"),
         ('{"train_batch_size": 4.5}', "`batch.global` must be a whole number"),
         ('{"optimizer": {"params": {"betas": [0.9]}}}', "`optimizer.betas` must be"),
         ('{"gradient_clipping": "none"}', "`optimizer.clip` must be a number"),
@@ -253,22 +254,6 @@ def test_comments_are_read_without_hjson_as_with_it(
     path.write_text('{\n /* x\n */ "a": ?}')
     with pytest.raises(UsageError, match=r"ds.json:3: not JSON"):
         deepspeed.load(path, "run.yaml:1")
-
-
-def test_all_mistakes_of_both_files_are_reported_at_once(tmp_path: Path) -> None:
-    theirs = """{
-        "optimizer": {"type": "Lamb"}, "scheduler": {"type": "WarmupCosine"},
-        "zero_optimization": {"cpu_offload": true, "stage": 3},
-        "gradient_accumulation_steps": 0, "train_batch_size": 7
-    }"""
-    run = "batch: {global: 8}\npackin: {}\n"
-    said = refused(tmp_path, theirs, run)
-    for part in (
-        "mine.yaml: 6 mistakes:", "unknown key `packin`", "optimizer.type Lamb",
-        "Did you mean `WarmupCosineLR`?", "cpu_offload is an old key", "train_batch_size: 7",
-        "gradient_accumulation_steps must be",
-    ):  # fmt: skip
-        assert part in said, said
 
 
 def test_their_sgd_is_sgd_with_deepspeeds_defaults(tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         | {"dataset": {"asset": "chats", "messages": "messages", "roles": {"gpt": "asistant"}}},
         ("`asistant`", "Did you mean `assistant`?"),
     ),
+    "a field that no message has": (
+        CHAT | {"dataset": {"asset": "chats", "messages": "messages", "fields": {"rolle": "from"}}},
+        ("has `rolle`", "Did you mean `role`?"),
+    ),
     "roles of no chat": (
         CHAT | {"dataset": PAIR | {"roles": {"gpt": "assistant"}}},
         ("there is no `messages`",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.inputs.far import PushTarget, connected
+from runner.remote.follow import states_in
 from runner.remote.there import sending
 
 
@@ -48,3 +50,11 @@ def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
             path.unlink() if path.is_file() else path.rmdir()
         waiting.join(20)
     assert got.is_set() and "elsewhere 1 (host, process) sends there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("greeting", ["", "Welcome {user}\n", "{\n"])
+def test_the_states_of_runs_are_read_past_a_greeting(greeting: str) -> None:
+    one = {"state": "running", "job": {"state": "COMPLETED"}, "warnings": ['"state": "failed"']}
+    both = {"runs": [one, {"state": "finished"}]}
+    assert states_in(greeting + json.dumps(one, indent=2)) == {"running"}
+    assert states_in(greeting + json.dumps(both, indent=2)) == {"running", "finished"}

@@ -2,7 +2,7 @@
 
 Besides a real Python and pip it has packages that
 
-- need a GPU driver (`cudatoolkit`), or exclude each other (`wants-cuda11`, `wants-cuda12`);
+- need a GPU driver (`cudatoolkit`);
 - name their prefix in text and in binaries (`openmpi`), have links (`links`), or would run a
   script when they are linked (`scripted`), which must never happen;
 - are Python for any platform, with a command (`greeter`).
@@ -53,7 +53,7 @@ def conda_channel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _cuda() -> list[Package]:
     """The packages by which conda-forge distinguishes CUDA versions."""
-    toolkits = [
+    return [
         Package(
             name="cudatoolkit",
             version=version,
@@ -62,16 +62,6 @@ def _cuda() -> list[Package]:
         )
         for version, glibc in (("11.8.0", "2.17"), ("12.4.1", "2.17"), ("13.0.0", "2.28"))
     ]
-    quarrels = [
-        Package(
-            name=f"wants-cuda{major}",
-            version="1.0",
-            payload={f"share/wants-cuda{major}": File(b"")},
-            depends=(f"cudatoolkit {major}.*",),
-        )
-        for major in (11, 12)
-    ]
-    return [*toolkits, *quarrels]
 
 
 def _hard_to_carry() -> list[Package]:
