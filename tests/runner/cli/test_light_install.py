@@ -230,5 +230,4 @@ def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> N
 
 def test_a_bundle_with_an_environment_is_the_first_remedy() -> None:
     said = how_to_install([Path("/b/data/envs/train-env")])
-    assert "sh /b/data/envs/train-env/bootstrap.sh ~/envs/train-env;" in said
-    assert said.index("bootstrap.sh") < said.index("pip install")
+    assert said.index("sh /b/data/envs/train-env/bootstrap.sh") < said.index("pip install")
