@@ -120,10 +120,6 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"batch": {"global": 9, "micro": 2}},
         ("batch.global 9 does not divide among 2 ranks x micro 2", "Set batch.global: 8 or 12"),
     ),
-    "documents apart in a model that mixes them": (
-        {"packing": {"documents": "separate"}},
-        ("packing.documents: separate: models known to keep documents apart", "alone or joined"),
-    ),
     "masked-lm with GPT-2": (
         {"model": GPT2, "sequence_length": 32},
         ("no masked-lm model of type `gpt2`", "Set task: causal-lm"),
