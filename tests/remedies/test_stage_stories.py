@@ -49,21 +49,6 @@ def test_damage_is_repaired_in_each_way_that_is_named() -> None:
     works("verify copy")
 
 
-def test_an_unfinished_bundle_and_one_of_another_id() -> None:
-    root = bundle()
-    (root / "tagmanifest-sha256.txt").unlink()
-    code, said = run("verify bundle")
-    assert code == 1 and "run `stage fetch` again where it was made" in " ".join(said.split())
-    assert "stage fetch" in remedy_of("show bundle", 2)
-    works("fetch m.yaml -o bundle")
-    works("verify bundle")
-    code, said = run(f"verify bundle --id {'ab' * 32}")
-    assert code == 1
-    assert in_it(" ".join(said.split()), "`stage show` where it was made prints its id")
-    found = in_it(works("show bundle"), r"(?<=bundle id )[0-9a-f]{64}")
-    works(f"verify bundle --id {found}")
-
-
 def test_a_converted_file_that_comes_out_otherwise_is_refused() -> None:
     """By other versions of what converts, and by other bytes from the same."""
     Path("a.csv").write_text("text\na film\n")

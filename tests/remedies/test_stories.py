@@ -67,25 +67,6 @@ def update() -> None:
     works("patch bundle --since copy/stage.lock -o patch")
 
 
-def test_damage_is_repaired_before_an_update_that_needs_the_file() -> None:
-    bundle(b="two", c="two")
-    shutil.copytree("bundle", "old")
-    shutil.copytree("bundle", "copy")
-    document = yaml.safe_load(Path("m.yaml").read_text())
-    document["assets"]["d"] = document["assets"].pop("b")
-    Path("m.yaml").write_text(yaml.safe_dump(document))
-    works("fetch m.yaml -o bundle")
-    works("patch bundle --since copy/stage.lock -o patch")
-    for name in "bc":
-        Path(f"copy/data/files/{name}/{name}.txt").write_text("oh!")
-    remedy = remedy_of("apply copy patch", 1)
-    look = in_it(remedy, r"stage verify copy --report FILE")
-    assert run(look)[0] == 1
-    works("stage patch old --report FILE -o repair")
-    works("apply copy repair")
-    works("apply copy patch")
-
-
 def test_a_patch_for_another_bundle_is_made_for_this_one() -> None:
     update()
     works("apply copy patch")

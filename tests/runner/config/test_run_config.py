@@ -214,6 +214,7 @@ def test_lion_has_betas_of_its_own_unless_they_are_given(tmp_path: Path) -> None
     config = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion}}\n")
     assert config.optimizer.betas == (0.9, 0.99)
     assert [c.reason for c in config.explain() if c.key == "optimizer.betas"] == ["Lion's own"]
+    assert "rank: 8" in load(tmp_path, f"{SMALLEST}lora: {{}}\n").to_yaml()
     given = load(tmp_path, f"{SMALLEST}optimizer: {{name: lion, betas: [0.95, 0.98]}}\n")
     assert given.optimizer.betas == (0.95, 0.98)
 

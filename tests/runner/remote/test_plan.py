@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.errors import UsageError
+from runner.inputs.staged import Here
+from runner.remote import submit
 from runner.remote.plan import Road
+from runner.remote.there import There, plan_digest
 from tests.remedies.obeyed import in_it
 from tests.runner.remote.conftest import RUN
 
@@ -98,6 +103,33 @@ def test_a_run_without_its_manifest_is_refused(folder: Path, manifest: str, said
     (folder / "runs/my.yaml").write_text(text)
     with pytest.raises(UsageError, match=said):
         road(folder)
+
+
+SENT = {"lock", "fetch", "push", "environment"}
+
+
+@pytest.mark.parametrize(
+    ("change", "done"),
+    [
+        ({}, SENT | {*submit._THERE}),
+        ({"made": 16}, SENT),
+        ({"plan": "another"}, SENT),
+        ({"jobs": ((17, "PENDING", "/far/output/other/submit.sbatch"),)}, SENT),
+        ({"airlift": "", "made": 0}, SENT - {"environment"}),
+        ({"bundle_id": "1" * 64}, {"lock", "fetch"}),
+    ],
+)
+def test_a_step_is_done_where_bundle_plan_and_job_are_those_of_this_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], done: set[str]
+) -> None:
+    monkeypatch.setattr(Here, "id", "0" * 64)
+    monkeypatch.setattr(Here, "is_locked", True)
+    found = road(folder)
+    there = There(
+        17, ((17, "PENDING", "/far/output/my/submit.sbatch"),), "/far", "0" * 64,
+        plan=plan_digest(found.plan("0" * 64)), airlift="0.2.0",
+    )  # fmt: skip
+    assert submit.steps_done(found, replace(there, **change)) == done
 
 
 def test_first_weights_that_another_run_exported_are_looked_for_there(folder: Path) -> None:

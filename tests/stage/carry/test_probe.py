@@ -1,6 +1,6 @@
 """`stage env probe --to`, with a real sshd: what it prints, writes, keeps and collects.
 
-There is no Slurm on these login nodes; `tests/site/test_probe_on_slurm.py` has one.
+There is no Slurm on these login nodes.
 """
 
 from __future__ import annotations
