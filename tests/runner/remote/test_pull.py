@@ -175,7 +175,7 @@ def test_names_that_no_result_has_are_refused_and_nothing_is_written_outside(
     assert said.count("refused: ") == len(lines) - 1
     assert "../../.bashrc: has a name that no result has" in said and "\x1b" not in said
     assert "report.html: is listed twice" in said and "model/passwd: is a link" in said
-    hostile(laptop, far)
+    (laptop.there / "go.sh").write_text("exit 0\n")
     assert "my has no results yet" in laptop.runner("pull", "my", "--to", "far", code=2)
 
 
