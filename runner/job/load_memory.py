@@ -6,6 +6,7 @@ its ranks keep, one weight per rank on its way, and on rank 0's node what cannot
 
 from __future__ import annotations
 
+import json
 import math
 
 from runner.config.run_config import RunConfig
@@ -73,11 +74,13 @@ def check_at_load(
     if not has or peak <= has:
         return
     needed = math.ceil(1.1 * peak / 2**30) + ranks  # Python and its libraries: about 1 GiB per rank
+    options = {k: v for k, v in config.slurm.options.items() if not k.startswith("mem")}
+    options["mem"] = f"{needed}G"
     limit = f" ({device.limit})" if device.limit else ""
     spread = ", or use more nodes" if plan.zero or plan.offload != "none" else ""
     raise UsageError(
         f"{config.path}: {what}; the job has {human_size(has)} of memory per node{limit}.",
-        f"Ask for more: slurm.options: {{mem: {needed}G}}, on nodes that have it "
+        f"Ask for more: slurm.options: {json.dumps(options)}, on nodes that have it "
         f"(sinfo -o '%P %n %m'){spread}.",
     )
 

@@ -93,11 +93,14 @@ ROWS: dict[str, tuple[dict[str, Any], Found]] = {
     ),
     "M3": (
         HUGE | {"engine": {"zero": 3}, "slurm": SHARED},
-        Found(("holds up to", "42.9 GB of memory per node"), "slurm.options: {mem: "),
+        Found(
+            ("holds up to", "42.9 GB of memory per node"),
+            'slurm.options: {"gres": "gpu:a100:4", "mem": "',
+        ),
     ),
     "J12": (
         HUGE | {"engine": {"zero": 3}, "slurm": SHARED},
-        Found(("while the model is loaded",), "mem: "),
+        Found(("while the model is loaded",), '"mem": "'),
     ),
     "M4": (
         HUGE | {"engine": {"zero": 2, "offload": "cpu"}, "slurm": OFFLOAD},
