@@ -235,7 +235,9 @@ class Attempt:
 
     def _line_failed(self, said: str, code: str, number: int) -> UsageError:
         key, line = self._lines[number]
-        where = f"{self._job.config.path}: {key or 'slurm.setup'}: `{line}`"
+        by_set = any(text.startswith(f"{key}=") for text in self._job.overrides)
+        theirs = f" (with --to: `{key[6:]}:` of clusters.yaml)" if by_set else ""
+        where = f"{self._job.config.path}: {key or 'slurm.setup'}{theirs}: `{line}`"
         if code == "0":
             return UsageError(
                 f"{where} ends the shell with exit code 0: the job would end at once, as if all "
@@ -262,8 +264,6 @@ class Attempt:
         # conda.sh defines `conda` alone: after it, `mamba activate` ends with the same words.
         lines[at : at + 1] = [new, re.sub(r"^mamba\b", "conda", line)]
         lists = f"slurm.setup: {json.dumps(lines, ensure_ascii=False)}"
-        if any(text.startswith(("slurm.setup=", "slurm.modules=")) for text in self._job.overrides):
-            lists += " (with --to, for all runs: the same in clusters.yaml)"
         return f"slurm.modules: [] and {lists}" if is_module else lists
 
     def _check_python(

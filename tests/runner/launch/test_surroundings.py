@@ -91,14 +91,14 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tried(cluster: Cluster, **settings: Any) -> Findings:
-    slurm = settings.pop("slurm", {})
-    config = RunConfig.load(cluster.write(slurm=slurm, **settings))
+    slurm, overrides = settings.pop("slurm", {}), settings.pop("overrides", ())
+    config = RunConfig.load(cluster.write(slurm=slurm, **settings), overrides)
     run = Job(
         config,
         resolve(config, cluster.bundle),
         RunFolder(cluster.folder / "output" / "tiny"),
         cluster.bundle,
-        (),
+        overrides,
     )
     found = Findings()
     Attempt(run, os.environ).add_to(found)
@@ -203,6 +203,14 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
         lists = re.findall(r"slurm\.(\w+): (\[[^]]*\])", said(found).replace(file, path))
         slurm |= {name: yaml.safe_load(lines) for name, lines in lists}
         assert tried(cluster, slurm=slurm).errors == []
+
+
+def test_a_line_that_came_from_clusters_yaml_is_said_to_be_its(
+    cluster: Cluster, login: Callable[[str], None], python: Path
+) -> None:
+    """`--to` hands it over by --set: the run file does not have it."""
+    found = tried(cluster, overrides=("slurm.modules=[cuda/99]",))
+    assert "slurm.modules (with --to: `modules:` of clusters.yaml): `module load" in said(found)
 
 
 def test_a_line_for_the_job_alone_is_printed_and_never_run(
