@@ -6,7 +6,6 @@ engines' own tests.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,20 +59,7 @@ def test_each_engine_trains_saves_resumes_and_exports(trained: Cluster, name: st
     assert (folder / "model" / f"{weights}.safetensors").stat().st_size > 0
 
 
-@pytest.mark.parametrize("name", ["zero0", "zero2"])
-def test_engines_agree(trained: Cluster, name: str) -> None:
-    expected = [loss for _, loss in metrics(trained.output("ddp"))]
-    assert [loss for _, loss in metrics(trained.output(name))] == pytest.approx(expected, abs=1e-3)
-
-
 def test_by_the_command_line(trained: Cluster) -> None:
     trained.write("shell", steps=1, engine={"zero": 3})
     folder = trained.trained("shell")
     assert len(metrics(folder)) == 1
-
-
-@pytest.mark.skipif(HAS_FSDP, reason="this torch has FSDP2 for CPUs")
-def test_fsdp_is_refused_before_a_rank_starts(trained: Cluster, tmp_path: Path) -> None:
-    trained.write("sharded", engine={"name": "fsdp"})
-    said = trained.refused("check", "sharded.yaml", "--processes", "2")
-    assert "fsdp on CPUs needs torch 2.7" in said

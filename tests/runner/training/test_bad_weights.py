@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from runner.errors import StageError
-from runner.training.components.device import DTYPES
+from runner.errors import StageError, UsageError
+from runner.inputs import ModelInput
+from runner.training.components.process_group import Ranks
+from runner.training.tasks.base import _drawn
 from runner.training.weights import Weights
-from tests.remedies.obeyed import in_it, obeys
+from tests.runner.training.saving.conftest import ranks
 
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rank", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+__all__ = ["ranks"]
+pytestmark = pytest.mark.usefixtures("ranks")
 
 
 def fill(module: nn.Module, narrow: torch.dtype | None = None) -> None:
@@ -29,7 +26,6 @@ def fill(module: nn.Module, narrow: torch.dtype | None = None) -> None:
     weights.finish()
 
 
-@pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number_is_named(value: float) -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
@@ -39,25 +35,16 @@ def test_a_weight_that_is_no_number_is_named(value: float) -> None:
         fill(module)
 
 
-@obeys("runner/training/weights.py", "Stage another revision of the model (or export it again")
-@pytest.mark.usefixtures("one_rank")
 def test_a_weight_too_large_for_fp16_is_named_with_the_precision_that_holds_it() -> None:
-    def large() -> nn.Module:
-        module = nn.Linear(2, 2)
-        with torch.no_grad():
-            module.weight[0, 0] = 70_000.0
-        return module
-
-    fill(nn.Linear(2, 2), torch.float16)  # another revision
-    with pytest.raises(StageError) as caught:
-        fill(large(), torch.float16)
-    assert "beyond 65504" in caught.value.message
-    words = in_it(caught.value.remedy, r"(?<=set precision: )\w+ or \w+")
-    for precision in words.split(" or "):
-        fill(large(), DTYPES[precision])
+    module = nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight[0, 0] = 70_000.0
+    fill(copy.deepcopy(module), torch.bfloat16)
+    with pytest.raises(StageError, match="beyond 65504") as caught:
+        fill(module, torch.float16)
+    assert "set precision: bf16 or fp32" in caught.value.remedy
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_a_buffer_may_be_infinite() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
@@ -65,7 +52,6 @@ def test_a_buffer_may_be_infinite() -> None:
     assert torch.isinf(module.get_buffer("mask")).any()
 
 
-@pytest.mark.usefixtures("one_rank")
 def test_weights_whose_sum_would_be_infinite_and_weights_of_8_bits_are_no_fault() -> None:
     module = nn.Linear(4, 4, bias=False)
     with torch.no_grad():
@@ -80,3 +66,23 @@ def test_weights_whose_sum_would_be_infinite_and_weights_of_8_bits_are_no_fault(
     )
     fill(narrow)
     assert narrow["scaled"].dtype == torch.float8_e4m3fn
+
+
+def test_weights_of_another_shape_than_config_json_says_are_refused() -> None:
+    """transformers would draw them at random."""
+    model = ModelInput("m", Path("m"), "acme/m", None, {}, {})
+    info = {"mismatched_keys": ["classifier.weight", "encoder.weight"], "missing_keys": []}
+    with pytest.raises(UsageError, match=r"do not fit config\.json: encoder\.weight"):
+        _drawn(info, model, ("classifier",))
+    assert _drawn({**info, "mismatched_keys": ["classifier.weight"]}, model, ("classifier",)) == [
+        "classifier.weight"
+    ]
+
+
+def test_what_rank_0_cannot_make_ends_every_rank(ranks: Ranks) -> None:
+    def fail() -> None:
+        raise StageError("the store is gone", "prepare again", exit_code=4)
+
+    with pytest.raises(StageError, match="the store is gone") as refused:
+        ranks.from_first(fail)
+    assert refused.value.exit_code == 4

@@ -10,6 +10,7 @@ import torch
 from runner.config.run_config import RunConfig
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
+from runner.run_folder.heartbeat import read_failure
 from runner.training.out_of_memory import explain, is_out_of_memory
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -51,43 +52,46 @@ be_rank(run.folder, WORKS["train"], os.environ)
 """
 
 
-def test_a_rank_without_memory_says_in_one_paragraph_what_would_fit(cluster: Cluster) -> None:
-    path = cluster.write("large", batch={"global": 8, "micro": 8}, engine={"name": "ddp"})
-    cluster.prepare(path)
-    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "AIRLIFT_MEETING_FILE": str(cluster.folder / "meet")}
-    environ = os.environ | place | {"OMP_NUM_THREADS": "1"}
-    arguments = (str(path), str(cluster.bundle), CUDA)
-    done = run_warm(RANK, *arguments, cwd=cluster.folder, env=environ)
-    said = done.stdout + done.stderr
-    assert done.returncode == 5, said
-    assert "Traceback" not in said
-    assert "rank 0, after step 2: out of memory on CPU" in done.stderr
-    assert "it needed 2.50 GiB more, and 512.00 MiB are free" in done.stderr
-    assert "Set batch.micro: 4" in done.stderr
-
-
+# On an H100 that another process had filled, NCCL's error came with a traceback.
 NO_ROOM = """
 import runner.training.start
 def full(*_):
     raise torch.distributed.DistBackendError(sys.argv[3])
 runner.training.start.meet = full
 run = Job.load"""
+FULL = "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"
 
 
-def test_a_device_that_is_full_before_the_run_begins_is_explained(cluster: Cluster) -> None:
-    """On an H100 that another process had filled, NCCL's error came with a traceback."""
-    path = cluster.write("full", engine={"name": "ddp"}, batch={"global": 2, "micro": "auto"})
+@pytest.mark.parametrize(
+    ("code", "raised", "micro", "words"),
+    [
+        (
+            RANK, CUDA, 8,
+            ("rank 0, after step 2: out of memory on CPU",
+             "it needed 2.50 GiB more, and 512.00 MiB are free", "Set batch.micro: 4"),
+        ),
+        (
+            RANK.replace("\nrun = Job.load", NO_ROOM), FULL, "auto",
+            ("rank 0: out of memory on CPU", "nvidia-smi", "Cuda failure 2 'out of memory'"),
+        ),
+    ],
+    ids=["in a step", "before the run begins"],
+)  # fmt: skip
+def test_a_rank_without_memory_says_in_one_paragraph_what_would_fit(
+    cluster: Cluster, code: str, raised: str, micro: int | str, words: tuple[str, ...]
+) -> None:
+    path = cluster.write("large", batch={"global": 8, "micro": micro}, engine={"name": "ddp"})
+    cluster.prepare(path)
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
     place |= {"MASTER_ADDR": "127.0.0.1", "AIRLIFT_MEETING_FILE": str(cluster.folder / "meet")}
-    words = "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"
-    rank = RANK.replace("\nrun = Job.load", NO_ROOM)
-    arguments = (str(path), str(cluster.bundle), words)
-    done = run_warm(rank, *arguments, cwd=cluster.folder, env=os.environ | place)
-    assert done.returncode == 5, done
-    assert "Traceback" not in done.stdout + done.stderr
-    assert "rank 0: out of memory on CPU" in done.stderr and "nvidia-smi" in done.stderr
-    assert "Cuda failure 2 'out of memory'" in done.stderr
+    environ = os.environ | place | {"OMP_NUM_THREADS": "1"}
+    arguments = (str(path), str(cluster.bundle), raised)
+    done = run_warm(code, *arguments, cwd=cluster.folder, env=environ)
+    assert done.returncode == 5 and "Traceback" not in done.stdout + done.stderr, done
+    assert [word for word in words if word not in done.stderr] == [], done.stderr
+    failure = read_failure(cluster.output("large") / "logs", 0)
+    # Less at once helps in a step alone: only then the launcher starts the ranks again.
+    assert failure is not None and failure.no_memory is (code == RANK) and not failure.consequence
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kills, stops, damage and full disks: the same command resumes as if nothing had happened.
+"""Kills and stops: the same command resumes as if nothing had happened.
 
 Each kind has one real run here. test_checkpoints has the variants, test_kills random moments.
 """
@@ -6,11 +6,8 @@ Each kind has one real run here. test_checkpoints has the variants, test_kills r
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.runner.conftest import Cluster, assert_same_story
 from tests.support.waiting import wait_for
@@ -45,12 +42,6 @@ Trainer.add_up = add_up_then
 """
 
 
-@pytest.fixture(scope="module")
-def undisturbed(trained_at: Callable[[int], Path]) -> dict[int, Path]:
-    """The same run at stage 2, without interruption."""
-    return {2: trained_at(2)}
-
-
 def steps_done(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_text().count('"loss"') if path.exists() else 0
@@ -72,9 +63,10 @@ def site_folder(cluster: Cluster, code: str) -> dict[str, str]:
 
 
 def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
-    cluster: Cluster, undisturbed: dict[int, Path]
+    cluster: Cluster, trained_at: Callable[[int], Path]
 ) -> None:
-    cluster.take_data(undisturbed[2])
+    undisturbed = trained_at(2)
+    cluster.take_data(undisturbed)
     cluster.write(engine={"zero": 2})
     stopped_by_ctrl_c(cluster)
     killed_in_mid_checkpoint(cluster, "0", "open", "step-8.tmp/files.json")
@@ -84,7 +76,7 @@ def test_stopped_then_killed_in_mid_checkpoint_a_run_loses_nothing_but_time(
     # DeepSpeed's messages belong into the logs.
     assert "DeepSpeed" not in finished.stdout + finished.stderr
     assert "[INFO]" not in finished.stdout + finished.stderr
-    assert_same_story(cluster.output(), undisturbed[2])
+    assert_same_story(cluster.output(), undisturbed)
     assert not list((cluster.output() / "checkpoints").glob("*.tmp"))
 
 
@@ -114,77 +106,3 @@ def killed_in_mid_checkpoint(cluster: Cluster, rank: str, event: str, at: str) -
     torn = [path.name for path in (cluster.output() / "checkpoints").glob("*.tmp")]
     assert torn == [at.partition("/")[0]]
     assert not (cluster.output() / "checkpoints" / Path(torn[0]).stem).exists()
-
-
-# Fills the disk under the run folder, except 500 kB, when rank 0 begins the checkpoint of step 4.
-FILL_DISK = """
-import os, shutil, sys
-def hook(name, arguments):
-    begins = name == "os.mkdir" and os.environ.get("RANK") == "0"
-    if begins and str(arguments[0]).endswith("step-4.tmp"):
-        filler = os.path.join(os.environ["FILL"], "filler")
-        with open(filler, "wb") as file:
-            file.write(bytes(shutil.disk_usage(os.environ["FILL"]).free - 500_000))
-if "FILL" in os.environ:
-    sys.addaudithook(hook)
-"""
-
-
-@pytest.mark.slow  # what a full disk costs one checkpoint is in saving/
-@pytest.mark.parametrize("stage", [0, 2])
-def test_a_disk_that_fills_up_during_a_checkpoint_costs_nothing_but_time(
-    cluster: Cluster, trained_at: Callable[[int], Path], stage: int
-) -> None:
-    """At stage 0 rank 0 alone writes: the other waited for it in DeepSpeed's barrier."""
-    expected = trained_at(stage)
-    cluster.write(engine={"zero": stage}, hang_after=60)
-    (cluster.folder / "output").mkdir()
-    # A small disk that only this shell sees. It is removed with the shell.
-    script = """
-        mount -t tmpfs -o size=64m none output || exit 99
-        FILL=output "$@" >first.out 2>first.err; echo "first: $?"
-        cp -r output/tiny/checkpoints left
-        rm output/filler
-        "$@" >second.out 2>second.err; echo "second: $?"
-        cp -r output/tiny finished
-    """
-    done = subprocess.run(
-        [
-            "unshare",
-            "-rm",
-            "sh",
-            "-c",
-            script,
-            "sh",
-            *cluster.command("train", "tiny.yaml", "--processes", "2"),
-        ],
-        cwd=cluster.folder,
-        env=cluster.environment(**site_folder(cluster, FILL_DISK)),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode == 99 or "unshare" in done.stderr:
-        pytest.skip(f"no mount of one's own here: {done.stderr}")
-    said = (cluster.folder / "first.err").read_text()
-    assert done.stdout.splitlines() == ["first: 5", "second: 0"], said + done.stderr
-    assert "error: " in said and "step-2 was written before and is whole" in said
-    assert "Traceback" not in said
-    assert {path.name for path in (cluster.folder / "left").iterdir()} == {"step-2", "latest"}
-    assert "resumed from step-2" in (cluster.folder / "second.out").read_text()
-    assert_same_story(cluster.folder / "finished", expected)
-
-
-@pytest.fixture
-def finished(cluster: Cluster, undisturbed: dict[int, Path]) -> Path:
-    """A copy of the undisturbed run at stage 2, as if it had run here."""
-    return cluster.take(undisturbed[2])
-
-
-def test_a_checkpoint_of_something_else_is_not_trained_on(cluster: Cluster, finished: Path) -> None:
-    before = (finished / "metrics.jsonl").read_bytes()
-    other = ("--set", "engine.name=ddp", "--set", "engine.zero=auto")
-    said = cluster.refused("train", "zero2.yaml", "--processes", "2", *other)
-    assert (
-        "step-8: this checkpoint was made with engine.name deepspeed; the run now has ddp" in said
-    )
-    assert (finished / "metrics.jsonl").read_bytes() == before

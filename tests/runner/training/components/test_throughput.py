@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from runner.config.run_config import RunConfig
 from runner.job.devices import KINDS, peak_flops
-from runner.job.plan import decide
-from runner.job.shapes import Device, ModelShape
-from runner.training.reporting import StepClock, flops_per_token
+from runner.job.shapes import ModelShape
+from runner.training.reporting import flops_per_token
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
@@ -116,26 +114,3 @@ def test_a_token_costs_six_flops_a_parameter_and_attention() -> None:
     assert flops_per_token(gpt2, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
     assert flops_per_token(gpt2, 1024, all_weights=False) < flops_per_token(gpt2, 1024)
     assert all(low >= full >= 0 for _, _, low, full in KINDS.values())
-
-
-def test_logits_that_are_never_computed_do_not_count_as_work(cluster: Cluster) -> None:
-    """BERT predicts 15 % of its tokens, and the vocabulary is a quarter of BERT-base."""
-    config = RunConfig.load(
-        cluster.write(precision="bf16", batch={"global": 8, "micro": 8}, engine={"name": "ddp"})
-    )
-    device, bert = (
-        Device("cuda", "A100", 80 * 2**30, True, True),
-        ModelShape(109_514_298, 512, 768, 12, 30522),
-    )
-    plan = decide(config, bert, device, 1)
-    mfu = []
-    for sparse in (False, True):
-        clock = StepClock.of(config, bert, plan, device, logits_at_predictions=sparse)
-        clock.begin()
-        measured = clock.measures(8, 4096, 0.0, 614)
-        mfu.append(measured["mfu"] * measured["step_s"] * 312e12)
-    whole, computed = mfu
-    assert whole == pytest.approx(4096 * flops_per_token(bert, plan.sequence_length))
-    skipped = (4096 - 614) * 6 * 30522 * 768
-    assert computed == pytest.approx(whole - skipped)
-    assert computed < 0.83 * whole

@@ -1,17 +1,11 @@
 """Engines around a small GPT-2 on two ranks, watched: which types they compute, add up and send in.
 
-python -m tests.runner.training.engines.observed RUN_FILE
-
-Rank 0 prints JSON: case (`zero3-bf16`) -> what was seen. Nothing here casts; nor does a task.
+Case (`zero3-bf16`) -> what was seen. Nothing here casts; nor does a task.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,13 +163,8 @@ def reference(accumulation: int, *, autocast: bool) -> float:
     return float(torch.cat([t.flatten() for t in total.values()]).norm())
 
 
-def one_rank(rank: int, folder: str, run_file: Path) -> None:
-    """All cases, on one rank."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS
-    )
+def observations(run_file: Path) -> dict[str, Any]:
+    """All cases. Every rank calls it."""
     from deepspeed.accelerator import get_accelerator
 
     # DeepSpeed refuses fp16 on CPUs, which compute in it, slowly.
@@ -187,18 +176,5 @@ def one_rank(rank: int, folder: str, run_file: Path) -> None:
                 found[f"{name}-{precision}"] = observed(run_file, name, precision)
         if name != "zero0":
             found[f"{name}-sum"] = float(step(made(run_file, name, "bf16", MANY), MANY))
-    if rank == 0:
-        found |= {"sum": reference(MANY, autocast=False), "sum-ddp": reference(MANY, autocast=True)}
-        print(json.dumps(found))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    from torch.multiprocessing.spawn import start_processes
-
-    # Imported once: the ranks are forked.
-    os.environ.update(DS_ACCELERATOR="cpu", GLOO_SOCKET_IFNAME="lo")
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  # which brings torch's compiler
-
-    with tempfile.TemporaryDirectory() as meeting:
-        start_processes(one_rank, (meeting, Path(sys.argv[1])), nprocs=RANKS, start_method="fork")
+    found |= {"sum": reference(MANY, autocast=False), "sum-ddp": reference(MANY, autocast=True)}
+    return found

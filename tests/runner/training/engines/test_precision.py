@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +11,17 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
 from runner.training.engines.deepspeed import ds_config, note_on_sums
-from tests.support.warm import warm_python
+from tests.runner.training.engines.conftest import RUN_FILE
 
-ROOT = Path(__file__).parents[4]
-RUN_FILE = "format: 1\ntask: causal-lm\nmodel: {asset: gpt2}\ndataset: {asset: wikitext}\n"
 TYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 ENGINES = ("ddp", "fsdp", "zero0", "zero1", "zero2", "zero3")
 # DeepSpeed's stage 0 is in fp32 only: the plan takes stage 1 for the others.
 CASES = [f"{e}-{p}" for e in ENGINES for p in TYPES if e != "zero0" or p == "fp32"]
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    run_file = tmp_path_factory.mktemp("precision") / "run.yaml"
-    run_file.write_text(RUN_FILE)
-    command = [warm_python(), "-m", "tests.runner.training.engines.observed", str(run_file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def seen(results: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = results["seen"]
     return found
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from runner.job.job import Job
-from runner.training.saving.export import read_origin
 from stage.cli.show import describe
 from tests.runner.conftest import Cluster
 from tests.runner.run_folder.conftest import alone as alone  # the fixture
@@ -53,16 +50,3 @@ def test_a_model_goes_from_a_run_into_a_bundle_and_into_the_next_run(
     card = (second.folder.model / "README.md").read_text()
     assert f"run first in bundle {first.inputs.bundle_id}" in card
     assert f"| before that | first weights: acme/tiny-bert at {commit} |" in card
-
-
-def test_the_origin_is_repeated_and_not_nested(tmp_path: Path) -> None:
-    assert read_origin(tmp_path) == ()
-    (tmp_path / "README.md").write_text("# a model\n")
-    assert read_origin(tmp_path) == ()
-    (tmp_path / "README.md").write_text(
-        "---\nairlift: {run: b, bundle: f00, made_from: ['first weights: x', 'before that: y']}\n"
-        "---\n# b\n"
-    )
-    assert read_origin(tmp_path) == ("run b in bundle f00", "first weights: x", "before that: y")
-    (tmp_path / "README.md").write_text("---\n{[\n---\n")
-    assert read_origin(tmp_path) == ()

@@ -91,9 +91,6 @@ def test_gelu_new_is_computed_in_one_pass_unless_the_user_says_otherwise() -> No
     torch.testing.assert_close(model(inputs).logits, before, rtol=0, atol=1e-6)
     assert use_tanh_gelu(model, {}) == ""
     assert model.config.activation_function == "gelu_new"  # what is exported stays
-    x = torch.linspace(-8, 8, 10_001)
-    difference = (torch.nn.functional.gelu(x, approximate="tanh") - NewGELUActivation()(x)).abs()
-    assert difference.max() < 2e-6
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
