@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.errors import UsageError
 from runner.trials.bench_table import markdown, rows, text
 from runner.trials.search import SearchResult, Trial, search
+from runner.trials.strategies import chosen
 from runner.trials.trial import judge
 from tests.runner.conftest import Cluster
 
@@ -29,6 +31,12 @@ def test_what_fits_is_found_to_an_eighth_in_few_trials(capacity: int, most: int)
     assert best >= min(capacity, most) * 8 / 9 - 1
     assert len(found.trials) <= 2 * most.bit_length() + 4
     assert len({one.micro for one in found.trials}) == len(found.trials)
+
+
+@pytest.mark.parametrize("text", ["zero1,zero9", " , "])
+def test_strategies_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--strategies"):
+        chosen(text)
 
 
 def test_what_fails_is_not_tried_larger() -> None:

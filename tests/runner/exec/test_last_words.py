@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from runner.exec import last_words
 from runner.exec.last_words import advice
-from tests.remedies.obeyed import obeys
-from tests.support.code import run_warm
-
-HERE = "runner/exec/last_words.py"
 
 # entry of docs/first-job-failures.md, or a name -> a library's words, a part of our line
 ADVISED = {
@@ -78,72 +72,6 @@ ADVISED = {
 def test_a_librarys_words_are_followed_by_what_helps(entry: str) -> None:
     words, line = ADVISED[entry]
     assert line in advice(RuntimeError(words))
-
-
-# Real errors of torch and DeepSpeed; what helps is taken from our line. Each has a line at the end.
-OBEYED = """
-import json, os, re, signal, socket, subprocess
-import torch.distributed as dist
-from deepspeed.runtime.config import DeepSpeedConfig
-from torch.distributed.run import main as torchrun
-from runner.exec.last_words import advice
-
-def told(action, *arguments):
-    try:
-        action(*arguments)
-    except (Exception, SystemExit) as error:
-        return advice(error)
-    return ""
-
-def meet():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()
-
-os.environ["GLOO_SOCKET_IFNAME"] = "eth99"
-line = told(meet)
-del os.environ[re.match(r"(\\w+) names no interface of this node: unset it", line)[1]]
-print("an interface:", told(meet) or "it works")
-
-used = socket.create_server(("", 0))
-port = used.getsockname()[1]
-script = ["--no-python", "true"]
-line = told(torchrun, [f"--master-port={port}", *script])
-alone = re.search("torchrun (--standalone)", line)[1]
-print("a port:", told(torchrun, [alone, *script]) or "it works")
-export = re.search(r"(?<=export )MASTER_PORT=.*?\\)\\)", line)[0]
-environ = {"PATH": os.environ["PATH"]}
-command = ["bash", "-c", f"{export}; echo $MASTER_PORT"]
-said = [subprocess.check_output(command, env=environ | {"SLURM_JOB_ID": job}) for job in "789"]
-print("ports of jobs:", *map(int, said))
-
-os.environ["RANK"] = "0"
-for wrong in (
-    {"train_batch_size": "auto"},
-    {"train_batch_size": 9, "train_micro_batch_size_per_gpu": 2},
-    {"train_batch_size": 4, "zero_optimization": {"reduce_bucket_size": 0.5}},
-):
-    line = told(DeepSpeedConfig, wrong)
-    assert "write numbers, whole numbers also for *_bucket_size" in line, (wrong, line)
-    assert line.endswith("batch = micro x accumulation x ranks"), line
-right = {"train_batch_size": 2 * 3 * 1, "train_micro_batch_size_per_gpu": 2}
-right |= {"gradient_accumulation_steps": 3, "zero_optimization": {"reduce_bucket_size": 5 * 10**8}}
-print("a ds_config:", told(DeepSpeedConfig, right) or "it works")
-"""
-
-
-@obeys(HERE, "another program on this node uses that port, or torchrun's ends do not find each")
-@obeys(HERE, "in ds_config.json write numbers, whole numbers also for *_bucket_size")
-@obeys(HERE, "GLOO_SOCKET_IFNAME names no interface of this node: unset it")
-def test_who_does_what_the_line_says_meets_the_error_no_more() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "RANK"}
-    done = run_warm(OBEYED, env=environ | {"DS_ACCELERATOR": "cpu"})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-4:] == [
-        "an interface: it works",
-        "a port: it works",
-        "ports of jobs: 20007 20008 20009",
-        "a ds_config: it works",
-    ], done.stderr
 
 
 def test_ranks_that_do_not_meet_are_not_told_about_the_internet() -> None:

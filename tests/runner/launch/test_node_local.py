@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import yaml
 
 from runner import inputs
 from runner.config.run_config import RunConfig
@@ -17,7 +16,6 @@ from runner.inputs import EnvironmentInput
 from runner.job import node_local
 from stage.bundle.bundle import Bundle
 from tests.first_job.harness import programs
-from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 
 TREE = "ab" * 32
@@ -88,13 +86,6 @@ def test_memory_is_used_only_where_it_was_named(
     assert node_local.decide("auto", environment, named, shown, prefix)[0] == Path("/tmp")
 
 
-def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) -> None:
-    shared = disks("ext4", "nfs", tmp_path)
-    assert node_local.decide(True, environment, {}, shared, prefix_of(tmp_path))[0] == Path("/tmp")
-    own = disks("lustre", "xfs", tmp_path)
-    assert node_local.decide(False, environment, {}, own, tmp_path / "prefix")[0] is None
-
-
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -129,7 +120,6 @@ def srun(folder: Path, body: str) -> Mapping[str, str]:
     return {**JOB, "PATH": programs(folder, srun=body)}
 
 
-@obeys("runner/job/node_local.py", "Fix that, or set environment.node_local: false")
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -150,9 +140,6 @@ def test_unless_every_node_has_it_no_rank_starts(
     with pytest.raises(IncompleteError) as caught:
         node_local.arrange(True, environment, environ, print)
     assert said in str(caught.value)
-    setting = yaml.safe_load(in_it(caught.value.remedy, r"(?<=node_local: )\w+"))
-    shared = prefix_of(tmp_path)
-    assert node_local.arrange(setting, environment, environ, print, prefix=shared) is None
 
 
 def test_what_the_job_would_refuse_is_refused_before_it_is_queued(
@@ -162,6 +149,8 @@ def test_what_the_job_would_refuse_is_refused_before_it_is_queued(
     assert str(right) in node_local.preview(False, environment, right)
     with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
         node_local.preview(False, environment, wrong)
+    with pytest.raises(UsageError, match="not inside a Slurm job"):
+        node_local.arrange(True, environment, {}, print)
     with pytest.raises(DamageError, match=r"node-local\.sh: cannot be read: it is missing"):
         node_local.preview("auto", environment, wrong)
     environment.path.mkdir()

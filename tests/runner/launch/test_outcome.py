@@ -14,27 +14,31 @@ def failure(**given: object) -> Failure:
 
 
 @pytest.mark.parametrize(
-    ("ended", "kind"),
+    ("ended", "kind", "code"),
     [
-        (Ended(in_job=False, code=-9), "no_memory"),
-        (
-            Ended(in_job=False, code=-9, failure=failure()),
-            "no_memory",
-        ),  # rank 0 lost the killed one
-        (Ended(in_job=True, code=-9, words="Out Of Memory"), "no_memory"),
-        (Ended(in_job=False, code=-6, last_words="throwing 'std::bad_alloc'"), "no_memory"),
-        (Ended(in_job=False, code=5, failure=failure(no_memory=True)), "no_memory"),
-        (Ended(in_job=False, code=1, failure=failure(), last_words="MemoryError"), "failed"),
-        (Ended(in_job=False, code=1), "failed"),
-        (Ended(in_job=False, code=-11), "failed"),
-        (Ended(in_job=False, code=-15, signals=frozenset({15})), "stopped"),
-        (Ended(in_job=False, code=-15), "failed"),
+        (Ended(in_job=False, code=-9), "no_memory", 5),
+        # rank 0 lost the killed one
+        (Ended(in_job=False, code=-9, failure=failure()), "no_memory", 5),
+        (Ended(in_job=True, code=-9, words="Out Of Memory"), "no_memory", 5),
+        (Ended(in_job=False, code=-6, last_words="throwing 'std::bad_alloc'"), "no_memory", 1),
+        (Ended(in_job=False, code=5, failure=failure(no_memory=True)), "no_memory", 5),
+        (Ended(in_job=False, code=1, failure=failure(), last_words="MemoryError"), "failed", 1),
+        (Ended(in_job=False, code=1), "failed", 1),
+        (Ended(in_job=False, code=6), "failed", 1),
+        (Ended(in_job=False, code=-11), "failed", 1),
+        (Ended(in_job=False, code=-15, signals=frozenset({15})), "stopped", 5),
+        (Ended(in_job=False, code=-15), "failed", 5),
+        (Ended(in_job=False, saved=True, code=1), "stopped", 5),
+        (Ended(in_job=False, hung=True, code=-9), "hung", 5),
     ],
 )
 def test_a_lack_of_memory_is_known_and_nothing_else_is_taken_for_one(
-    ended: Ended, kind: str
+    ended: Ended, kind: str, code: int
 ) -> None:
-    assert outcome_of(ended).kind == kind
+    outcome = outcome_of(ended)
+    assert (outcome.kind, outcome.exit_code, outcome.killed) == (
+        kind, code, ended.code == -9 and not ended.hung,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

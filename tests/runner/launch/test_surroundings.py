@@ -19,7 +19,6 @@ from runner.config.run_config import RunConfig
 from runner.inputs import resolve
 from runner.job import surroundings
 from runner.job.findings import Findings
-from runner.job.installed import for_tokenizer
 from runner.job.job import Job
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
@@ -166,6 +165,10 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a script for terminals": (
         {"setup": ["exit 0"]},
         ("`exit 0` ends the shell with exit code 0", "as if all were well", "~/.bashrc"),
+    ),
+    "a Python that does not start": (
+        {"modules": ["home"]},
+        ("the job's Python does not start in a login shell here", "PYTHONHOME"),
     ),
     "a script that leaves the shell": (
         {"setup": ["echo no licence; exit 7"]},
@@ -345,26 +348,6 @@ def test_a_torch_without_code_for_the_partitions_gpus_is_refused(
         assert "has no code for v100 (7.0), only for 5.0, 8.0, 9.0" in said(found)
 
 
-def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(
-    cluster: Cluster,
-    login: Callable[[str], None],
-    python: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OF_THIS_SHELL", "1")
-    setup = ['test -n "$OF_THIS_SHELL"']
-    assert said(tried(cluster, slurm={"setup": setup})) == ""
-    closed = tried(cluster, slurm={"setup": setup, "options": {"export": "NONE"}})
-    assert "OF_THIS_SHELL" in said(closed)
-
-
-def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
-    assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
-    assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]
-    for fast in (["tokenizer.json", "tokenizer.model"], ["vocab.txt"], ["vocab.json"]):
-        assert for_tokenizer(fast) == []
-
-
 @pytest.mark.parametrize(
     ("container", "setup", "warned"),
     [
@@ -375,7 +358,6 @@ def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
         (["srun-wrapper", "train.sif"], [], False),
     ],
 )
-@obeys(HERE, "slurm.container: [{}]")
 def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
     cluster: Cluster,
     login: Callable[[str], None],
@@ -387,10 +369,4 @@ def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
     slurm = {"container": container, "setup": setup, "gpus_per_node": 2}
     found = tried(cluster, slurm=slurm)
     assert bool(found.others) == warned, said(found)
-    if warned:
-        (finding,) = found.others
-        assert "has no --nv" in finding.message
-        words = yaml.safe_load(in_it(finding.remedy, r"(?<=slurm\.container: )\[.*\]"))
-        assert words == [*container[:2], "--nv", *container[2:]]
-        assert said(tried(cluster, slurm=slurm | {"container": words})) == ""
     assert said(tried(cluster, slurm=slurm | {"gpus_per_node": 0})) == ""

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from tests.runner.conftest import Cluster, in_ranks, metrics
+from tests.runner.conftest import Cluster, metrics
 
 STAGES = (0, 1, 2, 3)
 
@@ -101,62 +101,9 @@ def test_a_finished_run_is_told_at_once_and_not_trained_again(
     done = cluster.run("train", "zero3.yaml", "--processes", "2")
     assert done.returncode == 0, done.stderr
     assert f"{finished}: finished already: 8 of 8 steps" in done.stdout.splitlines()[1]
-    assert "chosen automatically" not in done.stdout
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
     # Handed to Slurm it would wait in the queue for nothing.
     submitted = cluster.run("submit", "zero3.yaml")
     assert submitted.returncode == 0 and "nothing was submitted" in submitted.stdout
     checked = cluster.run("check", "zero3.yaml", "--processes", "2")
-    assert checked.returncode == 0 and "nothing found" not in checked.stdout
-    told = [
-        line for line in done.stdout.splitlines() if "finished already" in line or "-> Ask" in line
-    ]
-    assert len(told) == 2
-    for other in (submitted, checked):
-        assert "\n".join(told) in other.stdout, "all commands say the same"
+    assert checked.returncode == 0 and "finished already" in checked.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
-
-
-THEIRS = """{
-    "train_batch_size": 4,      // all ranks together
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": 1,
-    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
-    "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.98], "eps": 1e-8}},
-}"""
-
-
-@pytest.fixture(scope="module")
-def others(shared_cluster: Cluster) -> Cluster:
-    """Runs of other models, in turn in the same ranks: each start of a command takes longer."""
-    (shared_cluster.folder / "ds_config.json").write_text(THEIRS)
-    shared = {"model": {"asset": "headless-bert"}, "steps": 2, "checkpoint": None}
-    theirs = {"batch": None, "optimizer": None, "engine": {"config": "ds_config.json"}}
-    optimizer = {"lr": 1e-3, "betas": [0.9, 0.98], "weight_decay": 0.0}
-    runs = [
-        shared_cluster.write("low", precision="bf16", engine={"zero": 0}, steps=4, checkpoint=None),
-        shared_cluster.write("theirs", **shared, **theirs),
-        shared_cluster.write(
-            "ours", **shared, batch={"global": 4}, optimizer=optimizer, engine={"zero": 0}
-        ),
-    ]
-    shared_cluster.prepare(*runs)
-    (shared_cluster.folder / "said").write_text(in_ranks(shared_cluster, 2, *runs))
-    return shared_cluster
-
-
-def test_a_fresh_head_is_the_same_at_every_stage_and_their_ds_config_is_taken(
-    others: Cluster,
-) -> None:
-    theirs, ours = others.output("theirs"), others.output("ours")
-    assert metrics(theirs, "lr") == metrics(ours, "lr")
-    expected = [loss for _, loss in metrics(ours)]
-    assert [loss for _, loss in metrics(theirs)] == pytest.approx(expected, rel=1e-4)
-
-
-def test_low_precision_is_never_trained_at_stage_0(others: Cluster) -> None:
-    assert "engine.zero: 1" in (others.folder / "said").read_text()
-    (_, before), *_ = metrics(others.output("low"))
-    assert (
-        metrics(others.output("low"), "validation_loss")[-1][1] < before - 0.1
-    )  # eleven seeds: 0.25 to 0.41 lower

@@ -98,16 +98,6 @@ def test_the_gpus_of_a_job_are_known_where_it_is_submitted(
     assert (device.memory, device.has_bf16, device.has_fp16) == (32 * GIB, False, True)
 
 
-def test_where_a_job_may_get_either_gpu_the_better_one_counts() -> None:
-    mixed = [NodeShape(64, 4, 0, ("v100",)), NodeShape(64, 4, 0, ("a100",)), NodeShape(8, 0)]
-    device = devices.of_job(SlurmConfig(gpus_per_node=4), mixed, 4)
-    assert device is not None
-    assert (device.name, device.memory, device.has_bf16) == ("a100 or v100", 80 * GIB, True)
-    unknown = [*mixed, NodeShape(64, 4, 0, ("mi999",))]
-    assert devices.of_job(SlurmConfig(gpus_per_node=4), unknown, 4) is None
-    assert devices.of_job(SlurmConfig(gpus_per_node=4), [], 4) is None
-
-
 @pytest.mark.parametrize(
     "options", [{"gpus-per-task": 1}, {"gres": "gpu:4"}, {"gres": "gpu"}, {"gpus": 4}]
 )

@@ -10,7 +10,6 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
-from runner.job.memory import model_state
 from runner.job.plan import decide
 from runner.job.shapes import (
     Device,
@@ -55,17 +54,6 @@ def test_the_parameters_of_the_tutorials_job_are_those_peft_prints() -> None:
         == LAYERS * sum(s[0] * s[1] for s in LAYER.values() if len(s) == 2)
         == 6_979_321_856
     )
-
-
-def test_gradients_and_moments_are_counted_for_what_is_trained_alone() -> None:
-    config = RunConfig.load(QLORA, ["quantization=null", "optimizer.name=adamw", "engine={}"])
-    shape = with_lora(SHAPE, config, MISTRAL, [])
-    assert model_state(config, shape, 0, 4) == 18 * 6_815_744 + 2 * SHAPE.num_parameters
-    assert model_state(config, shape, 3, 4) == (18 * 6_815_744 + 2 * SHAPE.num_parameters) // 4
-    plan = decide(config, shape, A100, 4)
-    assert plan.zero == 1
-    (why,) = [choice.reason for choice in plan.choices if choice.key == "engine.zero"]
-    assert "18 bytes x 6.82 M parameters that are trained and 14.5 GB that are not" in why
 
 
 def test_no_stage_that_partitions_packed_bytes_is_chosen_automatically() -> None:

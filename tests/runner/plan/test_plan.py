@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job import installed
-from runner.job.memory import activation_bytes, state_needed
+from runner.job.memory import activation_bytes
 from runner.job.plan import (
     MicroBound,
     TrainingPlan,
@@ -126,17 +126,6 @@ def test_fsdp_on_cpus_is_refused_where_torch_has_it_for_gpus_only(
             installed.check_fsdp(config, "cpu")
 
 
-@pytest.mark.parametrize(
-    ("device", "precision"), [(CPU, "fp32"), (A100, "bf16"), (V100, "fp16"), (P100, "fp32")]
-)
-def test_auto_takes_the_precision_the_device_has(
-    run_file: Path, device: Device, precision: str
-) -> None:
-    plan = planned(run_file, device, 1)
-    assert plan.precision == precision
-    assert reason(plan, "precision")
-
-
 @pytest.mark.parametrize(("device", "precision"), [(V100, "bf16"), (P100, "fp16"), (CPU, "fp16")])
 def test_a_precision_the_device_lacks_is_refused(
     run_file: Path, device: Device, precision: str
@@ -187,16 +176,6 @@ def test_what_does_not_fit_is_refused_with_an_engine_that_does(
     plan = planned(run_file, device, ranks, *settings, shape=of_size(billions))
     assert f"zero: {plan.zero}" in advised
     assert (plan.offload == "cpu") == ("offload" in advised)
-
-
-def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
-    adamw, lion, sgd, plain = (
-        state_needed(RunConfig.load(run_file, [f"optimizer={{name: {n}}}"]), BERT, 4)
-        for n in ("adamw", "lion", "sgd", "sgd, momentum: 0")
-    )
-    assert sgd == lion and lion[0] - plain[0] == 4 * BERT.num_parameters
-    assert adamw[0] - lion[0] == 4 * BERT.num_parameters
-    assert adamw[3] - lion[3] == BERT.num_parameters
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

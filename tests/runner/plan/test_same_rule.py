@@ -26,12 +26,6 @@ NVIDIA A100-SXM4-80GB, 81920, 8.0, GPU-77ab, Disabled
 """
 
 
-# ---- remedies
-
-
-# ---- slices
-
-
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A node whose nvidia-smi gives set answers, with a torch that is not for CPUs."""
@@ -60,9 +54,6 @@ def test_a_slice_of_a_gpu_is_not_taken_for_all_of_it(
     driver(CARDS.format("Enabled"))
     device = devices.here(1, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert (device.memory if device else 0) == gigabytes * GIB
-
-
-# ---- accelerators that were asked for
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
@@ -122,22 +113,6 @@ def test_a_job_that_asks_for_what_no_rank_can_use_is_refused_where_it_is_submitt
     for command in ("check", "submit"):
         said = terminal.refused(command, "tiny.yaml")
         assert "cannot be used" in said and "slurm.gpus_per_node" in said
-
-
-def test_more_gpus_than_ranks_is_said(driver: Callable[[str], None]) -> None:
-    driver(CARDS.format("Disabled"))
-    assert devices.notes(SlurmConfig(), 2, {}) == []
-    (line,) = devices.notes(SlurmConfig(), 1, {})
-    assert (
-        line.startswith("2 GPUs are here and 1 rank on each node: 1 stay idle")
-        and "--processes 2" in line
-    )
-    assert devices.notes(SlurmConfig(), 1, {"CUDA_VISIBLE_DEVICES": "1"}) == []
-    (line,) = devices.notes_of_job(SlurmConfig(options={"gres": "gpu:4"}), 1)
-    assert "4 GPUs are asked for and 1 rank on each node: 3 stay idle" in line
-    job = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "2"}
-    (line,) = devices.notes(SlurmConfig(gpus_per_node=4), 2, job)
-    assert line == "the run file asks for 4 GPUs per node (slurm.gpus_per_node); this node has 2"
 
 
 def test_a_torch_for_cpus_is_said_or_refused(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModel, BertConfig, BertForMaskedLM
+from transformers import AutoConfig, AutoModel
 
-from runner.inputs import ModelInput, safetensors_header
 from runner.trials.layers import cut, narrowed
-from runner.trials.small_model import WEIGHTS, write
 
 SHORT: dict[str, Any] = {
     "hidden_size": 32,
@@ -51,32 +47,6 @@ def test_layers_are_kept_until_each_kind_of_them_is_there() -> None:
 def test_a_model_that_is_small_or_has_no_layers_stays_as_it_is() -> None:
     assert cut({**SHORT, "num_hidden_layers": 2}) is None
     assert cut({"depths": [3, 4, 6, 3]}) is None
-
-
-def test_the_text_part_of_a_model_with_images_is_cut() -> None:
-    small = cut({"model_type": "llava", "text_config": SHORT, "vision_config": SHORT})
-    assert small is not None
-    assert small.settings["text_config"]["num_hidden_layers"] == 2
-    assert small.settings["vision_config"]["num_hidden_layers"] == 5
-
-
-def test_the_weights_of_the_first_layers_are_those_of_the_model(tmp_path: Path) -> None:
-    """From two shards, as bytes; transformers loads them and misses none."""
-    folder = tmp_path / "whole"
-    whole = BertForMaskedLM(BertConfig(**SHORT))
-    whole.save_pretrained(folder, max_shard_size="40KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    small = cut(whole.config.to_dict())
-    assert small is not None
-    digests = {path.name: "" for path in folder.iterdir()}
-    model = ModelInput("bert", folder, "acme/bert", None, digests, whole.config.to_dict())
-    written = write(model, small, tmp_path / "small", folder, weights=True)
-    assert set(written.digests) == {"config.json", WEIGHTS}
-    assert len(safetensors_header(written.path / WEIGHTS)) < len(whole.state_dict())
-    loaded, info = BertForMaskedLM.from_pretrained(written.path, output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    for name, weight in loaded.state_dict().items():
-        assert torch.equal(weight, whole.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])

@@ -10,12 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import runner.run_folder.report
-from runner.cli import main
 from runner.run_folder.report import write
 from runner.run_folder.report_curves import thinned
 from tests.runner.folders import hostile_folder, run_folder
@@ -53,20 +51,6 @@ def drawn_in(text: str) -> list[dict[str, Any]]:
 
 def page_of(*folders: Path) -> Page:
     return Page(write(folders, folders[0].parent / "page.html").read_text(encoding="utf-8"))
-
-
-def test_the_page_says_what_was_trained_how_fast_and_where_it_comes_from(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", mfu=0.4, exported_weights_step=20)
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 40, "train_host_gib": 3.0, "train_device_gib": 8.0}) + "\n")
-    page = page_of(folder)
-    for said in (
-        "made", "40 of 40", "Training loss", "Validation loss", "3.2500 at step 40", "1,000",
-        "ab" * 32, "optimizer.lr", "The exported weights are of step20",
-        "Most memory of a rank, devicetrain 8.59 GB", "Most memory of a rank, hosttrain 3.22 GB",
-    ):  # fmt: skip
-        assert said in page.text, said
-    assert [tag for tag, _ in page.tags].count("figure") >= 6
 
 
 def test_the_page_asks_nothing_of_a_network_and_has_the_scripts_that_it_permits(
@@ -111,22 +95,6 @@ def test_a_hostile_folder_gives_a_page_that_says_what_is_wrong(tmp_path: Path) -
 def test_of_a_run_that_just_began_there_is_a_page_too(tmp_path: Path) -> None:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     assert "no step was logged" in page_of(tmp_path / "run").text
-
-
-def test_a_sweep_gets_one_page_into_its_folder_and_may_be_among_others(tmp_path: Path) -> None:
-    """`runner report output/*` ended at the folder of a sweep, and then at the page in it."""
-    sweep = tmp_path / "output" / "sweep"
-    for name in ("seed=1", "seed=2"):
-        run_folder(sweep / name)
-    run_folder(tmp_path / "output" / "alone")
-    done = CliRunner().invoke(main, ["report", str(sweep)])
-    assert done.exit_code == 0 and (sweep / "report.html").is_file(), done.output
-    written = (sweep / "report.html").read_text()
-    assert "seed=1" in written and "seed=2" in written and "alone" not in written
-    page, inside = tmp_path / "all.html", sorted(map(str, sweep.glob("*")))
-    for runs in (sorted(map(str, (tmp_path / "output").glob("*"))), inside):
-        done = CliRunner().invoke(main, ["report", *runs, "-o", str(page)])
-        assert done.exit_code == 0 and "seed=2" in page.read_text(), done.output
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)

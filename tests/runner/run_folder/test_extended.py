@@ -6,7 +6,7 @@ One rank in this process, and a real model: a kill is that nothing more is calle
 from __future__ import annotations
 
 import json
-import re
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from runner.errors import DamageError, UsageError
+from runner.errors import DamageError, IncompleteError, StageError, UsageError
 from runner.job.job import Job
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
-from runner.trials.evaluate import choose, doubt
+from runner.training.loop import MOST_SKIPPED
+from runner.trials.evaluate import choose
 from runner.trials.evaluate_worker import measure
-from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
 
@@ -65,6 +65,12 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     # SIGTERM during the last evaluation.
     run, trainer = started(shared_cluster, path)
     assert noted(run) is None
+    trainer.skipped = MOST_SKIPPED - 2
+    trainer.check_skipped(math.inf, 2)
+    with pytest.raises(StageError, match="gradient of 10 steps in a row"):
+        trainer.check_skipped(math.nan, 3)
+    trainer.check_skipped(1.0, 4)
+    assert trainer.skipped == 0
     tell = trainer.observer.step
 
     def stopped_at_the_end(values: Mapping[str, Any]) -> None:
@@ -102,22 +108,6 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     assert run.folder.metrics.read_bytes() == story
 
 
-def said(run: Job) -> str:
-    return (run.folder.logs / "said").read_text()
-
-
-def test_a_second_evaluation_of_a_run_finds_the_same_and_nothing_of_either_stays(
-    ended: object, shared_cluster: Cluster
-) -> None:
-    """Both work in one hidden folder, one after the other, through the launcher and its ranks."""
-    shared_cluster.write(steps=2, **SMALL)
-    both = [shared_cluster.run("evaluate", "tiny.yaml") for _ in range(2)]
-    assert [one.returncode for one in both] == [0, 0], both[0].stderr + both[1].stderr
-    first, second = (re.findall(r"validation loss \S+", one.stdout) for one in both)
-    assert first and first == second
-    assert not list(shared_cluster.folder.glob("output/.evaluate-*"))
-
-
 def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     ended: object, shared_cluster: Cluster
 ) -> None:
@@ -151,41 +141,22 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
         choose(run, "step-77")
 
 
-@obeys(
-    "runner/trials/evaluate.py", "Name a split of the dataset: --set", "Name another split: --set"
-)
-@obeys("runner/trials/evaluate_worker.py", "Evaluate another one: --checkpoint step-N, or best.")
-def test_another_split_or_checkpoint_is_evaluated_as_the_remedies_say(
+def test_a_damaged_checkpoint_and_a_part_of_a_split_are_no_evaluation(
     ended: object, shared_cluster: Cluster
 ) -> None:
     root = Path(shutil.copytree(shared_cluster.output(), shared_cluster.output("copied")))
     path = shared_cluster.write(steps=4, **SMALL)
-
-    def job(*sets: str) -> Job:
-        return Job.load(path, shared_cluster.bundle, root, list(sets))
-
-    for wrong in ("dataset.validation=null", "dataset.validation=5%"):
-        with pytest.raises(UsageError) as caught:
-            choose(job(wrong), None)
-        line = in_it(caught.value.remedy, r"(?<=--set )dataset.validation=NAME")
-        chosen = choose(job(line.replace("NAME", "validation")), None)
-        assert chosen.checkpoint is not None
-        step = chosen.checkpoint
-
-    newer = Path(shutil.copytree(step, step.with_name("step-7")))
-    max(newer.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
-    damaged = choose(job(), None)
-    assert damaged.checkpoint == newer
-    trainer = begun(damaged.run)
-    with pytest.raises(DamageError) as broken:
-        measure(trainer, checkpoint=str(newer))
+    (step,) = root.glob("checkpoints/step-*")
+    max(step.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
+    chosen = choose(Job.load(path, shared_cluster.bundle, root, ()), None)
+    trainer = begun(chosen.run)
+    with pytest.raises(DamageError):
+        measure(trainer, checkpoint=str(chosen.checkpoint))
+    trainer.stop.received = "SIGTERM"
+    with pytest.raises(IncompleteError, match="stopped by a signal"):
+        measure(trainer, checkpoint=None)
     trainer.observer.close()
-    option = in_it(broken.value.remedy, r"--checkpoint step-(?=N)").split()[1]
-    sound = choose(job(), f"{option}{step.name.partition('-')[2]}")
-    trainer = begun(sound.run)
-    measure(trainer, checkpoint=str(sound.checkpoint))
-    trainer.observer.close()
-    for folder in (root, sound.run.folder.root):
+    for folder in (root, chosen.run.folder.root):
         shutil.rmtree(folder)
 
 
@@ -197,19 +168,8 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     with pytest.raises(UsageError, match=r"trained with dataset.validation: .*; now it is 5%"):
         choose(run, None)
     assert choose(run, "none").checkpoint is None
-
-
-def test_a_share_that_is_held_out_of_another_bundle_is_doubted(
-    shared_cluster: Cluster, tmp_path: Path
-) -> None:
-    """20 % of 61 rows are other rows than 20 % of 60."""
-    path = shared_cluster.write(steps=4, **SMALL)
-    for share, sets in ((True, ["dataset.validation=5%"]), (False, [])):
-        run = Job.load(path, shared_cluster.bundle, tmp_path / "run", sets)
-        step = tmp_path / "run" / "checkpoints" / "step-4"
-        step.mkdir(parents=True, exist_ok=True)
-        for bundle, same in (("0" * 64, False), (run.inputs.bundle_id, True)):
-            run.folder.environment.write_text(json.dumps({"bundle_id": bundle}))
-            said = doubt(run, step)
-            assert ("may have rows that were trained on" in said) == (share and not same)
-        assert doubt(run, None) == ""
+    run = Job.load(
+        path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=null"]
+    )
+    with pytest.raises(UsageError, match="no validation split is read"):
+        choose(run, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from runner.cli import main as runner
 from runner.errors import IncompleteError, UsageError
 from runner.processes import birth_time
 from runner.run_folder import run_lock as holder_module
@@ -31,7 +29,6 @@ from runner.run_folder.run_lock import (
     holder_of,
 )
 from tests.first_job.harness import programs
-from tests.remedies.obeyed import in_it
 from tests.runner.conftest import Cluster
 from tests.runner.training.test_resume import site_folder
 from tests.support.waiting import wait_for
@@ -72,18 +69,19 @@ def of_process(pid: int) -> RunLock:
     return replace(ME, pid=pid, born=birth_time(pid))
 
 
-def obeyed(remedy: str, pattern: str) -> str:
-    """What the command of `runner` in a remedy prints."""
-    words = shlex.split(in_it(remedy, pattern))
-    done = CliRunner().invoke(runner, words[1:])
-    assert (words[0], done.exit_code) == ("runner", 0), done.output
-    return done.output
-
-
-def test_a_place_is_left_after_the_end_and_after_a_fault(folder: RunFolder) -> None:
+def test_a_place_is_left_after_the_end_and_after_a_fault(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder_module, "TOUCH_EVERY_S", 0.01)
     with hold_run_folder(folder, {}):
         assert holder_of(folder, ME) is not None
+        os.utime(folder.holder, (1, 1))  # the sign of life, for other machines
+        wait_for(lambda: folder.holder.stat().st_mtime > 1)
     assert not folder.holder.exists()
+    with hold_run_folder(folder, {}):
+        held_by(folder, ELSEWHERE)  # another machine took it over
+    assert folder.holder.exists()
+    shutil.rmtree(folder.holder.parent)
     with pytest.raises(RuntimeError), hold_run_folder(folder, {}):
         raise RuntimeError("whatever")
     assert not folder.holder.exists()
