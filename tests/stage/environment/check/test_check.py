@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.check.check import Verdict, torch_limit, verdicts
+from stage.environment.check.check import torch_limit, verdicts
 from stage.environment.check.needs import Needs
 from stage.environment.check.torch_builds import (
     architectures_of,
@@ -246,11 +246,6 @@ def test_the_newest_glibc_that_anything_needs_counts() -> None:
 
 
 # --- verdicts
-
-
-def refusal(packages: list[Package], node: str) -> Verdict:
-    (verdict,) = [v for v in verdicts(Needs.of(packages), profile(node)) if v.refused]
-    return verdict
 
 
 def notes(packages: list[Package], node: str) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 from stage.environment.check.torch_builds import runs_on
 from tests.support.environment.laptop import EnvironmentLaptop
 from tests.support.node import SHELLS, Node
+from tests.support.staging import run_here
 
 FACTS: dict[str, Any] = {
     "architectures": "7.0 7.5 8.0 8.6 9.0 10.0 12.0",
@@ -196,31 +195,17 @@ def test_a_lustre_quota_counts(node: Node, numbers: dict[str, Any], said: str) -
 # --- stage env check
 
 
-def stage_env_check(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stage", "env", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_the_command_checks_this_very_machine(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
+    environment_laptop: EnvironmentLaptop, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    done = stage_env_check(environment_laptop.bundle, "--prefix", tmp_path / "new")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "ok    glibc" in done.stdout
+    run_here("env", "check", environment_laptop.bundle, "--prefix", tmp_path / "new")
+    assert "ok    glibc" in capfd.readouterr().out
 
 
 def test_the_command_says_what_is_bad_and_exits_with_1(
-    environment_laptop: EnvironmentLaptop,
+    environment_laptop: EnvironmentLaptop, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bundle = environment_laptop.bundle
-    done = stage_env_check(bundle, "small-env", "--prefix", bundle)
-    assert done.returncode == 1
-    assert f"bad   {bundle} is there already\n      -> Choose another path" in done.stdout
-
-
-def test_the_command_names_the_environments_there_are(
-    environment_laptop: EnvironmentLaptop,
-) -> None:
-    done = stage_env_check(environment_laptop.bundle, "small-evn")
-    assert done.returncode == 2
-    assert "no asset named `small-evn`" in done.stderr and "small-env" in done.stderr
+    run_here("env", "check", bundle, "small-env", "--prefix", bundle, code=1)
+    said = capfd.readouterr().out
+    assert f"bad   {bundle} is there already\n      -> Choose another path" in said

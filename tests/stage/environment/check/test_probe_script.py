@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version as version_of
@@ -17,7 +16,8 @@ import pytest
 
 from stage.environment.check.torch_builds import numbers
 from stage.environment.spec.profile import Profile
-from tests.support.node import SHELLS, TEMPLATES, Node
+from tests.support.node import SHELLS, Node
+from tests.support.staging import run_here
 
 
 @pytest.fixture
@@ -124,34 +124,12 @@ def test_a_command_that_never_answers_is_given_up(node: Node) -> None:
     assert profile.glibc == "2.28"
 
 
-@pytest.mark.parametrize("getconf", ["exit 1", "echo undefined"])
-@pytest.mark.parametrize(
-    ("ldd", "glibc"),
-    [("ldd (GNU libc) 2.17", "2.17"), ("ldd (Ubuntu GLIBC 2.35-0ubuntu3.8) 2.35", "2.35")],
-)
-def test_glibc_is_asked_of_ldd_where_getconf_does_not_know(
-    node: Node, getconf: str, ldd: str, glibc: str
+def test_the_command_prints_this_machines_profile(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    node.add("getconf", getconf)
-    node.add("ldd", f'echo "{ldd}"; echo "Copyright (C) 2012"')
-    assert profile_of(node).glibc == glibc
-
-
-def test_the_command_prints_this_machines_profile(tmp_path: Path) -> None:
     """The real thing: nothing around it is made up."""
-    (tmp_path / "p.yml").write_text(run_stage("env", "probe"))
+    run_here("env", "probe")
+    (tmp_path / "p.yml").write_text(capfd.readouterr().out)
     profile = Profile.load(tmp_path / "p.yml")
     assert numbers(profile.linux) == numbers(os.uname().release)
     assert f"glibc {profile.glibc}" == os.confstr("CS_GNU_LIBC_VERSION")
-
-
-def test_the_script_can_be_had_to_carry() -> None:
-    assert run_stage("env", "probe", "--script") == (TEMPLATES / "env-probe.sh").read_text()
-
-
-def run_stage(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "stage", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

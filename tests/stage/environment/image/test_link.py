@@ -152,3 +152,25 @@ def test_a_laptop_whose_disks_ignore_case_lays_it_out_in_a_disk_image(
         with pytest.raises(UsageError, match="this disk ignores case") as told:
             case.folder_that_keeps_case(tmp_path).__enter__()
         assert "TMPDIR=" in told.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (File(link="../../../etc/passwd"), "a link that leads out of the environment"),
+        (File(link="/etc/passwd"), "a link that leads out of the environment"),
+    ],
+)
+def test_a_package_that_would_reach_out_of_the_environment_is_refused(
+    tmp_path: Path, file: File, words: str
+) -> None:
+    payloads = {
+        "python": {"bin/python3.11": File(b"x", executable=True)},
+        "evil": {"share/x": file},
+    }
+    conda = [
+        write_package(tmp_path, Package(name=name, version="3.11.7", payload=payload))
+        for name, payload in payloads.items()
+    ]
+    with pytest.raises(UsageError, match=words):
+        image.lay_out(tmp_path / "root", conda=conda, wheels=[], platform="linux-64")

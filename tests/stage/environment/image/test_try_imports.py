@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.check.imports import PROBE, faults, read_answers
+from stage.environment.check.imports import PROBE
 from stage.environment.image.try_imports import check_imports
 from stage.errors import UsageError
 from stage.progress import Reporter
@@ -151,11 +151,6 @@ def test_a_python_that_does_not_start_here_is_a_note_and_no_promise(root: Path) 
     (root / "bin" / "python").chmod(0o755)
     said = tried(root, "torch")
     assert "its Python does not start here" in said and "can be imported" not in said
-
-
-def test_a_line_that_is_cut_off_does_not_hide_the_lines_before() -> None:
-    answers = read_answers('{"python": "/p", "version": "3.11.2", "prefix": "/"}\n{"begin": "to')
-    assert answers.version == (3, 11, 2) and faults(answers, 0) == []
 
 
 def test_the_probe_runs_on_the_oldest_python_of_a_cluster() -> None:

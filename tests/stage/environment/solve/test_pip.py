@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
-from stage.environment.check import wheel_tags
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip
@@ -81,18 +80,6 @@ def test_the_best_wheel_up_to_the_clusters_glibc(tmp_path: Path, index: Index) -
         (package,) = lock_pip(asked(tmp_path, "maths", glibc=glibc, index=index))
         name = f"maths-1.0-{tag}.whl"
         assert (package.file_name, package.sha256) == (name, index.sha256(name)), glibc
-
-
-def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag() -> None:
-    """PEP 427: no tag is the lowest. What fits better still goes before, whatever its build."""
-    fitting = wheel_tags.ranks("3.11", "x86_64", "2.28")
-    plain, first, second = (f"x-1.0{build}-py3-none-any.whl" for build in ("", "-1", "-2"))
-    lettered, better = "x-1.0-1a-py3-none-any.whl", "x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
-    assert wheel_tags.best([plain, first], fitting) == first
-    assert wheel_tags.best([second, plain, first], fitting) == second
-    assert wheel_tags.best([first, lettered, plain], fitting) == lettered
-    assert wheel_tags.best([second, better], fitting) == better
-    assert wheel_tags.best(["x-1.0-cp312-cp312-win_amd64.whl", "x.whl"], fitting) is None
 
 
 def test_what_conda_provides_is_not_installed_twice(tmp_path: Path, index: Index) -> None:
@@ -208,23 +195,6 @@ def test_what_cannot_be_had_is_refused_with_its_line_and_the_way_out(
     request = replace(asked(tmp_path, *lines, index=index), provided=(GREETER,))
     said = refusal(kind, request)
     assert [part for part in words if part not in said] == [], said
-
-
-def test_what_nobody_publishes_a_wheel_of_is_taken_as_source(tmp_path: Path, index: Index) -> None:
-    """Requested, and required by another package; an older wheel changes nothing."""
-    index.add(
-        sdist("pure", "1.0"),
-        sdist("deep", "2.0"),
-        wheel("deep", "1.0"),
-        wheel("app", "1", requires=["deep>=2"]),
-    )
-    found = {p.name: p for p in lock_pip(asked(tmp_path, "pure==1.0", "app", index=index))}
-    assert {name: p.is_sdist for name, p in found.items()} == {
-        "app": False,
-        "deep": True,
-        "pure": True,
-    }
-    assert found["pure"].sha256 == index.sha256("pure-1.0.tar.gz")
 
 
 def test_a_source_whose_metadata_has_to_be_made_is_asked_without_a_network(

@@ -121,11 +121,6 @@ def test_conda_packages_and_what_is_compiled_for_another_torch_are_refused(desk:
     assert "torchvision" not in {package.name for package in lock.packages}
 
 
-@pytest.mark.parametrize("asked", ["python=3.11.9", "python>=3.10,<3.13"])
-def test_a_python_is_compared_by_its_first_two_numbers(desk: Desk, asked: str) -> None:
-    assert desk.lock("trainer", conda=asked).python == "3.11.2"
-
-
 def test_a_lock_whose_words_would_be_commands_of_a_shell_is_refused(desk: Desk) -> None:
     desk.lock("trainer")
     text = (desk.folder / "conda-lock.yml").read_text()

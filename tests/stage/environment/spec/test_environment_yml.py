@@ -28,30 +28,6 @@ def with_pip(folder: Path, *lines: str, **variables: str) -> EnvironmentSpec:
     )
 
 
-def test_both_halves_with_the_line_of_each(tmp_path: Path) -> None:
-    text = """\
-name: train
-channels: [conda-forge, nodefaults, "https://mirror.example/${TOKEN}/own"]
-dependencies:
-  - python=3.11
-  - conda-forge::openmpi >=4,<5
-  - cudatoolkit[version='>=12']
-  - pip:
-    - Torch>=2 ; sys_platform == 'linux'   # a comment
-    - --extra-index-url https://two.example/simple
-"""
-    spec = load(tmp_path, text, TOKEN="tk")
-    assert spec.channels == ("conda-forge", "https://mirror.example/tk/own")
-    assert [(d.name, d.place.rpartition(":")[2]) for d in spec.conda] == [
-        ("python", "4"), ("openmpi", "5"), ("cudatoolkit", "6"),
-    ]  # fmt: skip
-    (torch,) = spec.pip.requirements
-    assert (torch.name, torch.text) == ("torch", 'Torch>=2; sys_platform == "linux"')
-    assert torch.place.endswith("environment.yml:8")
-    assert spec.pip.extra_index_urls == ["https://two.example/simple"]
-    assert spec.lock_path == tmp_path / "conda-lock.yml"
-
-
 @pytest.mark.parametrize(
     ("line", "kind", "words"),
     [

@@ -53,18 +53,6 @@ def test_the_solver_is_told_what_the_node_has(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
-    text = 'format: 1\nplatform: linux-aarch64\nglibc: "2.34"\nlinux: "5.14"\n'
-    profile = load(tmp_path, text)
-    assert profile.name == "p"
-    assert profile.virtual_packages() == {
-        "__archspec": "1 aarch64",
-        "__glibc": "2.34",
-        "__linux": "5.14",
-        "__unix": "0",
-    }
-
-
 @pytest.mark.parametrize(
     ("old", "new", "line", "said"),
     [
@@ -101,13 +89,6 @@ def test_a_mistake_is_told_with_its_line(
 )
 def test_a_shipped_profile_is_valid_and_named_as_its_file(path: Path) -> None:
     assert Profile.load(path).name == path.stem
-
-
-def test_the_nearest_file_is_offered_for_one_that_is_not_there(tmp_path: Path) -> None:
-    load(tmp_path, A800)
-    with pytest.raises(UsageError, match="no such profile") as told:
-        Profile.load(tmp_path / "p.yaml")
-    assert f"Did you mean {tmp_path}/p.yml?" in str(told.value.remedy)
 
 
 def test_what_a_site_provides_has_names_as_pip_compares_them(tmp_path: Path) -> None:

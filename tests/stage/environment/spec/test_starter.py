@@ -16,7 +16,6 @@ from tests.support.staging import run_here
 
 ROOT = Path(__file__).parents[4]
 PROFILES = sorted((ROOT / "envs/profiles").glob("*.yml"))
-SITE = '{python: "3.12.3", torch: "2.7.1+rocm6.3"}'
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
