@@ -1,7 +1,7 @@
 """The parsers of foreign files. For any bytes, each returns a value or fails with a clear message.
 
-`test_fuzz.py` feeds them with hypothesis, briefly, in every test run. `scripts/fuzz` does it with
-libFuzzer, for hours.
+`test_fuzz.py` feeds them with what once broke one. `scripts/fuzz` searches with libFuzzer, for
+hours.
 """
 
 from __future__ import annotations

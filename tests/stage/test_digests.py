@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stage.digests import (
     Digest,
-    Digester,
     FileDigests,
 )
-
-
-@given(st.binary(max_size=2000), st.lists(st.integers(1, 700)))
-def test_the_pieces_do_not_matter(data: bytes, sizes: list[int]) -> None:
-    digester = Digester(len(data), git=True)
-    rest = memoryview(data)
-    for size in sizes:
-        digester.update(rest[:size])
-        rest = rest[size:]
-    digester.update(rest)
-    found = digester.result()
-    git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    assert found == FileDigests(len(data), hashlib.sha256(data).hexdigest(), git)
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,3 @@ def test_the_command_names_the_source_that_this_copy_came_from(
         (installed / "direct_url.json").write_text(text.replace("HERE", tmp_path.as_uri()))
     for extra, command in commands.items():
         assert install_command(*filter(None, [extra])) == command.replace("HERE", str(tmp_path))
-
-
-def test_in_an_environment_of_a_bundle_its_environment_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / ".airlift").mkdir()
-    (tmp_path / ".airlift/env.json").write_text("{}")
-    monkeypatch.setattr("sys.prefix", str(tmp_path))
-    said = install_command("laptop")
-    assert str(tmp_path) in said and "stage env lock" in said and "pip" not in said

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stage.cli import base
 from stage.cli.base import Group
-from stage.environment.image import relocate
 from stage.errors import shortage
 from tests.stage.bundle.test_standalone import TEMPLATE, pythons
 from tests.stage.bundles import make_bundle
@@ -128,33 +126,6 @@ def test_whatever_a_command_meets_it_does_not_end_with_1(fault: Exception) -> No
     assert shortage(fault) is None or "Traceback" not in done.output
 
 
-def test_what_python_raises_when_no_memory_is_left_is_called_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Python 3.11 at its limit: SystemError, or a SyntaxError of sound code."""
-    monkeypatch.setattr(base, "_memory_is_left", lambda: False)
-    group = Group("any")
-
-    @group.command()
-    def fail() -> None:
-        raise SystemError("error return without exception set")
-
-    done = CliRunner().invoke(group, ["fail"])
-    assert done.exit_code == 5 and "not enough memory" in done.output, done.output
-    assert "Traceback" not in done.output
-
-
-def test_relocation_without_memory_is_not_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(relocate, "put_in_place", refuse)
-    assert relocate.main([str(tmp_path), str(tmp_path / "env"), "0" * 64]) == 5
-    assert "MemoryError" in capsys.readouterr().err
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is measured in /proc")
 @pytest.mark.parametrize("kib", SPARE_KIB[2:])
 def test_no_command_ends_with_1_for_lack_of_memory(bundle: Path, tmp_path: Path, kib: int) -> None:
@@ -207,17 +178,3 @@ def test_an_error_that_says_nothing_of_a_file_is_no_finding(
             assert done.returncode == 5 and "unreadable" not in done.stdout, (
                 done.stdout + done.stderr
             )
-
-
-def test_a_report_that_finds_no_room_is_not_damage(bundle: Path) -> None:
-    for command in ([STAGE, "verify"], [pythons()[0], "-I", TEMPLATE]):
-        done = limited(
-            "-f 0",
-            *command,
-            bundle,
-            "--fast",
-            "--report",
-            bundle.parent / "r.json",
-            before="trap '' XFSZ;",
-        )
-        assert done.returncode == 5 and "Traceback" not in done.stderr, done.stderr

@@ -15,8 +15,6 @@ from stage.errors import PolicyError, as_shown
 from stage.paths import (
     check_collisions,
     check_path,
-    collisions,
-    folded,
     problem_with_asset_name,
     problem_with_path,
 )
@@ -98,38 +96,6 @@ def test_a_path_that_may_not_travel_is_refused_in_words(path: str, said: str) ->
 )
 def test_ordinary_and_merely_odd_paths_travel(path: str) -> None:
     check_path(path, "x")
-
-
-plain_paths = st.lists(
-    st.sampled_from(["a", "A", "b", "ß", "SS", "ss", "é", "e\u0301", "É", "ﬁ", "fi"]),
-    min_size=1,
-    max_size=3,
-).map("/".join)
-
-
-def clash_on_a_folding_disk(paths: list[str]) -> bool:
-    """The same on a simulated disk that ignores case: write each file, and see which collide."""
-    disk: dict[str, str] = {}
-    for path in paths:
-        parts = path.split("/")
-        for depth in range(1, len(parts) + 1):
-            entry = "/".join(parts[:depth])
-            kind = "file" if depth == len(parts) else "folder " + entry
-            known = disk.setdefault(folded(entry), kind)
-            if known != kind or (kind == "file" and sum(p == path for p in paths) > 1):
-                return True
-            if kind == "file":
-                disk[folded(entry)] = "file, written"
-    return False
-
-
-@given(st.lists(plain_paths, max_size=6))
-@example(["a/b", "A"])
-@example(["A", "a/b"])
-@example(["a/x", "A/y"])
-@example(["a", "a"])
-def test_collisions_are_what_a_folding_disk_could_not_hold(many: list[str]) -> None:
-    assert bool(collisions(many)) == clash_on_a_folding_disk(many)
 
 
 def test_a_collision_names_both_and_counts_the_rest() -> None:
