@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from stage.bundle import bundle as layout
 from stage.bundle.verify import verify
 from stage.carry.apply import apply
 from stage.digests import sha256_of_bytes
-from stage.errors import DamageError
+from stage.errors import DamageError, IncompleteError
 from tests.stage.bundles import BIG, BIG_SIZE, reseal
 from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
 
@@ -30,6 +31,9 @@ def test_a_flipped_bit_of_a_large_file_is_repaired_by_the_whole_file(
     done = stage("patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch")
     assert done.returncode == 0 and "1 file, 68.2 MB" in done.stdout, done.stderr
     assert BIG_SIZE < size_of(tmp_path / "patch") < BIG_SIZE + MIB
+    for there, words in ((tmp_path / "patch", "is there already"), (sound / "p", "is inside")):
+        again = stage("patch", sound, "--report", tmp_path / "r.json", "-o", there)
+        assert again.returncode == 2 and words in again.stderr, again.stderr
     checked = subprocess.run(
         ["sha256sum", "-c", "--quiet", "manifest-sha256.txt"], cwd=tmp_path / "patch"
     )
@@ -118,3 +122,18 @@ def test_extra_files_are_left_to_a_person(sound: Path, copy: Path, tmp_path: Pat
     assert not (copy / "workshop.partial").exists()
     assert (copy / "data/mine.txt").read_text() == "unsaved"
     assert [finding.path for finding in verify(copy).findings] == ["data/mine.txt"]
+
+
+def test_a_disk_without_room_for_the_patch_leaves_the_bundle_unchanged(
+    sound: Path, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "data/models/bert/vocab.txt").unlink()
+    patch, before = patch_for(sound, copy, tmp_path), state(copy)
+    size = (sound / "data/models/bert/vocab.txt").stat().st_size
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    with pytest.raises(IncompleteError, match=r"The bundle is unchanged\."):
+        apply(copy, patch, QUIET)
+    assert {path: data for path, data in state(copy).items() if "workshop" not in path} == before
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**9))
+    apply(copy, patch, QUIET)
+    assert state(copy) == state(sound)

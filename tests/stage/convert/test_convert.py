@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from stage.convert.plain_pickle import Array
 from stage.errors import UsageError
+from tests.stage.hub.raw_dataset import arrow
 
 
 def test_splits_have_one_schema(converted: Callable[..., dict[str, pa.Table]]) -> None:
@@ -39,6 +41,7 @@ def test_arrow_files_and_streams(
     )
 
 
+LABELS = pa.table({"x": [1]})
 REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     "ragged csv": ("csv", {"x.csv": b"a,b\n1,2\n1,2,3\n"}, "x.csv"),
     "empty csv": ("csv", {"x.csv": b""}, "x.csv"),
@@ -95,6 +98,21 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
     ),
     "arrow that is none": ("arrow", {"x.arrow": b"ARROW1\0\0 nothing"}, "x.arrow"),
     "stream that is none": ("arrow", {"x.arrow": b"\xff\xff\xff\xff\xff\xff\xff\x7f"}, "x.arrow"),
+    "arrow with other columns": (
+        "arrow",
+        {"a.arrow": arrow(pa.table({"x": [1]})), "b.arrow": arrow(pa.table({"y": [1]}))},
+        "b.arrow: it has the columns y; the files before it x",
+    ),
+    "arrow with other class names": (
+        "arrow",
+        {f"{n}.arrow": arrow(LABELS.replace_schema_metadata({"huggingface": n})) for n in "ab"},
+        "b.arrow: the names of its classes",
+    ),
+    "arrow with a decimal in one file": (
+        "arrow",
+        {"a.arrow": arrow(LABELS), "b.arrow": arrow(pa.table({"x": [Decimal("1.5")]}))},
+        "b.arrow: its column x is decimal",
+    ),
     "no such files": ("csv", {"x.parquet": b"", "y.parquet": b""}, "no file ends in"),
     "metadata that says nothing": (
         "imagefolder",

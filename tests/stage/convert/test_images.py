@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stage.convert.convert import convert
+from stage.errors import DamageError
 from stage.hub.layout import splits_of_names
 
 
@@ -130,3 +131,24 @@ def test_cifar_pixels_and_labels(
     pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
     assert np.array_equal(pixels, batch[b"data"][3].reshape(3, 32, 32).transpose(1, 2, 0))
     assert row["label"] == batch[b"labels"][3] and row["image"]["path"] == "data_batch_2_3.png"
+
+
+ODD: dict[str, tuple[dict[bytes, Any], str]] = {
+    "fewer labels than rows": ({b"labels": [0, 1]}, "not a list of 6 labels"),
+    "a label without a name": ({b"labels": [0, 1, 2, 0, 1, 3]}, "labels from 0 to 2"),
+    "a label below 0": ({b"labels": [0, 1, 2, 0, 1, -1]}, "labels from 0 to 2"),
+    "true for a label": ({b"labels": [0, 1, 2, 0, 1, True]}, "labels from 0 to 2"),
+    "rows of another size": ({b"data": np.zeros((6, 3071), np.uint8)}, "rows of 3072 bytes"),
+    "no rows": ({b"data": None}, "rows of 3072 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_labels_and_pixels_that_do_not_fit_are_refused_by_the_batch(
+    converted: Callable[..., dict[str, pa.Table]], name: str
+) -> None:
+    files, path = cifar(), "cifar-10-batches-py/data_batch_2"
+    change, words = ODD[name]
+    files[path] = pickle.dumps({**pickle.loads(files[path]), **change}, 2)
+    with pytest.raises(DamageError, match=f"data_batch_2.*{words}"):
+        converted("cifar", files)

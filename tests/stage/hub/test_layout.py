@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, reject, settings
-from hypothesis import strategies as st
 
 from stage.hub.layout import (
     converted,
@@ -93,40 +91,6 @@ def test_a_card_means_what_it_means_to_the_library(
     assert unordered(from_card(configs, paths)) == unordered(library(tmp_path, paths, configs)[1])
 
 
-words = st.sampled_from(
-    ["train", "training", "dev", "val", "test", "eval", "data", "a", "Test", "contest", "sft"]
-)
-separators = st.sampled_from(["-", "_", ".", " ", "0", "12", ""])
-tails = st.sampled_from(
-    ["", "-00000-of-00002", "-00001-of-00002", "-00000-of-00001-0123456789abcdef"]
-)
-stems = st.tuples(words, separators, words | st.just(""), tails).map("".join)
-folders = st.sampled_from(
-    ["", "data/", "data/train/", "data/x/", "train/", "my_test/", "train-x/", "data/.hidden/"]
-)
-repositories = st.lists(
-    st.builds(lambda folder, stem: f"{folder}{stem}.parquet", folders, stems),
-    min_size=1,
-    max_size=5,
-    unique=True,
-)
-
-
-@settings(max_examples=60, derandomize=True)
-@given(repositories)
-@example(["data/train-00000-of-00002.parquet", "data/b.parquet"])
-@example(["train/test.parquet", "test.parquet"])
-@example(["data/.hidden/train.parquet"])
-def test_any_names_mean_what_they_mean_to_the_library(
-    tmp_path_factory: pytest.TempPathFactory, paths: list[str]
-) -> None:
-    try:
-        expected = library(tmp_path_factory.mktemp("repository"), paths)[1]
-    except ValueError:  # such as data/train-x-00000-of-00001.parquet: not the name of a split
-        reject()
-    assert unordered(from_names(paths)) == unordered(expected)
-
-
 def test_shards_are_in_the_order_of_their_numbers() -> None:
     paths = [f"train-part-{number}.parquet" for number in (10, 2, 1, 0, 11)]
     assert from_names(paths)["default"]["train"] == [
@@ -171,17 +135,3 @@ def test_the_hubs_own_conversion_is_read() -> None:
         },
         "other": {"train": ["other/train/0009.parquet", "other/train/0010.parquet"]},
     }
-
-
-def test_a_conversion_in_part_is_not_taken_for_the_whole() -> None:
-    paths = [
-        "big/partial-train/0000.parquet",
-        "big/test/0000.parquet",
-        "small/train/0000.parquet",
-        "tail/a/0000.parquet",
-        "tail/partial-b/0000.parquet",
-    ]
-    found = converted(paths)
-    for name in ("big", "tail"):
-        assert "the Hub converted only a part" in str(found[name].problem)
-    assert found["small"].problem is None

@@ -113,14 +113,17 @@ def test_a_card_means_what_it_means_to_the_library(
 endings = st.sampled_from(
     [".csv", ".tsv", ".json", ".jsonl", ".txt", ".txt.gz", ".png", ".arrow", ".md", "", ".wav"]
 )
-names = st.sampled_from(["train", "test-1", "a", "dev", "metadata", "README", "data", "x.y"])
-folders = st.sampled_from(["", "data/", "train/", "test/cat/", "train/dog/"])
+words = ("train", "test-1", "a", "dev", "metadata", "README", "data", "x.y", "training", "val-2")
+names = st.sampled_from([*words, "eval", "contest", "Test_sft", "train-00000-of-00001"])
+folders = st.sampled_from(
+    ["", "data/", "train/", "test/cat/", "train/dog/", "my_test/", "data/.hidden/"]
+)
 repositories = st.lists(
     st.tuples(folders, names, endings).map("".join), min_size=1, max_size=6, unique=True
 )
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(repositories)
 @example(["train.csv", "test.jsonl"])
 @example(["train.csv", "train.wav", "a.wav"])
