@@ -140,19 +140,16 @@ def tiny_bert(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def stage_tiny(laptop: Path, model: Path) -> Path:
-    """Fetches the bundle of `tiny.yaml` from a Hub."""
-    (laptop / "tiny.yaml").write_text(MANIFEST)
-    with LoopbackHub(laptop / "hub") as hub:
-        hub.repositories.commit("models", "acme/tiny-bert", tiny_bert(model))
-        hub.repositories.commit("datasets", "acme/reference", dataset_files())
-        return fetch_bundle(laptop, "tiny", hub.endpoint)
-
-
 @pytest.fixture(scope="session")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle on the laptop."""
-    return stage_tiny(tmp_path_factory.mktemp("laptop"), tmp_path_factory.mktemp("model"))
+    """A bundle on the laptop, of `tiny.yaml` from a Hub."""
+    laptop = tmp_path_factory.mktemp("laptop")
+    (laptop / "tiny.yaml").write_text(MANIFEST)
+    with LoopbackHub(laptop / "hub") as hub:
+        model = tiny_bert(tmp_path_factory.mktemp("model"))
+        hub.repositories.commit("models", "acme/tiny-bert", model)
+        hub.repositories.commit("datasets", "acme/reference", dataset_files())
+        return fetch_bundle(laptop, "tiny", hub.endpoint)
 
 
 def carry(staged: Path, site: Site) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,22 +46,6 @@ def test_a_rank_sees_the_gpus_of_its_node(site: Site) -> None:
     job, folder = start(site, "gpus", "report", 'options={"gpus-per-task": 1}')
     assert site.wait_for_end(job)["JobState"] == "COMPLETED", log(folder, job)
     assert [rank["gpus"] for rank in rank_reports(folder)] == ["0,1"] * 4
-
-
-def test_in_an_salloc_shell_the_launcher_reaches_all_nodes(site: Site) -> None:
-    folder = site.home / "salloc"
-    site.run("mkdir", str(folder))
-    site.run(
-        "salloc",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        sys.executable,
-        PROGRAM,
-        "launch",
-        str(folder),
-        "meet",
-    )
-    assert [rank["host"] for rank in rank_reports(folder)] == ["n1", "n2"]
 
 
 def test_a_failing_rank_ends_the_job_with_its_own_exit_code(site: Site) -> None:
