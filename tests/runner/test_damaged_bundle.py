@@ -16,12 +16,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from runner import inputs
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError
+from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, resolve
 from runner.run_folder.layout import RunFolder
 from runner.training.saving.export import read_companions
 from runner.training.start import disk_error, write_error
+from stage.bundle.bundle import Bundle
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import Terminal, terminal
 from tests.support.waiting import free_port
@@ -100,14 +102,27 @@ def test_ranks_of_torchrun_refuse_it_without_a_launcher_of_ours(
 def test_what_is_exported_is_what_was_fetched(cluster: Cluster, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(cluster.bundle, tmp_path / "carried"))
     config = RunConfig.load(cluster.write())
-    inputs = resolve(config, bundle)
-    assert set(read_companions(inputs.model)) >= {"tokenizer.json", "tokenizer_config.json"}
+    model = resolve(config, bundle).model
+    assert set(read_companions(model)) >= {"tokenizer.json", "tokenizer_config.json"}
     flip(bundle / TOKENIZER)
     with pytest.raises(DamageError, match=r"tokenizer\.json: damaged: its bytes are not those"):
-        read_companions(inputs.model)
+        read_companions(model)
     flip(bundle / "data/models/tiny-bert/config.json")
     with pytest.raises(DamageError, match=r"config\.json: damaged"):
         resolve(config, bundle)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[]", "not a model's config"), ("{", "not JSON"), ("", "the model has no config.json")],
+)
+def test_a_config_that_is_none_is_refused(
+    bundle: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "config.json").write_text(text)
+    digests = {"config.json": sha256(text.encode()).hexdigest()} if text else {}
+    with pytest.raises(UsageError, match=said):
+        inputs._settings(tmp_path / "config.json", Bundle.open(bundle), digests)
 
 
 @pytest.mark.parametrize(

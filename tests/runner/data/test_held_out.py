@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from runner.config.data import DatasetConfig
 from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
 from runner.data.table import columns
-from runner.inputs import SplitInput, resolve
+from runner.errors import UsageError
+from runner.inputs import SplitInput, _parts, resolve
 from runner.job.texts import describe_dataset
 from tests.runner.conftest import Cluster
 
@@ -52,6 +54,11 @@ def test_each_row_is_trained_on_or_held_out_and_never_both(tmp_path: Path, share
     expected = min(199, max(1, round(float(share.rstrip("% ")) * 2)))
     assert (len(kept), len(held_out)) == (200 - expected, expected)
     assert kept == [n for n in whole if n not in set(held_out)], "in the order of the files"
+
+
+def test_nothing_is_held_out_of_one_row(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has 1 row: nothing can be held out"):
+        _parts(DatasetConfig(asset="a", validation="5%"), split_of(tmp_path, 1, None), str)
 
 
 def test_the_rows_are_those_of_the_first_release_and_another_seed_gives_others() -> None:
