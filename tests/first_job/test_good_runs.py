@@ -45,6 +45,7 @@ def twin_of(run: Path, folder: Path) -> Path:
     for key in ("model", "dataset"):
         asset = settings[key]["asset"]
         settings[key]["asset"] = TWINS.get(asset, asset)
+    settings.setdefault("slurm", {"gpus_per_node": 0})  # the demo's: it is for CPUs
     if "sequence_length" in settings:
         settings["sequence_length"] = min(settings["sequence_length"], 64)
     if isinstance(total := settings.get("batch", {}).get("global"), int):
