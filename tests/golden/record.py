@@ -35,11 +35,7 @@ def path_of(name: str) -> Path:
     return FOLDER / GOLDENS[name][1]
 
 
-def main(names: list[str]) -> int:
-    unknown = sorted(set(names) - set(GOLDENS))
-    if unknown:
-        print(f"no golden {', '.join(unknown)}; there are: {', '.join(GOLDENS)}", file=sys.stderr)
-        return 2
+def main(names: list[str]) -> None:
     for name in names or GOLDENS:
         with tempfile.TemporaryDirectory() as work:
             os.environ["XDG_STATE_HOME"] = str(Path(work) / "state")
@@ -48,8 +44,7 @@ def main(names: list[str]) -> int:
             folder.mkdir()
             path_of(name).write_text(record(name, folder), encoding="utf-8")
         print(f"{path_of(name).relative_to(Path.cwd())}: {path_of(name).stat().st_size:,} bytes")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -84,6 +84,9 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
         ("steps: '64'", "(remove the quotes)"),
         ("lora: {targets: query}", 'Write a list: ["query"]'),
         ("environment: train-env", "`environment`"),
+        (f"bundle: {{id: {'ab' * 6}}}", "64 hex digits"),
+        (f"bundle: {{id: {'AB' * 32}}}", "64 hex digits"),
+        (f"bundle: {{id: 'sha256:{'ab' * 32}'}}", "64 hex digits"),
         ("environment: {asset: e, node_local: maybe}", "`environment.node_local`"),
         # Each alone could be: they do not go together.
         (

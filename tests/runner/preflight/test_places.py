@@ -89,8 +89,6 @@ def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> No
     said = as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "output" / "run")
     assert said.startswith(f"2 {open_folder}/output/run: no file can be made in {open_folder}")
     assert "Permission denied" in said
-    look = in_it(said, "(?<=`)ls -ld [^`]*")
-    assert b"drwxr-xr-x" in subprocess.run(look, shell=True, stdout=subprocess.PIPE).stdout
     (open_folder / "mine").mkdir()
     (open_folder / "mine").chmod(0o777)
     assert as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "mine" / "run") == ""

@@ -238,10 +238,6 @@ def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:
     code, out, err = terminal.run("train", "tiny.yaml", "--processes", "2", "--dry-run")
     assert code == 0, err
     assert f"stage verify {bundle} --id {found}" in out or "every byte verified" in out
-    for wrong in (another[:12], another.upper(), f"sha256:{another}"):
-        terminal.cluster.write(bundle={"id": wrong})
-        said = terminal.refused("check", "tiny.yaml")
-        assert "tiny.yaml:" in said and "64 hex digits" in said
 
 
 @pytest.fixture
