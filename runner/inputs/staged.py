@@ -90,7 +90,7 @@ class Here:
     def send(
         self, remote: RemoteShell, folder: str, copy: str | None, damaged: set[str], quiet: bool
     ) -> None:
-        """Sends the bundle; it is not verified there.
+        """Sends the bundle, and removes there what it does not have; it is not verified there.
 
         Args:
             folder: there.
@@ -106,7 +106,7 @@ class Here:
                 self.bundle,
                 target,
                 ssh="ssh",
-                delete=False,
+                delete=True,  # go.sh there takes no file that the bundle does not have
                 reporter=reporter,
                 quiet=quiet,
                 state=state_folder(os.environ),

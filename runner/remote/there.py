@@ -159,12 +159,14 @@ def sending(remote: RemoteShell) -> Iterator[None]:
                 print_line(f"waiting: {as_shown(holder)} (host, process) sends there", err=True)
             told = True
             time.sleep(3)
-    over = threading.Event()
+    over, lock = threading.Event(), remote.inside(".airlift/sending")
+    # Who was silent for long has lost it to another.
+    is_mine = f'[ "$(cat {lock}/holder 2>/dev/null)" = {shlex.quote(me)} ]'
 
     def beat() -> None:
         while not over.wait(_BEAT_S):
             with suppress(IncompleteError):  # rsync says it better
-                remote.ask(f"touch {remote.inside('.airlift/sending/beat')}")
+                remote.ask(f"{is_mine} && touch {lock}/beat")
 
     threading.Thread(target=beat, daemon=True).start()
     try:
@@ -172,7 +174,7 @@ def sending(remote: RemoteShell) -> Iterator[None]:
     finally:
         over.set()
         with suppress(IncompleteError):
-            remote.ask(f"rm -rf {remote.inside('.airlift/sending')}")
+            remote.ask(f"{is_mine} && rm -rf {lock}")
 
 
 def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | None:

@@ -235,7 +235,7 @@ def _send(
     # Resumes inside files that are cut short. The other calls replace a file by a new one.
     run_rsync(remote, root, "--append-verify", *without_seal, names=names, quiet=quiet)
     run_rsync(remote, root, *without_seal, quiet=quiet)
-    if delete:
+    if delete and found.state != "nothing there":
         options = ("--delete", "--existing", "--ignore-existing", "-8", "--out-format=%i|%n")
         changes = run_rsync(remote, root, *options, *without_seal, quiet=True, capture=True)
         lines = sorted(line for line in changes.split("\n") if line.startswith("*deleting"))

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from runner.inputs.far import PushTarget, connected
+from runner.inputs.staged import Here, Manifest
 from runner.remote.follow import states_in
 from runner.remote.there import sending
+from stage.bundle.verify import verify
+from tests.stage.bundles import make_bundle
 
 
 def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
@@ -32,11 +35,8 @@ def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
         (lock / "beat").touch()
         (lock / "holder").write_text("elsewhere 1\n")
         os.utime(lock / "beat", (time.time() - 90,) * 2)  # silent
-        with sending(remote):
-            pass
-        lock.mkdir()
-        (lock / "beat").touch()
-        (lock / "holder").write_text("elsewhere 1\n")
+        with sending(remote):  # this one is silent, and the other takes it over
+            (lock / "holder").write_text("elsewhere 1\n")
         got = threading.Event()
 
         def wait() -> None:
@@ -50,6 +50,18 @@ def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
             path.unlink() if path.is_file() else path.rmdir()
         waiting.join(20)
     assert got.is_set() and "elsewhere 1 (host, process) sends there" in capsys.readouterr().err
+
+
+def test_what_left_the_bundle_is_removed_there(tmp_path: Path) -> None:
+    """Else no walk would find the bundle there sound."""
+    there = tmp_path / "there/bundle"
+    there.parent.mkdir()
+    bundle = make_bundle(tmp_path / "bundle", big=False)
+    make_bundle(there, big=False, files={"data/files/left.txt": b"of an asset that left"})
+    here = Here(Manifest.load(bundle.root / "stage.yaml"), bundle.root)
+    with connected(PushTarget(None, str(there.parent))) as remote:
+        here.send(remote, str(there), None, set(), quiet=True)
+    assert verify(there).ok and verify(there).bundle_id == bundle.id
 
 
 @pytest.mark.parametrize("greeting", ["", "Welcome {user}\n", "{\n"])
