@@ -87,10 +87,12 @@ def fetch_manifest(
             print_plan(plan, lock, root, folder, reporter)
             files, size = len(lock.files), lock.size
             return FetchOutcome(root, manifest.lock_path, None, files, size, dry_run=True)
+        stale = folder.stale({file.path for file in lock.files})
+        check_space(root, plan.space)
         resolved = _resolved(lock, previous, sources)
         if resolved.assets:
             write_lock(resolved, manifest.lock_path)
-        return _Fetch(run, sources, lock, folder, sharing).run(plan)
+        return _Fetch(run, sources, lock, folder, sharing).run(stale)
 
 
 def lock_manifest(manifest_path: Path, options: FetchOptions, reporter: Reporter) -> None:
@@ -172,10 +174,8 @@ class _Fetch:
         self.shared: set[str] = set()  # paths of files that were on this machine already
         self.to_make: set[str] = set()  # names of assets
 
-    def run(self, plan: Plan) -> FetchOutcome:
+    def run(self, stale: Sequence[str]) -> FetchOutcome:
         """Checks the files that are here, brings the others, and finishes the bundle."""
-        stale = self.folder.stale({file.path for file in self.lock.files})
-        check_space(self.root, plan.space)
         absent = self._absent()
         self._find_what_to_make(absent)
         if not absent and not self.to_make and not stale and self._is_finished():

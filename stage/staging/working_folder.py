@@ -34,7 +34,7 @@ _OURS = {*layout.TAG_FILES, *layout.SEAL, layout.FETCH_PARTIAL}
 
 @contextmanager
 def alone_in(root: Path) -> Iterator[None]:
-    """Lets one command write into a folder. Makes it; if it is empty at the end, removes it.
+    """Lets one command write into a folder. Makes it; removes what it made and is empty at the end.
 
     The lock (flock on the folder) ends with the process. On file systems without locks (some
     network disks) the fetch continues without.
@@ -45,7 +45,7 @@ def alone_in(root: Path) -> Iterator[None]:
     if root.exists() and not root.is_dir():
         yield  # `WorkFolder.inspect` raises
         return
-    was_there = root.exists()
+    new = [folder for folder in (root, *root.parents) if not folder.exists()]
     make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
@@ -61,9 +61,9 @@ def alone_in(root: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if not was_there:
-            with suppress(OSError):  # most often: it is not empty
-                root.rmdir()
+        with suppress(OSError):  # most often: it is not empty
+            for folder in new:
+                folder.rmdir()
         os.close(descriptor)
 
 

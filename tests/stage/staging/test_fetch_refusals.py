@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from tests.support.servers.hubs import STRANGER_TOKEN
@@ -152,3 +154,18 @@ def test_a_folder_of_something_else_is_left_alone(laptop: Laptop) -> None:
     assert "not a bundle" in message
     assert [path.name for path in laptop.bundle.iterdir()] == ["thesis.tex"]
     assert laptop.hub.requests() == []
+
+
+def test_a_refusal_leaves_neither_folders_nor_a_lock(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(laptop.folder)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    (laptop.folder / "mine.txt").write_bytes(bytes(2000))
+    store = {"AIRLIFT_STORE": str(laptop.folder / "store")}
+    for manifest in (MANIFEST, "format: 1\nname: x\nassets:\n  mine: {path: mine.txt}\n"):
+        laptop.write(manifest)
+        before = sorted(laptop.folder.rglob("*"))
+        done = laptop.fetch("new/deeper/bundle", **store)
+        assert done.returncode == 5 and "are missing. Nothing was written" in done.stderr
+        assert sorted(laptop.folder.rglob("*")) == before
