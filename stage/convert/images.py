@@ -31,6 +31,8 @@ _COMMON = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff")
 _BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"GIF8", b"RIFF", b"BM", b"II", b"MM", b"P", b"\0\0")
 """Of any image that goes by a name in `_COMMON`, rightly or not: an empty file or a page of a
 server is none. Only the ranks' Pillow can say whether the rest of it is whole."""
+_ENDS = {b"\x89PNG": b"IEND", b"\xff\xd8": b"\xff\xd9"}
+"""Beginning -> what is at the end of a whole file, or, of photos with a video behind, before it."""
 _NAME = "file_name"  # the column of metadata that names an image
 
 # split -> its schema, its rows, the paths that they are made from
@@ -113,7 +115,8 @@ def _read(path: str, file: Path, what: str) -> dict[str, Any]:
     """A value of an image column.
 
     Raises:
-        UsageError: it is larger than 256 MiB, or empty, or a page or text instead of an image.
+        UsageError: it is larger than 256 MiB, or empty, or a page or text instead of an image, or
+            its end is missing.
     """
     size = file.stat().st_size
     if size > MAX_IMAGE:
@@ -121,12 +124,18 @@ def _read(path: str, file: Path, what: str) -> dict[str, Any]:
             f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.",
             "Make the image smaller, or remove it from the folder.",
         )
-    data = file.read_bytes()
+    data, fault = file.read_bytes(), ""
     if path.lower().endswith(_COMMON) and not data.startswith(_BEGINNINGS):
         begins = f"it begins with {data[:12]!r}" if data else "it is empty"
+        fault = f"is no image: {begins}"
+    elif any(data.startswith(start) and data.rfind(end) < 0 for start, end in _ENDS.items()):
+        fault = "is not whole: its end is missing, as after a copy that broke off"
+    if fault:
         raise UsageError(
-            f"{what}: {path} is no image: {begins}.",
-            "Copy it again from where it came, or remove it from the folder.",
+            f"{what}: {path} {fault}.",
+            "Copy it again from where it came, or omit it (and its row of metadata) by "
+            f"exclude: [{json.dumps(path)}]. "
+            "(A dataset of the Hub with `include` travels as published.)",
         )
     return {"bytes": data, "path": posixpath.basename(path)}
 

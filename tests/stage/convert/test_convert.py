@@ -159,6 +159,8 @@ REFUSED: dict[str, tuple[str, dict[str, bytes], str]] = {
         {"x.JPG": b"<!DOCTYPE html>", "metadata.csv": b"file_name\nx.JPG\n"},
         "metadata.csv: row 1: x.JPG is no image: it begins with b'<!DOCTYPE ht'",
     ),
+    "half a png": ("imagefolder", {"a/x.png": b"\x89PNG..IDAT.."}, "a/x.png is not whole"),
+    "half a jpeg": ("imagefolder", {"x.jpg": b"\xff\xd8.."}, "x.jpg is not whole: its end is"),
     "no images": ("imagefolder", {"a/x": b""}, "no image"),
     "half a cifar": ("cifar", {"batches.meta": b"", "data_batch_1": b""}, "data_batch_2"),
 }
