@@ -506,13 +506,14 @@ def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> Non
     Raises:
         IncompleteError: it failed: why, and what helps.
     """
-    host, is_typed = target.bare_host, _has_terminal()
-    plain = ["ClearAllForwardings=yes", "PermitLocalCommand=no", "RequestTTY=no"]
-    plain += ["ConnectTimeout=30", *(["BatchMode=yes"] if not is_typed else [])]
-    login = _login_command([ours[0], *_options(*plain), "-E", str(log), *ours[1:]], host)
+    host = target.bare_host
+    never = ("ClearAllForwardings=yes", "PermitLocalCommand=no", "RequestTTY=no")
     for is_last in (False, True):
         log.write_bytes(b"")
         with open(log, "ab") as messages, _foreground() as in_front:
+            is_typed = in_front is not None
+            words = _options("ConnectTimeout=30", *never, *([] if is_typed else ["BatchMode=yes"]))
+            login = _login_command([ours[0], *words, "-E", str(log), *ours[1:]], host)
             try:
                 done = subprocess.run(
                     login,
@@ -520,7 +521,7 @@ def _log_in(target: PushTarget, ssh: str, ours: Sequence[str], log: Path) -> Non
                     stdout=subprocess.DEVNULL,
                     stderr=None if sys.stderr.isatty() else messages,
                     timeout=None if is_typed else _LOGIN_S,
-                    preexec_fn=in_front if is_typed else os.setsid,
+                    preexec_fn=in_front or os.setsid,
                 )
             except subprocess.TimeoutExpired:
                 messages.write(b"the login timed out\n")
@@ -562,8 +563,10 @@ def _why_no_login(
 
 
 @contextmanager
-def _foreground() -> Iterator[Callable[[], None]]:
+def _foreground() -> Iterator[Callable[[], None] | None]:
     """A `preexec_fn` that puts a program in front at the terminal, in a process group of its own.
+
+    None: there is no terminal. ssh asks the person at /dev/tty, whatever stdin is.
 
     So Ctrl-C, or a terminal that is closed, later does not end what the login leaves running: a
     jump (ProxyJump) or ProxyCommand is no part of the program that ssh becomes with `-f`.
@@ -572,7 +575,7 @@ def _foreground() -> Iterator[Callable[[], None]]:
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError:
-        yield os.setpgrp
+        yield None
         return
     is_in_front = os.tcgetpgrp(terminal) == ours
 
@@ -591,15 +594,6 @@ def _foreground() -> Iterator[Callable[[], None]]:
             os.tcsetpgrp(terminal, ours)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(terminal)
-
-
-def _has_terminal() -> bool:
-    """Whether ssh can ask the person: it opens /dev/tty, whatever stdin is."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError:
-        return False
-    return True
 
 
 def _certificate_over(command: Sequence[str], host: str) -> tuple[str, str] | None:

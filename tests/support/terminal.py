@@ -11,8 +11,19 @@ import termios
 from pathlib import Path
 
 
-def in_terminal(columns: int, *command: str | Path, code: int = 0, **environment: str) -> str:
-    """What a terminal of that width shows of a command: stdout and stderr."""
+def in_terminal(
+    columns: int,
+    *command: str | Path,
+    code: int = 0,
+    asked: str = "",
+    typed: str = "",
+    **environment: str,
+) -> str:
+    """What a terminal of that width shows of a command: stdout and stderr.
+
+    Args:
+        typed: what is typed when the command has shown `asked`.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     left = ("NO_COLOR", "FORCE_COLOR", "COLUMNS")  # xdist sets the last in its workers
@@ -30,6 +41,9 @@ def in_terminal(columns: int, *command: str | Path, code: int = 0, **environment
     try:
         while data := os.read(ours, 65536):
             told += data
+            if asked and asked in told.decode():
+                os.write(ours, typed.encode())
+                asked = ""
     except OSError:  # the other side is closed: Linux says EIO
         pass
     os.close(ours)

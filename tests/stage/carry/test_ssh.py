@@ -22,6 +22,7 @@ from stage.carry.ssh import Answer, PushTarget, RemoteShell, connected, log_out,
 from stage.errors import IncompleteError, StageError, UsageError
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.sshd import Sshd
+from tests.support.terminal import in_terminal
 
 SSH = "stage/carry/ssh.py"
 CLUSTER = PushTarget("cluster", ".")
@@ -155,6 +156,22 @@ def test_any_login_shell_will_do_and_may_greet(
     )
     assert done.returncode == 0, done.stderr
     assert verify(there).ok and server.logins == 1
+
+
+def test_at_a_terminal_ssh_asks_and_the_command_is_in_front_again(start: Start) -> None:
+    server = start()
+    key = server.config.with_name("user")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", key], check=True)
+    script = f"""
+import fcntl, os, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from {__name__} import hello
+print(hello().text, os.tcgetpgrp(0) == os.getpgrp())
+"""
+    command = (sys.executable, "-c", script)
+    said = in_terminal(200, *command, asked="passphrase", typed="secret\n")
+    assert said.endswith("hello\n True\n"), said
+    assert hello().text == "hello\n" and server.logins == 1
 
 
 def test_a_script_that_is_cut_runs_no_line(tmp_path: Path) -> None:
