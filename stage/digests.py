@@ -39,9 +39,6 @@ class Digest:
                 f"{self.algorithm} is {digits} lowercase hex digits, not {self.value!r}"
             )
 
-    def __str__(self) -> str:
-        return f"{self.algorithm}:{self.value}"
-
 
 def is_hex(value: object, length: int) -> bool:
     """Whether `value` is text of exactly `length` lowercase hex digits."""

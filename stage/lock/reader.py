@@ -99,11 +99,6 @@ class Key:
         found: list[Any] = [o for o in (*self.options, *items) if dataclasses.is_dataclass(o)]
         return found[0] if found else None
 
-    @property
-    def takes(self) -> str:
-        """What it takes, in words."""
-        return " or ".join(map(_describe, self.options))
-
 
 def setting(default: Any = REQUIRED, why: str = "", **about: Any) -> Any:
     """Declares a key as a field of a dataclass.

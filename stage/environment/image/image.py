@@ -197,9 +197,6 @@ class _Members(io.RawIOBase):
         self._pool = ThreadPoolExecutor(self._at_once)
         self._waiting: deque[Future[bytearray]] = deque()
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, data: Any) -> int:
         self._buffer += data
         while len(self._buffer) >= _MEMBER:

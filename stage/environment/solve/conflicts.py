@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from packaging.requirements import Requirement
+
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.errors import UsageError
@@ -60,7 +62,7 @@ def uv_conflict(
     """
     named = re.split(r"[^A-Za-z0-9._-]+", message.lower().replace("_", "-"))
     notes = [origin for name, origin in sorted(provided.items()) if name in named]
-    if ours := [text for text in own_requirements if _name(text) in named]:
+    if ours := [text for text in own_requirements if Requirement(text).name.lower() in named]:
         notes.append(f"airlift, which is in every environment, requires {', '.join(ours)}.")
     listed = [f"`{r.text}` ({r.place})" for r in spec.pip.requirements if r.name in named][:6]
     # uv's hints are about options of uv that the user cannot set here.
@@ -70,7 +72,3 @@ def uv_conflict(
         f"{spec.path}: the Python packages conflict:\n{said}",
         " ".join([*notes, f"Loosen or drop {one}."]),
     )
-
-
-def _name(requirement: str) -> str:
-    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from stage.environment.check import wheel_tags
@@ -231,7 +231,7 @@ def _package(
         )
     return Package(
         name=name,
-        version=str(entry.get("version") or _version_in(_file_name(chosen))),
+        version=str(entry["version"]),
         manager="pip",
         platform=request.profile.platform,
         url=without_secrets(chosen["url"]),
@@ -266,12 +266,6 @@ def _file_name(file: Mapping[str, Any]) -> str:
     return str(
         file.get("name") or without_secrets(file["url"]).rpartition("/")[2].partition("#")[0]
     )
-
-
-def _version_in(file_name: str) -> str:
-    if file_name.endswith(".whl"):
-        return str(parse_wheel_filename(file_name)[1])
-    return str(parse_sdist_filename(file_name)[1])
 
 
 def _check_hashes(packages: Iterable[Package], spec: EnvironmentSpec) -> None:

@@ -31,6 +31,14 @@ def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
     assert again.returncode == 0 and state(copy) == state(new), again.stderr
 
 
+def test_a_lock_of_another_version_beside_it_is_meant(new: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.lock").write_text("of an older version")
+    (tmp_path / "olb.lock").write_bytes((new / layout.LOCK).read_bytes())
+    with pytest.raises(UsageError) as refused:
+        patch_since(new, tmp_path / "ol.lock", tmp_path / "patch", QUIET)
+    assert "old.lock" in refused.value.remedy and "olb.lock" not in refused.value.remedy
+
+
 def test_an_update_does_not_drop_files_nobody_fetched(
     sound: Path, new: Path, copy: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers.hubs import TestHub
-from tests.support.serving import fetched
 from tests.support.staging import Laptop
 
 SPACE = "evaluate-metric/share_equal"
@@ -32,7 +31,7 @@ FILES = {
     "share_equal.py": MAIN,
     "counting.py": b"def equal(a, b):\n    return sum(x == y for x, y in zip(a, b))\n",
     "app.py": b"import gradio\n",
-    "requirements.txt": b"git+https://github.com/huggingface/evaluate@main\nscikit-learn\n",
+    "requirements.txt": b"git+https://x/evaluate@main\n# for it\nscikit-learn\n",
     "README.md": b"---\nlicense: apache-2.0\nsdk: gradio\n---\n# Share\n",
 }
 ASSET = "  share:\n    metric: share_equal\n"
@@ -55,13 +54,14 @@ def laptop_for(folder: Path, hub: TestHub, assets: str) -> Laptop:
 def test_a_lock_cannot_bring_code_that_the_manifest_does_not_allow(
     source: TestHub, tmp_path: Path
 ) -> None:
-    bundle = fetched(tmp_path, source, f"{ASSET}    allow_code: true\n")
+    laptop = laptop_for(tmp_path, source, f"{ASSET}    allow_code: true\n")
+    assert "share: its requirements.txt asks for: scikit-learn\n" in laptop.fetch().stderr
     lock = (tmp_path / "tiny.lock").read_text().replace('"allow_code": true,', "")
     (tmp_path / "tiny.lock").write_text(lock)
     laptop = laptop_for(tmp_path, source, ASSET)
     done = laptop.fetch("again")
     assert done.returncode == 3 and "which this manifest does not allow" in done.stderr
-    assert bundle.is_dir()
+    assert laptop.bundle.is_dir()
 
 
 @pytest.mark.parametrize(

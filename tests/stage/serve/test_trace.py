@@ -101,6 +101,16 @@ def far(web: Web, path: str, data: bytes) -> str:
     return web.url(path).replace("127.0.0.1", "127.1")
 
 
+def test_a_script_that_asked_for_nothing_writes_no_manifest(
+    source: TestHub, tmp_path: Path
+) -> None:
+    done = trace(tmp_path, source, sys.executable, "-c", "pass")
+    assert done.returncode == 2 and "asked the Hub for nothing" in done.stderr
+    assert "set HF_ENDPOINT itself?" in done.stderr and not (tmp_path / "my.yaml").exists()
+    done = trace(tmp_path, source, sys.executable, "-c", "1 / 0")
+    assert "and ended with 1." in done.stderr and "Its own error is above" in done.stderr
+
+
 def test_a_refusal_of_head_has_no_body() -> None:
     """A client that keeps its connection would read it as the next answer."""
     connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())

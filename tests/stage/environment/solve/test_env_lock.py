@@ -80,6 +80,13 @@ def test_a_changed_spec_keeps_what_was_locked(desk: Desk) -> None:
     assert "greeter 1.1 -> 1.2" in said and desk.versions["tool"] == "1.0"
 
 
+def test_what_airlift_itself_requires_is_named_where_it_conflicts(pip_desk: Desk) -> None:
+    pip_desk.write("PyYAML<6")
+    words = pip_desk.refused(2)
+    assert "airlift, which is in every environment, requires PyYAML>=6. Loosen or drop" in words
+    assert "`PyYAML<6` (environment.yml:10)" in words
+
+
 def test_an_unpinned_torch_is_the_newest_that_the_driver_runs_and_the_reason_is_printed(
     pip_desk: Desk,
 ) -> None:
