@@ -160,8 +160,7 @@ def sending(remote: RemoteShell) -> Iterator[None]:
             told = True
             time.sleep(3)
     over, lock = threading.Event(), remote.inside(".airlift/sending")
-    # Who was silent for long has lost it to another.
-    is_mine = f'[ "$(cat {lock}/holder 2>/dev/null)" = {shlex.quote(me)} ]'
+    is_mine = f'[ "$(cat {lock}/holder 2>/dev/null)" = {shlex.quote(me)} ]'  # not taken over
 
     def beat() -> None:
         while not over.wait(_BEAT_S):
