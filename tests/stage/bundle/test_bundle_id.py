@@ -102,3 +102,6 @@ def test_a_forged_origin_makes_no_patch(sound: Path, tmp_path: Path) -> None:
     origin = forge(copied(sound, tmp_path))
     with pytest.raises(DamageError, match="damaged here too"):
         patch_damage(origin, report, tmp_path / "patch", Reporter(quiet=True))
+    (origin / layout.REQUEST).write_bytes(b"# edited")
+    with pytest.raises(DamageError, match=f"{layout.REQUEST}.* damaged here too"):
+        patch_damage(origin, report, tmp_path / "patch", Reporter(quiet=True))

@@ -71,8 +71,6 @@ def test_what_it_uses_of_the_library_was_there_in_python_3_6() -> None:
     ]
     done = subprocess.run([*command, TEMPLATE], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    newer = subprocess.run([*command, Path(__file__)], capture_output=True, text=True)
-    assert newer.returncode == 1, "it finds nothing even in this file"
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).parts[-3])

@@ -62,23 +62,6 @@ def test_a_name_has_what_its_entry_says(runs: Path) -> None:
     assert find_cluster("disk", runs.parent).place == f"{runs}/clusters.yaml:13"
 
 
-@pytest.mark.parametrize(
-    ("to", "host", "folder"),
-    [
-        ("/media/disk", None, "/media/disk"),
-        ("./disk", None, "./disk"),
-        ("../disk", None, "../disk"),
-        ("disk/", None, "disk"),
-        ("alias:x", "alias", "x"),
-        ("me@host:/scratch/me/x/", "me@host", "/scratch/me/x"),
-    ],
-)
-def test_what_is_no_name_is_a_folder_or_a_host_with_one(
-    runs: Path, to: str, host: str | None, folder: str
-) -> None:
-    assert find_cluster(to, runs).target == PushTarget(host, folder)
-
-
 @obeys(FILE, "If it is a host, give a folder there too: --to {}:FOLDER. Which folders it has:")
 def test_a_name_that_nobody_knows_gets_those_that_are_known(runs: Path) -> None:
     with pytest.raises(UsageError, match=r"no cluster has that name.*gauss \(.*disk") as error:

@@ -27,8 +27,6 @@ def test_an_update_carries_what_is_new_once_and_makes_the_new_bundle(
     assert {path.stat().st_nlink for path in copy.rglob("*") if path.is_file()} == {1}, (
         "two files share their bytes"
     )
-    again = stage("apply", copy, tmp_path / "patch")
-    assert again.returncode == 0 and state(copy) == state(new), again.stderr
 
 
 def test_a_lock_of_another_version_beside_it_is_meant(new: Path, tmp_path: Path) -> None:

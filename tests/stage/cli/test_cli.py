@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from stage.bundle.verify import verify
 from tests.stage.bundles import make_bundle
 from tests.support.staging import run_as
 
@@ -42,16 +40,6 @@ def laptop(tmp_path: Path) -> Path:
     (tmp_path / "m.yaml").write_text(MANIFEST)
     (tmp_path / "notes.txt").write_text("a note\n")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That folder after a first fetch into `b`."""
-    folder = tmp_path_factory.mktemp("fetched")
-    (folder / "m.yaml").write_text(MANIFEST)
-    (folder / "notes.txt").write_text("a note\n")
-    assert stage("fetch", "m.yaml", "-o", "b", cwd=folder).returncode == 0
-    return folder
 
 
 def environment_of(folder: Path) -> dict[str, str]:
@@ -142,34 +130,6 @@ def test_wrong_usage_is_one_short_paragraph_and_ends_with_2(
     assert re.fullmatch(r"error: .+\n  -> .+\n", done.stderr), done.stderr
     assert said in done.stderr and way_out in done.stderr
     assert not (laptop / "b").exists() and not (laptop / "m.lock").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--update", "m.yaml", "-o", "b"],
-        ["-o", "b", "--update", "m.yaml"],
-        ["--update", "./m.yaml", "-o", "b"],
-        ["m.yaml", "-o", "b", "--update"],
-        ["m.yaml", "--update", "-o", "b"],
-        ["--update", "notes", "m.yaml", "-o", "b"],
-        ["--update=notes", "m.yaml", "-o", "b"],
-        ["m.yaml", "-o", "b", "--update", "notes"],
-        ["--update", "--", "m.yaml"],
-    ],
-    ids=" ".join,
-)
-def test_update_may_go_without_a_value_wherever_it_stands(
-    fetched: Path, tmp_path: Path, arguments: list[str]
-) -> None:
-    laptop = shutil.copytree(fetched, tmp_path / "laptop")
-    (laptop / "notes.txt").write_text("another note\n")
-    if "--" in arguments:
-        arguments = ["-o", "b", *arguments]
-    done = stage_here("fetch", *arguments, cwd=laptop)
-    assert done.returncode == 0, done.stderr
-    assert (laptop / "b/data/files/notes/notes.txt").read_text() == "another note\n"
-    assert verify(laptop / "b").ok
 
 
 def test_lock_writes_the_lock_and_nothing_else(laptop: Path) -> None:

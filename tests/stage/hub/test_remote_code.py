@@ -165,8 +165,6 @@ def test_own_code_is_refused_by_name_then_travels_pinned_and_loads(
     assert all(file.upstream for file in asset.files)
     assert loaded(Path("b/data/models/tiny"), tmp_path / "hf") == "[1.0, 2.0, 3.0]"
     assert "runs when it is loaded" in stage("show", "b").output
-    stage("fetch", "m.yaml", "-o", "again", "--locked", "--no-offline-check")
-    assert Bundle.open(Path("again")).id == Bundle.open(Path("b")).id
 
 
 def test_code_of_another_repository_comes_along_and_loads(
@@ -198,12 +196,6 @@ def test_code_of_another_repository_comes_along_and_loads(
     there = Path("b/data/models/tiny/config.json").read_bytes()
     assert there == config() and {f.origin for f in asset.files if f.made_by} == {"config.json"}
     assert loaded(Path("b/data/models/tiny"), tmp_path / "hf") == "[1.0, 2.0, 3.0]"
-    before = Bundle.open(Path("b")).id
-    Path("b/data/models/tiny/config.json").write_bytes(b"{}")
-    Path("b/data/models/tiny/layers_tiny.py").write_bytes(b"")
-    stage("fetch", "m.yaml", "-o", "b", "--no-offline-check")
-    stage("verify", "b", "--deep")
-    assert Bundle.open(Path("b")).id == before
     hub.configure("models", "other/tiny-code", gated="manual")
     stage("fetch", "m.yaml", "-o", "c", code=2)
 

@@ -26,16 +26,6 @@ def test_two_folders_two_hubs_one_id(laptop: Laptop, undisturbed_id: str) -> Non
     assert laptop.fetched("followed", "--locked") == undisturbed_id
 
 
-def test_the_endpoint_is_an_option_or_a_variable_and_leaves_no_trace_in_the_id(
-    laptop: Laptop, undisturbed_id: str
-) -> None:
-    endpoint = laptop.hub.endpoint
-    assert (
-        laptop.fetched("a", "--endpoint", endpoint, HF_ENDPOINT="http://127.0.0.1:9")
-        == undisturbed_id
-    )
-
-
 def test_the_token_reaches_only_the_hub_and_no_file(laptop: Laptop) -> None:
     for kind, repository in (("models", MODEL), ("datasets", DATASET)):
         laptop.hub.configure(kind, repository, gated="manual", members=("tester",))

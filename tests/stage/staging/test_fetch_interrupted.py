@@ -137,18 +137,6 @@ def test_its_end_does_not_wait_for_a_server_that_says_nothing(
     )
 
 
-def test_a_bundle_cut_off_in_the_middle_is_called_unfinished(slow_laptop: Laptop) -> None:
-    laptop = slow_laptop
-    running = start(laptop)
-    assert wait_until(lambda: bytes_here(laptop.bundle) >= 2_000_000, running)
-    running.kill()
-    running.communicate()
-    for command in ("verify", "show"):
-        done = laptop.stage(command, "bundle")
-        assert done.returncode in (1, 2), done.stderr
-        assert "unfinished" in done.stderr + done.stdout and "Traceback" not in done.stderr
-
-
 def test_two_fetches_into_one_folder_do_not_mix(slow_laptop: Laptop) -> None:
     laptop = slow_laptop
     first = start(laptop)

@@ -107,6 +107,11 @@ IMPOSSIBLE = {
         f'model: {MODEL}\n    include: ["*.json", "*.safetensor"]',
         ("`*.safetensor` matches none", "model.safetensors"),
     ),
+    "nothing that is left": (
+        f"model: {MODEL}",
+        f'model: {MODEL}\n    exclude: ["*"]',
+        (f"no file of {MODEL} is left to take",),
+    ),
     "an unknown config": ("config: plain", "config: fancy", ("`lines`", "no config `fancy`")),
     "an unknown split": (
         "config: plain",

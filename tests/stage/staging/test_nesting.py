@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.bundle import PATCH_PLAN
 from tests.support.staging import run_here
 
 
@@ -38,10 +37,3 @@ def test_a_bundle_inside_what_it_takes_in_is_refused(
     done = run_here("fetch", manifest, "-o", target, code=2)
     assert f"{manifest}:4: " in done.stderr and "takes in" in done.stderr
     assert not (folder / target / "stage.lock").exists()
-
-
-def test_a_patch_is_not_taken_for_a_damaged_bundle(folder: Path) -> None:
-    (folder / "mend").mkdir()
-    (folder / "mend/bagit.txt").write_text("BagIt-Version: 1.0\n")
-    (folder / "mend" / PATCH_PLAN).write_text("{}")
-    assert "a patch, not a bundle" in run_here("verify", "mend", code=2).stderr

@@ -17,7 +17,6 @@ from stage.environment.check.torch_builds import (
     numbers,
     runs_on,
     toolkit_dropped,
-    what_fits,
 )
 from stage.environment.check.wheel_tags import glibc_needed
 from stage.environment.spec.conda_lock import Package
@@ -164,10 +163,6 @@ def test_for_arm_pypis_torch_has_no_cuda_below_2_11() -> None:
     )
     assert verdict.refused and "needs a driver with CUDA 13.0" in verdict.problem
     assert torch_limit(GH200, ()) is None and torch_limit(GH200, ("cu126",)) == "2.15"
-
-
-def test_where_nothing_fits_that_is_said() -> None:
-    assert "No published torch" in what_fits("3.5", "11.8", "2.17")
 
 
 # --- what the packages say

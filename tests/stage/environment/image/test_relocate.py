@@ -25,15 +25,6 @@ pieces = st.lists(
 
 
 @given(pieces, prefixes)
-def test_text_is_relocated_and_restored(parts: list[bytes], new: bytes) -> None:
-    content = b"".join(part for part in parts if part != b"\0")
-    regions = find_regions(content, OLD, is_binary=False)
-    changed = replace(content, regions, OLD, new, is_binary=False)
-    assert changed == content.replace(OLD, new)
-    assert restore(changed, regions, OLD, new, is_binary=False) == content
-
-
-@given(pieces, prefixes)
 def test_a_binary_keeps_its_length_and_every_string_its_place(
     parts: list[bytes], new: bytes
 ) -> None:

@@ -144,15 +144,6 @@ def test_what_only_a_machine_with_a_driver_knows_is_a_note(root: Path) -> None:
     assert "no GPU driver" in said and "can be imported" not in said
 
 
-def test_a_python_that_does_not_start_here_is_a_note_and_no_promise(root: Path) -> None:
-    write_packages(root, torch=TORCH)
-    (root / "bin" / "python").unlink()
-    (root / "bin" / "python").write_text("#!/nowhere/musl\n")
-    (root / "bin" / "python").chmod(0o755)
-    said = tried(root, "torch")
-    assert "its Python does not start here" in said and "can be imported" not in said
-
-
 def test_the_probe_runs_on_the_oldest_python_of_a_cluster() -> None:
     """For machines without an old Python: vermin knows since when each construct exists."""
     command = [sys.executable, "-c", "import sys; from vermin import main; sys.exit(main())"]

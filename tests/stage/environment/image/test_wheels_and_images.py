@@ -12,7 +12,7 @@ from stage.environment.solve.sdists import build_wheel
 from stage.environment.spec.conda_lock import Package
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter
-from tests.support.environment.laptop import EnvironmentLaptop, new_laptop, sdist
+from tests.support.environment.laptop import EnvironmentLaptop, sdist
 from tests.support.staging import bundle_id
 
 TARGET = Target("3.11.7", "x86_64")
@@ -76,19 +76,6 @@ def test_fetched_again_elsewhere_every_byte_is_the_same(
     done = environment_laptop.stage("fetch", "small.yaml", "--locked", "-o", tmp_path / "again")
     assert done.returncode == 0, done.stderr
     assert bundle_id(tmp_path / "again") == bundle_id(environment_laptop.bundle)
-
-
-def test_a_file_that_the_manifest_names_wrongly_is_told_at_its_line(
-    environment_laptop: EnvironmentLaptop, tmp_path: Path
-) -> None:
-    laptop = new_laptop(tmp_path / "laptop", environment_laptop.channel)
-    manifest = laptop.folder / "small.yaml"
-    manifest.write_text(manifest.read_text().replace("cluster.yml", "claster.yml"))
-    done = laptop.stage("fetch", "small.yaml", "-o", "bundle", "--dry-run")
-    assert (
-        done.returncode,
-        "small.yaml:6: `small-env`: there is no claster.yml" in done.stderr,
-    ) == (2, True)
 
 
 def test_a_lock_that_changed_is_not_taken_unasked(environment_laptop: EnvironmentLaptop) -> None:
