@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import UsageError, as_shown, quoted, reading_yaml
-from stage.bundle.bundle import Bundle, holds_bundle
+from stage.bundle.bundle import TAG_MANIFEST, Bundle, holds_bundle
 from stage.bundle.verifier import VERIFIER as VERIFIER
 from stage.bundle.verifier import state_folder
 from stage.carry.clusters import Cluster
@@ -66,7 +66,8 @@ class Here:
     @property
     def id(self) -> str | None:
         """The id of the finished bundle that the lock describes; None: it is not here."""
-        if not holds_bundle(self.bundle) or not self.manifest.lock_path.is_file():
+        is_sealed = holds_bundle(self.bundle) and (self.bundle / TAG_MANIFEST).is_file()
+        if not is_sealed or not self.manifest.lock_path.is_file():
             return None
         found = Bundle.open(self.bundle).id
         return found if found == hash_file(self.manifest.lock_path).sha256 else None

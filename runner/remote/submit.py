@@ -91,10 +91,10 @@ def show_road(road: Road) -> None:
                 seen = _seen_there(remote, road, there)
     except StageError as error:
         print_line(f"{target}: not asked what it has: {error.message}", err=True)
-    done = steps_done(road, there) | seen
+    done = steps_done(road, there) | seen if road.here.is_locked else set[str]()
     for name in ("lock", "fetch", "push", *_THERE):
         _show(road, name, name in done)
-    if "submit" in seen:
+    if "submit" in seen & done:
         _say_job(road, 0, "")
     elif "fetch" not in done:
         print_line("sizes are known when the bundle is here: stage fetch --dry-run shows its own")
@@ -177,16 +177,13 @@ def _fetch(road: Road) -> str:
         if code:
             raise StageError(
                 f"`{' '.join(words[:2])}` ended with {code}: its words are above.",
-                "Correct that, then run the same command again: it goes on here.",
+                "After that, run the same command again: it goes on here.",
                 code if 0 < code < 6 else 5,
             )
     bundle_id = road.here.id
     if bundle_id is None:
-        raise IncompleteError(
-            f"{road.here.bundle}: not the bundle of {road.here.manifest.lock_path}: one of them "
-            "changed meanwhile.",
-            "Run the same command again.",
-        )
+        problem = f"{road.here.bundle}: not what {road.here.manifest.lock_path} has: one changed."
+        raise IncompleteError(problem, "Run the same command again.")
     return bundle_id
 
 
@@ -294,7 +291,6 @@ def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
 
 def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
     """Lets `go.sh` do its steps, or joins one that is at work."""
-    say(f"go.sh does this in {remote.target}, and goes on if this line breaks")
     lost = 0
     while True:
         try:

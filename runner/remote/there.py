@@ -229,10 +229,14 @@ def walk(
     remote: RemoteShell, road: Road, plan: Mapping[str, str], show: Callable[[str], None]
 ) -> tuple[str | None, End | None]:
     """Begins or joins a walk, shows its log; its name (None: joined), its end (None: no result)."""
-    _, before, _, _, size, _ = _poll(remote, 2**62)
-    begun, offset = begin(remote, road, plan), int(size)
-    if begun is None:
-        say("a go.sh is at work there already: joined")
+    try:
+        _, before, _, _, size, _ = _poll(remote, 2**62)
+        begun, offset = begin(remote, road, plan), int(size)
+    except KeyboardInterrupt:
+        problem = f"{remote.target}: interrupted before go.sh was seen to begin there."
+        raise IncompleteError(problem, "The same command again goes on.") from None
+    who = "go.sh" if begun else "a go.sh that is at work there already"
+    say(f"{who} does this in {remote.target}, and goes on if this line breaks")
     began, pause = time.monotonic(), 0.5
     while True:
         lives, result, planned, digest, size, log = _poll(remote, offset)

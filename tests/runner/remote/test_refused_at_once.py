@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from stage.staging.working_folder import alone_in
 from tests.remedies.obeyed import in_it
 from tests.runner.remote.conftest import Laptop
 
@@ -82,6 +83,28 @@ def test_a_bundle_of_another_manifest_here_is_left_alone(laptop: Laptop) -> None
     assert "no sbatch there" in said
 
 
+def test_an_interrupted_fetch_goes_on_and_one_at_work_is_said(
+    laptop: Laptop, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    words = ("submit", "runs/my.yaml", "--to", f"{tmp_path}/disk/")
+    shown = laptop.runner(*words, "--dry-run")
+    assert re.findall("^(.*?) .*# done$", shown, re.MULTILINE) == ["lock", "fetch"]
+    (laptop.folder / "bundle/tagmanifest-sha256.txt").unlink()
+    with alone_in(laptop.folder / "bundle"):
+        said = laptop.runner(*words, code=5)
+    assert re.findall("^(.*?) .*# done$", said, re.MULTILINE) == ["lock"]
+    assert "another `stage fetch` or `stage apply` is running in this folder" in said, said
+    in_it(said, "After that, run the same command again")
+
+
+def test_after_a_step_that_is_not_done_none_is(laptop: Laptop) -> None:
+    with open(laptop.folder / "manifests/small.yaml", "a") as manifest:
+        manifest.write("  more: {model: acme/more}\n")
+    shown = laptop.runner("submit", "runs/my.yaml", *TO, "--dry-run")
+    assert "# done" not in shown and "to send" not in shown, shown
+
+
 def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> None:
     for words, said in (
         (("submit", "runs/my.yaml", *TO, "--output", "x"), "set name=NAME"),
@@ -104,7 +127,7 @@ def test_setup_of_a_run_file_that_replaces_the_clusters_is_said(
     words = ("submit", "runs/my.yaml", *TO, "--set")
     said = laptop.runner(*words, "slurm.setup=['export A=1']", code=2)
     assert "`slurm.setup`, which replace `setup:` of clusters.yaml" in said
-    said = laptop.runner(*words, in_it(said, "slurm.setup: .*").replace(": ", "=", 1), code=5)
+    said = laptop.runner(*words, in_it(said, "slurm.setup: .*").replace(": ", "=", 1), code=2)
     assert "airlift 0.1.0 runs there" in said, said
     for path in made:
         path.unlink()

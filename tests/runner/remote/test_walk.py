@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import IncompleteError
 from runner.inputs.far import PushTarget, connected
-from runner.remote import submit
+from runner.remote import submit, there
 from runner.remote.plan import Road
 from runner.remote.there import End, plan_digest, walk
 from tests.runner.remote.conftest import RUN
@@ -40,20 +40,36 @@ def test_a_go_sh_that_is_killed_twice_ends_the_walk(
         submit._walk(remote, road, {})
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_walk_goes_on_there_only_once_it_has_begun(
+    road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(PushTarget(None, str(tmp_path / "there"))) as remote:
+        monkeypatch.setattr(submit, "_show_log", interrupt)
+        with pytest.raises(IncompleteError, match=r"go.sh goes on there, and submits"):
+            submit._walk(remote, road, road.plan("0" * 64))
+        monkeypatch.setattr(there, "begin", interrupt)
+        with pytest.raises(IncompleteError, match=r"before go.sh was seen to begin there"):
+            submit._walk(remote, road, road.plan("0" * 64))
+
+
 def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -> None:
     """There is no bundle, so its first step ends with 5."""
-    there, plan = tmp_path / "there", road.plan("0" * 64)
+    folder, plan = tmp_path / "there", road.plan("0" * 64)
     seen: list[list[str]] = [[], []]
     found: list[tuple[str | None, End | None]] = []
 
     def one(number: int) -> None:
-        with connected(PushTarget(None, str(there))) as remote:
+        with connected(PushTarget(None, str(folder))) as remote:
             found.append(walk(remote, road, plan, seen[number].append))
 
     first = threading.Thread(target=one, args=(0,))
     first.start()
     deadline = time.monotonic() + 20
-    while not (there / ".airlift/lock/step").exists():
+    while not (folder / ".airlift/lock/step").exists():
         assert time.monotonic() < deadline and first.is_alive()
         time.sleep(0.02)
     one(1)
@@ -63,7 +79,7 @@ def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -
     (name,) = begun - {None}
     assert {end for _, end in found} == {End(str(name), 5, 0, plan_digest(plan))}
     assert f"== {name} verify" in "".join(seen[0])
-    assert (there / "runs/my.yaml").read_text() == RUN
+    assert (folder / "runs/my.yaml").read_text() == RUN
     again = ["".join(text) for text in seen]
     one(0)  # it is not taken for the end of the first
     assert found[-1][0] not in begun and again[0] in "".join(seen[0])
