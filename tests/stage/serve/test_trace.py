@@ -245,7 +245,7 @@ time.sleep(60)
 def test_a_child_with_variables_of_its_own_is_recorded_or_named(
     source: TestHub, tmp_path: Path
 ) -> None:
-    child = 'from huggingface_hub import hf_hub_download as h; h("acme/other", "config.json")'
+    child = 'from huggingface_hub import hf_hub_download as h; h("acme/other", "model.safetensors")'
     code = f"""
 import os, subprocess, sys
 own = {{"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}}
@@ -255,6 +255,8 @@ os.waitpid(number, 0)
 """
     done = trace(tmp_path, source, sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
-    assert "include: [config.json]" in (tmp_path / "my.yaml").read_text()
+    # A fetch wants the config of the weights, too.
+    text = (tmp_path / "my.yaml").read_text()
+    assert "include: [config.json, model.safetensors]" in text, text
     assert "warning: not recorded, it ran with variables of its own: " in done.stderr
     assert done.stderr.count("not recorded") == 1 and "# stray" in done.stderr
