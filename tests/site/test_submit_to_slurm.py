@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.site.conftest import Site
+from tests.site.conftest import RUNNER, Site
 from tests.site.test_launch_on_slurm import PROGRAM
 
 pytestmark = pytest.mark.site
@@ -94,6 +95,16 @@ def test_a_job_that_could_not_start_is_refused_with_the_way_out(site: Site) -> N
     refused = site.python(PROGRAM, "submit", str(folder), "meet", "nodes=3", check=False)
     assert refused.returncode == 2 and "Lower slurm.nodes: it is 3" in refused.stderr
     assert site.run("squeue", "--noheader").stdout == "" and not folder.exists()
+
+
+def test_the_memory_of_a_job_that_asks_for_none_is_foretold(site: Site, bundle: Path) -> None:
+    said = site.run(*RUNNER, "check", "tiny.yaml", "--bundle", "bundle").stdout
+    assert "DefMemPerCPU of slurm.conf, 1000 MB x 4 CPUs; slurm.options asks for no mem" in said
+    assert "asks for no GPU, and each node of partition batch has some" in " ".join(said.split())
+    shape = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", "--hold", "--wrap=true")
+    job = site.job(site.run("sbatch", "--parsable", *shape).stdout.strip())
+    site.run("scancel", job["JobId"])
+    assert (job["MinMemoryCPU"], job["NumCPUs"]) == ("1000M", "8"), job
 
 
 # ---- exactly one job: two at once, an answer of sbatch that is lost, a queue that cannot be read
