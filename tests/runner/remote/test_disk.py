@@ -81,6 +81,7 @@ def test_there_and_back_by_a_disk(
     said = put(ext4, bundle)
     assert said[1] == f"next: eject it; on the cluster: sh {ext4}/go.sh FOLDER"
     assert put(ext4, bundle) == said  # again: nothing to send
+    assert check(ext4, bundle)[0].startswith("to write: 0 B;")
     far = Far(tmp_path / "cluster")
     shutil.rmtree(far.folder)
     refused = far.go(shell, go=ext4 / "go.sh")

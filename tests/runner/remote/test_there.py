@@ -31,12 +31,13 @@ def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
         (lock / "holder").write_text(f"{os.uname().nodename} 999999999\n")  # was killed
         with sending(remote):
             assert str(os.getpid()) in (lock / "holder").read_text()
+        assert capsys.readouterr().err == "", "nobody was waited for"
         lock.mkdir()
         (lock / "beat").touch()
         (lock / "holder").write_text("elsewhere 1\n")
         os.utime(lock / "beat", (time.time() - 90,) * 2)  # silent
         with sending(remote):  # this one is silent, and the other takes it over
-            (lock / "holder").write_text("elsewhere 1\n")
+            (lock / "holder").write_text("elsewhere 999999999\n")
         got = threading.Event()
 
         def wait() -> None:
@@ -49,7 +50,8 @@ def test_one_sends_at_a_time_and_a_dead_one_is_no_obstacle(
         for path in (*lock.iterdir(), lock):
             path.unlink() if path.is_file() else path.rmdir()
         waiting.join(20)
-    assert got.is_set() and "elsewhere 1 (host, process) sends there" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert got.is_set() and "elsewhere 999999999 (host, process) sends there" in said
 
 
 def test_what_left_the_bundle_is_removed_there(tmp_path: Path) -> None:
