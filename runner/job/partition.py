@@ -73,6 +73,8 @@ class Partition:
         for whose, text in zip((f"partition {self.name}", "slurm.conf"), self._shown, strict=True):
             for unit, count in counts.items():
                 found = re.search(rf"\bDefMemPer{unit}\s*=\s*(\d+)", text)
+                if found and len(found[1]) > 15:
+                    return 0, ""  # how Slurm prints UNLIMITED of a partition
                 if found and int(found[1]):
                     times = f" x {human_count(count, unit)}" if unit != "Node" else ""
                     why = f"DefMemPer{unit} of {whose}, {found[1]} MB{times}"

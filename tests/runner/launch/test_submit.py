@@ -66,6 +66,7 @@ BY_CPU = "DefMemPerCPU = 1000"
         ({"gpus_per_node": 2}, "JobDefaults=DefMemPerGPU=700", BY_CPU, 1400, "700 MB x 2 GPUs"),
         ({"options": {"gpus": 2}}, "", BY_CPU, 0, ""),
         ({}, "DefMemPerNode=UNLIMITED", "DefMemPerNode = UNLIMITED", 0, ""),
+        ({}, "DefMemPerCPU=9223372036854775807", BY_CPU, 0, ""),
         ({"options": {"mem": "2G"}}, "", BY_CPU, 2048, ""),
         ({"options": {"mem": 0}}, "", BY_CPU, 0, ""),
         ({"options": {"mem-per-cpu": 100}}, "", BY_CPU, 800, ""),
