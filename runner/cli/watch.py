@@ -34,18 +34,18 @@ def status(run: str | None, to: str | None, as_json: bool) -> None:
         from runner.remote.follow import status as ask
 
         sys.exit(ask(to, run, as_json=as_json))
-    from runner.run_folder.status import SCRIPT, all_runs, find, members, table
+    from runner.run_folder.status import all_runs, find, runs_of, table
     from runner.run_folder.status import status as look
 
-    below = Path("output") if run is None else Path(run)
-    if run is None or (members(below) and not (below / SCRIPT).is_file()):
-        runs = all_runs(below)
+    folder, job = (Path("output"), None) if run is None else find(run)
+    if run is None or runs_of(folder):
+        runs = all_runs(folder)
         if as_json:
             print_json({"runs": [found.document() for found in runs]})
         else:
-            print_line("\n".join(table(runs, below.absolute())))
+            print_line("\n".join(table(runs, folder.absolute())))
         return
-    found = look(*find(run))
+    found = look(folder, job)
     if as_json:
         print_json(found.document())
     else:
@@ -91,13 +91,12 @@ def logs(run: str, rank: int | None, lines: int, follow: bool, to: str | None) -
 
 def _logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     from runner.run_folder import logs as reading
-    from runner.run_folder.history import History
     from runner.run_folder.status import find
     from runner.run_folder.status import status as look
 
     folder, job = find(run)
     try:
-        path = reading.log_of(History.read(folder), rank)
+        path = reading.log_of(folder, rank)
     except UsageError as error:
         ended = look(folder, job).job if rank is None and folder.is_dir() else None
         if ended is None:

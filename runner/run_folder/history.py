@@ -7,6 +7,7 @@ could not be read. Used by `status`, `logs`, `report` and `bench`; needs no torc
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -21,12 +22,15 @@ from runner.errors import (
     UsageError,
     human_count,
     load_yaml_with_lines,
+    quoted,
     read_value,
     suggest_path,
 )
 from runner.run_folder.columns import Columns, number
 from runner.run_folder.layout import ENDED_EARLY, EXPORTED, PULLED, WEIGHTS_OF, RunFolder
+from runner.slurm import job_array
 
+SCRIPT = "submit.sbatch"
 PHASES = ("load", "train", "evaluate")
 END = 2 * 2**20  # bytes: some 10,000 lines
 _RARE = (b'"validation_', b'_host_gib"')
@@ -174,6 +178,21 @@ def is_run_folder(root: Path) -> bool:
     folder = RunFolder(root)
     files = (folder.config, folder.metrics, folder.environment, folder.logs)
     return any(path.exists() for path in files)
+
+
+def where_asked() -> str:
+    """` --to CLUSTER` where another machine asks (`runner.remote.there.go`); else nothing."""
+    to = os.environ.get("AIRLIFT_TO")
+    return f" --to {quoted(to)}" if to else ""
+
+
+def elements(sweep: Path) -> dict[str, int]:
+    """The runs of a sweep, by its script: name -> index in the job array; empty: it is no sweep."""
+    try:
+        text = (sweep / SCRIPT).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return job_array.elements(text)
 
 
 def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:

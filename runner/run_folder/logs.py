@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from runner.errors import UsageError
-from runner.run_folder.history import History
+from runner.errors import UsageError, quoted
+from runner.run_folder.history import History, elements, where_asked
 
 READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched
 LOOK_EVERY_S = 0.5
@@ -18,15 +19,27 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 """Control sequences of a terminal (ECMA-48): CSI, OSC, and those of two characters."""
 
 
-def log_of(history: History, rank: int | None) -> Path:
+def log_of(folder: Path, rank: int | None) -> Path:
     """The log of a rank.
 
     Args:
+        folder: of the run.
         rank: its number. None: the log of the newest job, else of rank 0.
 
     Raises:
         UsageError: there is no such log; names the existing ones.
     """
+    if names := elements(folder):
+        begun = [name for name in names if _of_element(folder / name)] or [*names]
+        runs = [quoted(os.path.relpath(folder / name)) for name in begun[:NAMED]]
+        raise UsageError(
+            f"{folder}: a sweep, where each run has a log of its own.",
+            f"runner logs {runs[0]}{where_asked()}"
+            + (f"   (or of {', '.join(runs[1:])})" if runs[1:] else ""),
+        )
+    if rank is None and (log := _of_element(folder)):
+        return log
+    history = History.read(folder)
     logs = history.folder.logs
     if rank is None and history.jobs:
         return logs / f"slurm-{history.jobs[-1]}.out"
@@ -42,6 +55,13 @@ def log_of(history: History, rank: int | None) -> Path:
             f"There are: {', '.join(there)}." if there else "No rank has written a log yet.",
         )
     return path
+
+
+def _of_element(folder: Path) -> Path | None:
+    """The newest job's log of a run of a sweep, which is beside the runs; None: there is none."""
+    index = elements(folder.parent).get(folder.name)
+    found = folder.parent.glob(f"logs/slurm-*_{index}.out")
+    return max(found, key=lambda log: log.stat().st_mtime, default=None)
 
 
 def last_lines(path: Path, count: int) -> tuple[list[str], int]:

@@ -6,7 +6,7 @@ It runs on a login node, without torch.
 
 from __future__ import annotations
 
-import os
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ from typing import Any
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_size, nearest_name, quoted, suggest_path
 from runner.run_folder.columns import number
-from runner.run_folder.history import History, is_run_folder
+from runner.run_folder.history import SCRIPT, History, elements, is_run_folder
+from runner.run_folder.history import where_asked as _to
 from runner.run_folder.run_lock import RunLock, age_s, holder_of
 from runner.slurm import jobs
+from runner.slurm.job_array import is_among
 from runner.slurm.jobs import Job
 
 RECENT_STEPS = 50
-
-SCRIPT = "submit.sbatch"
 
 # Key of a metrics line -> how it is shown; memory is shown in the unit of all sizes.
 _MEASURES = {
@@ -104,7 +104,7 @@ def find(what: str) -> tuple[Path, int | None]:
 
     Args:
         what: a run folder, a run file (its folder is `output/<name>` in the current folder), or a
-            job's number.
+            job's number, of an element of a sweep `17_2`.
 
     Raises:
         UsageError: none of these; a job that Slurm no longer knows, or that `runner submit` did not
@@ -122,26 +122,36 @@ def find(what: str) -> tuple[Path, int | None]:
                 "--output folder.",
             )
         return folder.absolute(), None
-    if not (what.isascii() and what.isdigit()):
+    if not re.fullmatch(r"\d+(_\d+)?", what, re.ASCII):
         raise UsageError(
             f"{what}: no run folder, run file or job.",
             _suggest_run(path, f"runner status output/<name>{_to()}, or a job's number."),
         )
-    job_id = int(what)
-    script = jobs.script_of(job_id)
-    if script is None:
-        for folder in sorted(Path("output").glob(f"*/logs/slurm-{job_id}.out")):
-            return folder.parent.parent.absolute(), job_id
+    number, _, index = what.partition("_")
+    if job := jobs.details(what):
+        script = Path(job.get("Command", ""))
+        if script.name != SCRIPT:
+            log = job.get("StdOut", "")
+            raise UsageError(
+                f"job {what} runs {script}, which `runner submit` did not write.",
+                f"Its log: {log}" if log else f"What Slurm knows of it: scontrol show job {what}",
+            )
+        if job.get("ArrayJobId", number) != number:  # Slurm's own number of one element
+            index = job.get("ArrayTaskId", "")
+        folder = script.parent
+    else:
+        # An element's log has its index: `slurm-17_2.out`.
+        logs = Path("output").glob(f"*/logs/slurm-{number}*.out")
+        found = (log for log in sorted(logs) if re.fullmatch(rf"slurm-{what}(_\d+)?", log.stem))
+        folder = next((log.parent.parent.absolute() for log in found), Path())
+    if folder == Path():
         raise UsageError(
-            f"job {job_id}: Slurm does not know it (any more), and no run in output/ has its log.",
+            f"job {what}: Slurm does not know it (any more), and no run in output/ has its log.",
             f"Give the run folder: runner status output/<name>{_to()}",
         )
-    if Path(script).name != SCRIPT:
-        raise UsageError(
-            f"job {job_id} runs {script}, which `runner submit` did not write.",
-            "Give the run folder.",
-        )
-    return Path(script).parent, job_id
+    names = elements(folder)
+    of_index = [folder / name for name in names if str(names[name]) == index]
+    return (*of_index, folder)[0], None if names else int(number)
 
 
 def _suggest_run(path: Path, remedy: str) -> str:
@@ -202,15 +212,22 @@ def members(folder: Path) -> list[Path]:
     return [child for child in shown if is_run_folder(child)]
 
 
+def runs_of(folder: Path) -> list[Path]:
+    """As `members`; of a sweep, those that have not begun, too."""
+    begun = {path.name for path in members(folder)}
+    return [folder / name for name in sorted({*elements(folder)} | begun)]
+
+
 def _run_folders(folder: Path) -> Iterator[Path]:
     """The run folders in a folder, and those of its sweeps. The trials of a bench are none."""
-    for child in sorted(folder.glob("*")):
+    its = runs_of(folder)
+    for child in sorted({*folder.glob("*"), *its}):
         is_trials = (child / "results.json").exists()
-        if not child.is_dir() or child.name.startswith(".") or is_trials:
+        if child.is_file() or child.name.startswith(".") or is_trials:
             continue
-        if found := members(child):
+        if found := runs_of(child):
             yield from found
-        elif (child / SCRIPT).is_file() or is_run_folder(child):
+        elif child in its or (child / SCRIPT).is_file() or is_run_folder(child):
             yield child
 
 
@@ -255,7 +272,8 @@ def _status(
     try:
         history: History | None = History.read(run_folder)
     except UsageError:
-        if not (run_folder / SCRIPT).exists():
+        is_element = run_folder.name in elements(run_folder.parent)
+        if not is_element and not (run_folder / SCRIPT).exists():
             raise
         history = None
     newest = job_id or (history.last_job if history else None)
@@ -270,14 +288,12 @@ def _status(
 def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
     """Whether a job in the queue belongs to a run: by its script, or by the recorded number.
 
-    The script of a sweep is in the parent folder of its runs. A pending task of a sweep counts for
-    all of them, because Slurm does not report which run it will be.
+    The script of a sweep is in the parent folder of its runs; the index says which of them it is.
     """
-    scripts = [
-        run_folder / SCRIPT,
-        *([run_folder.parent / SCRIPT] if job.state == "PENDING" else []),
-    ]
-    return job.id == newest or (not job.is_over and job.script in map(str, scripts))
+    index = elements(run_folder.parent).get(run_folder.name)
+    if job.is_over or index is None:
+        return job.id == newest or (not job.is_over and job.script == str(run_folder / SCRIPT))
+    return job.script == str(run_folder.parent / SCRIPT) and is_among(index, job.tasks)
 
 
 def _state(history: History | None, job: Job | None, last_job: int | None) -> tuple[str, list[str]]:
@@ -298,12 +314,6 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
         early = "" if history.ended_early is None else "ended early (evaluation.patience); "
         return "finished", [*notes, f"{early}its model: {history.model}"]
     return "stopped", [*notes, _advice(history, job)]
-
-
-def _to() -> str:
-    """` --to CLUSTER` where another machine asks (`runner.remote.there.go`); else nothing."""
-    to = os.environ.get("AIRLIFT_TO")
-    return f" --to {quoted(to)}" if to else ""
 
 
 def _advice(history: History, job: Job | None) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from runner.errors import UsageError, read_value
 
@@ -57,6 +59,21 @@ def members(axes: Sequence[str]) -> tuple[Member, ...]:
             "Sweep over fewer keys, or shorter values.",
         )
     return found
+
+
+@lru_cache(maxsize=8)
+def elements(script: str) -> dict[str, int]:
+    """The names of the runs in the sbatch script of a sweep -> their indices; empty: no sweep."""
+    found = {}
+    for index, words in re.findall(r"^(\d+)\) set -- --output (.*) ;;$", script, re.MULTILINE):
+        found[shlex.split(words)[0].rpartition("/")[2]] = int(index)
+    return found
+
+
+def is_among(index: int, tasks: str) -> bool:
+    """Whether Slurm's list of an array's tasks, such as `0-2,5%1`, has an index."""
+    spans = re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", tasks.partition("%")[0])
+    return any(index in range(int(a), int(b or a) + 1, int(step or 1)) for a, b, step in spans)
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

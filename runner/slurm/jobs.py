@@ -6,6 +6,7 @@ or a Slurm without accounting, is no error.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,11 @@ _CLOCKS_DIFFER_S = 60.0
 
 @dataclass(frozen=True)
 class Job:
-    """A job as Slurm reports it. Times are Slurm's texts; empty if it reports none."""
+    """A job as Slurm reports it. Times are Slurm's texts; empty if it reports none.
+
+    Attributes:
+        tasks: of a job array, those that this is, as Slurm writes them: `0-2,5`.
+    """
 
     id: int
     state: str
@@ -99,6 +104,7 @@ class Job:
     starts: str = ""
     script: str = ""
     exit_code: str = ""
+    tasks: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -145,7 +151,7 @@ def queued(job_id: int | None = None, *, with_ended: bool = False) -> list[Job] 
     which = [f"--jobs={job_id}"] if job_id is not None else ["--me"]
     which += ["--states=all"] if with_ended else []
     # %A, because %i of an array's task is `17_2`.
-    lines = _squeue(*which, "--format=%A|%T|%r|%N|%M|%L|%S|%o")
+    lines = _squeue(*which, "--format=%A_%K|%T|%r|%N|%M|%L|%S|%o")
     if lines is None:
         return None
     return [job for line in lines if (job := _queued(line)) is not None]
@@ -199,7 +205,7 @@ def submitted_since(since: float, script: Path) -> list[int]:
 
 def _remembered(job_id: int) -> Job | None:
     """A job that has ended, as the controller remembers it; None: it has forgotten it."""
-    fields = dict(field.partition("=")[::2] for field in _shown(job_id).split())
+    fields = details(str(job_id))
     job = Job(
         job_id,
         fields.get("JobState", ""),
@@ -245,16 +251,15 @@ def over_job(environ: Mapping[str, str]) -> UsageError | None:
     )
 
 
-def script_of(job_id: int) -> str | None:
-    """The batch script of a job; None if Slurm has forgotten it (some minutes after its end)."""
-    _, found, rest = _shown(job_id).partition(" Command=")
-    return rest.partition(" WorkDir=")[0].strip() if found else None
+def details(job: str) -> dict[str, str]:
+    """What the controller knows of a job, `17` or `17_2`, by Slurm's names (`Command`, `StdOut`).
 
-
-def _shown(job_id: int) -> str:
-    """What the controller knows of a job; empty if it has forgotten it."""
-    shown = ask("scontrol", "show", "job", str(job_id), "--oneliner")
-    return shown.stdout if shown is not None and shown.returncode == 0 else ""
+    Empty: it has forgotten it (some minutes after its end). Of an array, its first line.
+    """
+    shown = ask("scontrol", "show", "job", job, "--oneliner")
+    text = shown.stdout if shown is not None and shown.returncode == 0 else ""
+    fields = re.split(r" (?=[A-Z]\w*=)", text.partition("\n")[0].strip())
+    return dict(field.partition("=")[::2] for field in fields if field)
 
 
 def _of_job(job_id: int, *options: str) -> list[str] | None:
@@ -285,10 +290,9 @@ def _squeue(*options: str) -> list[str] | None:
 
 def _queued(line: str) -> Job | None:
     fields = line.split("|", 7)
-    if len(fields) != 8 or not fields[0].isdigit():
+    number, _, tasks = fields[0].partition("_")
+    if len(fields) != 8 or not number.isdigit():
         return None
-    number, state, reason, nodes, elapsed, left, starts, script = (
-        field.strip() for field in fields
-    )
+    _, state, reason, nodes, elapsed, left, starts, script = (field.strip() for field in fields)
     reason = reason.strip("()")
-    return Job(int(number), state, reason, nodes, elapsed, left, starts, script)
+    return Job(int(number), state, reason, nodes, elapsed, left, starts, script, tasks=tasks)

@@ -15,6 +15,7 @@ from runner.run_folder import logs
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from tests.first_job.harness import programs
+from tests.remedies.obeyed import in_it
 from tests.runner.folders import run_folder
 
 
@@ -115,6 +116,41 @@ def test_a_job_number_leads_to_its_run(tmp_path: Path, slurm: Callable[..., None
     slurm(squeue="", scontrol="JobId=17 Command=/home/me/other.sh WorkDir=/home/me")
     done = CliRunner().invoke(main, ["status", "17"])
     assert done.exit_code == 2 and "`runner submit` did not write" in done.output
+    assert "-> What Slurm knows of it: scontrol show job 17\n" in done.output
+    slurm(scontrol="JobId=17 Command=/home/me/a b.sh WorkDir=/home/me StdOut=/home/me/17.out")
+    done = CliRunner().invoke(main, ["logs", "17"])
+    assert "-> Its log: /home/me/17.out\n" in done.output
+
+
+def test_each_run_of_a_sweep_has_its_own_state_and_log(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    sweep = tmp_path / "output" / "sweep"
+    sweep.mkdir(parents=True)
+    script = sweep / "submit.sbatch"
+    cases = [f"{n}) set -- --output '{sweep}/seed={n}' --set seed={n} ;;\n" for n in range(4)]
+    script.write_text(f'case "$SLURM_ARRAY_TASK_ID" in\n{"".join(cases)}esac\n')
+    run_folder(sweep / "seed=0")
+    run_folder(sweep / "seed=1", steps=24)
+    (sweep / "logs").mkdir()
+    rows = (("15_2-3%1", "PENDING"), ("16_1", "RUNNING"))
+    live = [f"{job}|{state}|None|n1|1:02|58:00|N/A|{script}" for job, state in rows]
+    slurm(squeue="\n".join(live))
+    for words in ((), (sweep,)):
+        lines = [line.split()[:2] for line in shown("status", *words).splitlines()[1:]]
+        states = {name.removeprefix("sweep/"): state for name, state in lines}
+        assert states == {
+            "seed=0": "stopped", "seed=1": "running", "seed=2": "waiting", "seed=3": "waiting"
+        }  # fmt: skip
+    (sweep / "logs/slurm-15_1.out").write_text("of seed 1\n")
+    for what in ("15", sweep):
+        done = CliRunner().invoke(main, ["logs", str(what)])
+        assert done.exit_code == 2 and "a sweep, where each run has a log" in done.output
+        assert shown(*in_it(done.output, "(?<=-> runner ).*").split()).endswith("of seed 1\n")
+    assert shown("logs", "15_1").endswith("of seed 1\n")
+    known = f"JobId=16 ArrayJobId=15 ArrayTaskId=1 JobName=sweep Command={script} WorkDir=/"
+    slurm(squeue="\n".join(live), scontrol=known)
+    assert shown("status", "16").startswith("made: running")
 
 
 def test_a_run_on_this_machine_is_running_while_its_launcher_is(
