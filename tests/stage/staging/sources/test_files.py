@@ -41,6 +41,16 @@ def taken(folder: Path) -> set[str]:
     return {file["path"].removeprefix("data/files/r/") for file in lock["assets"]["r"]["files"]}
 
 
+def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
+    for path in (".DS_Store", "._a.txt", "sub/._b.txt", "__pycache__/a.pyc"):
+        (folder / "raw" / path).parent.mkdir(exist_ok=True)
+        (folder / "raw" / path).write_text("x")
+    manifest(folder, "r: {path: raw}")
+    done = run_here("fetch", "m.yaml", "-o", "bundle")
+    assert taken(folder) == {"a.txt", "sub/b.txt"}
+    assert all(name in done.stderr for name in ("2 ._*", ".DS_Store", "__pycache__")), done.stderr
+
+
 PRIVATE = {
     "id_ed25519": OPENSSH_KEY,
     "sub/server.pem": f"Bag Attributes\n{CERTIFICATE}" + OPENSSH_KEY.replace("OPENSSH ", ""),
