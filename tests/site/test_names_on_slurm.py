@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +23,6 @@ SHORT = (
     "--set",
     "checkpoint.every=4",
 )
-MEET = """\
-import os, torch, torch.distributed as dist
-rank, world_size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
-dist.init_process_group("gloo", rank=rank, world_size=world_size)
-total = torch.tensor([float(dist.get_rank())])
-dist.all_reduce(total)
-print("MET", total.item(), flush=True)
-dist.barrier()
-dist.destroy_process_group()
-"""
 SHARED = "10.77.0.1"
 
 
@@ -110,14 +99,3 @@ def test_the_usual_line_that_names_the_first_node_does_no_harm(named: NamedSite)
     assert len(losses(named.site.home / "usual")) == 4
     assert "gloo and NCCL between nodes over eth0 (10.77.0.1)" in said, said
     assert "MASTER_ADDR=n1 is not used: it is 127.0.1.1 here" in said, said
-
-
-@pytest.mark.parametrize("named", ["debian"], indirect=True)
-def test_a_script_of_the_users_own_meets_itself_under_exec(named: NamedSite) -> None:
-    (named.site.home / "meet.py").write_text(MEET)
-    first = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
-    usual = f"export MASTER_ADDR={first} MASTER_PORT=29502"
-    command = f"srun {' '.join(RUNNER)} exec --bundle bundle -- {sys.executable} meet.py"
-    ended, said = named.job("exec", usual, command)
-    assert ended["JobState"] == "COMPLETED", said
-    assert said.count("MET 1.0") == 2, said

@@ -101,9 +101,6 @@ def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
     said = laptop.runner("pull", "nothing", "--to", "far", "-o", "nothing", code=2)
     assert "has no run 'nothing'" in said and "runner status --to far" in said
     assert not (laptop.folder / "nothing").exists()
-    (laptop.there / "go.sh").unlink()
-    said = laptop.runner("pull", "my", "--to", "far", "-o", "nothing", code=2)
-    assert "nothing was submitted there yet." in said
 
 
 def test_two_runs_of_one_name_are_never_mixed(laptop: Laptop, far: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A cluster whose Python and torch are the site's: modules, virtual environments, containers.
+"""A cluster whose Python and torch are the site's: modules and virtual environments.
 
 The site's torch and numpy are those of this test run, by links to their folders.
 """
@@ -14,7 +14,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -25,10 +24,6 @@ from tests.support.environment.laptop import bootstrap
 REPOSITORY = Path(__file__).resolve().parents[3]
 BASE = Path(os.path.realpath(sys.executable))
 """A Python of this machine without packages of its own."""
-
-
-INSIDE = Path("/mnt/site")
-"""Where a container shows the site's Python, which is there only inside."""
 
 
 def with_requirements(*names: str) -> set[str]:
@@ -116,25 +111,6 @@ def venv_of_a_venv(folder: Path) -> Path:
     child = venv(folder / "child", parent / "bin/python3")
     (child / PURELIB / "parent.pth").write_text(f"{parent / PURELIB}\n")
     return child / "bin/python3"
-
-
-def bubblewrap(shows: Path, at: Path = INSIDE, *writable: Path) -> list[str]:
-    """The words that start a container of bubblewrap: this machine, read-only, and the site.
-
-    Args:
-        shows: the folder that is seen `at`.
-        writable: the folders that can be written.
-    """
-    own = ["--dev", "/dev"]
-    for path in writable:
-        own += ["--bind", str(path), str(path)]
-    empty = ["--tmpfs", str(at.parent)] if at == INSIDE else []
-    return ["bwrap", "--ro-bind", "/", "/", *own, *empty, "--ro-bind", str(shows), str(at)]
-
-
-def skip_without_bubblewrap() -> None:
-    if shutil.which("bwrap") is None:
-        pytest.skip("needs bwrap")
 
 
 def left_nothing(asset: Path, folder: Path, **settings: str) -> str:
