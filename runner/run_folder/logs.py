@@ -74,6 +74,16 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
     return (lines[-count:] if count else []), end
 
 
+def last_error(folder: Path) -> str:
+    """The error that a run's log ends with, and its remedy; empty: it ends otherwise."""
+    try:
+        lines, _ = last_lines(log_of(folder, None), NAMED)
+    except (UsageError, OSError):
+        return ""
+    said = re.search(r"^error: .*\n  -> .*\Z", "\n".join(map(readable, lines)), re.MULTILINE)
+    return said[0] if said else ""
+
+
 def readable(line: str) -> str:
     """A line without the colours and cursor movements of libraries; tabs become spaces."""
     return _ESCAPES.sub("", line).expandtabs()

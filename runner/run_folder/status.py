@@ -18,12 +18,15 @@ from runner.errors import UsageError, human_size, nearest_name, quoted, suggest_
 from runner.run_folder.columns import number
 from runner.run_folder.history import SCRIPT, History, elements, is_run_folder
 from runner.run_folder.history import where_asked as _to
+from runner.run_folder.logs import last_error
 from runner.run_folder.run_lock import RunLock, age_s, holder_of
 from runner.slurm import jobs
 from runner.slurm.job_array import is_among
 from runner.slurm.jobs import Job
 
 RECENT_STEPS = 50
+
+_UNDER_WAY = ("waiting", "running")
 
 # Key of a metrics line -> how it is shown; memory is shown in the unit of all sizes.
 _MEASURES = {
@@ -41,7 +44,7 @@ class Status:
 
     Attributes:
         history: what its folder records; None: no job has written to it yet.
-        state: waiting, running, finished, stopped, or new.
+        state: waiting, running, finished, stopped, or new; `shown` has Slurm's word for an end.
         notes: what Slurm or this machine reports of it, one line each.
         job: its Slurm job, if Slurm knows one.
     """
@@ -86,7 +89,7 @@ class Status:
         history, job = self.history, self.job
         return {
             "run_folder": str(self.run_folder),
-            "state": self.state,
+            "state": self.state if self.state in _UNDER_WAY else self.shown,
             "job": job and {"id": job.id, "state": job.state, "words": job.describe()},
             "step": history.done if history else 0,
             "num_steps": history.num_steps if history else None,
@@ -339,6 +342,9 @@ def _advice(history: History, job: Job | None) -> str:
         again = f"submit it again: sbatch {quoted(near / SCRIPT)}"
     else:
         again = "start it again by the same `runner train RUN`"
+    # The same settings would be refused again.
+    if (job is None or job.exit_code.startswith("2:")) and (said := last_error(root)):
+        return f"{said}\n  after that, {again}   (it {then})"
     why = f"why: {logs}; " if job is not None and job.state == "FAILED" else ""
     return f"{why}{again}   (it {then})"
 

@@ -108,6 +108,22 @@ def test_a_job_that_is_over_is_looked_up_in_the_accounts(
     assert "start it again by the same `runner train RUN`   (it resumes from its last" in said
 
 
+def test_settings_that_were_refused_are_corrected_before_it_is_submitted_again(
+    tmp_path: Path, slurm: Callable[..., None]
+) -> None:
+    folder = run_folder(tmp_path / "output" / "made", steps=30)
+    (folder / "submit.sbatch").write_text("")
+    refusal = "error: step-20: made with batch.global 32.\n  -> Resume with batch.global 32.\n"
+    (folder / "logs" / "slurm-17.out").write_text(f"step 30\n{refusal}")
+    for sacct in ("17|FAILED|00:00:02|gpu1|2:0", ""):  # the second keeps no accounts
+        slurm(squeue="", sacct=sacct)
+        said = shown("status", folder)
+        assert "batch.global 32.\n  -> Resume with batch.global 32.\n  after that, submit" in said
+    slurm(squeue="", sacct="17|FAILED|00:00:02|gpu1|1:0")
+    assert "-> Resume" not in shown("status", folder)
+    assert json.loads(shown("status", folder, "--json"))["state"] == "failed"
+
+
 def test_a_job_number_leads_to_its_run(tmp_path: Path, slurm: Callable[..., None]) -> None:
     folder = run_folder(tmp_path / "elsewhere" / "made")
     found = f"JobId=17 JobName=made Command={folder}/submit.sbatch WorkDir=/home/me"
