@@ -63,16 +63,6 @@ def test_a_faulty_folder_does_not_leave_the_laptop(
     assert_found(fetch(tmp_path, {"gpt2": {"path": "./model"}}), found)
 
 
-def test_what_programs_left_stays_behind(tmp_path: Path) -> None:
-    left = ("._a.txt", ".DS_Store", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg")
-    for name in ("a.txt", *left):
-        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw" / name).write_text("x")
-    said = fetch(tmp_path, {"raw": {"path": "./raw"}})
-    taken = {path.name for path in (tmp_path / "bundle/data").rglob("*") if path.is_file()}
-    assert (said.code, taken) == (0, {"a.txt"}), said.err
-
-
 # ---- a Hub
 
 CODE = {

@@ -23,7 +23,6 @@ from tests.first_job.harness import (
     torch_of,
     write_run,
 )
-from tests.remedies.obeyed import obeys
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -109,7 +108,6 @@ MEANT: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-@obeys("runner/job/check.py", "In the run file: slurm.gpus_per_node: {}; or 0, to train on the CPU")
 def test_a_job_that_leaves_the_gpus_of_its_nodes_is_told(staged: Path, tmp_path: Path) -> None:
     """Slurm gives it none: it trains on the CPU for a night, and ends with exit code 0."""
     quiet = dict.fromkeys(("sbatch", "squeue"), "exit 0")

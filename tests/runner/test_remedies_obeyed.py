@@ -15,12 +15,11 @@ from runner.cli import main as runner
 from runner.errors import UsageError
 from runner.job.partition import Partition
 from runner.job.submit import submit
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.runner.conftest import Cluster
 from tests.runner.slurm.test_script import CPU
 
 
-@obeys("runner/job/submit.py", "Run it on the cluster's login node; `runner submit --print` shows")
 def test_where_there_is_no_slurm_the_script_can_be_shown(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.runner.folders import run_folder
 from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import GO
@@ -41,7 +41,6 @@ def test_the_step_of_go_sh_and_the_runs_that_are_there_are_named(
     assert "--to far" in laptop.runner("status", "second", *TO)
 
 
-@obeys("stage/carry/clusters.py", "counts for the run files beside it")
 def test_a_run_by_its_name_in_another_folder_gets_what_works(
     laptop: Laptop, programs: Path
 ) -> None:
