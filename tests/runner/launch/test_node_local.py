@@ -16,7 +16,7 @@ from runner.inputs import EnvironmentInput
 from runner.job import node_local
 from stage.bundle.bundle import Bundle
 from tests.first_job.harness import programs
-from tests.stage.bundles import make_bundle
+from tests.runner.conftest import Cluster
 
 TREE = "ab" * 32
 JOB = {
@@ -162,16 +162,7 @@ def test_what_the_job_would_refuse_is_refused_before_it_is_queued(
     )
 
 
-def test_a_run_whose_environment_is_none_or_damaged_is_told_so(tmp_path: Path) -> None:
-    root = make_bundle(tmp_path / "bundle", big=False).root
-    config = load(tmp_path, "environment: {asset: notes}")
+def test_a_run_whose_environment_is_none_is_told_so(cluster: Cluster) -> None:
+    config = RunConfig.load(cluster.write(environment={"asset": "notes"}))
     with pytest.raises(UsageError, match="is a files, not an environment"):
-        inputs.environment_input(config, Bundle.open(root))
-
-
-def load(folder: Path, text: str) -> RunConfig:
-    path = folder / "run.yaml"
-    path.write_text(
-        f"format: 1\ntask: masked-lm\nmodel: {{asset: m}}\ndataset: {{asset: d}}\n{text}\n"
-    )
-    return RunConfig.load(path)
+        inputs.environment_input(config, Bundle.open(cluster.bundle))

@@ -10,12 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 import runner.run_folder.report
 from runner.run_folder.report import write
-from runner.run_folder.report_curves import thinned
 from tests.runner.folders import hostile_folder, run_folder
 
 UPLOT = {
@@ -95,15 +91,3 @@ def test_a_hostile_folder_gives_a_page_that_says_what_is_wrong(tmp_path: Path) -
 def test_of_a_run_that_just_began_there_is_a_page_too(tmp_path: Path) -> None:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     assert "no step was logged" in page_of(tmp_path / "run").text
-
-
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(st.lists(numbers, min_size=1, max_size=5000))
-def test_thinning_keeps_the_peaks_and_the_order(values: list[float]) -> None:
-    points = list(enumerate(values))
-    kept = thinned(points, 40)
-    assert len(kept) <= 40
-    assert kept == sorted(kept, key=lambda point: point[0])
-    assert {max(values), min(values)} <= {value for _, value in kept}

@@ -147,9 +147,13 @@ def test_a_damaged_checkpoint_and_a_part_of_a_split_are_no_evaluation(
     root = Path(shutil.copytree(shared_cluster.output(), shared_cluster.output("copied")))
     path = shared_cluster.write(steps=4, **SMALL)
     (step,) = root.glob("checkpoints/step-*")
-    max(step.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
     chosen = choose(Job.load(path, shared_cluster.bundle, root, ()), None)
     trainer = begun(chosen.run)
+    model, trainer.state.signature["model"] = trainer.state.signature["model"], "acme/other@1"
+    with pytest.raises(UsageError, match="made with model acme/tiny-bert@"):
+        measure(trainer, checkpoint=str(chosen.checkpoint))
+    trainer.state.signature["model"] = model
+    max(step.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
     with pytest.raises(DamageError):
         measure(trainer, checkpoint=str(chosen.checkpoint))
     trainer.stop.received = "SIGTERM"
