@@ -24,6 +24,9 @@ REPORT = "a verification report"
 TABLE = "a table (CSV)"
 JSON = "JSON data"
 PARQUET = "a parquet file"
+PYTHON = "a Python script"
+JOB = "a job script"
+SHELL = "a shell script"
 
 MAX_START = 2**16  # bytes that are looked at
 _DEEPSPEED = {
@@ -37,6 +40,8 @@ _JSON = re.compile(r"\s*(\{(\s|//[^\n]*\n|#[^\n]*\n)*[\"}]|\[\s*[\[{\"\d])")
 _TOKEN = re.compile(
     r'(?:(?P<key>"(?:\\.|[^"\\])*"|[A-Za-z_][\w.-]*)\s*:)|"(?:\\.|[^"\\])*"|(?P<mark>[\[\]{}])'
 )
+_IMPORT = re.compile(r"^(?:from [\w.]+ )?import [\w.(*]|\A#!.*\bpython", re.MULTILINE)
+_SHELL = re.compile(r"#!.*sh\b")
 _REQUIREMENT = re.compile(
     r"(-[\w-]+[= ].+)"  # an option; or a name, extras, and a version, an address or a marker
     r"|[A-Za-z0-9][\w.-]*\s*(?:\[[^\]]*\])?\s*((?:[=<>!~]=|[<>]|@ *\w+:|; *\w+ *[=<>!~ni]).*)?"
@@ -57,6 +62,9 @@ _USE = {
     TABLE: "A manifest names it: stage init {}.",
     JSON: "A dataset of JSON lines is named in a manifest: stage init {}.",
     PARQUET: "A manifest names it: stage init {}.",
+    PYTHON: "Run it with a bundle: runner exec --bundle BUNDLE -- python {}.",
+    JOB: "Slurm takes it: sbatch {}.",
+    SHELL: "A shell runs it: bash {}.",
 }
 # How to get the file that was wanted.
 _WANTED = {
@@ -83,6 +91,10 @@ def kinds_of(start: bytes) -> list[str]:
     if start.startswith(b"PAR1"):
         return [PARQUET]
     text = start.decode("utf-8", "ignore")
+    if _SHELL.match(text):
+        return [JOB if "\n#SBATCH " in text else SHELL]
+    if _IMPORT.search(text):
+        return [PYTHON]
     is_json = _JSON.match(text) is not None
     keys = _top_keys(text)
     found = {

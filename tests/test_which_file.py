@@ -23,6 +23,9 @@ from stage.file_kinds import kinds_of
         ("torch==2.6 --hash=sha256:00\n", ["a list of requirements"]),
         ("x @ https://example.org/x.whl\ny; python_version < '3'\n", ["a list of requirements"]),
         ("PAR1 and more", ["a parquet file"]),
+        ('"""Trains."""\nfrom torch import nn\n\nmodel: nn.Module\n', ["a Python script"]),
+        ("#!/bin/bash -l\n#SBATCH --time=1\ntask: x\n", ["a job script"]),
+        ("#!/usr/bin/env bash\necho\n", ["a shell script"]),
         ("\ufefftask: masked-lm\n", ["a run file"]),
     ],
 )

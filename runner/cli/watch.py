@@ -170,14 +170,23 @@ def report(runs: tuple[Path, ...], output: Path | None, quiet: bool) -> None:
       runner report output/my
       runner report output/* -o compare.html
     """
+    from runner.run_folder.history import is_run_folder
     from runner.run_folder.report import write
     from runner.run_folder.status import find, members
 
+    def may_be_run(path: Path) -> bool:
+        if path.is_dir():
+            return is_run_folder(path) or bool(members(path))
+        return path.suffix in (".yaml", ".yml") or not path.exists()
+
     if len(runs) == 1 and members(runs[0]):
         output = output or runs[0] / "report.html"
-    # Of `output/*` a page that is there is none of the runs.
-    given = [run for run in runs if len(runs) == 1 or run.suffix != ".html"]
+    # `output/*` gives more than runs.
+    given = [run for run in runs if may_be_run(run)] or runs
+    others = ", ".join(str(run) for run in runs if run not in given)
     found = [find(str(run))[0] if run.is_file() else run for run in given]
     runs = tuple(one for run in found for one in members(run) or [run])
     with silent(if_=quiet):
+        if others:
+            print_line(f"passed over, for they are no runs: {others}", err=True)
         print_line(str(write(runs, output)))

@@ -110,7 +110,7 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a validation split that is not there": (
         {"dataset": {"asset": "numbers", "validation": "validation"}},
-        ("`dataset.validation: validation`", "no such split", "test", "train"),
+        ("`dataset.validation: validation`", "no such split", "test", "train", "validation: 10%"),
     ),
     "sequences longer than the model": (
         {"sequence_length": 129},

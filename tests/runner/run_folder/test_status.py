@@ -163,6 +163,9 @@ def test_each_run_of_a_sweep_has_its_own_state_and_log(
         done = CliRunner().invoke(main, ["logs", str(what)])
         assert done.exit_code == 2 and "a sweep, where each run has a log" in done.output
         assert shown(*in_it(done.output, "(?<=-> runner ).*").split()).endswith("of seed 1\n")
+    (sweep / "pulled.json").write_text("{}")
+    said = shown("report", *sweep.glob("*"), "-o", tmp_path / "page.html")
+    assert "submit.sbatch" in said and said.endswith("page.html\n") and "pulled.json" in said
     assert shown("logs", "15_1").endswith("of seed 1\n")
     known = f"JobId=16 ArrayJobId=15 ArrayTaskId=1 JobName=sweep Command={script} WorkDir=/"
     slurm(squeue="\n".join(live), scontrol=known)
