@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.config.run_config import RunConfig
 from runner.errors import (
     DamageError,
     IncompleteError,
@@ -20,12 +23,15 @@ from runner.errors import (
 )
 from runner.job.access import (
     check_quota,
+    disk_needed,
     quota_left,
 )
 from runner.job.findings import FAULTS
 from runner.job.places import check_places
+from runner.job.shapes import ModelShape
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it
+from tests.runner.conftest import Cluster
 
 NOBODY = 65534
 
@@ -123,6 +129,22 @@ def test_a_quota_that_leaves_too_little_is_refused(
     programs(tmp_path / "bin", quota=f'echo "{text.replace("9999", "20")}"')
     with pytest.raises(IncompleteError, match="your quota leaves 8 files"):
         check_quota(tmp_path / "run", 2**20, "")
+
+
+@pytest.mark.parametrize(
+    ("run", "trained", "needed"),
+    [
+        ({}, None, 1000 * (16 * 3 + 4)),  # two are kept, and one is written
+        ({"lora": {"rank": 4}, "engine": {"zero": 3}}, 10, (16 * 10 + 4 * 1000) * 3 + 4 * 10),
+        ({"lora": {"merge": True}, "engine": {"name": "ddp"}}, 10, 16 * 10 * 3 + 4 * 1000),
+    ],
+)
+def test_what_checkpoints_and_the_model_take_on_the_disk(
+    tmp_path: Path, run: dict[str, Any], trained: int | None, needed: int
+) -> None:
+    config = RunConfig.load(Cluster(tmp_path, tmp_path).write(**run))
+    shape = replace(ModelShape(1000, 512, 64, 2, 100), num_trained=trained)
+    assert disk_needed(config, shape) == needed
 
 
 MOUNTS = """\
