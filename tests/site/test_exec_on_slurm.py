@@ -117,7 +117,7 @@ def test_accelerate_launch_trains_on_two_nodes_with_a_config_file_for_one(
     site: Site, bundle: Path
 ) -> None:
     """The line of docs/howto/own-script.md."""
-    folder = site.home / "accelerate"
+    folder = site.home / "zero-2"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
     (folder / "default.yaml").write_text(ON_ONE_MACHINE + ZERO_2)
