@@ -50,7 +50,7 @@ from stage.lock.reader import (
     plain,
     setting,
 )
-from stage.lock.yaml_lines import load_yaml_with_lines, read_value, reading_yaml
+from stage.lock.yaml_lines import load_yaml_with_lines, read_value, reading_yaml, scalar
 from stage.sandbox import close_network, isolated
 from stage.text import save_as_utf8
 
@@ -104,6 +104,7 @@ __all__ = [
     "reading_yaml",
     "save_as_utf8",
     "says_no_memory",
+    "scalar",
     "setting",
     "shortage",
     "silent",

@@ -86,6 +86,18 @@ class ModelInput:
             found["tokens of the run file"] = sha256(text.encode()).hexdigest()
         return found
 
+    def base_of_adapter(self, first: Path | None) -> str:
+        """What `adapter_config.json` calls the base: the Hub's name, or a path for any machine.
+
+        Args:
+            first: the folder of the first weights, where they are another run's.
+        """
+        if first is not None:
+            near = os.path.relpath(first)
+            return str(first) if near.startswith("..") else f"./{near}"
+        # Without `./` it could be another model, of the Hub.
+        return self.source if self.commit else f"./{self.asset}"
+
 
 @dataclass(frozen=True)
 class SplitInput:

@@ -1,12 +1,13 @@
 """The connection to a cluster, for `runner.remote`: nothing of a bundle is imported here."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from runner.errors import IncompleteError, StageError, human_size, print_line
 from stage.carry.clusters import Cluster as Cluster
 from stage.carry.clusters import find_cluster as find_cluster
-from stage.carry.clusters import profiles
+from stage.carry.clusters import profiles as profiles
 from stage.carry.clusters import to_option as to_option  # for runner.cli
 from stage.carry.probe import collect as collect
 from stage.carry.probe import room_script, rooms_of
@@ -25,6 +26,18 @@ def has_gpus(beside: Path) -> bool | None:
         with suppress(StageError):
             known.add(Profile.load(path).cuda is not None)
     return known.pop() if len(known) == 1 else None
+
+
+def gpus_of(paths: Iterable[Path]) -> list[tuple[str, float]]:
+    """The GPUs of the nodes that profiles describe: name, compute capability."""
+    found = []
+    for path in paths:
+        with suppress(StageError):
+            profile = Profile.load(path)
+            if profile.compute_capability is not None:
+                name = profile.gpu or f"GPU of {profile.name}"
+                found.append((name, float(profile.compute_capability)))
+    return found
 
 
 def check_room(remote: RemoteShell, needed: int) -> None:

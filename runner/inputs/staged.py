@@ -118,12 +118,16 @@ class Here:
                 there = replace(there, target=target)
                 run_rsync(there, self.bundle, "--checksum", names=names, quiet=quiet)
 
-    def check_not_another(self) -> None:
-        """Refuses a folder with the bundle of another manifest.
+    def check_fits(self, cluster: Cluster) -> None:
+        """Refuses a folder with the bundle of another manifest, and an environment for other nodes.
 
         Raises:
-            UsageError: with the folder that it can have.
+            UsageError: with the folder that it can have; as `check_profile`.
         """
+        self._check_not_another()
+        self.check_profile(cluster)
+
+    def _check_not_another(self) -> None:
         lock = lock_in(self.bundle)
         if lock is None or lock.name == self.manifest.name:
             return

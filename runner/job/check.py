@@ -33,6 +33,7 @@ from runner.errors import (
     quoted,
 )
 from runner.inputs import Inputs, check_site, on_site, verification
+from runner.inputs.far import profiles
 from runner.isolation import isolate
 from runner.job import node_local, with_torch, without_torch
 from runner.job.access import (
@@ -44,7 +45,7 @@ from runner.job.access import (
     files_to_read,
     nearest_folder,
 )
-from runner.job.devices import leaves_gpus, notes_of_job, torch_without_gpus
+from runner.job.devices import check_precision_on, leaves_gpus, notes_of_job, torch_without_gpus
 from runner.job.findings import FAULTS, Finding, Findings, finding_of
 from runner.job.installed import (
     check_environment,
@@ -118,8 +119,14 @@ def check_ahead(
     attempt = early.attempt(Attempt, job, environ) if queues and with_shell else None
     device = early.attempt(device_of_job, job, processes, environ)
     ranks = processes or slurm.nodes * ranks_on_node(slurm)
+    if device is None and processes is None:
+        try:
+            check_precision_on(config, profiles(config.path))
+        except UsageError as error:
+            early.warn(f"{error.message} (by the profile that clusters.yaml names)", error.remedy)
     found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
+    found.others += early.others
     if not any(data.validation for data in job.inputs.datasets):
         found.note(
             "nothing is held out: no loss is measured on rows that the model does not train on, "
@@ -385,7 +392,7 @@ def _check_run(
         resumed = found.attempt(check_checkpoint, config, inputs, folder, length, ranks)
         if job.finished():  # whoever asks says so
             resumed = None
-        found.others += note_changes(config, folder) if resumed else []
+        found.others += note_changes(config, inputs, folder) if resumed else []
     needed = disk_needed(config, shape)
     found.attempt(check_disk, config, folder, shape, needed)
     found.attempt(check_quota, folder.root, needed, read_mounts())

@@ -15,15 +15,17 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError, human_count
+from runner.inputs.far import gpus_of
 from runner.job.host_memory import host_memory
 from runner.job.partition import NodeShape, Partition
+from runner.job.plan import precision_on
 from runner.job.shapes import Device
 from runner.slurm.script import GPU_OPTIONS
 from runner.slurm.shell_variables import OF_GPUS
@@ -524,6 +526,18 @@ def of_job(
     capability = max(gpu.capability or math.inf for gpu in known)
     named = Gpu(" or ".join(gpu.name for gpu in known), best.memory, capability)
     return replace(_device(named, host // num_local), limit=why)
+
+
+def check_precision_on(config: RunConfig, profiles: Iterable[Path]) -> None:
+    """Refuses a precision that no GPU has of the nodes that profiles describe.
+
+    Raises:
+        UsageError: as where Slurm names the GPUs.
+    """
+    known = gpus_of(profiles)
+    if known and asks_for_gpus(config.slurm) and not _on_cpus(config.slurm):
+        name, capability = max(known, key=lambda gpu: gpu[1])
+        precision_on(config, _device(Gpu(name, 0, capability), 0))
 
 
 def _on_cpus(slurm: SlurmConfig) -> bool:

@@ -31,7 +31,9 @@ _USUAL_NAMES = {
 }
 
 
-def choose(task: str, split: SplitInput) -> tuple[dict[str, str], dict[str, list[str]]]:
+def choose(
+    task: str, split: SplitInput
+) -> tuple[dict[str, str], dict[str, list[str]], tuple[str, ...]]:
     """Chooses a column for each key that the task reads.
 
     Args:
@@ -39,25 +41,28 @@ def choose(task: str, split: SplitInput) -> tuple[dict[str, str], dict[str, list
         split: the training split; its rows are read only where names do not decide.
 
     Returns:
-        Key -> its column, and key -> other columns that it could be. Empty: nothing fits the task.
+        Key -> its column; key -> other columns that it could be; and the keys whose column does
+        not have a usual name. Empty: nothing fits the task.
 
     Raises:
         DamageError: a file cannot be read.
     """
     columns = split.columns
     if task == "instruction" and (messages := fitting(task, "messages", columns)):
-        return {"messages": messages[0]}, {"messages": messages[1:]}
+        return {"messages": messages[0]}, {"messages": messages[1:]}, ()
     chosen: dict[str, str] = {}
     others: dict[str, list[str]] = {}
+    unusual: list[str] = []
     if task == "text-classification" and "text" not in columns and (pair := texts_in(columns)):
         chosen = dict(zip(("text", "pair"), pair, strict=False))
     for key in (key for key in KEYS[task] if key not in chosen):
         able = [name for name in fitting(task, key, columns) if name not in chosen.values()]
         if not able:
-            return {}, {}
+            return {}, {}, ()
         chosen[key] = _best(key, able, split)
         others[key] = [name for name in able if name != chosen[key]]
-    return chosen, others
+        unusual += [key] * (chosen[key].casefold() not in _USUAL_NAMES[key])
+    return chosen, others, tuple(unusual)
 
 
 def _best(key: str, able: Sequence[str], split: SplitInput) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from runner.config.data import TASKS, data_of
 from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
-from runner.errors import UsageError, as_shown, quoted, read_value
+from runner.errors import UsageError, as_shown, quoted, read_value, scalar
 from runner.inputs import Bundle, SplitInput, hash_file, on_site
 from runner.inputs.far import has_gpus
 from runner.job.example_columns import KEYS, choose
@@ -51,11 +51,15 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Data:
-    """A dataset: key of the run file -> its value; comments; the rows of the training split."""
+    """A dataset: key of the run file -> its value; comments; the rows of the training split.
+
+    `unusual`: the keys whose column does not have a usual name.
+    """
 
     keys: Mapping[str, str]
     comments: Mapping[str, str]
     rows: int | None
+    unusual: tuple[str, ...]
 
 
 def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
@@ -79,7 +83,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     )
     blocks["name"] = f"name: {_name(path)}\n"
     if bundle is not None and (manifest := _manifest(path, bundle)):
-        blocks["name"] += f"manifest: {json.dumps(manifest)}   # for runner submit --to CLUSTER\n"
+        blocks["name"] += f"manifest: {scalar(manifest)}   # for runner submit --to CLUSTER\n"
     slurm = read_value(blocks["slurm"])["slurm"]
     blocks["slurm"] = _as_examples(slurm)
     if bundle is None:
@@ -92,7 +96,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     if not model.has_weights:
         init, why = "scratch", "no weights of it are in the bundle"
     blocks["model"] = (
-        f"model: {{asset: {_word(model.name)}, init: {init}}}   # {why}{_also(others)}\n"
+        f"model: {{asset: {scalar(model.name)}, init: {init}}}   # {why}{_also(others)}\n"
     )
     lines = [
         f"  {key}: {value}" + (f"   # {data.comments[key]}" if data.comments.get(key) else "")
@@ -112,7 +116,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         slurm["gpus_per_node"] = 0
     blocks["slurm"] = _as_examples(slurm, torch)
     if environment:
-        blocks["slurm"] = f"environment: {{asset: {_word(environment)}}}\n{blocks['slurm']}"
+        blocks["slurm"] = f"environment: {{asset: {scalar(environment)}}}\n{blocks['slurm']}"
     return head + "".join(blocks.values()), said
 
 
@@ -171,7 +175,7 @@ def _as_examples(slurm: Mapping[str, Any], torch: str = "") -> str:
     if torch:
         values["modules"] = loaded or ["pytorch"]
     for key, value in values.items():
-        written = value if key == "partition" else json.dumps(value)
+        written = value if key == "partition" else json.dumps(value, ensure_ascii=False)
         is_loaded = key == "modules" and bool(loaded)
         unset = "# " if key in ("partition", "modules") and not is_loaded else ""
         why = f"as loaded here, for torch {torch}" if is_loaded else "an example"
@@ -209,7 +213,8 @@ def _model(task: str, bundle: Bundle) -> tuple[_Model, list[str]]:
             f"{bundle.root}: no model in this bundle fits the task {task}.",
             f"Its models: {have or 'none'}. "
             + (f"Tasks that they fit: {', '.join(fit)}. " if fit else "")
-            + "Or stage another one: stage init, stage fetch.",
+            + "Or add one below `assets:` of the manifest, `my-model: {path: FOLDER}` or "
+            "`my-model: {model: ORG/NAME}`, and run `stage fetch` again.",
         )
     best = min(found, key=lambda m: rank[m.name])
     return best, [m.name for m in found if rank[m.name] == rank[best.name] and m is not best]
@@ -251,23 +256,25 @@ def _data(task: str, bundle: Bundle) -> _Data:
             train = "train" if "train" in splits else next(iter(splits), None)
             if train is None:
                 continue
-            chosen, more = choose(task, _split(bundle, train, splits[train]))
+            chosen, more, unusual = choose(task, _split(bundle, train, splits[train]))
             if chosen:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
                 if "messages" in chosen:
                     comments["messages"] = "lists of {role, content} or {from, value}"
                 held_out = "10%" if (splits[train].rows or 0) >= _ENOUGH_ROWS else "null"
                 validation = next((v for v in _VALIDATION if v in splits and v != train), held_out)
-                keys = {"asset": _word(name)}
-                keys |= {"config": _word(config)} if len(asset.configs) > 1 else {}
-                keys |= {key: _word(column) for key, column in chosen.items()}
-                keys["train"] = _word(train)
-                keys["validation"] = validation if validation == held_out else _word(validation)
+                keys = {"asset": scalar(name)}
+                keys |= {"config": scalar(config)} if len(asset.configs) > 1 else {}
+                keys |= {key: scalar(column) for key, column in chosen.items()}
+                keys["train"] = scalar(train)
+                keys["validation"] = validation if validation == held_out else scalar(validation)
                 comments["validation"] = {
                     "10%": "a share of train is held out: else nobody knows how good it is",
                     "null": "5%: holds out a share of train",
                 }.get(validation, "null: none")
-                found.append(_Data(keys, comments, splits[train].rows))
+                guessed = (key for key in unusual if key in KEYS["instruction"])
+                comments |= {key: f"a guess{_also(more[key])}" for key in guessed}
+                found.append(_Data(keys, comments, splits[train].rows, unusual))
     if not found:
         wanted = " and ".join(KEYS[task])
         have = [name for name, asset in bundle.lock.assets.items() if asset.kind == "dataset"]
@@ -276,9 +283,10 @@ def _data(task: str, bundle: Bundle) -> _Data:
             f"Its datasets: {', '.join(have) or 'none'}; `stage show {quoted(bundle.root)}` "
             "lists columns.",
         )
-    others = [data.keys["asset"] for data in found[1:]]
-    comments = {**found[0].comments, "asset": _also(others).removeprefix("; ")}
-    return replace(found[0], comments=comments)
+    best = min(found, key=lambda data: len(data.unusual))
+    others = [data.keys["asset"] for data in found if data is not best]
+    comments = {**best.comments, "asset": _also(others).removeprefix("; ")}
+    return replace(best, comments=comments)
 
 
 def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
@@ -290,7 +298,10 @@ def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
 def _describe(data: _Data) -> list[str]:
     keys = {key: value for key, value in data.keys.items() if key != "asset"}
     what = ", ".join(f"{key}: {value}" for key, value in keys.items())
-    return [f"dataset {data.keys['asset']}: {what}"]
+    also = data.comments["asset"] and f" ({data.comments['asset']})"
+    guessed = [f"dataset.{key}" for key in data.unusual if key in KEYS["instruction"]]
+    doubt = f"{' and '.join(guessed)}: a guess, as no column has a usual name: set what is right"
+    return [f"dataset {data.keys['asset']}{also}: {what}", *[doubt] * bool(guessed)]
 
 
 def _environment(bundle: Bundle) -> str | None:
@@ -317,9 +328,3 @@ def _also(others: Sequence[str]) -> str:
 
 def _name(path: Path) -> str:
     return re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"
-
-
-def _word(text: str) -> str:
-    """Text as a value in YAML: plain where that means the same."""
-    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text) and read_value(text) == text
-    return text if is_plain else json.dumps(text)

@@ -119,7 +119,7 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
             the model's state does not fit.
     """
     length, chosen = sequence_length(config, shape)
-    precision, why_precision = _precision(config, device)
+    precision, why_precision = precision_on(config, device)
     config = replace(config, precision=precision)  # type: ignore[arg-type]  # one of its values
     zero, spread = _spread(config, shape, device, world_size, precision)
     offload, offload_choice = _offload(config, device)
@@ -255,7 +255,12 @@ def accumulation_of(config: RunConfig, total: int, micro: int, world_size: int) 
     return Choice("accumulation", accumulation, why)
 
 
-def _precision(config: RunConfig, device: Device) -> tuple[str, str]:
+def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
+    """Returns the precision, and why.
+
+    Raises:
+        UsageError: the device lacks the one that is asked for.
+    """
     wanted = config.precision
     if wanted == "bf16" and device.kind == "cuda" and not device.has_bf16:
         raise UsageError(

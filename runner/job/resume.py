@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
+from runner.errors import as_shown
 from runner.inputs import Inputs
 from runner.job.findings import Finding
 from runner.job.plan import num_steps
@@ -54,9 +55,14 @@ def check_checkpoint(
     )
 
 
-def note_changes(config: RunConfig, folder: RunFolder) -> list[Finding]:
-    """Returns a note on the settings that differ from those of the run that is to be resumed."""
+def note_changes(config: RunConfig, inputs: Inputs, folder: RunFolder) -> list[Finding]:
+    """Returns notes on the bundle and settings that differ from those of the run to be resumed."""
     found = []
+    bundle = str(earlier_facts(folder).get("bundle_id") or inputs.bundle_id)
+    if bundle != inputs.bundle_id:
+        what = f"this run was started with the bundle {as_shown(bundle)[:12]}, and goes on with "
+        same = f"{inputs.bundle_id[:12]}: its model and training data are the same"
+        found.append(Finding("note", f"{what}{same}"))
     if (before := _length_before(config, folder)) and config.schedule.name != "constant":
         what = f"this run was started with {before}, and its end decides the learning rate"
         found.append(

@@ -20,12 +20,11 @@ from runner.config.run_config import RunConfig
 from runner.errors import RUN_FILE, UsageError, __version__, quoted, reading_yaml, suggest_path
 from runner.inputs.far import Cluster, find_cluster
 from runner.inputs.staged import VERIFIER, Here, Manifest
+from runner.job.devices import check_precision_on
 
 RUNS, ENVS, OUTPUT = "runs", "envs", "output"
 """Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""
-NO_RUNNER = (
-    "runner --version   # must work there: no environment asset, and no slurm.setup, bring it"
-)
+NO_RUNNER = "runner --version   # must work there: no environment asset or slurm.setup brings it"
 _OF_CLUSTER = {
     "slurm.partition": "partition",
     "slurm.options.account": "account",
@@ -76,8 +75,8 @@ class Road:
             where = "--manifest" if manifest else config.place("manifest")
             raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
         here = Here(Manifest.load(path), bundle)
-        here.check_not_another()
-        here.check_profile(cluster)
+        here.check_fits(cluster)
+        check_precision_on(config, [cluster.profile] if cluster.profile else [])
         return Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,12 @@ def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -
         data: the key of the training store.
         total: sequences per step; None if that is not decided yet.
     """
+    model = inputs.model
+    weights = [item for item in sorted(model.digests.items()) if item[0].endswith(".safetensors")]
+    version = model.commit or sha256(repr(weights).encode()).hexdigest()
     known = {
         "task": config.task,
-        "model": f"{inputs.model.source}@{inputs.model.commit}",
+        "model": f"{model.source}@{version}",
         "init": config.model.init,
         "data": data,
         "batch.global": total,

@@ -91,9 +91,13 @@ class History:
 
     @property
     def model(self) -> str:
-        """`model/`, and the step whose weights it has if that is not the last one."""
+        """`model/`, the step whose weights it has if that is not the last one, and whether it is
+        an adapter alone.
+        """
         step = self.facts.get(WEIGHTS_OF)
         which = f" (the weights of step {step}, the best)" if isinstance(step, int) else ""
+        if "lora.rank" in self.settings and not self.settings.get("lora.merge"):
+            which += f": an adapter; {self.folder.model / 'README.md'} says how to load it"
         return f"{self.folder.model}{which}"
 
     @property

@@ -407,7 +407,9 @@ class Trainer:
             early = self.step < self.schedule.num_steps
             note_export(self.folder, self.step, early=early, weights=chosen)
         self.ranks.barrier()
-        self.observer.say(f"model exported to {self.folder.model}")
+        how = self.folder.model / "README.md"
+        alone = f": an adapter; {how} says how to load it" if lora and not lora.merge else ""
+        self.observer.say(f"model exported to {self.folder.model}{alone}")
 
     def is_exported(self) -> bool:
         """Whether `model/` exists and is of this step. The model of an extended run is older until

@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.config.explain import shown
 from runner.data.recipe import data_key, recipes
-from runner.errors import StageError, UsageError, suggest
+from runner.errors import StageError, UsageError, quoted, suggest
 from runner.job import devices
 from runner.job.check import check_everything
 from runner.job.job import Job
@@ -32,7 +32,7 @@ from runner.launch.train import (
 )
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.history import earlier_facts, earlier_settings, settings_of
-from runner.run_folder.layout import RunFolder, read_metrics
+from runner.run_folder.layout import PULLED, RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
 
 FIRST = "none"
@@ -87,11 +87,7 @@ def choose(run: Job, wanted: str | None) -> Evaluation:
         names = {"pretrained": f"the weights of {run.config.model.asset}", "scratch": "new weights"}
         return Evaluation(hidden, None, names.get(init, f"the weights of {init}"))
     if not found:
-        raise UsageError(
-            f"{run.folder.checkpoints}: there is no checkpoint.",
-            f"The exported model: --checkpoint none --set model.init={run.folder.model}; "
-            "the first weights: --checkpoint none.",
-        )
+        raise UsageError(f"{run.folder.checkpoints}: there is no checkpoint.", _without(run))
     name: str | None = wanted
     if wanted in (None, "newest"):
         name = next(iter(found))
@@ -105,6 +101,20 @@ def choose(run: Job, wanted: str | None) -> Evaluation:
             suggest(str(wanted), found) or f"There are: {', '.join(found)}.",
         )
     return Evaluation(hidden, found[name], name)
+
+
+def _without(run: Job) -> str:
+    """What can be evaluated of a run without checkpoints; an adapter alone cannot."""
+    ways = ["the first weights: --checkpoint none"]
+    lora = run.config.lora
+    if lora is None or lora.merge:
+        ways.insert(0, f"the exported model: --checkpoint none --set model.init={run.folder.model}")
+    if (run.folder.root / PULLED).is_file():
+        again = f"runner pull {quoted(run.config.name)} --to CLUSTER --checkpoints"
+        folder = f" -o {quoted(run.folder.root)}"
+        ways.insert(0, f"its checkpoints, from where they are: {again}{folder}")
+    text = "; ".join(ways)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _check_held_out(run: Job) -> None:

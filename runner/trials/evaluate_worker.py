@@ -24,8 +24,10 @@ def measure(trainer: Trainer, *, checkpoint: str | None) -> None:
         DamageError, UsageError: the checkpoint cannot be used.
     """
     trainer.observer.begin(0)
-    trainer.observer.say(f"  {trainer.task.note}")
-    if checkpoint is not None:
+    if checkpoint is None:
+        trainer.observer.say(f"  {trainer.task.note}")
+    else:
+        trainer.observer.say(f"  all weights from {checkpoint}")
         trainer.state.step = _load(trainer, Path(checkpoint)).step
     trainer.end_phase("load")
     trainer.evaluate()

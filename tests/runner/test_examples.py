@@ -13,10 +13,13 @@ from click.testing import CliRunner, Result
 
 from runner.cli import main
 from runner.config.run_config import RunConfig
+from runner.errors import UsageError
 from runner.inputs import SplitInput, resolve
+from runner.job.devices import check_precision_on
 from runner.job.example_columns import choose
 from runner.job.examples import EXAMPLES
 from stage.cli import main as stage
+from tests.support.training.models import tiny_model_files
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = [f"the film number {n} is longer than its title" for n in range(40)]
@@ -64,6 +67,13 @@ def test_gpus_are_asked_for_where_the_profile_of_the_nodes_says_so(
         text = Path("new.yaml").read_text()
         assert line in text, text
         Path("new.yaml").unlink()
+    # A precision that no GPU there has was seen in the ranks only.
+    Path("node.yml").write_text(profile + 'cuda: "12.2"\ncompute_capability: "7.0"\n')
+    Path("bf16.yaml").write_text(f"{text}precision: bf16\n".replace("precision: auto\n", ""))
+    config = RunConfig.load(Path("bf16.yaml"))
+    with pytest.raises(UsageError, match=r"precision bf16: the device GPU of n does not have it"):
+        check_precision_on(config, [Path("node.yml")])
+    check_precision_on(replace(config, precision="fp16"), [Path("node.yml")])
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
@@ -97,8 +107,32 @@ def test_the_column_of_the_classes_is_the_one_that_looks_like_classes(
     pq.write_table(table, here / "train.parquet")
     kinds = {column.name: str(column.type) for column in table.schema}
     split = SplitInput("train", (here / "train.parquet",), (), 40, kinds)
-    chosen, _others = choose("text-classification", split)
+    chosen, _others, _unusual = choose("text-classification", split)
     assert (chosen["text"], chosen["label"]) == found
+
+
+def test_a_dataset_with_the_usual_names_comes_first_and_a_guess_is_said() -> None:
+    """The first dataset by alphabet was taken, with its first two columns, and no word."""
+    for name, columns in {"letters": "номер,дата", "news": "instruction,response"}.items():
+        rows = "".join(f"a{n},b{n}\n" for n in range(3))
+        Path(f"{name}.csv").write_text(f"{columns}\n{rows}", "utf-8")
+    Path("m.yaml").write_text(
+        "format: 1\nname: m\nassets:\n  letters: {path: letters.csv, convert: csv}\n"
+        "  news: {path: news.csv, convert: csv}\n  gpt: {path: gpt}\n"
+    )
+    for name, content in tiny_model_files(Path("t"), "gpt2").items():
+        (Path("gpt") / name).parent.mkdir(exist_ok=True)
+        (Path("gpt") / name).write_bytes(content)
+    assert CliRunner().invoke(stage, ["fetch", "m.yaml", "-o", "b"]).exit_code == 0
+    done = init("instruction", "--bundle", "b", "-o", "mine.yaml")
+    said = "dataset news (also: letters): prompt: instruction, response: response, "
+    assert said in done.output, done.output
+    manifest = Path("m.yaml").read_text()
+    Path("m.yaml").write_text(manifest.replace("  news: {path: news.csv, convert: csv}\n", ""))
+    assert CliRunner().invoke(stage, ["fetch", "m.yaml", "-o", "c"]).exit_code == 0
+    done = init("instruction", "--bundle", "c", "-o", "guess.yaml")
+    assert "dataset.prompt and dataset.response: a guess" in done.output, done.output
+    assert 'prompt: "номер"   # a guess; also: дата' in Path("guess.yaml").read_text("utf-8")
 
 
 def test_a_file_that_is_there_is_never_overwritten() -> None:

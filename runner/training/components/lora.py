@@ -96,7 +96,7 @@ def attach(
             f"{config.path}: lora: {error}",
             "Name modules of the model in lora.targets, or remove `lora`.",
         ) from None
-    settings.base_model_name_or_path = str(config.model.folder or source.source)
+    settings.base_model_name_or_path = source.base_of_adapter(config.model.folder)
     settings.revision = None if config.model.folder else source.commit
     for parameter in model.parameters():
         if parameter.requires_grad:

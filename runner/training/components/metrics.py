@@ -323,7 +323,9 @@ class Observer:
             for name, value in values.items()
             if name.startswith("validation_")
         )
-        self.say(f"step {values['step']}/{self._num_steps}  validation {measures}")
+        # A run that is evaluated may have made more steps than its run file now asks for.
+        end = f"/{self._num_steps}" if values["step"] <= self._num_steps else ""
+        self.say(f"step {values['step']}{end}  validation {measures}")
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Logs a line."""

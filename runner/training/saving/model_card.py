@@ -49,7 +49,7 @@ def model_card(
         f"---\n{_metadata(config, inputs, origin)}\n---\n\n# {config.name}",
         f"{_origin(config, inputs.model)} Trained by `runner train` of Airlift, which also wrote "
         "this card.",
-        "## How to load it\n\n" + _loading(config, inputs.model),
+        "## How to load it\n\n" + loading_code(config, inputs.model),
         "## Where it comes from\n\n"
         + _table(("what", "is", "licence"), _provenance(config, inputs, origin)),
         "Licences are as the sources state them. What they mean for this model was not checked.",
@@ -100,15 +100,25 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
     return f"`{model.source}`, fine-tuned for {config.task}."
 
 
-def _loading(config: RunConfig, model: ModelInput) -> str:
+def loading_code(config: RunConfig, model: ModelInput) -> str:
+    """The lines of Python that load the exported model, as Markdown."""
     auto, reads = TASKS[config.task].auto, "AutoTokenizer"
     if config.task == "image-classification":
         reads = "AutoImageProcessor" if model.preprocessing else ""
     lines = [f"from transformers import {', '.join(filter(None, (auto, reads)))}"]
+    places = "`.` is this folder."
     if config.lora is not None and not config.lora.merge:
         lines += ["from peft import PeftModel", ""]
-        revision = f', revision="{model.commit}"' if model.commit else ""
-        base = str(config.model.folder or model.source)
+        base, revision, first = "BASE", "", config.model.folder
+        if first is not None:
+            where = f"`model` of the run `{first.parent.name}`"
+        elif model.commit:
+            base, revision = model.source, f', revision="{model.commit}"'
+        else:
+            staged = "/".join(model.path.parts[-3:])
+            where = f"`{model.source}` of the manifest, and `{staged}` of the bundle"
+        if base == "BASE":
+            places += f" `BASE` is {where}. With `lora.merge: true` a run exports a whole model."
         lines += [
             f'base = {auto}.from_pretrained("{base}"{revision})',
             'model = PeftModel.from_pretrained(base, ".")',
@@ -118,7 +128,7 @@ def _loading(config: RunConfig, model: ModelInput) -> str:
     if reads:
         name = reads.removeprefix("Auto").removeprefix("Image").lower()
         lines.append(f'{name} = {reads}.from_pretrained(".")')
-    return "\n".join(["```python", *lines, "```", "", "`.` is this folder."])
+    return "\n".join(["```python", *lines, "```", "", places])
 
 
 def _provenance(

@@ -62,10 +62,11 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
     data = data_key(recipes(config, inputs, 32)["train"])
     checkpoint(output, **signature(config, inputs, data, 8))
     (output / "config.yaml").write_text(config.to_yaml())
-    facts = {"num_sequences": 100, "batch": {"global": 8}}
+    facts = {"num_sequences": 100, "batch": {"global": 8}, "bundle_id": "0" * 64}
     (output / "environment.json").write_text(json.dumps(facts))
     code, said, _ = terminal.run("check", "tiny.yaml")
     assert code == 0 and "resumes from step-50" in said and "other settings" not in said
+    assert "note: this run was started with the bundle 000000000000, and goes on with" in said
     code, said, _ = terminal.run("check", "tiny.yaml", "--set", "optimizer.lr=0.005")
     assert code == 0 and re.search(r"note: .* other settings: optimizer.lr \S+ \(now 0.005\)", said)
     code, _, said = terminal.run("check", "tiny.yaml", "--set", "epochs=1")

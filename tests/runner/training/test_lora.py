@@ -6,6 +6,7 @@ Every engine learns the same and resumes exactly, and plain peft loads the adapt
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from runner.data.recipe import recipes
 from runner.data.store import Store, Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
-from runner.training.components.lora import attach, merged
+from runner.training.components.lora import attach, merged, write_adapter
+from runner.training.saving.model_card import loading_code
 from runner.training.tasks.base import load_model
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
@@ -205,6 +207,29 @@ def test_merging_changes_nothing_in_layers_of_other_kinds(
     assert not whole.load_state_dict(weights, strict=False).unexpected_keys
     whole.tie_weights()
     assert torch.allclose(whole(**given).logits, model(**given).logits, atol=1e-4)
+
+
+def test_an_adapter_of_a_local_model_loads_where_its_base_is(
+    shared_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its base was `../../my-llm`, which means nothing where the adapter is."""
+    config = RunConfig.load(write(shared_cluster, "local", 1, {}))
+    found = resolve(config, shared_cluster.bundle).model
+    source = replace(found, commit=None, source="../../my-llm")
+    model, _ = load_model(AutoModelForCausalLM, config, source)
+    write_adapter(model, dict(model.named_parameters()), adapter := tmp_path / "model")
+    (tmp_path / source.asset).symlink_to(source.path)
+    monkeypatch.chdir(tmp_path)
+    assert "lora_A" in str(AutoModelForCausalLM.from_pretrained(adapter))
+    code, places = loading_code(config, source).removeprefix("```python").split("```")
+    assert "`BASE` is `../../my-llm` of the manifest" in places and "`data/models/" in places
+    exec(
+        code.replace("BASE", str(source.path))
+        .replace('"."', f"{str(adapter)!r}")
+        .replace("tokenizer =", "# "),
+        values := dict[str, Any](),
+    )
+    assert "lora_A" in str(values["model"])
 
 
 def test_batch_norm_under_lora_keeps_the_statistics_that_its_adapter_is_used_with(
