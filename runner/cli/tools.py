@@ -74,7 +74,7 @@ def exec_(bundle: Path, to: str | None, command: tuple[str, ...]) -> None:
     Examples:
       runner exec --bundle B -- python their_script.py --epochs 3
       runner exec --bundle B -- accelerate launch their_script.py
-      srun runner exec --bundle B -- python their_script.py
+      srun runner exec --bundle B -- python their_script.py   # it reads SLURM_PROCID itself
     """
     if to is not None:
         raise UsageError(

@@ -31,7 +31,8 @@ ADVICE = (
         "another program on this node uses that port, or torchrun's ends do not find each other. "
         "On one node: torchrun --standalone, or export "
         "MASTER_PORT=$((20000 + ${SLURM_JOB_ID:-$$} % 10000)). On several: start it once on each "
-        "(srun --ntasks-per-node=1), all with the same --rdzv-endpoint of the first node",
+        "(srun --ntasks-per-node=1 --ntasks=$SLURM_NNODES), all with the same --rdzv-endpoint of "
+        "the first node",
     ),
     (
         "CUDA_HOME does not exist|does not match the version torch was compiled with"

@@ -17,10 +17,13 @@ import re
 import shlex
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+import yaml
 
 from runner import offline
 from runner.disks import (
@@ -87,9 +90,9 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
-    program = _program(command, environ)
+    program = _program(command, bundle, environ)
     check_site()
-    _check_one_node(command, environ)
+    _check_one_node(command, bundle, environ)
     _check_bundle(bundle.resolve(), environ)
     of_script = [*sys.path]
     isolate(dict(environ), lambda line: None)  # the server takes nothing from PYTHONPATH
@@ -128,7 +131,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             about,
             avoided,
             _note_on_loggers(environ),
-            note_on_tasks(command, environ),
+            note_on_tasks(command, bundle, environ),
             _note_on_line_ends(command),
             *notes,
         )
@@ -191,59 +194,133 @@ def _note_on_loggers(environ: Mapping[str, str]) -> str:
     )
 
 
-def note_on_tasks(command: Sequence[str], environ: Mapping[str, str]) -> str:
+def note_on_tasks(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
     """One line where srun started several tasks and nothing tells a script of the others.
 
     Trainer and accelerate then train the whole model once per task, without an error.
     """
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks in ("", "1") or "WORLD_SIZE" in environ or _MEETS.search(" ".join(command)):
+    tasks = int(environ.get("SLURM_STEP_NUM_TASKS") or 1)
+    nodes = int(environ.get("SLURM_STEP_NUM_NODES") or 1)
+    if tasks == 1 or "WORLD_SIZE" in environ or _MEETS.search(" ".join(command)):
         return ""
-    name = Path(command[0]).name
+    launcher, _ = _launcher(command)
     alone = "a script that does not read Slurm's own variables trains alone in each task"
-    if name in _ON_NODES:
-        if environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+    if launcher:
+        if nodes == 1:
             return ""
-        alone = f"`{name}` without the address of the first node trains alone on each node"
-    elif name in LAUNCHERS:
+        alone = f"`{launcher}` without the address of the first node trains alone on each node"
+    elif Path(command[0]).name in LAUNCHERS:
         return ""
     return (
         f"srun started {tasks} tasks, and RANK and WORLD_SIZE are not set: {alone} "
-        f"(if so: {on_each_node(command)})"
+        f"(if so: {on_each_node(command, bundle, nodes, tasks // nodes)})"
     )
 
 
 _MEETS = re.compile(r"--(rdzv|node|machine|master|main_process_ip)")
 """Words with which the launchers of several nodes find each other."""
+_ONE_PER_NODE = re.compile(r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODEID)")
+"""Variables with which a line for several nodes counts one launcher on each."""
 
 _EACH = "${SLURM_GPUS_ON_NODE:-1}"
 _TORCHRUN = (
     "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 "
     "--rdzv-id=$SLURM_JOB_ID"
 )
-_ON_NODES = {
-    "torchrun": _TORCHRUN,
-    "accelerate": "--num_machines $SLURM_NNODES --machine_rank $SLURM_NODEID "
-    f"--num_processes $((SLURM_NNODES * {_EACH})) --main_process_ip $MASTER_ADDR "
-    "--main_process_port 29500 --deepspeed_multinode_launcher standard",
-    "deepspeed": "",
+_ACCELERATE = (
+    "--num_machines $SLURM_NNODES --machine_rank $SLURM_NODEID "
+    "--num_processes $((SLURM_NNODES * {})) --main_process_ip $MASTER_ADDR "
+    "--main_process_port 29500 --deepspeed_multinode_launcher standard"
+)
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
 }
-"""Launcher -> its words for several nodes; empty: another launcher takes its place."""
+"""What `python -m` starts -> the launcher that it is."""
+_IN_SHELL = re.compile(
+    r"(?:^|[;&|(\n]|\bexec\s|\b\w+=\S*\s)\s*(?:\S*/)?(torchrun|deepspeed|accelerate(?=\s+launch\b))\s"
+)
+_COUNT = re.compile(r"--num[-_](?:gpus|processes)[ =](\d+)")
+_CONFIG = re.compile(r"--config[-_]file[ =](\S+)")
 
 
-def on_each_node(command: Sequence[str]) -> str:
-    """The line that trains once on all nodes of a job, from one that would train on one. Pure."""
-    first, *words = command
-    name = Path(first).name
-    script = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
-    knows = _MEETS.search(" ".join(words)) or not (name in _ON_NODES or name.startswith("python"))
-    if script is not None and not knows:
-        before = shlex.join([first, *(word for word in words[:script] if word != "--standalone")])
-        if not _ON_NODES.get(name):  # its options are not torchrun's
-            name, before = "torchrun", f"torchrun --nproc-per-node={_EACH}"
-        first, words = "sh", ["-c", f"{before} {_ON_NODES[name]} {shlex.join(words[script:])}"]
-    theirs = shlex.join([first, *words])
-    return f"srun --ntasks-per-node=1 runner exec --bundle B -- {theirs}"
+def _launcher(command: Sequence[str]) -> tuple[str, int]:
+    """The launcher of ranks that a command starts, and the number of its own words; "": none."""
+    command, start = [*command], 0
+    if command[0] == "env":
+        start = next((n for n, word in enumerate(command) if n and "=" not in word), 0)
+    name = Path(command[start]).name
+    if name in ("torchrun", "deepspeed", "accelerate-launch"):
+        return name.partition("-")[0], start + 1
+    if name == "accelerate" and command[start + 1 : start + 2] == ["launch"]:
+        return name, start + 2
+    if name.startswith("python") and "-m" in command[:-1]:
+        module = command.index("-m") + 1
+        if command[module] in _MODULES:
+            return _MODULES[command[module]], module + 1
+    return "", 0
+
+
+def on_each_node(command: Sequence[str], bundle: Path, nodes: int, per_node: int = 1) -> str:
+    """The line that trains once on all nodes of a job, from one that would not.
+
+    Args:
+        nodes: of the job or step.
+        per_node: the tasks on each node, each of which would be a rank.
+    """
+    # Where the job has more tasks, srun ignores --ntasks-per-node without --ntasks.
+    srun = f"srun --ntasks-per-node=1 --ntasks={nodes}"
+    return f"{srun} {_exec(bundle)} {shlex.join(_with_all_nodes([*command], nodes, per_node))}"
+
+
+def _exec(bundle: Path) -> str:
+    return f"runner exec --bundle {shlex.quote(str(bundle))} --"
+
+
+def _with_all_nodes(command: list[str], nodes: int, per_node: int) -> list[str]:
+    """The command with the words by which the launchers of all nodes meet."""
+    launcher, own = _launcher(command)
+    is_shell = not launcher and Path(command[0]).name in LAUNCHERS
+    script = next(
+        (n for n in range(own, len(command)) if command[n] == "-m" or command[n].endswith(".py")),
+        None,
+    )
+    knows = _MEETS.search(" ".join(command)) or (launcher == "deepspeed" and script is None)
+    if is_shell or knows or (launcher and nodes == 1):
+        return command
+    if launcher in ("torchrun", "accelerate"):
+        end = own if script is None else script
+        before = [word for word in command[:end] if word != "--standalone"]
+        after, options = command[end:], " ".join(command[own:end])
+        words = _TORCHRUN
+        if launcher == "accelerate":
+            words = _ACCELERATE.format(_processes(options) or _EACH)
+    else:  # no launcher, or deepspeed, whose options are not torchrun's
+        count = _COUNT.search(" ".join(command[own:script])) if launcher else None
+        each = count[1] if count else str(per_node) if per_node > 1 else _EACH
+        is_python = launcher or Path(command[0]).name.startswith("python")
+        has_code = not is_python or script is None or "-c" in command[:script]
+        before = [*command[: max(own - 1, 0)], "torchrun"]
+        after = ["--no-python", *command] if has_code else command[script:]
+        words = f"{_TORCHRUN} --nproc-per-node={each}"
+        if nodes == 1:
+            return [*before, "--standalone", f"--nproc-per-node={each}", *after]
+    return ["sh", "-c", f"{shlex.join(before)} {words} {shlex.join(after)}"]
+
+
+def _processes(options: str) -> int | None:
+    """The processes of one node, as the options of `accelerate launch` or its config say it."""
+    if given := _COUNT.search(options):
+        return int(given[1])
+    named = _CONFIG.search(options)
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    path = Path(named[1]) if named else home / "accelerate" / "default_config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text("utf-8"))
+        return int(config["num_processes"]) // int(config.get("num_machines", 1)) or None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return None  # accelerate itself says what is wrong with it
 
 
 def _note_on_line_ends(command: Sequence[str]) -> str:
@@ -266,27 +343,39 @@ def _with_loopback(hosts: str) -> str:
     return ",".join([*have, *(host for host in ("127.0.0.1", "localhost") if host not in have)])
 
 
-def _program(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    found = shutil.which(command[0], path=environ.get("PATH"))
+def _program(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
+    first = command[0]
+    found = shutil.which(first, path=environ.get("PATH"))
     if found is not None:
         _check_can_start(Path(found))
-    elif "/" in command[0] and Path(command[0]).is_file() and not command[0].endswith(".py"):
+    elif "/" in first and Path(first).is_file() and not first.endswith(".py"):
         raise UsageError(
-            f"{command[0]} is there, and may not be executed.",
-            f"chmod +x {shlex.quote(command[0])}; or name what reads it: -- bash {command[0]}",
+            f"{first} is there, and may not be executed.",
+            f"chmod +x {shlex.quote(first)}; or name what reads it: -- bash {first}",
         )
     if found is None:
+        known = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash")
         raise UsageError(
-            f"{command[0]}: no such program on PATH.",
-            suggest(
-                command[0],
-                ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash"),
-                f"runner exec --bundle B -- python {command[0]}"
-                if command[0].endswith(".py")
-                else "runner exec --bundle B -- python their_script.py ...",
-            ),
+            f"{first}: no such program on PATH.",
+            suggest(first, known, f"{_exec(bundle)} {_what_was_meant(command)}"),
         )
     return found
+
+
+def _what_was_meant(command: Sequence[str]) -> str:
+    """The command that a shell would have read in these words."""
+    first, *rest = command
+    if rest == [] and re.search(r"[;&|<>$`]", first):
+        return shlex.join(["bash", "-c", first])
+    try:
+        words = [*shlex.split(first), *rest]
+    except ValueError:  # a quote that does not end
+        words = [*command]
+    if re.match(r"\w+=", first):
+        return shlex.join(["env", *words])
+    if words and words[0].endswith(".py"):
+        return shlex.join(["python", *words])
+    return shlex.join(words) if len(words) > len(command) else "python their_script.py ..."
 
 
 def _check_can_start(program: Path) -> None:
@@ -321,26 +410,53 @@ def _check_can_start(program: Path) -> None:
         )
 
 
-def _check_one_node(command: Sequence[str], environ: Mapping[str, str]) -> None:
+def _check_one_node(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> None:
     job = SlurmJobEnvironment.from_environ(environ)
-    if job is None or job.num_nodes == 1:
+    if job is None:
+        return
+    _check_one_launcher(command, bundle, job)
+    if job.num_nodes == 1:
         return
     name = Path(command[0]).name
     if name in MULTI_NODE_LAUNCHERS:
         raise UsageError(
             f"`{name}` starts processes on {job.num_nodes} nodes; the bundle would be served on "
             "this one alone.",
-            f"The other way round, so that each node serves itself: {name} ... runner exec "
-            "--bundle B -- python ...",
+            f"The other way round, so that each node serves itself: {name} ... {_exec(bundle)} "
+            "python ...",
         )
     if job.step is None and not is_mpi_task(environ):
         raise UsageError(
             f"this job has {job.num_nodes} nodes, and outside srun `{name}` would run on this one "
             "alone.",
-            f"Start it on each node: {on_each_node(command)} (a script that reads Slurm's own "
-            f"variables: srun and one task per GPU). For one node only: srun --nodes=1 --ntasks=1 "
-            f"runner exec --bundle B -- {shlex.join(command)}",
+            f"Start it on each node: {on_each_node(command, bundle, job.num_nodes)} (a script that "
+            "reads Slurm's own variables: srun and one task per GPU). For one node only: "
+            f"srun --nodes=1 --ntasks=1 {_exec(bundle)} {shlex.join(command)}",
         )
+
+
+def _check_one_launcher(command: Sequence[str], bundle: Path, job: SlurmJobEnvironment) -> None:
+    """Refuses a launcher of ranks in each of several tasks: the whole training, several times.
+
+    Raises:
+        UsageError: there are several on a node, and they do not count themselves as nodes.
+    """
+    tasks = max(job.step.tasks_per_node) if job.step else 1
+    text = " ".join(command)
+    in_shell = _IN_SHELL.search(f"{command[-1]} ") if "-c" in command[1:2] else None
+    launcher = _launcher(command)[0] or (in_shell[1] if in_shell else "")
+    counts_tasks = _MEETS.search(text) and not _ONE_PER_NODE.search(text)
+    if job.step is None or tasks == 1 or not launcher or counts_tasks:
+        return
+    if job.step.rank:  # the first task says it for all; with srun -K, the end of one ends all
+        time.sleep(1)
+        sys.exit(UsageError.exit_code)
+    nodes = len(job.step.tasks_per_node)
+    raise UsageError(
+        f"srun started {tasks} tasks on this node, and in each of them `{launcher}` would start "
+        f"ranks of its own: the whole training {tasks} times, over the same files.",
+        f"One task on each node: {on_each_node(command, bundle, nodes, tasks)}",
+    )
 
 
 def _check_bundle(bundle: Path, environ: Mapping[str, str]) -> None:

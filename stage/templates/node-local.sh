@@ -1,7 +1,7 @@
 #!/bin/sh
 # Brings the environment beside this script onto this node's own disk, once for all jobs of this user that need it, and
 # prints its prefix: the last line of stdout. Started once on each node, before the ranks:
-#     srun --ntasks-per-node=1 sh node-local.sh ROOT
+#     srun --ntasks-per-node=1 --ntasks=$SLURM_NNODES sh node-local.sh ROOT
 # ROOT is a folder on the node's own disk. The same environment has the same prefix on every node, ROOT/airlift-UID/TREE.
 #
 # Needs what bootstrap.sh needs. A job that comes while another unpacks waits; a lock whose holder is gone is taken over.

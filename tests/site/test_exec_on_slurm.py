@@ -113,6 +113,40 @@ def test_each_task_of_a_step_on_two_nodes_finds_the_bundle_and_nothing_stays(
     assert "SERVER" not in left and "CACHES" not in left, left
 
 
+@pytest.mark.parametrize(
+    ("tasks", "command", "ranks"),
+    [
+        ("--nodes=1 --ntasks=4", "torchrun --nproc_per_node=2 envs.py", 2),
+        ("--nodes=2 --ntasks-per-node=2", "python -c 'exec(open(\"envs.py\").read())'", 4),
+    ],
+)
+def test_tasks_that_do_not_know_of_each_other_are_told_the_line_that_trains_once(
+    site: Site, bundle: Path, tasks: str, command: str, ranks: int
+) -> None:
+    """The line is read from what was printed, and run in the same job."""
+    (site.home / "envs.py").write_text(
+        "import os\n"  # one write: lines of several ranks stay apart
+        "os.write(1, b'RANK %s of %s\\n' % tuple(os.environb.get(n, b'no') "
+        "for n in (b'RANK', b'WORLD_SIZE')))\n"
+    )
+    (site.home / "once.sbatch").write_text(
+        f"#!/bin/bash\n#SBATCH {tasks} --output=once.out --time=5\n"
+        f"export PYTHONPATH={REPOSITORY} PATH={Path(sys.executable).parent}:$PATH\n"
+        f"srun runner exec --bundle {bundle} -- {command} > first.out 2>&1\n"
+        "sed -nE 's/.*(if so|each node): (srun.*)/\\2/p' first.out | sed 's/)$//' > line.sh\n"
+        "cat first.out line.sh; echo OBEYED; . ./line.sh\n"
+    )
+    number = int(site.run("sbatch", "--parsable", "once.sbatch").stdout.split(";")[0])
+    ended = site.wait_for_end(number)
+    first, _, obeyed = (site.home / "once.out").read_text().partition("OBEYED")
+    assert ended["JobState"] == "COMPLETED", first + obeyed
+    assert first.count("srun started ") == 1, first  # said once, by the first task
+    if command.startswith("torchrun"):
+        assert "RANK" not in first.replace("RANK and WORLD_SIZE", ""), first
+    trained = sorted(line for line in obeyed.splitlines() if line.startswith("RANK"))
+    assert trained == [f"RANK {rank} of {ranks}" for rank in range(ranks)], first + obeyed
+
+
 def test_accelerate_launch_trains_on_two_nodes_with_a_config_file_for_one(
     site: Site, bundle: Path
 ) -> None:

@@ -200,10 +200,15 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
 
 
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
+    def note(command: list[str], environ: dict[str, str]) -> str:
+        return exec_module.note_on_tasks(command, Path("my bundle"), environ)
+
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
-    assert "srun started 8 tasks" in exec_module.note_on_tasks(["python", "x.py"], eight)
+    once = "--ntasks=1 runner exec --bundle 'my bundle' -- torchrun --standalone --nproc-per-node=8"
+    assert f"srun --ntasks-per-node=1 {once} x.py" in note(["python", "x.py"], eight)
+    assert f"{once} --no-python python -c 1" in note(["python", "-c", "1"], eight)
     two = {**eight, "SLURM_STEP_NUM_NODES": "2"}
-    assert "trains alone on each node" in exec_module.note_on_tasks(["torchrun", "x.py"], two)
+    assert "trains alone on each node" in note(["torchrun", "x.py"], two)
     for command, environ in (
         (["torchrun", "x.py"], eight),
         (["torchrun", "--rdzv-endpoint=n1:29500", "x.py"], two),
@@ -212,7 +217,57 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
         (["python", "x.py"], {"SLURM_STEP_NUM_TASKS": "1"}),
         (["python", "x.py"], {}),
     ):
-        assert exec_module.note_on_tasks(command, environ) == ""
+        assert note(command, environ) == ""
+
+
+def test_the_line_for_several_nodes_has_the_users_number_of_processes(tmp_path: Path) -> None:
+    """Of each node: what the command or its config says for one machine."""
+    (tmp_path / "fsdp.yaml").write_text("num_machines: 1\nnum_processes: 2\n")
+    for command in (
+        f"accelerate launch --config_file {tmp_path}/fsdp.yaml x.py",
+        "accelerate launch --num_processes=2 x.py",
+    ):
+        line = exec_module.on_each_node(command.split(), Path("b"), 2)
+        assert "--num_processes $((SLURM_NNODES * 2)) --main" in line
+    line = exec_module.on_each_node(["deepspeed", "--num_gpus=2", "x.py"], Path("b"), 2)
+    assert "'torchrun " in line and "--nproc-per-node=2 x.py'" in line
+
+
+@pytest.mark.parametrize("command", [
+    ["torchrun", "--nproc_per_node=2", "x.py"],
+    ["sh", "-c", "cd . && torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:29500 x.py"],
+])  # fmt: skip
+def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
+    node: Cluster, command: list[str]
+) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
+            "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_NODELIST": "n1",
+            "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}  # fmt: skip
+    for rank in ("0", "1"):
+        process = start(node, *command, offline=False, **step, SLURM_PROCID=rank)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        line = f"srun --ntasks-per-node=1 --ntasks=1 runner exec --bundle {node.bundle} -- "
+        assert (line in err and "the whole training 4 times" in err) if rank == "0" else not err
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        (["python envs.py"], "python envs.py"),
+        (["STEPS=3", "python", "envs.py"], "env STEPS=3 python envs.py"),
+        (["cd x && python a.py"], "bash -c 'cd x && python a.py'"),
+        (["envs.py", "--x"], "python envs.py --x"),
+    ],
+)
+def test_words_that_only_a_shell_reads_are_shown_as_the_line_that_works(
+    node: Cluster, command: list[str], meant: str
+) -> None:
+    process = start(node, *command, offline=False)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"runner exec --bundle {node.bundle} -- {meant}\n" in err
 
 
 def test_a_command_that_would_leave_the_node_is_refused(node: Cluster) -> None:
@@ -232,7 +287,8 @@ def test_a_script_that_would_run_on_one_of_several_nodes_is_refused_with_the_rig
     process = start(node, "torchrun", "train.py", offline=False, **slurm)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "this job has 2 nodes" in err
-    assert "srun --ntasks-per-node=1 runner exec --bundle B -- sh -c 'torchrun --nnodes=$" in err
+    line = f"srun --ntasks-per-node=1 --ntasks=2 runner exec --bundle {node.bundle} -- sh -c "
+    assert f"{line}'torchrun --nnodes=$" in err
     assert "srun --nodes=1 --ntasks=1 runner exec" in err
 
 
