@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from stage.staging import prechecks
-from tests.remedies.obeyed import in_it
-from tests.support.servers.hubs import TestHub
+from tests.remedies.obeyed import in_it, obeys
+from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import Laptop, dataset_files, model_files
 
 CLIENT = "stage/hub/client.py"
+DATASETS = "stage/hub/datasets.py"
+ERRORS = "stage/hub/errors.py"
+METRICS = "stage/hub/metrics.py"
 LOCK = "lock tiny.yaml"
 FETCH = "fetch tiny.yaml -o bundle --no-offline-check"
 ROWS = b"text\na film\n"
@@ -78,6 +81,42 @@ def user(tmp_path: Path, shared: TestHub) -> User:
     return User(tmp_path / "user", shared)
 
 
+@obeys(ERRORS, "Check the spelling (org/name). For a private one give a token: {}")
+@obeys(CLIENT, "Copy it again: export HF_TOKEN=hf_...; or look at the file")
+def test_a_token_and_the_name_are_written_well(user: User) -> None:
+    user.wants(a={"model": "acme/closed"})
+    assert "set HF_TOKEN" in user.remedy(LOCK)
+    again = in_it(user.remedy(LOCK, HF_TOKEN="hf tester"), r"export HF_TOKEN=hf_")
+    token = MEMBER_TOKEN.removeprefix("hf_")
+    user.works(LOCK, HF_TOKEN=again.partition("=")[2] + token)
+    file = user.folder / "hf/token"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("hf tester")
+    assert in_it(user.remedy(LOCK), r"\S+/token") == str(file)
+    file.write_text(MEMBER_TOKEN)
+    user.works(f"{LOCK} --update a")
+    file.unlink()
+
+    user.wants(a={"model": "acme/cloesd"})
+    assert "Check the spelling" in user.remedy(LOCK, HF_TOKEN=MEMBER_TOKEN)
+    user.wants(a={"model": "acme/closed"})
+    user.works(f"{LOCK} --update a", HF_TOKEN=MEMBER_TOKEN)
+
+
+@obeys(CLIENT, "unset HF_HUB_OFFLINE")
+def test_a_laptop_that_was_set_offline(user: User) -> None:
+    user.wants(a={"dataset": "acme/several", "config": "one"})
+    user.own_process = True  # huggingface_hub reads it once
+    name = in_it(user.remedy(LOCK, HF_HUB_OFFLINE="1"), r"(?<=unset )\w+")
+    assert name == "HF_HUB_OFFLINE"
+    user.own_process = False
+    user.works(LOCK)
+
+
+@obeys("stage/hub/remote_code.py", "Read that code ({}/{}/tree/{}); if it may run on your cluster")
+@obeys(METRICS, "Read that code ({}/spaces/{}/tree/{}); if it may run on your cluster")
+@obeys(METRICS, "{}; one of another owner is `metric: owner/name`.")
+@obeys("stage/hub/model_files.py", "Remove it from `include`; or read it, then write")
 def test_code_is_allowed_or_left(user: User) -> None:
     allow = {"allow_code": True}
 
@@ -113,6 +152,11 @@ def test_code_is_allowed_or_left(user: User) -> None:
         user.works(LOCK)
 
 
+@obeys(DATASETS, "{}{}Write `config:` and one of: {}.")
+@obeys(DATASETS, "Check `config`; or download the files (hf download) and name them with `path:`.")
+@obeys(DATASETS, "Get the dataset with `hf download`, rename the split, and use `path:`.")
+@obeys(DATASETS, "Download its files (hf download) and name them with `path:`.")
+@obeys("stage/staging/prechecks.py", "hf download {}{} --revision {} --local-dir {} Then write")
 def test_what_is_no_dataset_here_is_downloaded_and_named(
     user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +194,10 @@ def test_what_is_no_dataset_here_is_downloaded_and_named(
     user.works(FETCH)
 
 
+@obeys(ERRORS, "Its commit may have been deleted: run again with --update")
+@obeys("stage/staging/resolve.py", "{} --update {}")
+@obeys("stage/staging/sources/source.py", "Find out where that lock comes from. To resolve again")
+@obeys("stage/download/responses.py", "That server or a proxy is misconfigured: try another")
 def test_a_repository_moves_on(hub: TestHub, user: User) -> None:
     mirror, user.hub = user.hub, hub
     first = hub.commit("models", "acme/m", {"config.json": b"{}", "a.txt": b"old"})

@@ -10,10 +10,13 @@ import yaml
 
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.remedies.test_stories import bundle, here, remedy_of, run, works
 
 __all__ = ["here"]
+VERIFIER = "stage/bundle/verifier.py"
+KINDS = "stage/file_kinds.py"
+APPLY = "stage/carry/apply.py"
 FETCH = "fetch m.yaml -o new --no-offline-check"
 
 
@@ -21,6 +24,11 @@ def shell(command: str) -> None:
     subprocess.run(command, shell=True, check=True)
 
 
+@obeys(VERIFIER, "{first}Carry {file} to the machine with a sound bundle", "Other ways: copy again")
+@obeys("stage/bundle/receipt.py", "stage verify {} names all damage")
+@obeys("stage/bundle/report.py", "Give a file that `stage verify --report` wrote.")
+@obeys(KINDS, "`stage lock MANIFEST` writes", "`stage verify BUNDLE --report FILE` writes")
+@obeys(APPLY, "Give the folder that `stage patch -o` wrote.")
 def test_damage_is_repaired_in_each_way_that_is_named() -> None:
     shutil.copytree(bundle(b="two"), "copy")
     damaged = Path("copy/data/files/a/a.txt")
@@ -49,6 +57,8 @@ def test_damage_is_repaired_in_each_way_that_is_named() -> None:
     works("verify copy")
 
 
+@obeys("stage/staging/build.py", "Fetch with the versions of the lock, or make it anew: {}")
+@obeys("stage/staging/build.py", "{}: use the versions that the lock was made with, or accept")
 def test_a_converted_file_that_comes_out_otherwise_is_refused() -> None:
     """By other versions of what converts, and by other bytes from the same."""
     Path("a.csv").write_text("text\na film\n")

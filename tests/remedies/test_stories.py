@@ -13,9 +13,11 @@ import yaml
 from click.testing import CliRunner
 
 from stage.cli import main as stage
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 
+APPLY = "stage/carry/apply.py"
 PATCH = "stage/carry/patch.py"
+SIGNATURE = "stage/bundle/signature.py"
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +60,54 @@ def bundle(**texts: str) -> Path:
     return Path("bundle")
 
 
+def key_and_signers() -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "KEY"], check=True)
+    Path("signers").write_text(f"me {Path('KEY.pub').read_text()}")
+
+
+@obeys(SIGNATURE, "Run `stage verify {}`; sign what is sound")
+def test_a_damaged_bundle_is_looked_at_before_it_is_signed() -> None:
+    key_and_signers()
+    (bundle() / "data/files/a/a.txt").unlink()
+    code, said = run(in_it(remedy_of("sign bundle --key KEY", 1), r"stage verify [^` ]+"))
+    assert code == 1 and "stage fetch" in said
+    works("fetch m.yaml -o bundle")
+    works("sign bundle --key KEY")
+
+
+@obeys(SIGNATURE, "Write one: a line `NAME ssh-ed25519 AAAA...` per signer")
+def test_a_file_of_signers_is_written_as_its_remedy_says() -> None:
+    key_and_signers()
+    Path("signers").unlink()
+    bundle()
+    works("sign bundle --key KEY")
+    line = in_it(remedy_of("verify bundle --signers signers", 2), r"NAME ssh-ed25519 \S+?(?=`)")
+    key = Path("KEY.pub").read_text().split()[1]
+    Path("signers").write_text(line.replace("AAAA...", key) + "\n")
+    works("verify bundle --signers signers")
+
+
+def damaged_copy() -> Path:
+    """A copy of a bundle with one damaged file, and the report of it."""
+    bundle(b="two")
+    shutil.copytree("bundle", "copy")
+    Path("copy/data/files/a/a.txt").write_text("oh!")
+    assert run("verify copy --report report.json")[0] == 1
+    return Path("copy")
+
+
+@obeys(APPLY, "Move it out of the bundle: mv {} ELSEWHERE")
+def test_a_folder_in_the_place_of_a_file_is_moved_out() -> None:
+    file = damaged_copy() / "data/files/a/a.txt"
+    file.unlink()
+    file.mkdir()
+    (file / "mine").write_text("notes")
+    works("patch bundle --report report.json -o patch")
+    words = shlex.split(in_it(remedy_of("apply copy patch", 3), r"mv \S+ ELSEWHERE"))
+    shutil.move(words[1], words[2])
+    works("apply copy patch")
+
+
 def update() -> None:
     """A copy of the bundle; the bundle then changes, and a patch leads from one to the other."""
     bundle()
@@ -67,6 +117,7 @@ def update() -> None:
     works("patch bundle --since copy/stage.lock -o patch")
 
 
+@obeys(APPLY, "prints the id of this bundle; make a patch for it")
 def test_a_patch_for_another_bundle_is_made_for_this_one() -> None:
     update()
     works("apply copy patch")
@@ -80,37 +131,3 @@ def test_a_patch_for_another_bundle_is_made_for_this_one() -> None:
     works(in_it(remedy_of("apply copy patch", 2), r"stage verify copy"))
     works("patch bundle --since copy/stage.lock -o patch2")
     works("apply copy patch2")
-
-
-def key_and_signers() -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "KEY"], check=True)
-    Path("signers").write_text(f"me {Path('KEY.pub').read_text()}")
-
-
-def test_a_damaged_bundle_is_looked_at_before_it_is_signed() -> None:
-    key_and_signers()
-    (bundle() / "data/files/a/a.txt").unlink()
-    code, said = run(in_it(remedy_of("sign bundle --key KEY", 1), r"stage verify [^` ]+"))
-    assert code == 1 and "stage fetch" in said
-    works("fetch m.yaml -o bundle")
-    works("sign bundle --key KEY")
-
-
-def damaged_copy() -> Path:
-    """A copy of a bundle with one damaged file, and the report of it."""
-    bundle(b="two")
-    shutil.copytree("bundle", "copy")
-    Path("copy/data/files/a/a.txt").write_text("oh!")
-    assert run("verify copy --report report.json")[0] == 1
-    return Path("copy")
-
-
-def test_a_folder_in_the_place_of_a_file_is_moved_out() -> None:
-    file = damaged_copy() / "data/files/a/a.txt"
-    file.unlink()
-    file.mkdir()
-    (file / "mine").write_text("notes")
-    works("patch bundle --report report.json -o patch")
-    words = shlex.split(in_it(remedy_of("apply copy patch", 3), r"mv \S+ ELSEWHERE"))
-    shutil.move(words[1], words[2])
-    works("apply copy patch")

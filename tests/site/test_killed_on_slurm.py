@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import obeys
 from tests.site.conftest import Site
 
 pytestmark = pytest.mark.site
@@ -63,6 +64,7 @@ def in_salloc(site: Site, script: str) -> Callable[[str], str]:
     return lambda name: (site.home / name).read_text()
 
 
+@obeys("runner/run_folder/run_lock.py", "scancel {}; then run the same command again.")
 def test_ranks_that_outlive_a_killed_launcher_are_never_trained_over(site: Site) -> None:
     said = in_salloc(site, LAUNCHER_THEN_BOTH)
     for name in ("launcher", "both"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import obeys
 from tests.site.conftest import RUNNER, Site
 
 pytestmark = pytest.mark.site
@@ -14,6 +15,10 @@ RUN = ("tiny.yaml", "--bundle", "bundle", "--set", "slurm.tasks_per_node=1")
 SMALL = ("--set", "batch.micro=4")
 
 
+@obeys("runner/job/places.py", "Use a folder on the shared disk; `runner rehearse RUN --bundle B")
+@obeys(
+    "runner/trials/rehearse_job.py", "Choose an --output on a disk that the nodes share: `df -T`"
+)
 def test_a_partition_passes_its_rehearsal(site: Site, bundle: Path) -> None:
     """First with a run folder that the nodes do not see: in the login node's memory."""
     unseen = ("--output", "/dev/shm/nowhere/run")

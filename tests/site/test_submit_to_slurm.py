@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.remedies.obeyed import obeys
 from tests.site.conftest import RUNNER, Site
 from tests.site.test_launch_on_slurm import PROGRAM
 
 pytestmark = pytest.mark.site
+HERE = "runner/job/submit.py"
 
 
 class Refused(NamedTuple):
@@ -89,6 +91,9 @@ def obey(site: Site, refused: Sequence[Refused]) -> None:
         assert found["errors"] == [] and "accepts it" in found["lines"][-1], (case, found)
 
 
+@obeys(HERE, "Correct `slurm:`", "See `sinfo -N -o '%P %n %c %m %G'`", "See `sinfo -o '%P %f'`")
+@obeys(HERE, 'set slurm.gpus_per_node or slurm.options: {gres: "gpu:TYPE:N"}.')
+@obeys(HERE, "See `sinfo -N`, and", "See `sinfo -s` for the partitions", "See `squeue --me`: the")
 def test_a_job_that_could_not_start_is_refused_with_the_way_out(site: Site) -> None:
     obey(site, REFUSED)
     folder = site.home / "refused"

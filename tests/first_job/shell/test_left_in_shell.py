@@ -9,7 +9,7 @@ import pytest
 
 from runner.launch.network import GLOO, NCCL, loopback_variables
 from tests.first_job.harness import Found, assert_found, programs, run_runner, write_run
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 
 GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 OF_RANK = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
@@ -58,6 +58,7 @@ def test_a_partition_that_only_the_shell_names_is_the_one_that_is_looked_at(
     assert_found(said, Found(("08:00:00 is more than partition debug allows",), "Lower it"))
 
 
+@obeys("runner/slurm/jobs.py", "Open a new shell; or, in bash: unset ${!SLURM_@}")
 def test_a_job_that_is_over_is_not_taken_for_one_that_runs(staged: Path, tmp_path: Path) -> None:
     path = programs(tmp_path / "bin", sbatch="exit 0", sinfo=SINFO, squeue=OVER)
     write_run(tmp_path, **GPT2, slurm={"partition": "gpu"})

@@ -18,7 +18,7 @@ from runner.data.store import Stores
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.texts import check_roles
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.data.test_prepare import digest
 
 TALK = [("user", "who is she ?"), ("assistant", "Elizabeth"), ("user", "why ?")]
@@ -87,6 +87,7 @@ def test_renamed_chats_become_the_same_tokens_and_the_same_are_learned(
     assert bytes_of(renamed, tmp_path) == bytes_of(plain, tmp_path)
 
 
+@obeys("runner/config/chats.py", "Say whose words these are: dataset.roles")
 @pytest.mark.parametrize("by", ["prepare", "check"])
 def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     tmp_path: Path, chat: ModelInput, by: str

@@ -26,6 +26,7 @@ from runner.data.recipe import Recipe
 from runner.data.store import BATCH_ROWS, Stores
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
+from tests.remedies.obeyed import obeys
 
 TEXT = DatasetConfig(asset="words")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -237,6 +238,7 @@ def test_killed_in_the_middle_nothing_that_counts_is_left(
     assert len(prepared(recipe, tmp_path)) == 7
 
 
+@obeys("runner/data/store.py", "rm -f {} # then prepare again")
 @pytest.mark.parametrize("damage", ["shorter", "longer", "empty", "of another program"])
 def test_a_damaged_store_is_reported_with_the_way_out(
     recipe: Recipe, tmp_path: Path, damage: str

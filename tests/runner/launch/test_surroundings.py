@@ -180,13 +180,7 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 HERE = "runner/job/surroundings.py"
 
 
-@obeys(
-    HERE,
-    "A file that this line reads has the line ends of Windows",
-    "A batch script never reads what `conda init` wrote. Set {source",
-    "Give its whole path; `type conda` shows CONDA where it works. Set {source",
-    "a file, source that: {source FILE}",
-)
+@obeys(HERE, "A file that this line reads has the line ends", "a file, source that: {source FILE}")
 @pytest.mark.parametrize("fault", SHELLS)
 def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
     cluster: Cluster, login: Callable[[str], None], python: Path, fault: str

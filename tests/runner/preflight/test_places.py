@@ -30,9 +30,10 @@ from runner.job.findings import FAULTS
 from runner.job.places import check_places
 from runner.job.shapes import ModelShape
 from tests.first_job.harness import programs
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
+ACCESS = "runner/job/access.py"
 NOBODY = 65534
 
 
@@ -71,6 +72,7 @@ except StageError as error:
     return done.stdout
 
 
+@obeys(ACCESS, "Its owner can open it: chmod {} {} (`namei -l {}` shows every right on the way)")
 def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_folder: Path) -> None:
     folder = open_folder / "data"
     folder.mkdir()
@@ -91,6 +93,7 @@ def test_files_that_a_colleague_may_not_read_are_closed_and_not_damaged(open_fol
     assert as_nobody(check, *paths) == ""
 
 
+@obeys(ACCESS, "Choose {}, in a folder of yours (`ls -ld {}` and `id` show who may write)")
 def test_a_run_folder_that_cannot_be_written_is_refused(open_folder: Path) -> None:
     said = as_nobody("check_writable(Path(sys.argv[1]))", open_folder / "output" / "run")
     assert said.startswith(f"2 {open_folder}/output/run: no file can be made in {open_folder}")
@@ -115,6 +118,7 @@ def test_the_quota_of_lustre_is_read(text: str, left: tuple[int | None, int | No
     assert quota_left(text) == left
 
 
+@obeys(ACCESS, "Free space ({}), keep fewer: --set checkpoint.keep=1, or choose {}")
 def test_a_quota_that_leaves_too_little_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import record
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.environ import kept_environment
 
@@ -200,6 +200,7 @@ def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
 REQUIRED = {"bundle": {"verified": "required"}}
 
 
+@obeys("runner/job/check.py", "stage verify {}{}")
 def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +228,7 @@ def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     )
 
 
+@obeys("runner/inputs/__init__.py", "Give the folder of the bundle that is asked for with --bundle")
 def test_a_run_that_names_its_bundle_reads_no_other(terminal: Terminal) -> None:
     bundle, another = terminal.cluster.bundle, "ab" * 32
     found = Bundle.open(bundle).id

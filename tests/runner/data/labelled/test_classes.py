@@ -10,8 +10,10 @@ import pytest
 from runner.data.classes import Classes, classes_of, united
 from runner.errors import UsageError
 from runner.inputs import SplitInput
+from tests.remedies.obeyed import obeys
 from tests.support.training.twins import labelled_parquet
 
+CLASSES = "runner/data/classes.py"
 NAMED = {"names": ["no", "yes"], "_type": "ClassLabel"}
 
 
@@ -66,6 +68,7 @@ def test_datasets_are_united_by_the_names_of_their_classes() -> None:
     assert united(numbers, []) == [str(n) for n in range(11)]
 
 
+@obeys(CLASSES, "Stage them with the same kind of labels", "Choose another validation split, or")
 @pytest.mark.parametrize(
     ("other", "message"),
     [
