@@ -31,11 +31,11 @@ def log_of(folder: Path, rank: int | None) -> Path:
     """
     if names := elements(folder):
         begun = [name for name in names if _of_element(folder / name)] or [*names]
-        runs = [quoted(os.path.relpath(folder / name)) for name in begun[:NAMED]]
+        first, *others = [quoted(os.path.relpath(folder / name)) for name in begun[:NAMED]]
         raise UsageError(
             f"{folder}: a sweep, where each run has a log of its own.",
-            f"runner logs {runs[0]}{where_asked()}"
-            + (f"   (or of {', '.join(runs[1:])})" if runs[1:] else ""),
+            f"runner logs {first}{where_asked()}"
+            + (f"   (or of {', '.join(others)})" if others else ""),
         )
     if rank is None and (log := _of_element(folder)):
         return log

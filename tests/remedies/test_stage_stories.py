@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
+from stage.lock.manifest import Manifest
 from tests.remedies.obeyed import in_it, obeys
 from tests.remedies.test_stories import bundle, here, remedy_of, run, works
 
@@ -72,3 +75,61 @@ def test_a_converted_file_that_comes_out_otherwise_is_refused() -> None:
         Path("m.lock").write_text(lock.replace(before, after))
         remedy = remedy_of("fetch m.yaml -o new --no-offline-check", code)
         works(in_it(remedy, r"stage \S+ m.yaml .*--update \S+"))
+
+
+def manifest(files: Mapping[str, str | bytes], *top: Mapping[str, Any], **entry: Any) -> None:
+    """Writes a manifest with an asset `a`, and the user's files."""
+    for name, content in files.items():
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    document = {"format": 1, "name": "m", "assets": {"a": entry}}
+    for more in top:
+        document |= more
+    Path("m.yaml").write_text(yaml.safe_dump(document))
+
+
+@obeys("stage/bundle/bundle.py", "Run `stage fetch` again where it was made, or copy again")
+@obeys(VERIFIER, "This bundle is unfinished: run `stage fetch`", "This is another bundle than")
+def test_an_unfinished_bundle_and_one_of_another_id() -> None:
+    root = bundle()
+    (root / "tagmanifest-sha256.txt").unlink()
+    code, said = run("verify bundle")
+    assert code == 1 and "run `stage fetch` again where it was made" in " ".join(said.split())
+    assert "stage fetch" in remedy_of("show bundle", 2)
+    works("fetch m.yaml -o bundle")
+    works("verify bundle")
+    code, said = run(f"verify bundle --id {'ab' * 32}")
+    assert code == 1
+    assert in_it(" ".join(said.split()), "`stage show` where it was made prints its id")
+    found = in_it(works("show bundle"), r"(?<=bundle id )[0-9a-f]{64}")
+    works(f"verify bundle --id {found}")
+
+
+@obeys("stage/convert/text_files.py", "Get the file again, or remove the byte: tr -d")
+def test_a_byte_is_removed_as_its_remedy_says() -> None:
+    manifest({"FILE": b"a film\n\0another\n"}, path="FILE", convert="text")
+    shell(
+        in_it(remedy_of("fetch m.yaml -o c --no-offline-check", 2), r"tr -d '\\000' < FILE > NEW")
+    )
+    manifest({}, path="NEW", convert="text")
+    works("fetch m.yaml -o c --no-offline-check")
+
+
+@obeys("stage/staging/resolve.py", "Take another repository; or, after reading the licence, add it")
+@obeys("stage/lock/manifest.py", "Remove one of the two. For `runner train`, keep `{}`.")
+def test_policies_and_ways_that_do_not_go_together() -> None:
+    mit, files = {"policy": {"licences": ["mit"]}}, {"a.csv": "text\na film\n"}
+    manifest(files, mit, path="a.csv", convert="csv")
+    remedy = remedy_of(FETCH, 3)
+    licence = yaml.safe_load(in_it(remedy, r"licence: \w+"))
+    assert "policy: {licences: [...]}" in remedy
+    for policy, entry in ((mit, licence), ({"policy": {"licences": ["x"]}}, {"licence": "x"})):
+        manifest(files, policy, path="a.csv", convert="csv", **entry)
+        works(FETCH)
+        shutil.rmtree("new")
+
+    both = {"dataset": "acme/lines", "config": "plain", "include": ["*.csv"]}
+    manifest({}, **both)
+    kept = in_it(remedy_of(FETCH, 2), r"(?<=keep `)\w+")
+    for gone in {"config", "include"}:
+        manifest({}, **{key: value for key, value in both.items() if key != gone})
+        assert kept == "config" and Manifest.load(Path("m.yaml")).requests

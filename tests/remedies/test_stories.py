@@ -131,3 +131,46 @@ def test_a_patch_for_another_bundle_is_made_for_this_one() -> None:
     works(in_it(remedy_of("apply copy patch", 2), r"stage verify copy"))
     works("patch bundle --since copy/stage.lock -o patch2")
     works("apply copy patch2")
+
+
+@obeys(APPLY, "stage verify {} --report FILE, and repair it with stage patch --report FILE")
+def test_damage_is_repaired_before_an_update_that_needs_the_file() -> None:
+    bundle(b="two", c="two")
+    shutil.copytree("bundle", "old")
+    shutil.copytree("bundle", "copy")
+    document = yaml.safe_load(Path("m.yaml").read_text())
+    document["assets"]["d"] = document["assets"].pop("b")
+    Path("m.yaml").write_text(yaml.safe_dump(document))
+    works("fetch m.yaml -o bundle")
+    works("patch bundle --since copy/stage.lock -o patch")
+    for name in "bc":
+        Path(f"copy/data/files/{name}/{name}.txt").write_text("oh!")
+    remedy = remedy_of("apply copy patch", 1)
+    look = in_it(remedy, r"stage verify copy --report FILE")
+    assert run(look)[0] == 1
+    works("stage patch old --report FILE -o repair")
+    works("apply copy repair")
+    works("apply copy patch")
+
+
+@obeys(PATCH, "Run `stage fetch` again into it, then this again")
+def test_a_patch_from_a_damaged_bundle_waits_for_a_fetch() -> None:
+    damaged_copy()
+    Path("bundle/data/files/a/a.txt").write_text("no!")
+    assert "stage fetch" in remedy_of("patch bundle --report report.json -o patch", 1)
+    works("fetch m.yaml -o bundle")
+    works("patch bundle --report report.json -o patch")
+    works("apply copy patch")
+
+
+@obeys("stage/lock/manifest.py", "List those you allow: `policy: {licences:")
+def test_an_empty_policy_lists_what_it_allows() -> None:
+    bundle()
+    document = yaml.safe_load(Path("m.yaml").read_text())
+    document["assets"]["a"]["licence"] = "mit"
+    Path("m.yaml").write_text(yaml.safe_dump({**document, "policy": {"licences": []}}))
+    remedy = remedy_of("fetch m.yaml -o new", 2)
+    policy = yaml.safe_load(in_it(remedy, r"policy: \{[^}]*\}"))
+    for way in (policy, dict[str, object]()):
+        Path("m.yaml").write_text(yaml.safe_dump({**document, **way}))
+        works("fetch m.yaml -o new")

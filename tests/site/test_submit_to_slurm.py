@@ -43,6 +43,9 @@ class Refused(NamedTuple):
 
 NO_NODE = "node configuration is not available"
 ONE = {"nodes": 1, "tasks_per_node": 1}
+TIGHT = {**ONE, "partition": "tight", "time": "5"}
+OF_TIGHT = r"PartitionName=tight(?:.*\n)*?.*"
+TWO = {**ONE, "partition": "spare,tight"}
 REFUSED = (
     Refused({"partition": "gpu"}, "invalid partition specified: gpu",
             "See `sinfo -s` for the partitions", r"^(spare)", {"partition": "{}"}),
@@ -66,6 +69,28 @@ REFUSED = (
     Refused({"time": "3-00:00:00"}, "more than partition batch allows, 2-00:00:00",
             "requeued and resumes", "", {"time": "2-00:00:00"}),
     Refused({"time": "1h"}, "'1h' is not a time limit", "HH:MM:SS", "", {"time": "01:00:00"}),
+)  # fmt: skip
+
+
+LIMITS = """
+EnforcePartLimits=ALL
+PartitionName=tight Nodes=n1 MaxTime=5 MaxMemPerNode=1000 MaxCPUsPerNode=1
+PartitionName=small Nodes=ALL MaxNodes=1
+PartitionName=closed Nodes=ALL State=INACTIVE
+"""
+REFUSED_BY_LIMITS = (
+    Refused({}, "No partition specified", "This cluster has no default partition: see `sinfo -s`",
+            r"^(batch) ", {"partition": "{}"}),
+    Refused({"partition": "closed"}, "Required partition not available", "`sinfo -s` shows which",
+            r"^(spare) +up", {"partition": "{}"}),
+    Refused({"partition": "small"}, "Node count", "See `sinfo -s`, and lower slurm.nodes",
+            r"^(small)", {"partition": "{}", "nodes": 1}),
+    Refused({**TWO, "time": "9"}, "time limit", "See `sinfo -o '%P %l'`", r"^tight (5):00",
+            {**TWO, "time": "{}"}),
+    Refused({**TIGHT, "options": {"mem": "2000"}}, "Memory required", "for a lower limit (MaxMem",
+            OF_TIGHT + r"MaxMemPerNode=(\d+)", {**TIGHT, "options": {"mem": "{}"}}),
+    Refused({**TIGHT, "options": {"cpus-per-task": 3}}, "More processors", "limit (MaxCPUsPerNode)",
+            OF_TIGHT + r"MaxCPUsPerNode=(\d+)", {**TIGHT, "options": {"cpus-per-task": "{}"}}),
 )  # fmt: skip
 
 
@@ -110,6 +135,21 @@ def test_the_memory_of_a_job_that_asks_for_none_is_foretold(site: Site, bundle: 
     job = site.job(site.run("sbatch", "--parsable", *shape).stdout.strip())
     site.run("scancel", job["JobId"])
     assert (job["MinMemoryCPU"], job["NumCPUs"]) == ("1000M", "8"), job
+
+
+@obeys(HERE, "This cluster has no default partition", "`sinfo -s` shows which partitions are up")
+@obeys(HERE, "See `sinfo -s`, and lower slurm.nodes.", "See `sinfo -o '%P %l'` for the limits")
+@obeys(HERE, "See `sinfo -N -o '%n %m'`", "See `sinfo -N -o '%n %c'`")
+def test_what_a_partitions_limits_refuse_is_refused_with_the_way_out(site: Site) -> None:
+    file = site.folder / "etc/slurm.conf"
+    before = file.read_text()
+    file.write_text(before.replace("Default=YES", "Default=NO") + LIMITS)
+    try:
+        site.control("exec", "scontrol", "reconfigure")
+        obey(site, REFUSED_BY_LIMITS)
+    finally:
+        file.write_text(before)
+        site.control("exec", "scontrol", "reconfigure")
 
 
 # ---- exactly one job: two at once, an answer of sbatch that is lost, a queue that cannot be read
