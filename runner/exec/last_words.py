@@ -2,7 +2,8 @@
 
 `runner exec` puts a copy of this file into a folder on PYTHONPATH, where each Python of the script
 loads it (`stage.serve.children`). It imports nothing of airlift, and has the syntax of Python 3.6.
-It changes nothing but `sys.excepthook`, which prints first what it printed before.
+It changes `sys.excepthook`, which prints first what it printed before, and `socket.getaddrinfo`,
+which answers as before.
 """
 
 import os
@@ -16,9 +17,14 @@ _NO_INTERNET = (
     "a compute node has no internet: stage the file (`url:` in the manifest; a folder such as "
     "nltk_data: `path:`), and read it from the bundle: $AIRLIFT_BUNDLE/data/files/NAME/FILE"
 )
+_OWN_ENDPOINT = (
+    "the script sets HF_ENDPOINT itself, so it asks that address and not the bundle: take this "
+    'line out of it (os.environ["HF_ENDPOINT"] = ...); a shell\'s own HF_ENDPOINT may stay'
+)
+_CHANGED = "the bundle changed since this script began: .* (is gone|has another size)"
 _NOT_REACHED = ("gaierror", "NameResolutionError", "Network is unreachable", "Errno -2", "Errno -3")
 # A part of the error's text (a regular expression) -> what helps. The first that is found counts.
-# At most twenty: what needs no more than the library's own words is not here.
+# A short table: what needs no more than the library's own words is not here.
 ADVICE = (
     (
         "mpi4py|expected, but not set|process group has not been initialized",
@@ -111,6 +117,11 @@ ADVICE = (
         "databases go to $TMPDIR, and where that is the cause: export TMPDIR=/tmp",
     ),
     (
+        "Repository id must be 'namespace/name'",
+        "this version of the libraries takes no name without its owner: write the whole name in "
+        'the script, as in the line `... is answered by OWNER/NAME` ("Salesforce/wikitext")',
+    ),
+    (
         "RepositoryNotFound|not a valid model identifier|LocalEntryNotFound|DatasetNotFound"
         "|Repo id must|Incorrect path_or_model_id",
         "the bundle has nothing under that name: see the line `asked for, not here`, and `stage "
@@ -146,17 +157,26 @@ ADVICE = (
 
 def advice(error: Optional[BaseException]) -> str:
     """What helps against an error, or against one of its causes; empty: not known."""
-    text, seen = "", 0
+    text, seen, of_web = "", 0, False
     while error is not None and seen < 20:
         text += "%s: %s\n" % (type(error).__name__, error)
+        of_web = of_web or "http" in type(error).__module__  # httpx says no more than "Errno -3"
         error, seen = error.__cause__ or error.__context__, seen + 1
     # Ranks that do not reach each other must not be told about the internet.
     lost = any(words in text for words in _NOT_REACHED)
     if re.search("FileNotFoundError: http|NLTK Downloader", text) or (
-        lost and re.search("http|urlo", text, re.I)
+        lost and (of_web or re.search("http|urlo", text, re.I))
     ):
-        return _NO_INTERNET
+        return _OWN_ENDPOINT if sets_endpoint() else _NO_INTERNET
+    changed = re.search(_CHANGED, text)
+    if changed:
+        return changed.group() + ": start the script again, and push no bundle that a job reads"
     return next((line for words, line in ADVICE if re.search(words, text)), "")
+
+
+def sets_endpoint() -> bool:
+    """Whether the script asks another Hub than ours, which is always on loopback."""
+    return "//127.0.0.1" not in os.environ.get("HF_ENDPOINT", "//127.0.0.1")
 
 
 def install() -> None:
@@ -201,15 +221,41 @@ def watch(event: str, arguments: Tuple[Any, ...]) -> None:
             return
     except ValueError:
         return
+    _tell("connects to %s, port %d, on the internet" % (host, port))
+
+
+def _tell(what: str) -> None:
+    way = _OWN_ENDPOINT if sets_endpoint() else "`stage trace` on the laptop names the file"
     sys.stderr.write(
-        "runner exec: the script connects to %s, port %d, on the internet: on a node without "
-        "internet it waits there, perhaps for minutes (`stage trace` on the laptop names the "
-        "file)\n" % (host, port)
+        "runner exec: the script %s: on a node without internet it waits there, perhaps for "
+        "minutes (%s)\n" % (what, way)
     )
     sys.stderr.flush()
+
+
+def watch_names() -> None:
+    """Prints a line at the first look-up of each host of the web that fails.
+
+    Where no name resolves, which is the usual compute node, libraries try again for minutes.
+    """
+    import socket
+
+    look_up = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, port: Any, *more: Any, **named: Any) -> Any:
+        try:
+            return look_up(host, port, *more, **named)
+        except socket.gaierror:
+            if port in (*_WEB, "http", "https") and host not in _asked and len(_asked) < 9:
+                _asked.add(host)
+                _tell("asks for %s, and this node finds no such host" % host)
+            raise
+
+    socket.getaddrinfo = getaddrinfo
 
 
 if __name__ == NAME:
     install()
     if hasattr(sys, "addaudithook"):  # Python 3.8
         sys.addaudithook(watch)
+    watch_names()

@@ -117,11 +117,10 @@ def _raise_nothing(command: tuple[str, ...], traced: Traced) -> NoReturn:
     if traced.interrupted is not None:
         raise traced.interrupted
     nothing = f"{command[0]} asked the Hub for nothing that a bundle can hold"
+    why = "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?"
     if traced.status:
         raise UsageError(
-            f"{nothing}, and ended with {traced.status}.", "Its own error is above: fix that first."
+            f"{nothing}, and ended with {traced.status}.",
+            f"Its own error is above: fix that first. {why}",
         )
-    raise UsageError(
-        f"{nothing}.",
-        "Does it ask in a child process with other variables, or set HF_ENDPOINT itself?",
-    )
+    raise UsageError(f"{nothing}.", why)

@@ -7,6 +7,7 @@ import re
 import socket
 import socketserver
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from os import SEEK_END
@@ -49,12 +50,22 @@ class HubHandler(BaseHTTPRequestHandler):
             return self._send_from(BytesIO(body), len(body), answer)
         try:  # only an error before the first byte can become an answer
             file = open_inside(body.root, body.path)
+        except FileNotFoundError:
+            return self.send(self.changed(body, "is gone"))
         except OSError as error:
             return self.send(_damaged(body, error.strerror))
         with file:
             if file.seek(0, SEEK_END) != body.size:
-                return self.send(_damaged(body, "not the locked size"))
+                return self.send(self.changed(body, "has another size"))
             return self._send_from(file, body.size, answer)
+
+    def changed(self, body: FileBody, how: str) -> Answer:
+        """The answer for a file that is not as it was at the start; 410: clients do not repeat."""
+        return error_answer(
+            410,
+            f"the bundle changed since this script began: {body.path} {how}. Run `stage verify` "
+            "on the bundle, and start again.",
+        )
 
     def _send_from(self, file: IO[bytes], size: int, answer: Answer) -> None:
         headers, status, first, end = dict(answer.headers), answer.status, 0, size
@@ -157,6 +168,13 @@ class _Handler(HubHandler):
             self.close_connection = True
 
     do_HEAD = do_POST = do_GET
+
+    def changed(self, body: FileBody, how: str) -> Answer:
+        """Prints it too: libraries hide what a server says."""
+        answer = super().changed(body, how)
+        note = answer.headers["X-Error-Message"]
+        cast(BundleServer, self.server).mention(replace(answer, note=note))
+        return answer
 
     def _read_request(self) -> Request:
         url = urlsplit(self.path)

@@ -192,6 +192,35 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert "see the line `asked for, not here`" in done.stderr.splitlines()[-1]
 
 
+def test_a_file_that_left_the_bundle_meanwhile_is_named_at_the_end(node: Cluster) -> None:
+    """`stage push --delete` into the bundle of a running job."""
+    copy = node.folder.parent / "copy"
+    shutil.copytree(node.bundle, copy, copy_function=os.link)
+    code = (
+        "import os; from huggingface_hub import hf_hub_download; "
+        f"os.unlink('{copy}/data/models/tiny-bert/config.json'); "
+        "hf_hub_download('acme/tiny-bert', 'config.json')"
+    )
+    done = run(Cluster(node.folder, copy), "python", "-c", code)
+    gone = f"the bundle changed since this script began: {copy}/data/models/tiny-bert/config.json"
+    assert done.stderr.count(f"runner exec: {gone} is gone. ") == 1  # one request, not five
+    assert done.stderr.splitlines()[-1].startswith(f"runner exec: {gone} is gone: start")
+
+
+def test_a_script_that_sets_the_hub_itself_is_told_at_the_first_name_that_is_not_found(
+    node: Cluster,
+) -> None:
+    (node.folder / "ask.py").write_text(
+        "import os, socket\nos.environ['HF_ENDPOINT'] = 'https://hf-mirror.com'\n"
+        "try:\n    socket.create_connection(('hf-mirror.com', 443))\nexcept OSError:\n    pass\n"
+        "from huggingface_hub import HfApi\nHfApi().dataset_info('a/b')\n"
+    )
+    done = run(node, "python", "ask.py")
+    assert done.stderr.count("asks for hf-mirror.com, and this node finds no such host") == 1
+    assert done.stderr.count("take this line out of it") == 2  # there, and after the traceback
+    assert "take this line out of it" in done.stderr.splitlines()[-1]
+
+
 # Entries of docs/first-job-failures.md -> the library's words, and a part of our line after them.
 def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
     where = ("http://127.0.0.1:1", Path("/tmp/a/exec/abc"), Path("/tmp/b"))

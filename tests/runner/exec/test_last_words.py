@@ -47,6 +47,7 @@ ADVISED = {
     "L13": ("Default process group has not been initialized", "torchrun"),
     "O13": ("Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/home/me/llama'",
             "not on this node"),
+    "a short name": ("Repository id must be 'namespace/name', got 'wikitext'.", "whole name"),
     "S11": ("database is locked", "$TMPDIR"),
     "an interface": ("[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to "
                      "find address for: ib0", "GLOO_SOCKET_IFNAME"),

@@ -153,7 +153,7 @@ def test_a_damaged_bundle_is_not_served(bundle: Path, tmp_path: Path) -> None:
     with serving_here(copy) as here:
         config.write_bytes(config.read_bytes() + b" ")  # while it is served
         status, _, body = ask(f"{here.address}/{MODEL}/resolve/main/config.json")
-        assert status == 500 and b"stage verify" in body
+        assert status == 410 and b"stage verify" in body
     command = [sys.executable, "-m", "stage", "serve", str(copy), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "config.json" in done.stderr and "stage verify" in done.stderr

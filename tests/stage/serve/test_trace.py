@@ -109,6 +109,7 @@ def test_a_script_that_asked_for_nothing_writes_no_manifest(
     assert "set HF_ENDPOINT itself?" in done.stderr and not (tmp_path / "my.yaml").exists()
     done = trace(tmp_path, source, sys.executable, "-c", "1 / 0")
     assert "and ended with 1." in done.stderr and "Its own error is above" in done.stderr
+    assert "or set HF_ENDPOINT itself?" in done.stderr
 
 
 def test_a_refusal_of_head_has_no_body() -> None:
