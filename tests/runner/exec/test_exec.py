@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -179,6 +182,19 @@ def test_two_scripts_of_one_node_share_its_caches_and_a_job_leaves_nothing(node:
     both[1].communicate("\n", timeout=60)
     wait_for(lambda: not servers(node))
     wait_for(lambda: not Path(caches[0]).exists())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_disk_without_locks_keeps_the_caches_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Lustre without flock: it is unknown who uses the caches, so no script removes them."""
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
+    os.close(exec_module._in_use(tmp_path))
+    assert (tmp_path / exec_module.NEVER_CLEANED).exists()
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.EBADF, "no file")))
+    with pytest.raises(OSError, match="no file"):
+        exec_module._in_use(tmp_path)
 
 
 def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node: Cluster) -> None:

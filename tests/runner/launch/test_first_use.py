@@ -72,6 +72,8 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
     code, _, said = terminal.run("check", "tiny.yaml", "--set", "epochs=1")
     assert code == 2 and "has done 50 steps; now 13 are asked for" in said
     assert "--set epochs=10" in said
+    code, _, said = terminal.run("check", "tiny.yaml", "--set", "sequence_length=16")
+    assert code == 2 and "made with sequence_length 32 (now 16)." in said
     code, _, said = terminal.run("check", "tiny.yaml", "--set", "seed=7")
     assert code == 2 and "step-50: this checkpoint was made with seed 42; the run now has 7" in said
     (output / "environment.json").write_text(json.dumps({"num_steps": 50, "exported_step": 50}))
@@ -82,6 +84,8 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
 
 
 def test_plain_files_for_a_model_are_refused_with_a_way_out(terminal: Terminal) -> None:
+    terminal.cluster.write(name="n" * 201)
+    assert "of at most 200" in terminal.refused("check", "tiny.yaml")
     terminal.cluster.write(model={"asset": "notes"})
     said = terminal.refused("check", "tiny.yaml")
     assert (

@@ -19,6 +19,7 @@ from runner.config.run_config import RunConfig
 from runner.inputs import resolve
 from runner.job import surroundings
 from runner.job.findings import Findings
+from runner.job.installed import for_tokenizer
 from runner.job.job import Job
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
@@ -364,3 +365,9 @@ def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
     found = tried(cluster, slurm=slurm)
     assert bool(found.others) == warned, said(found)
     assert said(tried(cluster, slurm=slurm | {"gpus_per_node": 0})) == ""
+
+
+def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
+    assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
+    assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]
+    assert for_tokenizer(["tokenizer.json", "tokenizer.model"]) == []

@@ -130,6 +130,7 @@ def test_fsdp_on_cpus_is_refused_where_torch_has_it_for_gpus_only(
 def test_a_precision_the_device_lacks_is_refused(
     run_file: Path, device: Device, precision: str
 ) -> None:
+    assert planned(run_file, P100, 1).precision == planned(run_file, CPU, 1).precision == "fp32"
     said = refused(run_file, device, 1, f"precision={precision}")
     assert f"precision {precision}: the device {device.name} does not have it" in said
     suggested = re.findall(r"bf16|fp16|fp32", said.partition("->")[2])
