@@ -10,7 +10,7 @@ from stage.bundle.bundle import Bundle
 from tests.support.staging import run_here
 
 ROWS = "text,label\na film,good\nanother,bad\n"
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG = b"\x89PNG\r\n\x1a\n ... IEND"
 
 
 @pytest.fixture(autouse=True)
