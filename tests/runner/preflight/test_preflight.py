@@ -92,6 +92,10 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"dataset": {"asset": "notes"}},
         ("`dataset.asset: notes` is", "not a dataset"),
     ),
+    "files for an environment": (
+        {"environment": {"asset": "notes"}},
+        ("`environment.asset: notes` is", "not an environment"),
+    ),
     "a config that is not there": (
         {"dataset": {"asset": "reference", "config": "chaptrs"}},
         ("`dataset.config: chaptrs`", "no such config", "It has: chapters"),
