@@ -91,14 +91,15 @@ def logs(run: str, rank: int | None, lines: int, follow: bool, to: str | None) -
 
 def _logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     from runner.run_folder import logs as reading
-    from runner.run_folder.status import find
+    from runner.run_folder.status import find, runs_of
     from runner.run_folder.status import status as look
 
     folder, job = find(run)
     try:
         path = reading.log_of(folder, rank)
     except UsageError as error:
-        ended = look(folder, job).job if rank is None and folder.is_dir() else None
+        is_one = rank is None and folder.is_dir() and not runs_of(folder)
+        ended = look(folder, job).job if is_one else None
         if ended is None:
             raise
         raise UsageError(f"{error.message} {ended.describe()}.", error.remedy) from None

@@ -466,15 +466,13 @@ def _dataset(
         if which is not None and role not in unknown:
             with mistakes:
                 if which not in splits:
-                    part = " Or hold out a part of the training split: validation: 10%"
+                    has = f"It has: {', '.join(splits)}."
+                    if role == "validation":
+                        has += " Or hold out a part of the training split: validation: 10%"
                     raise UsageError(
                         f"{where(f'{role}: {which}')}: the dataset `{asset.name}` ({name}) has no "
                         "such split in this bundle.",
-                        suggest(
-                            which,
-                            splits,
-                            f"It has: {', '.join(splits)}.{part * (role == 'validation')}",
-                        ),
+                        suggest(which, splits, has),
                     )
                 columns = {column.name: column.type for column in splits[which].schema}
                 if not mistakes.found and "task" not in unknown:

@@ -27,13 +27,13 @@ def _find(to: str, run: str | None) -> tuple[Cluster, str]:
             f"--to {to}: a folder on this machine has no queue to ask.",
             f"On the cluster: runner status. Its results: runner pull RUN --to {quoted(to)}",
         )
-    is_name = name and "/" not in name and not name.isdigit() and name != OUTPUT
+    is_name = name and not re.fullmatch(rf"\d+(_\d+)?|({OUTPUT})?(/.*)?", name)
     return cluster, f"{OUTPUT}/{name}" if is_name else name
 
 
-def _runner(remote: RemoteShell, to: str, *words: str) -> tuple[int, str]:
+def _runner(remote: RemoteShell, to: str, *words: str, more: str = "") -> tuple[int, str]:
     """Runs `runner WORDS` in the cluster's folder, in the environment that was made there."""
-    answer = go(remote, to, f"--runner {shlex.join(words)}")
+    answer = go(remote, to, f"--runner {shlex.join(words)}{more}")
     if answer.code in (126, 127):
         raise IncompleteError(
             f"{remote.target}: `runner` is not there yet: its environment is not made.",
@@ -49,7 +49,7 @@ def _look(remote: RemoteShell, to: str, run: str) -> None:
     state, last, *runs = [*as_shown(answer.text).split("\n"), ""]
     is_alive = re.search(r" [0-5]?\d$", state)  # seconds of its silence
     now = f"go.sh is at work there: {last.split()[1]}." if is_alive and last else ""
-    if any(runs) and (answer.code == 0 or run == "" or run.isdigit()):
+    if any(runs) and (answer.code == 0 or run == "" or run[0].isdigit()):
         return print_line(now, err=True) if now else None
     what = f"{remote.target}: {f'there is no {run}' if any(runs) else 'no run is there yet'}. {now}"
     next_ = f"runner {'status' if now or any(runs) else 'submit RUN'} --to {to}"
@@ -142,18 +142,12 @@ class _Log:
         sys.stdout.flush()
 
     def _find(self, remote: RemoteShell) -> str:
-        """The path of the log, as `runner logs` chooses it: the newest job's, or a rank's."""
-        is_job = self.run.isdigit()
-        folder = f"{OUTPUT}/*" if is_job else shlex.quote(self.run)
-        script = f"cd {shlex.quote(remote.folder)} 2>/dev/null && ls -d {folder}/logs/*"
-        names = remote.ask(f"{script} 2>/dev/null").text.splitlines()
-        job = self.run if is_job else r"\d+"
-        of_job, of_rank = rf"slurm-({job})(?:_\d+)?\.out", rf"rank-({self.rank})\.log"
-        wanted = of_job if self.rank is None else of_rank
-        found = [(int(m[1]), name) for name in names if (m := re.fullmatch(f".*/{wanted}", name))]
-        if not found:
-            _look(remote, self.to, self.run)
-            none = f"none: the job waits, or never began: runner status --to {quoted(self.to)}"
-            have = as_shown(", ".join(Path(name).name for name in names[:8])) or none
-            raise UsageError(f"{remote.target}: no such log of {self.run}.", f"There are: {have}")
-        return max(found)[1]
+        """The path of the log, as `runner logs` there chooses it."""
+        _look(remote, self.to, self.run)
+        rank = [] if self.rank is None else ["--rank", str(self.rank)]
+        words = ("logs", self.run, "--lines", "0", *rank)
+        code, text = _runner(remote, self.to, *words, more=" 2>&1")
+        if code:
+            said, _, remedy = as_shown(text[max(0, text.find("error: ")) :]).partition("\n  -> ")
+            raise UsageError(f"{remote.target}: {said.removeprefix('error: ')}", remedy.strip())
+        return f"{OUTPUT}/{text.rpartition(f'/{OUTPUT}/')[2].strip().removesuffix(':')}"

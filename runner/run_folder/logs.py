@@ -50,9 +50,10 @@ def log_of(folder: Path, rank: int | None) -> Path:
         there = [f"--rank {each}" for each in ranks[:NAMED]] + ["..."] * (len(ranks) > NAMED)
         if history.jobs:
             there.append(f"without --rank the log of job {history.jobs[-1]}")
+        status = f"runner status {quoted(os.path.relpath(folder))}{where_asked()}"
         raise UsageError(
             f"{path}: no such log.",
-            f"There are: {', '.join(there)}." if there else "No rank has written a log yet.",
+            f"There are: {', '.join(there)}." if there else f"None is there yet: {status}",
         )
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,9 +37,15 @@ def test_the_step_of_go_sh_and_the_runs_that_are_there_are_named(
             "there is no output/secnd.\n  -> Did you mean `second`? runner status --to far" in said
         )
     (laptop.there / "go.sh").write_text(
-        '[ $1 = --state ] && echo none || echo "--to $AIRLIFT_TO"\n'
+        "[ $1 != --state ] || { echo none; exit; }\n"
+        f'shift; exec {sys.executable} -m runner "$@"\n'
     )
-    assert "--to far" in laptop.runner("status", "second", *TO)
+    said = laptop.runner("logs", "second", *TO, code=2)
+    again = in_it(said, "(?<=runner )status output/second --to far").split()
+    assert "second: stopped" in laptop.runner(*again)
+    (laptop.there / "output/second/logs/slurm-7.out").write_text("of job 7\n")
+    for run in ("second", "output/second", "7"):
+        assert laptop.runner("logs", run, *TO).endswith("logs/slurm-7.out:\nof job 7\n"), run
 
 
 def test_a_run_by_its_name_in_another_folder_gets_what_works(
