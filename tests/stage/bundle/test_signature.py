@@ -109,3 +109,12 @@ def test_a_file_that_is_no_key_signs_nothing(
     for key in (tmp_path / "absent", bundle / "bagit.txt"):
         code, _, err = run("sign", bundle, "--key", key)
         assert code == 2 and str(key) in err and not (bundle / SIGNATURE).exists()
+
+
+def test_a_signed_bundle_verifies_and_names_its_signer(
+    signed: Path, signers: Path, run: Run
+) -> None:
+    code, out, _ = run("verify", signed, "--signers", signers)
+    assert code == 0
+    assert "signed by alice@lab (SHA256:" in out
+    assert run("verify", signed)[0] == 0  # the signature is no extra file to who asks for none

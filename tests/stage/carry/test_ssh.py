@@ -271,3 +271,13 @@ def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
 def test_what_ssh_says_gets_words(said: str, words: str) -> None:
     error = lost(said, "x") if words == "MaxSessions" else fault(said, "x", "ssh", "ssh x ")
     assert words in error.message and error.exit_code == 5 and error.remedy
+
+
+def test_the_persons_own_master_is_used_and_never_closed(start: Start) -> None:
+    server = start()
+    open_ones_own(server)
+    assert hello().text == "hello\n"
+    assert not log_out(CLUSTER)
+    assert subprocess.run(["ssh", "-O", "check", "cluster"], capture_output=True).returncode == 0
+    assert hello().text == "hello\n" and server.logins == 1
+    subprocess.run(["ssh", "-O", "exit", "cluster"], check=True, capture_output=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
 import pytest
 
+from stage.convert.convert import convert
 from stage.convert.plain_pickle import Array
 from stage.errors import UsageError
+from stage.hub.layout import splits_of_names
 from tests.stage.hub.raw_dataset import arrow
 
 
@@ -219,3 +223,42 @@ def test_memory_stays_bounded_whatever_the_file(tmp_path: Path) -> None:
                 int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             )
         assert peaks[1] - peaks[0] < most_kib, (name, peaks)
+
+
+def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    lines = "".join(
+        f"{dice.random()},{dice.choice('abc')},{'x' * dice.randrange(90)}\n" for _ in range(150_000)
+    )
+    (tmp_path / "x.csv").write_text("number,letter,text\n" + lines)
+    made = [
+        convert("csv", {"x.csv": tmp_path / "x.csv"}, splits_of_names, tmp_path / str(i), "x")[
+            "train"
+        ].shards[0]
+        for i in range(2)
+    ]
+    assert made[0].read_bytes() == made[1].read_bytes()
+    assert pq.ParquetFile(made[0]).num_row_groups == 2
+
+
+def test_types_of_a_csv_hold_every_value_of_every_file(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    head = "int,late,zip,long,flag,gone,mix\n"
+    rows = "".join(f"{i},{i},0{i},{10**19 + i},true,,{i}\n" for i in range(20_000))
+    tables = converted(
+        "csv", {"a.csv": (head + rows).encode(), "b.csv": (head + "1,2.5,3,4,false,,x\n").encode()}
+    )
+    schema = tables["train"].schema
+    expected = {
+        "int": "int64",
+        "late": "double",
+        "zip": "string",
+        "long": "string",
+        "flag": "bool",
+        "gone": "string",
+    }
+    assert {n: str(schema.field(n).type) for n in expected} == expected and str(
+        schema.field("mix").type
+    ) == "string"
+    assert tables["train"].num_rows == 20_001

@@ -257,3 +257,17 @@ def test_a_lock_cannot_lead_what_is_made_out_of_the_bundle(
     Path("m.lock").write_text(json.dumps(lock))
     stage("fetch", "m.yaml", "-o", "b", code=2 if field == "split" else 3)
     assert not list(Path("..").rglob("*evil*"))
+
+
+def test_an_original_that_is_not_as_announced_is_refused(
+    hub: TestHub, stage: Callable[..., Result]
+) -> None:
+    hub.commit("datasets", ID, LINES)
+    manifest()
+    hub.faults.add(path=r"train-2\.jsonl$", corrupt_at=3)
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert (
+        "train-2.jsonl" in said
+        and "git-sha1" in said
+        and not Path("b/tagmanifest-sha256.txt").exists()
+    )

@@ -135,3 +135,17 @@ def test_the_hubs_own_conversion_is_read() -> None:
         },
         "other": {"train": ["other/train/0009.parquet", "other/train/0010.parquet"]},
     }
+
+
+def test_a_conversion_in_part_is_not_taken_for_the_whole() -> None:
+    paths = [
+        "big/partial-train/0000.parquet",
+        "big/test/0000.parquet",
+        "small/train/0000.parquet",
+        "tail/a/0000.parquet",
+        "tail/partial-b/0000.parquet",
+    ]
+    found = converted(paths)
+    for name in ("big", "tail"):
+        assert "the Hub converted only a part" in str(found[name].problem)
+    assert found["small"].problem is None

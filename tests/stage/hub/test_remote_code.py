@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -363,3 +365,15 @@ def test_a_config_is_made_local_byte_for_byte() -> None:
         == b'{"a":  "x--y.z", "auto_map": {"AutoModel" : "m.C", "B": ["t.T", null]}, '
         b'"t": "a--b.c d"}\r\n'
     )
+
+
+def test_the_child_that_loads_has_no_network() -> None:
+    """Without this, the tests above would prove nothing."""
+    code = (
+        "from stage.sandbox import close_network; assert close_network() is None; "
+        "import socket; socket.create_connection(('127.0.0.1', 9))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
+    )
+    assert "PermissionError" in done.stderr

@@ -204,3 +204,10 @@ def test_what_another_revision_left_half_done_is_not_taken_for_this_one(
     assert not [path for path in payload(laptop.bundle) if path.endswith(".partial")]
     (laptop.folder / "tiny.lock").unlink()
     assert laptop.fetched("elsewhere") == newer
+
+
+def test_a_finished_bundle_fetched_again_asks_for_no_file(laptop: Laptop) -> None:
+    first = laptop.fetched()
+    laptop.hub.forget_requests()
+    assert laptop.fetched() == first
+    assert laptop.hub.requests() == []

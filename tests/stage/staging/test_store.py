@@ -200,3 +200,7 @@ def test_a_store_on_another_disk_gives_copies_and_keeps_nothing(
 def test_a_store_at_a_relative_path_is_refused() -> None:
     with pytest.raises(UsageError, match="absolute"):
         store_from({"AIRLIFT_STORE": "store"})
+
+
+def test_the_store_changes_no_bundle_id(sharing: Laptop, undisturbed_id: str) -> None:
+    assert sharing.fetched() == sharing.fetched("again") == undisturbed_id

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +62,10 @@ def test_whatever_is_written_is_read_back(
     again = load(tmp_path_factory.getbasetemp(), written.to_yaml())
     assert again.of("conda") == lock(*found).of("conda")
     assert again.to_yaml() == written.to_yaml()
+
+
+def test_no_reader_takes_a_version_or_a_digest_for_a_number() -> None:
+    text = lock(package(version="1.10")).to_yaml().decode()
+    assert "version: '1.10'" in text and f"sha256: '{DIGEST}'" in text
+    entry = yaml.safe_load(text)["package"][0]
+    assert (entry["version"], entry["hash"]["sha256"]) == ("1.10", DIGEST)
