@@ -72,7 +72,8 @@ _WANTED = {
     RUN_FILE: "`runner init TASK --bundle BUNDLE` writes a run file.",
     LOCK: "`stage lock MANIFEST` writes a lock.",
     CONDA_LOCK: "`stage env lock ENVIRONMENT.yml --profile PROFILE` writes one.",
-    PROFILE: "`stage env probe`, run on the cluster, prints one.",
+    PROFILE: "`stage env probe --to me@cluster:FOLDER` writes one; on the cluster itself, "
+    "`stage env probe` prints one.",
     ENVIRONMENT: "It has `channels: [conda-forge]` and `dependencies: [python=3.11]`.",
     REPORT: "`stage verify BUNDLE --report FILE` writes one.",
 }

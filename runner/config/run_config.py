@@ -390,6 +390,12 @@ def _completed(config: RunConfig, reader: Reader) -> RunConfig:
 
 
 def _check_first_weights(config: RunConfig, folder: Path) -> None:
+    if (folder / "adapter_config.json").is_file():
+        raise UsageError(
+            f"{config.place('model.init')}: {folder} has an adapter alone, not a model.",
+            "Make that run export a whole model: set lora.merge: true in its run file, remove its "
+            "model/, and run the same command again. It needs its last checkpoint.",
+        )
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise UsageError(
             f"{config.place('model.init')}: `{config.model.init}` is neither `pretrained` "

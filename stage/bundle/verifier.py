@@ -363,8 +363,9 @@ REMEDIES = (
     ("closed", "No right to read: chmod -R u+rX {root} (its owner can); then verify again."),
     (
         TO_CARRY,
-        "{first}Carry {file} to the machine with a sound bundle. There: stage patch BUNDLE "
-        "--report {file} -o PATCH. Bring PATCH back. Here: stage apply {root} PATCH.",
+        "If the machine with a sound bundle reaches this one by ssh, there: stage push BUNDLE "
+        "me@HOST:FOLDER. Else: {first}Carry {file} there: stage patch BUNDLE --report {name} -o "
+        "PATCH. Bring PATCH back. Here: stage apply {root} PATCH.",
     ),
     (
         TO_CARRY,
@@ -485,6 +486,7 @@ def suggest_fixes(report, written=None, command="stage verify"):
         command: what verifies here.
     """
     values = {"root": quote(str(report.root)), "file": quote(str(written or "FILE"))}
+    values["name"] = quote(written.name if written else "FILE")
     first = "Write a report: %s %s --report FILE. " % (command, values["root"])
     values["first"] = "" if written else first
     is_all_extra = report.codes <= {"extra", "unsafe"}

@@ -113,6 +113,9 @@ def init(
         if isinstance(item, LocalEntry):
             how = f", `convert: {item.convert}`" if item.convert else ""
             say(f"{item.path}: on this machine: {item.what}{how}")
+            if item.path.suffix == ".py":
+                script = f"stage trace -o NEW.yaml -- python {quoted(item.path)}"
+                say(f"{item.path}: a script; a manifest of what it loads: {script}")
             continue
         several = (
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
@@ -133,6 +136,12 @@ def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | Non
     from stage.environment.spec.starter import starter
     from stage.staging.new_manifest import ENVIRONMENT
 
+    if not profile.exists():
+        from stage.carry.clusters import profiles
+
+        if known := [path for path in profiles(manifest) if path.exists()]:
+            options = " or ".join(f"--profile {quoted(path)}" for path in known)
+            raise UsageError(f"{profile}: no such profile.", f"clusters.yaml names: {options}")
     text, path = starter(Profile.load(profile)), manifest.with_name(ENVIRONMENT)
     return None if path.exists() else (path, text)
 

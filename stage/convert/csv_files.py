@@ -28,6 +28,7 @@ from stage.convert.parquet_writer import joined
 from stage.convert.text_files import (
     MAX_LINE,
     NotReadable,
+    check_lines,
     check_start,
     check_text,
     open_bytes,
@@ -92,11 +93,13 @@ def check_header(path: Path, separator: str | None, or_omit: str = "") -> None:
         or_omit: how the entry can omit the file, for the remedy of an empty one.
 
     Raises:
-        NotReadable: it is no text or UTF-16, it is empty, it begins with a line for Excel, or its
-            header has no comma but another separator.
+        NotReadable: it is no text or not UTF-8, it is empty, it begins with a line for Excel, or
+            its header has no comma but another separator.
     """
     with open_bytes(path) as stream:
-        check_start(stream.read(_HEADER))
+        head = stream.read(_HEADER)
+    check_start(head)
+    check_lines(head)
     header = _first_line(path)
     if not header:
         raise NotReadable(
@@ -113,7 +116,7 @@ def check_header(path: Path, separator: str | None, or_omit: str = "") -> None:
             f"its header has no comma, and would be one column; "
             f"cut at {other!r} it is {len(columns)}: "
             f"{', '.join(columns[:4])}{', ...' if len(columns) > 4 else ''}.",
-            f"Add to its entry: separator: {json.dumps(other)}",
+            f"Add to its entry: separator: {json.dumps(other, ensure_ascii=False)}",
         )
 
 

@@ -109,7 +109,9 @@ def _conflict(files: dict[str, Path], error: Exception) -> NotReadable:
     for name, path in files.items():
         for line, row in _values(path):
             for place, kind, value in _kinds("", row):
-                where = f"{kind} in {name}, line {line} ({json.dumps(value)[:40]})"
+                where = (
+                    f"{kind} in {name}, line {line} ({json.dumps(value, ensure_ascii=False)[:40]})"
+                )
                 if kind in (_TOO_LONG, _HALF):
                     remedy = _ONE_TYPE if kind == _TOO_LONG else None
                     return NotReadable(f"`{place}` is {where}", remedy)

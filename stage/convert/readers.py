@@ -91,20 +91,26 @@ def check_csv(name: str, path: Path, what: str, separator: str | None, or_omit: 
     Raises:
         UsageError: it has another encoding or another separator.
     """
-    with _located(what, name):
+    with _located(what, name, path):
         check_header(path, separator, or_omit)
 
 
 @contextmanager
-def _located(what: str, name: str) -> Iterator[None]:
-    """Converts errors of readers to a `UsageError` with the file's name."""
+def _located(what: str, name: str, path: Path | None = None) -> Iterator[None]:
+    """Converts errors of readers to a `UsageError` with the file's name.
+
+    Args:
+        path: of the file, where it is the user's own; None: it may be a temporary one.
+    """
     repair = "Fix that in the file, or convert it yourself and name the parquet with `path:`."
     try:
         yield
     except RecursionError:
         raise UsageError(f"{what}: {name}: nested too deeply.", repair) from None
     except NotReadable as error:
-        command = to_utf8(name, error.encoding) if error.encoding else None
+        command = None
+        if error.encoding:
+            command = to_utf8(path or Path(Path(name).name), error.encoding)
         raise UsageError(f"{what}: {name}: {error}", error.remedy or command or repair) from None
     except (pa.ArrowException, ValueError, OSError, TypeError, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:

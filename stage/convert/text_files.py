@@ -61,14 +61,18 @@ class NotReadable(ValueError):
         self.remedy, self.encoding = remedy, encoding
 
 
-def to_utf8(file: str, encoding: str) -> str:
+def to_utf8(file: Path, encoding: str) -> str:
     """The command that converts a file to UTF-8. `file`: its path, as the user knows it."""
-    name = file.rpartition("/")[2]
+    name = file.name
     ending = next((ending for ending in _UNPACKERS if name.lower().endswith(ending)), "")
     convert = f"iconv -f {encoding} -t UTF-8"
-    quoted, new = shlex.quote(name), shlex.quote(f"utf8-{name.removesuffix(ending)}")
+    quoted = shlex.quote(str(file))
+    new = shlex.quote(str(file.with_name(f"utf8-{name.removesuffix(ending)}")))
     command = f"{_UNPACKERS[ending]} {quoted} | {convert}" if ending else f"{convert} {quoted}"
-    return f"{command} > {new}   # then `path:` to that; if the encoding is another, correct it"
+    where = "" if file.parent.name else "in its folder; "
+    return (
+        f"{command} > {new}   # {where}then `path:` to that; if the encoding is another, correct it"
+    )
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -150,6 +154,20 @@ def check_text(path: Path, *, may_be_page: bool = False, has_lines: bool = True)
                 raise NotReadable(f"line {line} has more than {human_size(MAX_LINE)}.")
             wide_characters += 0 if text.isascii() else sum(c > "\x7f" for c in text)
             piece = stream.read(_PIECE)
+
+
+def check_lines(head: bytes) -> None:
+    """Checks that the whole lines at the beginning of a file are UTF-8.
+
+    Raises:
+        NotReadable: they are not.
+    """
+    try:
+        head[: head.rfind(b"\n") + 1].decode()
+    except UnicodeDecodeError as error:
+        before = head[: error.start]
+        wide = sum(c > "\x7f" for c in before.decode())
+        raise _not_utf8(head, error.start, 1 + before.count(b"\n"), wide) from None
 
 
 def _not_utf8(data: bytes, at: int, line: int, wide_characters: int) -> NotReadable:

@@ -148,7 +148,7 @@ def _print_rows(
                 reporter.warn(f"{split_of}: has no row")
             elif is_csv and len(columns) == 1:
                 reporter.warn(
-                    f"{split_of}: one column, called {columns[0].name!a}: "
+                    f"{split_of}: one column, called {columns[0].name!r}: "
                     "if this is text, write `convert: text`"
                 )
     if asset.configs and every == 0:

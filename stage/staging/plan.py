@@ -169,7 +169,7 @@ def print_plan(
         is_csv = any(
             a.request.get("path") and a.request.get("convert") == "csv" for a in plan.unknown
         )
-        only = " (of a local CSV it read the first line only)" if is_csv else ""
+        only = " (of a local CSV it read the beginning only)" if is_csv else ""
         unchecked.append(f"whether {names} can be unpacked and converted{only}")
     unchecked.append("whether everything loads without network")
     reporter.note(f"--dry-run did not check: {'; '.join(unchecked)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig
+from runner.errors import UsageError
 from runner.run_folder.history import describe_finished
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
@@ -44,6 +45,18 @@ def test_the_same_run_file_asks_for_nothing_more(
     ended: Callable[[str], RunFolder], tmp_path: Path, length: str
 ) -> None:
     assert "8 of 8 steps" in str(describe_finished(ended(length), config(tmp_path, length)))
+
+
+def test_an_adapter_is_said_to_be_one(ended: Callable[[str], RunFolder], tmp_path: Path) -> None:
+    """What came back did not load, and only its card says how it does."""
+    lora = "steps: 8\nlora: {rank: 2}"
+    model = ended(lora).model
+    said = str(describe_finished(RunFolder(model.parent), config(tmp_path, lora)))
+    assert said.endswith(f"its model: {model}: an adapter; {model}/README.md says how to load it")
+    (model / "adapter_config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"has an adapter alone(.|\n)*lora.merge: true"):
+        (tmp_path / "next.yaml").write_text(RUN.replace("bert}", f"bert, init: {model}}}"))
+        RunConfig.load(tmp_path / "next.yaml")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,17 @@ def test_a_path_becomes_a_manifest_that_fetches_as_it_stands(
     (asset,) = Bundle.open(Path("bundle")).lock.assets.values()
     splits = asset.configs["default"].values()
     assert asset.kind == "dataset" and sum(split.rows or 0 for split in splits) == rows
+
+
+def test_a_dry_run_sees_another_encoding_and_names_the_command_where_it_is_printed() -> None:
+    """It passed; and the command of the fetch had the file's bare name."""
+    write({"far/letters.csv": "номер,дата\nодин,два\n".encode("cp1251"), "m/x": ""})
+    run_here("init", "far/letters.csv", "-o", "m/m.yaml")
+    said = run_here("fetch", "m/m.yaml", "-o", "b", "--dry-run", code=2).stderr
+    command = re.search("iconv .*", said)
+    assert command and "line 1 is not UTF-8" in said
+    subprocess.run(["sh", "-c", command[0]], check=True)
+    assert Path("far/utf8-letters.csv").read_text("utf-8").startswith("номер,дата")
 
 
 def test_paths_are_relative_to_the_manifest_and_a_link_on_the_way_does_not_mislead(
