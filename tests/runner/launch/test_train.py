@@ -96,14 +96,15 @@ def test_the_run_folder_says_what_ran_where(stages: dict[int, Path], bundle: Pat
 def test_a_finished_run_is_told_at_once_and_not_trained_again(
     cluster: Cluster, stages: dict[int, Path]
 ) -> None:
-    finished = cluster.take(stages[3])
+    finished = cluster.take(stages[2])
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    done = cluster.run("train", "zero3.yaml", "--processes", "2")
+    done = cluster.run("train", "zero2.yaml", "--processes", "2", "--set", "optimizer.lr=0.5")
     assert done.returncode == 0, done.stderr
-    assert f"{finished}: finished already: 8 of 8 steps" in done.stdout.splitlines()[1]
+    assert f"{finished}: finished already: 8 of 8 steps" in done.stdout
+    assert "what has changed since: " in done.stdout and "(now 0.5)" in done.stdout
     # Handed to Slurm it would wait in the queue for nothing.
-    submitted = cluster.run("submit", "zero3.yaml")
+    submitted = cluster.run("submit", "zero2.yaml")
     assert submitted.returncode == 0 and "nothing was submitted" in submitted.stdout
-    checked = cluster.run("check", "zero3.yaml", "--processes", "2")
+    checked = cluster.run("check", "zero2.yaml", "--processes", "2")
     assert checked.returncode == 0 and "finished already" in checked.stdout
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
