@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -231,3 +232,30 @@ def test_after_a_folder_was_renamed_every_file_below_it_is_read_again(
     report, read = go_on(copy, state)
     below = sum(p.stat().st_size for p in (copy / "data/models").rglob("*") if p.is_file())
     assert report.ok and read == below
+
+
+def test_ended_by_the_limit_of_cpu_time_it_says_so_and_goes_on(many: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    script = f"ulimit -t 2; exec {shlex.join(command('stage verify', many, busy=0.002))}"
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 5 and "(ulimit -t) ended it" in done.stderr, done.stderr
+    assert "\n  -> Run it again: it resumes." in done.stderr
+    read = len(lines_of(tmp_path))
+    assert len(set(lines_of(tmp_path))) == read > 100
+    done = subprocess.run(
+        command("stage verify", many), env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr.startswith(f"resumed: {read} of {FILES} files")
+
+
+def test_what_was_written_just_before_is_not_remembered(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change in the same tick of the file system's clock could not be told."""
+    monkeypatch.setattr(verifier, "KERNELS_OWN", frozenset())
+    root = make_bundle(tmp_path / "bundle", big=False).root
+    interrupt(root, state, files=8)
+    report, read = go_on(root, state)
+    assert report.ok and read == report.size and report.stamp is None
