@@ -222,6 +222,9 @@ _MEETS = re.compile(r"--(rdzv|node|machine|master|main_process_ip)")
 _ONE_PER_NODE = re.compile(r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODEID)")
 """Variables with which a line for several nodes counts one launcher on each."""
 
+_ONE_OF_TASKS = re.compile(r"SLURM_(PROCID|LOCALID)")
+"""Variables with which a shell script starts something in one task, or counts the tasks."""
+
 _EACH = "${SLURM_GPUS_ON_NODE:-1}"
 _TORCHRUN = (
     "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 "
@@ -323,16 +326,23 @@ def _processes(options: str) -> int | None:
         return None  # accelerate itself says what is wrong with it
 
 
-def _note_on_line_ends(command: Sequence[str]) -> str:
-    """One line on a shell script with the line ends of Windows, in which commands end in `\\r`."""
+def _shell_script(command: Sequence[str]) -> tuple[str, bytes]:
+    """The file that bash or sh would read, if any, and the beginning of what it would run."""
     if Path(command[0]).name not in ("bash", "sh"):
-        return ""
+        return "", b""
+    if "-c" in command[1:2]:
+        return "", os.fsencode("".join(command[2:3]))
     script = next((word for word in command[1:] if not word.startswith("-")), "")
     try:
-        start = read_start(Path(script), 2**16)
+        return script, read_start(Path(script), 2**16)
     except OSError:  # also a pipe, as in `bash <(...)`: what we read, bash would not
-        return ""
-    if b"\r\n" not in start:
+        return script, b""
+
+
+def _note_on_line_ends(command: Sequence[str]) -> str:
+    """One line on a shell script with the line ends of Windows, in which commands end in `\\r`."""
+    script, start = _shell_script(command)
+    if not script or b"\r\n" not in start:
         return ""
     return f"{script} has the line ends of Windows: sed -i 's/\\r$//' {shlex.quote(script)}"
 
@@ -442,11 +452,14 @@ def _check_one_launcher(command: Sequence[str], bundle: Path, job: SlurmJobEnvir
         UsageError: there are several on a node, and they do not count themselves as nodes.
     """
     tasks = max(job.step.tasks_per_node) if job.step else 1
-    text = " ".join(command)
-    in_shell = _IN_SHELL.search(f"{command[-1]} ") if "-c" in command[1:2] else None
+    if job.step is None or tasks == 1:
+        return
+    script = _shell_script(command)[1].decode(errors="replace")
+    text = f"{' '.join(command)}\n{script}"
+    in_shell = _IN_SHELL.search(f"{script} ")
     launcher = _launcher(command)[0] or (in_shell[1] if in_shell else "")
     counts_tasks = _MEETS.search(text) and not _ONE_PER_NODE.search(text)
-    if job.step is None or tasks == 1 or not launcher or counts_tasks:
+    if not launcher or counts_tasks or _ONE_OF_TASKS.search(text):
         return
     if job.step.rank:  # the first task says it for all; with srun -K, the end of one ends all
         time.sleep(1)

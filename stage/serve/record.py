@@ -164,6 +164,8 @@ def _entry(
     seen = f"{what} at {revision}: {human_count(len(files), 'file')} read, {size}"
     reasons = {path: reason for path in sorted(read) if (reason := _why_not(path))}
     entry = Entry(asked.name, note=seen)
+    if asked.kind == "datasets" and "/" not in asked.name and repository.id != asked.name:
+        entry.note += f"; write {repository.id} in the script: newer libraries take no shorter name"
     code = sorted(path for path in read if path.endswith(".py"))
     owner, _, metric = asked.name.rpartition("/")
     include: list[str] = []

@@ -281,6 +281,7 @@ def test_the_line_for_several_nodes_has_the_users_number_of_processes(tmp_path: 
 @pytest.mark.parametrize("command", [
     ["torchrun", "--nproc_per_node=2", "x.py"],
     ["sh", "-c", "cd . && torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:29500 x.py"],
+    ["bash", "train.sh"],
 ])  # fmt: skip
 def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
     node: Cluster, command: list[str]
@@ -289,6 +290,7 @@ def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
             "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
             "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_NODELIST": "n1",
             "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}  # fmt: skip
+    (node.folder / "train.sh").write_text("cd .\n  accelerate launch x.py\n")
     for rank in ("0", "1"):
         process = start(node, *command, offline=False, **step, SLURM_PROCID=rank)
         _, err = process.communicate(timeout=60)

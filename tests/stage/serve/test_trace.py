@@ -112,6 +112,18 @@ def test_a_script_that_asked_for_nothing_writes_no_manifest(
     assert "or set HF_ENDPOINT itself?" in done.stderr
 
 
+def test_a_dataset_without_its_owner_is_told_the_name_to_write(
+    source: TestHub, tmp_path: Path
+) -> None:
+    """What huggingface_hub 2.4 asks before it refuses `load_dataset("notes")`."""
+    source.commit("datasets", "acme/notes", {"README.md": b"# Notes\n"})
+    source.configure("datasets", "notes", moved_to="acme/notes")
+    code = "from huggingface_hub import HfApi; print(HfApi().dataset_info('notes').id); 1 / 0"
+    done = trace(tmp_path, source, sys.executable, "-c", code)
+    assert "acme/notes" in done.stdout and done.returncode == 1, done.stderr
+    assert "write acme/notes in the script" in done.stdout
+
+
 def test_a_refusal_of_head_has_no_body() -> None:
     """A client that keeps its connection would read it as the next answer."""
     connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
