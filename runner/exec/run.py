@@ -201,19 +201,25 @@ def note_on_tasks(command: Sequence[str], bundle: Path, environ: Mapping[str, st
     """
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS") or 1)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or 1)
-    if tasks == 1 or "WORLD_SIZE" in environ or _MEETS.search(" ".join(command)):
+    launcher, text = _launcher_in(command)
+    if tasks == 1 or "WORLD_SIZE" in environ or _MEETS.search(text):
         return ""
-    launcher, _ = _launcher(command)
     alone = "a script that does not read Slurm's own variables trains alone in each task"
+    better = on_each_node(command, bundle, nodes, tasks // nodes)
+    is_shell = Path(command[0]).name in LAUNCHERS and not _launcher(command)[0]
     if launcher:
-        if nodes == 1:
+        if nodes == 1 or (is_shell and _ONE_OF_TASKS.search(text)):
             return ""
         alone = f"`{launcher}` without the address of the first node trains alone on each node"
-    elif Path(command[0]).name in LAUNCHERS:
+        if is_shell:
+            words = _ACCELERATE.format(_EACH) if launcher == "accelerate" else _TORCHRUN
+            instead = "torchrun with " if launcher == "deepspeed" else ""
+            better = f"there write {instead}{words}"
+    elif is_shell:
         return ""
     return (
         f"srun started {tasks} tasks, and RANK and WORLD_SIZE are not set: {alone} "
-        f"(if so: {on_each_node(command, bundle, nodes, tasks // nodes)})"
+        f"(if so: {better})"
     )
 
 
@@ -263,6 +269,14 @@ def _launcher(command: Sequence[str]) -> tuple[str, int]:
         if command[module] in _MODULES:
             return _MODULES[command[module]], module + 1
     return "", 0
+
+
+def _launcher_in(command: Sequence[str]) -> tuple[str, str]:
+    """The launcher that a command or its shell script starts, and the text of both."""
+    script = _shell_script(command)[1].decode(errors="replace")
+    in_shell = _IN_SHELL.search(f"{script} ")
+    launcher = _launcher(command)[0] or (in_shell[1] if in_shell else "")
+    return launcher, f"{' '.join(command)}\n{script}"
 
 
 def on_each_node(command: Sequence[str], bundle: Path, nodes: int, per_node: int = 1) -> str:
@@ -454,10 +468,7 @@ def _check_one_launcher(command: Sequence[str], bundle: Path, job: SlurmJobEnvir
     tasks = max(job.step.tasks_per_node) if job.step else 1
     if job.step is None or tasks == 1:
         return
-    script = _shell_script(command)[1].decode(errors="replace")
-    text = f"{' '.join(command)}\n{script}"
-    in_shell = _IN_SHELL.search(f"{script} ")
-    launcher = _launcher(command)[0] or (in_shell[1] if in_shell else "")
+    launcher, text = _launcher_in(command)
     counts_tasks = _MEETS.search(text) and not _ONE_PER_NODE.search(text)
     if not launcher or counts_tasks or _ONE_OF_TASKS.search(text):
         return

@@ -254,6 +254,7 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     assert f"{once} --no-python python -c 1" in note(["python", "-c", "1"], eight)
     two = {**eight, "SLURM_STEP_NUM_NODES": "2"}
     assert "trains alone on each node" in note(["torchrun", "x.py"], two)
+    assert "there write --nnodes=$SLURM_NNODES" in note(["sh", "-c", "torchrun x.py"], two)
     for command, environ in (
         (["torchrun", "x.py"], eight),
         (["torchrun", "--rdzv-endpoint=n1:29500", "x.py"], two),
