@@ -322,8 +322,8 @@ def _submit(runs: list[Job], alone: Job, wanted: Any) -> None:
             print_line(f"{run.folder.root.name}:")
         # The runs of a sweep share one shell, which is tried once.
         _check_request(run, with_shell=run is (runs or [alone])[0])
-        if finished := run.finished():
-            print_line("\n".join(finished))
+        if finished := run.finished():  # also of one that --quiet submits
+            print_line("\n".join(finished), err=True)
     if all(run.finished() for run in runs or [alone]):
         print_line("nothing was submitted")
         return

@@ -81,6 +81,8 @@ def test_what_a_run_to_be_resumed_has_other_than_before_is_said_before_its_ranks
     (output / "model").mkdir()
     code, said, _ = terminal.run("check", "tiny.yaml", "--set", "optimizer.lr=0.005")
     assert code == 0 and "finished already" in said and "(now 0.005)" in said
+    code, _, said = terminal.run("submit", "tiny.yaml", "-q", "--set", "optimizer.lr=0.005")
+    assert code == 0 and "has changed since: optimizer.lr" in said
 
 
 def test_plain_files_for_a_model_are_refused_with_a_way_out(terminal: Terminal) -> None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import GO
@@ -15,6 +15,7 @@ from tests.runner.remote.far import GO
 TO = ("--to", "far")
 
 
+@obeys("runner/run_folder/logs.py", "None is there yet")
 def test_the_step_of_go_sh_and_the_runs_that_are_there_are_named(
     laptop: Laptop, programs: Path
 ) -> None:
