@@ -96,7 +96,7 @@ def signature(config: RunConfig, inputs: Inputs, data: str, total: int | None) -
     """
     model = inputs.model
     weights = [item for item in sorted(model.digests.items()) if item[0].endswith(".safetensors")]
-    version = model.commit or sha256(repr(weights).encode()).hexdigest()
+    version = model.commit or sha256(repr(weights).encode()).hexdigest()[:12]
     known = {
         "task": config.task,
         "model": f"{model.source}@{version}",

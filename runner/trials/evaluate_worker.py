@@ -27,7 +27,7 @@ def measure(trainer: Trainer, *, checkpoint: str | None) -> None:
     if checkpoint is None:
         trainer.observer.say(f"  {trainer.task.note}")
     else:
-        trainer.observer.say(f"  all weights from {checkpoint}")
+        trainer.observer.say(f"  weights from {checkpoint}")
         trainer.state.step = _load(trainer, Path(checkpoint)).step
     trainer.end_phase("load")
     trainer.evaluate()

@@ -27,7 +27,7 @@ def shell(command: str) -> None:
     subprocess.run(command, shell=True, check=True)
 
 
-@obeys(VERIFIER, "{first}Carry {file} to the machine with a sound bundle", "Other ways: copy again")
+@obeys(VERIFIER, "Else: {first}Carry {file} there: stage patch", "Other ways: copy again")
 @obeys("stage/bundle/receipt.py", "stage verify {} names all damage")
 @obeys("stage/bundle/report.py", "Give a file that `stage verify --report` wrote.")
 @obeys(KINDS, "`stage lock MANIFEST` writes", "`stage verify BUNDLE --report FILE` writes")

@@ -13,6 +13,7 @@ from stage.lock.manifest import Manifest
 from stage.lock.requests import DatasetRequest, ModelRequest
 from stage.paths import names_a_local_path
 from stage.staging.new_manifest import manifest_text
+from tests.remedies.obeyed import in_it, obeys
 from tests.support.staging import DATASET, MODEL, Laptop
 
 
@@ -40,15 +41,20 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     assert "continues" not in done.stderr and "No such file or folder is here" in done.stderr
 
 
+@obeys("stage/cli/transfer.py", "clusters.yaml names:")
 def test_a_script_and_a_missing_profile_get_the_command_that_helps(laptop: Laptop) -> None:
     (laptop.folder / "train.py").write_text("print(1)\n")
     done = laptop.stage("init", "train.py", "-o", "script.yaml")
     assert "stage trace -o NEW.yaml -- python train.py" in done.stdout, done.stderr
     (laptop.folder / "far").mkdir()
-    (laptop.folder / "far/node.yml").write_text("glibc: '2.28'\n")
+    (laptop.folder / "far/node.yml").write_text(
+        "format: 1\nname: far\nplatform: linux-64\nglibc: '2.28'\n"
+    )
     (laptop.folder / "clusters.yaml").write_text("far: {host: h, profile: far/node.yml}\n")
     done = laptop.stage("init", "train.py", "-o", "new.yaml", "--profile", "node.yml")
     assert done.returncode == 2 and "clusters.yaml names: --profile far/node.yml" in done.stderr
+    words = in_it(done.stderr, "--profile far.*").split()
+    assert laptop.stage("init", "train.py", "-o", "new.yaml", *words).returncode == 0
 
 
 def test_an_existing_manifest_is_not_overwritten(laptop: Laptop) -> None:
