@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.environ import kept_environment
 from tests.support.environment.channel import conda_channel
@@ -22,6 +23,9 @@ from tests.support.staging import MANIFEST, Laptop
 from tests.support.warm import provide, start_children_warm
 
 __all__ = ["conda_channel", "environment_laptop"]
+# A busy machine checks as an idle one does.
+settings.register_profile("airlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("airlift")
 
 
 @pytest.fixture(autouse=True, scope="session")

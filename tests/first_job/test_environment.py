@@ -158,7 +158,7 @@ NO_AIO_WORDS = ("engine.offload: nvme compiles with libaio", "libaio-devel")
 TOOLS: dict[str, tuple[dict[str, Any], dict[str, str], Found]] = {
     "X4": (COMPILE, {"g++": NO_HEADERS}, Found(("the headers of Python", "Python.h"), "modules")),
     "X6": (NVME, {"g++": "exit 0"}, Found(("compiles with ninja",), "engine.offload: cpu")),
-    "X9": (COMPILE, {"g++": OLD}, Found(("knows C++17 (g++ does not)",), "modules: [gcc]")),
+    "X9": (COMPILE, {"g++": OLD}, Found(("knows C++17 (g++ does not)",), 'modules: ["gcc"]')),
     "X11": (NVME, {"g++": NO_LIBAIO, "ninja": ""}, Found(NO_AIO_WORDS, "engine.offload: cpu")),
 }
 

@@ -1,4 +1,4 @@
-"""How tests run `stage`. hypothesis has no deadline: a busy machine checks as an idle one does."""
+"""How tests run `stage`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from hypothesis import HealthCheck, settings
 
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import run_here
-
-settings.register_profile("airlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("airlift")
 
 
 @pytest.fixture

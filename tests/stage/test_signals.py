@@ -18,6 +18,7 @@ def test_a_signal_that_comes_in_a_callback_of_python_is_not_lost(number: int) ->
         def __del__(self) -> None:
             signal.raise_signal(number)
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a test before this may have ended by it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises((KeyboardInterrupt, Ended)), ending_signals():

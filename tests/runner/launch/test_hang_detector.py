@@ -157,7 +157,7 @@ def test_no_step_as_long_as_those_before_it_is_a_hang(
     limit = max(watch.SILENT_S, 10 * (max([0.0, *steps[:-1]]) + watch.LOOK_EVERY_S))
     now[0] += limit - steps[-1] - 1
     assert not eye.hung_ranks()
-    now[0] += watch.LOOK_EVERY_S
+    now[0] += 2 * watch.LOOK_EVERY_S
     assert set(eye.hung_ranks()) == {0}
 
 
