@@ -91,7 +91,7 @@ class Here:
     def send(
         self, remote: RemoteShell, folder: str, copy: str | None, damaged: set[str], quiet: bool
     ) -> None:
-        """Sends the bundle, and removes there what it does not have; it is not verified there.
+        """Sends the bundle, and removes what left it; it is not verified there.
 
         Args:
             folder: there.
@@ -107,7 +107,7 @@ class Here:
                 self.bundle,
                 target,
                 ssh="ssh",
-                delete=True,  # go.sh there takes no file that the bundle does not have
+                delete="payload",  # what left the bundle; go.sh there would not find it sound
                 reporter=reporter,
                 quiet=quiet,
                 state=state_folder(os.environ),

@@ -66,7 +66,7 @@ def write(
     target = PushTarget(None, str(disk.absolute() / "bundle"))
     state = state_folder(os.environ)
     with Reporter(quiet=quiet) as bar:
-        done = push(bundle, target, ssh="ssh", delete=True, reporter=bar, quiet=quiet, state=state)
+        done = push(bundle, target, ssh="ssh", delete="all", reporter=bar, quiet=quiet, state=state)
     if not done.report["ok"]:
         first = done.report["findings"][0]
         raise DamageError(

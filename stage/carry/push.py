@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import VERIFIER, Bundle
@@ -69,7 +69,7 @@ def push(
     target: PushTarget,
     *,
     ssh: str,
-    delete: bool,
+    delete: Literal["nothing", "payload", "all"],
     reporter: Reporter,
     quiet: bool,
     state: Path,
@@ -80,7 +80,8 @@ def push(
 
     Args:
         ssh: the command for all connections.
-        delete: remove files at the target that the bundle does not have.
+        delete: which files that the bundle does not have are removed at the target: those in
+            `data/`, where nobody else writes, or all.
         state: the folder of verification receipts (`stage.bundle.verifier.state_folder`).
         remote: a connection to that host that is open already.
         verify_there: False: another step will; the outcome then has no report.
@@ -213,10 +214,10 @@ def _send(
     found: RemoteState,
     reporter: Reporter,
     *,
-    delete: bool,
+    delete: Literal["nothing", "payload", "all"],
     quiet: bool,
 ) -> None:
-    """Sends all files, the tag manifest last; with `delete`, removes what is not of the bundle."""
+    """Sends all files, the tag manifest last; with `delete`, removes others there."""
     root, target = bundle.root, remote.target
     script = f"mkdir -p {shlex.quote(remote.folder)}"
     if found.lock_sha256 != bundle.id:  # until all is there, it is no finished bundle
@@ -235,9 +236,10 @@ def _send(
     # Resumes inside files that are cut short. The other calls replace a file by a new one.
     run_rsync(remote, root, "--append-verify", *without_seal, names=names, quiet=quiet)
     run_rsync(remote, root, *without_seal, quiet=quiet)
-    if delete and found.state != "nothing there":
+    if delete != "nothing" and found.state != "nothing there":
+        only = ["--include=/data/***", "--exclude=/*"] if delete == "payload" else []
         options = ("--delete", "--existing", "--ignore-existing", "-8", "--out-format=%i|%n")
-        changes = run_rsync(remote, root, *options, *without_seal, quiet=True, capture=True)
+        changes = run_rsync(remote, root, *options, *without_seal, *only, quiet=True, capture=True)
         lines = sorted(line for line in changes.split("\n") if line.startswith("*deleting"))
         if lines:
             names = [printable(line.partition("|")[2]) for line in lines]

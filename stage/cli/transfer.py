@@ -280,7 +280,7 @@ def push(
             bundle,
             place,
             ssh=ssh,
-            delete=delete,
+            delete="all" if delete else "nothing",
             reporter=reporter,
             quiet=quiet,
             state=state_folder(os.environ),

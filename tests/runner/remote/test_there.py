@@ -60,10 +60,11 @@ def test_what_left_the_bundle_is_removed_there(tmp_path: Path) -> None:
     there.parent.mkdir()
     bundle = make_bundle(tmp_path / "bundle", big=False)
     make_bundle(there, big=False, files={"data/files/left.txt": b"of an asset that left"})
+    (there / "my-notes.txt").write_text("the user's own")
     here = Here(Manifest.load(bundle.root / "stage.yaml"), bundle.root)
     with connected(PushTarget(None, str(there.parent))) as remote:
         here.send(remote, str(there), None, set(), quiet=True)
-    assert verify(there).ok and verify(there).bundle_id == bundle.id
+    assert [finding.path for finding in verify(there).findings] == ["my-notes.txt"]
 
 
 @pytest.mark.parametrize("greeting", ["", "Welcome {user}\n", "{\n"])
