@@ -141,9 +141,9 @@ ranks.barrier()
     assert f"for torchfrtrace: {tmp_path / 'logs' / 'flight-rank-'}*" in said
 
 
-@given(st.lists(st.floats(1.0, 200.0), min_size=1, max_size=20))
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=20))  # sums of floats would be off
 def test_no_step_as_long_as_those_before_it_is_a_hang(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[float]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int]
 ) -> None:
     logs, now = tmp_path_factory.mktemp("logs"), [0.0]
     eye = HangDetector(logs, 1, clock=lambda: now[0])
