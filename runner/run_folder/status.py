@@ -293,10 +293,11 @@ def _writes(job: Job, run_folder: Path, newest: int | None) -> bool:
 
     The script of a sweep is in the parent folder of its runs; the index says which of them it is.
     """
-    index = elements(run_folder.parent).get(run_folder.name)
-    if job.is_over or index is None:
-        return job.id == newest or (not job.is_over and job.script == str(run_folder / SCRIPT))
-    return job.script == str(run_folder.parent / SCRIPT) and is_among(index, job.tasks)
+    if not job.is_over and job.script == str(run_folder.parent / SCRIPT):  # else no script is read
+        index = elements(run_folder.parent).get(run_folder.name)
+        if index is not None:
+            return is_among(index, job.tasks)
+    return job.id == newest or (not job.is_over and job.script == str(run_folder / SCRIPT))
 
 
 def _state(history: History | None, job: Job | None, last_job: int | None) -> tuple[str, list[str]]:
