@@ -70,7 +70,9 @@ def test_what_passes_survives_a_manifest_line(many: list[str]) -> None:
         ("a\xa0", "space"),
         ("x" * 256, "255"),
         ("é" * 128, "255"),
+        (f"{'é' * 127}xy", "255"),
         ("/".join(["x" * 200] * 6), "1024"),
+        ("/".join([*["x" * 200] * 5, "x" * 20]), "1024"),
         ("model.safetensors.partial", ".partial"),
     ],
 )
@@ -92,6 +94,8 @@ def test_a_path_that_may_not_travel_is_refused_in_words(path: str, said: str) ->
         "数据/文件.txt",
         "a  b",
         "x" * 255,
+        "é" * 127 + "x",
+        "/".join([*["x" * 200] * 5, "x" * 19]),
     ],
 )
 def test_ordinary_and_merely_odd_paths_travel(path: str) -> None:

@@ -114,6 +114,12 @@ CASES = [
         (M, *INVALID),
         sealed(M, lambda text: text.replace(b"  data", b" *data", 1)),
     ),
+    Case(
+        "lock CRLF",
+        1,
+        ("`stage.lock`: mismatched", "binary mode"),
+        changed(layout.LOCK, lambda text: text.replace(b"\n", b"\r\n")),
+    ),
     Case("manifest CRLF", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"\n", b"\r\n"))),
     Case(
         "manifest percent",

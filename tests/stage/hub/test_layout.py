@@ -26,10 +26,6 @@ def from_card(configs: Any, paths: list[str]) -> Layout:
     return {name: c.splits for name, c in found.items() if c.is_published_parquet}
 
 
-def from_names(paths: list[str]) -> Layout:
-    return from_card(None, paths)
-
-
 def unordered(layout: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, set[str]]]:
     """The library orders shards by text, we by number; for zero-padded names it is the same."""
     return {
@@ -93,7 +89,7 @@ def test_a_card_means_what_it_means_to_the_library(
 
 def test_shards_are_in_the_order_of_their_numbers() -> None:
     paths = [f"train-part-{number}.parquet" for number in (10, 2, 1, 0, 11)]
-    assert from_names(paths)["default"]["train"] == [
+    assert from_card(None, paths)["default"]["train"] == [
         f"train-part-{n}.parquet" for n in (0, 1, 2, 10, 11)
     ]
     card = [{"config_name": "c", "data_files": [{"split": "train", "path": "*.parquet"}]}]

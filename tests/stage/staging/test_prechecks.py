@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stage.lock.model import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
-from stage.staging.prechecks import omitted_files
+from stage.staging.prechecks import Omitted, omitted_files
 
 SENTENCES = (
     "config.json modules.json 1_Pooling/config.json tokenizer.json vocab.txt "
@@ -27,29 +27,47 @@ def model(taken: str, left: str) -> LockedAsset:
 
 
 @pytest.mark.parametrize(
-    ("taken", "left", "needed"),
+    ("taken", "left", "needed", "notes"),
     [
-        ("model.safetensors", SENTENCES, ["config.json"]),
-        ("model.safetensors config.json", "modules.json 2_Dense/config.json", []),
+        (
+            "model.safetensors",
+            SENTENCES,
+            ("config.json",),
+            ("its tokenizer (tokenizer.json, vocab.txt)",),
+        ),
+        ("model.safetensors config.json", "modules.json 2_Dense/config.json", (), ()),
+        ("model.safetensors vocab.txt", "tokenizer.json", (), ()),
         (
             "2_Dense/model.safetensors config.json",
-            "modules.json 2_Dense/config.json",
-            ["2_Dense/config.json"],
+            "modules.json 2_Dense/config.json 2_Dense/vocab.txt 3_Dense/vocab.txt",
+            ("2_Dense/config.json",),
+            ("its tokenizer (2_Dense/vocab.txt)",),
         ),
         (
             "vae/model.safetensors",
-            "model_index.json vae/config.json unet/config.json",
-            ["vae/config.json"],
+            "model_index.json vae/config.json unet/config.json tokenizer/vocab.json",
+            ("vae/config.json",),
+            ("its tokenizer (tokenizer/vocab.json)",),
+        ),
+        (
+            "config.json",
+            "model.safetensors model.bf16.safetensors model-2.safetensors x/model.safetensors",
+            (),
+            (
+                "its weights (model-2.safetensors, model.safetensors): "
+                "without them it can only be trained from scratch",
+            ),
         ),
         (
             "x/model-00001-of-00002.safetensors x/config.json",
             "x/model-00002-of-00002.safetensors x/model.safetensors.index.json "
             "model-00002-of-00002.safetensors",
-            ["x/model.safetensors.index.json", "x/model-00002-of-00002.safetensors"],
+            ("x/model.safetensors.index.json", "x/model-00002-of-00002.safetensors"),
+            (),
         ),
     ],
 )
 def test_the_config_left_out_is_reported_whatever_else_the_repository_has(
-    taken: str, left: str, needed: list[str]
+    taken: str, left: str, needed: tuple[str, ...], notes: tuple[str, ...]
 ) -> None:
-    assert list(omitted_files(model(taken, left)).needed) == needed
+    assert omitted_files(model(taken, left)) == Omitted(needed, notes)
