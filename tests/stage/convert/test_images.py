@@ -133,13 +133,17 @@ def test_cifar_pixels_and_labels(
     assert row["label"] == batch[b"labels"][3] and row["image"]["path"] == "data_batch_2_3.png"
 
 
-ODD: dict[str, tuple[dict[bytes, Any], str]] = {
-    "fewer labels than rows": ({b"labels": [0, 1]}, "not a list of 6 labels"),
-    "a label without a name": ({b"labels": [0, 1, 2, 0, 1, 3]}, "labels from 0 to 2"),
-    "a label below 0": ({b"labels": [0, 1, 2, 0, 1, -1]}, "labels from 0 to 2"),
-    "true for a label": ({b"labels": [0, 1, 2, 0, 1, True]}, "labels from 0 to 2"),
-    "rows of another size": ({b"data": np.zeros((6, 3071), np.uint8)}, "rows of 3072 bytes"),
-    "no rows": ({b"data": None}, "rows of 3072 bytes"),
+BATCH, META = "data_batch_2", "batches.meta"
+ODD: dict[str, tuple[str, dict[bytes, Any], str]] = {
+    "fewer labels than rows": (BATCH, {b"labels": [0, 1]}, "not a list of 6 labels"),
+    "a label without a name": (BATCH, {b"labels": [0, 1, 2, 0, 1, 3]}, "labels from 0 to 2"),
+    "a label below 0": (BATCH, {b"labels": [0, 1, 2, 0, 1, -1]}, "labels from 0 to 2"),
+    "true for a label": (BATCH, {b"labels": [0, 1, 2, 0, 1, True]}, "labels from 0 to 2"),
+    "rows of another size": (BATCH, {b"data": np.zeros((6, 3071), np.uint8)}, "rows of 3072 bytes"),
+    "no rows": (BATCH, {b"data": None}, "rows of 3072 bytes"),
+    "labels that are no list": (BATCH, {b"labels": 7}, "not a list of 6 labels"),
+    "no names": (META, {b"label_names": None}, "no list of names under label_names"),
+    "names that are numbers": (META, {b"label_names": [b"a", 7]}, "no list of names"),
 }
 
 
@@ -147,8 +151,8 @@ ODD: dict[str, tuple[dict[bytes, Any], str]] = {
 def test_labels_and_pixels_that_do_not_fit_are_refused_by_the_batch(
     converted: Callable[..., dict[str, pa.Table]], name: str
 ) -> None:
-    files, path = cifar(), "cifar-10-batches-py/data_batch_2"
-    change, words = ODD[name]
+    files, (file, change, words) = cifar(), ODD[name]
+    path = f"cifar-10-batches-py/{file}"
     files[path] = pickle.dumps({**pickle.loads(files[path]), **change}, 2)
-    with pytest.raises(DamageError, match=f"data_batch_2.*{words}"):
+    with pytest.raises(DamageError, match=f"{file}.*{words}"):
         converted("cifar", files)

@@ -130,6 +130,17 @@ CASES = [
     ),
     Case("nested lists", 2, ("m.lock",), follow(b"[" * 100_000)),
     Case(
+        "the id of an unfinished lock",
+        2,
+        ("--id m.lock: an incomplete lock",),
+        lambda place: [
+            "verify",
+            place.bundle().name,
+            "--id",
+            place.write("m.lock", file(sha256=None)).name,
+        ],
+    ),
+    Case(
         "nested request",
         2,
         ("should be text, found a list",),

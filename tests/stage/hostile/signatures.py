@@ -79,6 +79,17 @@ CASES = [
     ),
     Case("signers of noise", 4, ("does not list",), signed(bytes, bytes(range(256)) * 10)),
     Case(
+        "no bundle",
+        2,
+        ("x: not a bundle",),
+        lambda place: [
+            "verify",
+            place.write("x/a", "").parent.name,
+            "--signers",
+            place.write("signers", b"alice " + _keys()[1]).name,
+        ],
+    ),
+    Case(
         "signers that are none",
         2,
         ("no such file of signers",),

@@ -88,13 +88,13 @@ def test_a_card_means_what_it_means_to_the_library(
 
 
 def test_shards_are_in_the_order_of_their_numbers() -> None:
-    paths = [f"train-part-{number}.parquet" for number in (10, 2, 1, 0, 11)]
+    paths = [f"{number}-train-part.parquet" for number in (10, "a", 2, 1, 0, 11)]
     assert from_card(None, paths)["default"]["train"] == [
-        f"train-part-{n}.parquet" for n in (0, 1, 2, 10, 11)
+        f"{n}-train-part.parquet" for n in (0, 1, 2, 10, 11, "a")
     ]
     card = [{"config_name": "c", "data_files": [{"split": "train", "path": "*.parquet"}]}]
     assert from_card(card, paths)["c"]["train"] == [
-        f"train-part-{n}.parquet" for n in (0, 1, 2, 10, 11)
+        f"{n}-train-part.parquet" for n in (0, 1, 2, 10, 11, "a")
     ]
 
 

@@ -36,8 +36,6 @@ def test_every_option_that_the_library_reads_is_refused_or_known() -> None:
         "engine",
         "memory_map",
         "verbose",
-    }
-    harmless |= {
         "float_precision",
         "mangle_dupe_cols",
         "error_bad_lines",

@@ -155,18 +155,21 @@ def test_a_laptop_whose_disks_ignore_case_lays_it_out_in_a_disk_image(
 
 
 @pytest.mark.parametrize(
-    ("file", "words"),
+    ("path", "file", "words"),
     [
-        (File(link="../../../etc/passwd"), "a link that leads out of the environment"),
-        (File(link="/etc/passwd"), "a link that leads out of the environment"),
+        ("share/x", File(link="../../../etc/passwd"), "a link that leads out of the environment"),
+        ("share/x", File(link="../.."), "a link that leads out of the environment"),
+        ("share/x", File(link="/etc/passwd"), "a link that leads out of the environment"),
+        ("share/a\nb", File(b"x"), "'share/a\\\\nb': a line break in a file's name"),
+        ("share/a\rb", File(b"x"), "a line break in a file's name"),
     ],
 )
 def test_a_package_that_would_reach_out_of_the_environment_is_refused(
-    tmp_path: Path, file: File, words: str
+    tmp_path: Path, path: str, file: File, words: str
 ) -> None:
     payloads = {
         "python": {"bin/python3.11": File(b"x", executable=True)},
-        "evil": {"share/x": file},
+        "evil": {path: file},
     }
     conda = [
         write_package(tmp_path, Package(name=name, version="3.11.7", payload=payload))

@@ -75,7 +75,6 @@ def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_
     for path, text in {**PRIVATE, **harmless}.items():
         (folder / "raw" / path).parent.mkdir(exist_ok=True)
         (folder / "raw" / path).write_text(text)
-    manifest(folder, "r: {path: raw}")
     for entry in ("r: {path: raw}", 'r: {path: raw, include: ["sub/*", "*"]}'):
         manifest(folder, entry)
         done = run_here("fetch", "m.yaml", "-o", "bundle", code=3)
