@@ -2,7 +2,8 @@
 
 The models are those of the run files, by their config.json and the shapes of their weights. The
 reasons of the choices are no part of it, because they may be worded otherwise; of a refusal the
-numbers and settings are.
+numbers and settings are. In bytes: the model's state at each stage, the activations (of any micro
+batch, and of each sequence), and the weights that a node of up to eight ranks holds while it loads.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from runner.job.load_memory import peak_at_load
+from runner.job.memory import activation_bytes, state_needed
 from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape, with_lora
 
@@ -84,11 +88,15 @@ def planned(run_file: Path, device: str, ranks: int) -> dict[str, Any]:
         plan = decide(config, shape, DEVICES[device], ranks)
     except UsageError as error:
         return {"refused": VALUE.findall(f"{error.message} {error.remedy}")}
+    decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]
     return {
         "micro": plan.micro, "accumulation": plan.accumulation, "global": plan.total,
         "precision": plan.precision, "zero": plan.zero, "offload": plan.offload,
         "sequence_length": plan.sequence_length,
         "chosen": {choice.key: choice.value for choice in plan.choices},
+        "state": [*state_needed(decided, shape, ranks).values()],
+        "activations": activation_bytes(decided, shape, plan.sequence_length, plan.zero),
+        "at_load": peak_at_load(decided, shape, plan, DEVICES[device], min(ranks, 8)),
     }  # fmt: skip
 
 

@@ -208,6 +208,8 @@ OPEN_MPI = " ".join(
     f"OMPI_COMM_WORLD_{part}" for part in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 )
 MPICH = "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"
+MVAPICH = OPEN_MPI.replace("OMPI", "MV2")
+PALS = "PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PALS_LOCAL_SIZE"
 OF_OPEN_MPI = {"PMIX_NAMESPACE": "prterun-n1-4711@1"}
 OF_US = {"AIRLIFT_RANK": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "4"}
 
@@ -231,6 +233,9 @@ def _launchers() -> dict[str, list[dict[str, str]]]:
                 f"torchrun, {name}": at | torchrun,
                 f"Open MPI, {name}": open_mpi | (at if nodes == 2 else {}),
                 f"MPICH, {name}": at | _numbers(MPICH, rank, nodes),
+                f"MVAPICH2, {name}": at | _numbers(MVAPICH, rank, nodes),
+                # Of `mpiexec` on Polaris and Aurora.
+                f"PALS, {name}": at | {"PMI_RANK": str(rank)} | _numbers(PALS, rank, nodes),
             }
         # mpirun starts its helpers with srun, one on each node; the ranks inherit their variables.
         helper = _step(0, 2) | {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,37 +47,49 @@ def test_what_fails_is_not_tried_larger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "result", "said", "outcome"),
+    ("code", "result", "said", "outcome", "words"),
     [
-        (
-            0,
-            {"outcome": "fits", "step_s": 1.0, "samples_per_s": 2.0, "tokens_per_s": 3.0},
-            "",
-            "fits",
-        ),
-        (1, {"outcome": "out of memory", "words": "x"}, "", "out of memory"),
-        (None, {}, "", "too slow"),
-        (2, {}, "error: no such column", "failed"),
-        (1, {"outcome": "fits"}, "ValueError: later", "failed"),
+        (0, {"outcome": "fits", "step_s": 1.0, "tokens_per_s": 3.0}, "", "fits", ""),
+        (1, {"outcome": "out of memory", "words": "x"}, "", "out of memory", "out of memory"),
+        (None, {}, "", "too slow", "not done after 60 s"),
+        (2, {}, "error: no such column\nbye\n", "failed", "error: no such column (see {})"),
+        (1, {"outcome": "fits"}, "one\n\nlater\n", "failed", "later (see {})"),
+        (7, {}, "", "failed", "exit code 7 (see {})"),
     ],
 )
 def test_the_end_of_a_trial_is_understood(
-    tmp_path: Path, code: int | None, result: dict[str, object], said: str, outcome: str
+    tmp_path: Path, code: int | None, result: dict[str, Any], said: str, outcome: Any, words: str
 ) -> None:
     log = tmp_path / "trial.log"
     log.write_text(said)
+    measures: dict[str, Any] = {
+        name: value for name, value in result.items() if isinstance(value, float)
+    }
     judged = judge("zero1", 4, code, result, log, 60)
-    assert judged.outcome == outcome
-    assert outcome != "failed" or said.split()[-1] in judged.words
+    assert judged == Trial("zero1", 4, outcome, words.format(log), **measures)
 
 
 def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() -> None:
+    memory = {"load": {"device": 1.0, "host": 2.0}, "train": {"device": 3.0}}
+    faster = replace(trial(1), samples_per_s=21.5)
     found = [
-        SearchResult("zero1", [trial(1), trial(2), trial(4, "out of memory")]),
+        SearchResult("zero1", [faster, trial(2), trial(4, "out of memory")]),
+        SearchResult("zero2", [replace(trial(2), memory=memory, mfu=0.5, note="n"), trial(1)]),
+        SearchResult("zero3", [trial(1, "too slow")]),
         SearchResult("ddp", refused="not tried: no | such"),
     ]
     table = rows(found, 1000)
-    assert table[0][:2] == ("zero1", "2 x 2") and table[0][5] == "50 s"
+    bound = "micro 1 is faster: 21.5 samples/s; micro 4: out of memory"
+    most = "n; the largest that --largest allows"
+    assert table == [
+        ("zero1", "2 x 2", "0.1 s", "200", "20", "50 s", "-", "-", bound),
+        (
+            "zero2", "2 x 2", "0.1 s", "200 (MFU 50%)", "20", "50 s", "1.07 GB, 3.22 GB",
+            "2.15 GB", most,
+        ),
+        ("zero3", "none", *[""] * 6, "micro 1: too slow"),
+        ("ddp", *[""] * 7, "not tried: no | such"),
+    ]  # fmt: skip
     assert "not tried" in text(table) and "no / such" in markdown("t", table)
 
 

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from runner.disks import cache_variables
 from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.run import environment
@@ -240,7 +241,27 @@ def test_a_script_that_sets_the_hub_itself_is_told_at_the_first_name_that_is_not
 # Entries of docs/first-job-failures.md -> the library's words, and a part of our line after them.
 def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
     where = ("http://127.0.0.1:1", Path("/tmp/a/exec/abc"), Path("/tmp/b"))
-    assert environment({}, *where)["WANDB_MODE"] == "offline"
+    theirs = {"no_proxy": " a,localhost", "PYTHONPATH": "/p", "USER": "ann"}
+    theirs |= {"HF_DATASETS_CACHE": "/d", "HF_MODULES_CACHE": "/m"}
+    assert environment({**theirs, "HF_HUB_OFFLINE": "1"}, *where) == {
+        **cache_variables({}, where[2]),
+        **theirs,
+        "no_proxy": "a,localhost,127.0.0.1",
+        "NO_PROXY": "127.0.0.1,localhost",
+        "PYTHONPATH": "/tmp/a/exec/abc/python:/p",
+        "HF_ENDPOINT": where[0],
+        "HF_HUB_CACHE": "/tmp/a/exec/abc/hub",
+        "HUGGINGFACE_HUB_CACHE": "/tmp/a/exec/abc/hub",
+        "HF_DATASETS_CACHE": "/d/airlift-abc",
+        "HF_EVALUATE_CACHE": "/tmp/a/exec/abc/evaluate",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+        "DO_NOT_TRACK": "1",
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
     assert environment({"WANDB_MODE": "disabled"}, *where)["WANDB_MODE"] == "disabled"
 
 

@@ -199,10 +199,10 @@ def test_ranks_with_unlike_devices_are_refused_or_do_what_each_can() -> None:
     ) as refused:
         check_facts([same, same, on_cpu])
     assert "Ask Slurm for nodes of one kind" in refused.value.remedy
-    older = replace(same, device=Device("cuda", "V100", 32 * 2**30, False, True))
-    check_facts([same, older])
-    plan_for = weakest([same, older])
-    assert (plan_for.memory, plan_for.has_bf16, plan_for.has_fp16) == (32 * 2**30, False, True)
+    older = replace(same, device=Device("cuda", "V100", 32 * 2**30, False, True, 9))
+    check_facts([older, same])
+    expected = Device("cuda", "A800 and V100", 32 * 2**30, False, True, 0)
+    assert weakest([older, same, same]) == weakest([same, older]) == expected
 
 
 def test_a_node_with_another_bundle_is_named() -> None:

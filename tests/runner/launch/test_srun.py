@@ -29,15 +29,26 @@ def job(**changes: str) -> tuple[SlurmJobEnvironment, dict[str, str]]:
     return found, environ
 
 
-def test_without_cpus_per_task_a_rank_gets_its_share_of_the_smallest_node() -> None:
-    assert cpus_per_task(*job()) == 32
-    assert cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="64,9")) == 4
-    assert cpus_per_task(*job(SLURM_JOB_CPUS_PER_NODE="1(x2)")) == 1
+@pytest.mark.parametrize(
+    ("changes", "ranks", "cpus"),
+    [
+        ({}, 2, 32),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64,9"}, 2, 4),
+        ({"SLURM_JOB_CPUS_PER_NODE": "1(x2)"}, 2, 1),
+        ({"SLURM_JOB_CPUS_PER_NODE": ""}, 2, 1),
+        ({"SLURM_CPUS_PER_TASK": "5"}, 2, 5),
+        ({"SLURM_NTASKS_PER_NODE": "", "SLURM_NTASKS": "6"}, 3, 21),
+        ({"SLURM_NTASKS_PER_NODE": "", "SLURM_NTASKS": ""}, 1, 64),
+    ],
+)
+def test_a_rank_gets_its_share_of_the_smallest_node(
+    changes: dict[str, str], ranks: int, cpus: int
+) -> None:
+    described, environ = job(**changes)
+    assert (tasks_per_node(described), cpus_per_task(described, environ)) == (ranks, cpus)
 
 
 def test_tasks_are_spread_evenly_or_refused() -> None:
-    assert tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="6")[0]) == 3
-    assert tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="")[0]) == 1
     with pytest.raises(UsageError, match="5 tasks do not divide among 2 nodes"):
         tasks_per_node(job(SLURM_NTASKS_PER_NODE="", SLURM_NTASKS="5")[0])
     with pytest.raises(UsageError, match="not inside a Slurm job"):

@@ -14,7 +14,7 @@ from runner.config.run_config import SlurmConfig
 from runner.errors import StageError, UsageError
 from runner.job import submit
 from runner.job.findings import Findings
-from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus
+from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus, types_of_gpus
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm.script import SbatchRequest
@@ -25,30 +25,43 @@ ANY = Partition("default")
 
 
 @pytest.mark.parametrize(
-    ("gres", "gpus"),
+    ("gres", "gpus", "types"),
     [
-        ("(null)", 0),
-        ("", 0),
-        ("gpu:4", 4),
-        ("gpu", 1),
-        ("gpu:a800:4(S:0-1)", 4),
-        ("gpu:a100-sxm4-80gb:8,nvme:1", 8),
-        ("gpu:v100:2(S:0,2),gpu:t4:1", 3),
-        ("gpu:1g.10gb:7", 7),
-        ("craynetwork:4", 0),
+        ("(null)", 0, ()),
+        ("", 0, ()),
+        ("gpu:4", 4, ()),
+        ("gpu", 1, ()),
+        ("gpu:a800:4(S:0-1)", 4, ("a800",)),
+        ("gpu:a100-sxm4-80gb:8,nvme:1", 8, ("a100-sxm4-80gb",)),
+        ("gpu:v100:2(S:0,2),gpu:t4:1", 3, ("v100", "t4")),
+        ("gpu:1g.10gb:7", 7, ("1g.10gb",)),
+        ("craynetwork:4", 0, ()),
     ],
 )
-def test_gpus_are_counted_in_every_notation(gres: str, gpus: int) -> None:
-    assert count_gpus(gres) == gpus
+def test_gpus_are_counted_in_every_notation(gres: str, gpus: int, types: tuple[str, ...]) -> None:
+    assert (count_gpus(gres), types_of_gpus(gres)) == (gpus, types)
 
 
-def test_a_rank_gets_the_share_of_cpus_of_the_smallest_node_with_enough_gpus() -> None:
-    assert submit.cpus_per_task([NodeShape(64, 4)], ranks=4, gpus=4)[0] == 16
-    assert submit.cpus_per_task([NodeShape(64, 4)], ranks=1, gpus=1)[0] == 16
-    assert submit.cpus_per_task([NodeShape(64, 4), NodeShape(32, 4)], ranks=4, gpus=4)[0] == 8
-
-    assert submit.cpus_per_task([NodeShape(8, 0), NodeShape(64, 4)], ranks=4, gpus=4)[0] == 16
-    assert submit.cpus_per_task([], ranks=4, gpus=4) == (None, "")
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "gpus", "share", "why"),
+    [
+        ([(64, 4)], 4, 4, 16, "64 CPUs and 4 GPUs"),
+        ([(64, 4)], 1, 1, 16, "64 CPUs and 4 GPUs"),
+        ([(64, 4), (32, 4)], 4, 4, 8, "32 CPUs and 4 GPUs"),
+        ([(64, 8), (48, 4)], 4, 4, 8, "64 CPUs and 8 GPUs"),
+        ([(8, 0), (64, 4)], 4, 4, 16, "64 CPUs and 4 GPUs"),
+        ([(8, 8)], 8, 4, 1, "8 CPUs and 8 GPUs"),
+        ([(3, 0), (9, 0), (4, 0)], 4, 0, 1, "4 CPUs"),
+        ([(9, 0), (12, 1)], 4, 0, 2, "9 CPUs"),
+        ([(3, 4), (64, 3)], 4, 4, None, ""),
+    ],
+)
+def test_a_rank_gets_the_share_of_cpus_of_the_smallest_node_with_enough_gpus(
+    nodes: list[tuple[int, int]], ranks: int, gpus: int, share: int | None, why: str
+) -> None:
+    reason = why and f"A rank's share: the smallest node has {why}."
+    shapes = [NodeShape(*node) for node in nodes]
+    assert submit.cpus_per_task(shapes, ranks=ranks, gpus=gpus) == (share, reason)
 
 
 BY_CPU = "DefMemPerCPU = 1000"
@@ -86,6 +99,8 @@ def test_a_job_that_asks_for_no_memory_has_slurms_default(
     selects = "echo SelectTypeParameters = CR_CORE"
     programs(tmp_path, sinfo="echo 'batch*|8|64000|gpu:2|infinite'")
     monkeypatch.setenv("PATH", programs(tmp_path, scontrol=f"{shown}\n{selects}_MEMORY"))
+    nodes = (NodeShape(8, 2, 64000 * 2**20),)
+    assert ask_partition(None) == Partition("batch", nodes, "infinite")
     found = submit.memory_on_node(SlurmConfig(**slurm), ask_partition(None), {})
     assert found[0] == memory * 2**20 and why in found[1] and bool(why) == bool(found[1])
     from_shell = {"SBATCH_MEM_PER_NODE": "5"}

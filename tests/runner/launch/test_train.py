@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from tests.runner.conftest import Cluster, metrics
@@ -63,20 +66,14 @@ def test_the_exported_model_gives_the_validation_loss_of_the_run(
 
 def test_each_step_is_told_with_all_its_measures(stages: dict[int, Path]) -> None:
     lines = [json.loads(line) for line in (stages[1] / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "loss" in line]
-    wanted = {
-        "step",
-        "epoch",
-        "loss",
-        "lr",
-        "grad_norm",
-        "tokens",
-        "tokens_per_s",
-        "step_s",
-        "memory_gib",
-    }
-    assert all(wanted <= line.keys() for line in steps)
-    assert all(line["tokens"] == 8 * 32 for line in steps)
+    (first, *steps) = [line for line in lines if "loss" in line]
+    measured = {"epoch", "loss", "lr", "grad_norm", "step_s", "data_wait", "memory_gib"}
+    measured |= {"step", "tokens", "tokens_per_s", "samples_per_s"}
+    for line in (first, *steps):
+        assert line.keys() - {"first_step_s"} == measured and line["tokens"] == 8 * 32
+        assert line["tokens_per_s"] * line["step_s"] == pytest.approx(8 * 32)
+        assert line["samples_per_s"] * line["step_s"] == pytest.approx(8)
+    assert first["first_step_s"] > first["step_s"] and 0 <= first["data_wait"] < 1
     (validation,) = [line for line in lines if "validation_loss" in line]
     assert validation["validation_perplexity"] == pytest.approx(
         math.exp(validation["validation_loss"])
@@ -85,12 +82,14 @@ def test_each_step_is_told_with_all_its_measures(stages: dict[int, Path]) -> Non
 
 def test_the_run_folder_says_what_ran_where(stages: dict[int, Path], bundle: Path) -> None:
     recorded = json.loads((stages[2] / "environment.json").read_text())
-    assert recorded["bundle_id"] == sha256((bundle / "stage.lock").read_bytes()).hexdigest()
-    assert recorded["world_size"] == 2
-    assert recorded["seed"] == 42
-    assert recorded["device"] == "CPU"
+    known = {"world_size": 2, "seed": 42, "device": "CPU", "num_steps": 8, "exported_step": 8}
+    known["bundle_id"] = sha256((bundle / "stage.lock").read_bytes()).hexdigest()
+    assert {key: recorded[key] for key in known} == known
     assert recorded["versions"].keys() >= {"torch", "deepspeed", "transformers"}
-    assert list((stages[2] / "tensorboard").glob("events.out.tfevents.*"))
+    board = EventAccumulator(str(stages[2] / "tensorboard")).Reload()
+    for key in ("loss", "lr", "validation_loss"):
+        drawn = [(event.step, event.value) for event in board.Scalars(key)]
+        assert drawn == [(step, pytest.approx(value)) for step, value in metrics(stages[2], key)]
 
 
 def test_a_finished_run_is_told_at_once_and_not_trained_again(

@@ -13,6 +13,7 @@ from runner.job import devices
 from runner.job.devices import GIB, Gpu
 from runner.job.host_memory import host_memory
 from runner.job.partition import NodeShape
+from runner.job.shapes import Device
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
@@ -94,8 +95,8 @@ def test_the_gpus_of_a_job_are_known_where_it_is_submitted(
         )
     )
     device = devices.of_job(config.slurm, nodes, 4)
-    assert device is not None
-    assert (device.memory, device.has_bf16, device.has_fp16) == (32 * GIB, False, True)
+    host = sum(node.memory for node in nodes) // 4
+    assert device == Device("cuda", "v100", 32 * GIB, False, True, host)
 
 
 @pytest.mark.parametrize(
@@ -106,17 +107,16 @@ def test_gpus_asked_for_by_number_alone_are_those_of_the_partition(
 ) -> None:
     nodes = [NodeShape(128, 0, 512 * GIB), *V100S]
     device = devices.of_job(SlurmConfig(options=options), nodes, 4)
-    assert device is not None and (device.kind, device.name) == ("cuda", "v100")
+    assert device == Device("cuda", "v100", 32 * GIB, False, True, 64 * GIB)
     assert devices.of_job(SlurmConfig(options=options), [], 4) is None
 
 
 def test_a_job_on_cpus_has_the_memory_it_asks_for_or_its_nodes() -> None:
     nodes = [NodeShape(64, 0, 64 * GIB), NodeShape(64, 0, 128 * GIB)]
-    device = devices.of_job(SlurmConfig(), nodes, 4)
-    assert device is not None and (device.kind, device.memory) == ("cpu", 32 * GIB)
+    assert devices.of_job(SlurmConfig(), nodes, 4) == Device.cpu(32 * GIB)
     for memory, expected in ((16 * GIB, 16 * GIB), (0, 128 * GIB)):
-        device = devices.of_job(SlurmConfig(), nodes, 1, memory)
-        assert device is not None and device.memory == expected
+        device = devices.of_job(SlurmConfig(), nodes, 1, memory, "mem")
+        assert device == Device("cpu", "CPU", expected, True, False, 0, "mem")
     assert devices.of_job(SlurmConfig(), [], 1) is None
 
 

@@ -23,6 +23,7 @@ from runner.job.plan import (
     with_micro,
 )
 from runner.job.shapes import Device, ModelShape
+from runner.training.components.optimization import Schedule
 
 GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)
@@ -223,31 +224,43 @@ def test_low_precision_never_trains_at_stage_0(run_file: Path, precision: str) -
             4,
         ),
         ({"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 2}, None, 2),
+        ({"dim": 8, "n_layers": 2, "image_size": 224, "patch_size": 16}, 14 * 14 + 1, 2),
     ],
-    ids=["bert", "gpt2", "roberta's first two positions", "nested", "without positions"],
+    ids=["bert", "gpt2", "roberta's first two positions", "nested", "no positions", "patches"],
 )
 def test_a_models_shape_is_read_from_its_config(
     settings: dict[str, object], longest: int | None, layers: int
 ) -> None:
-    shape = ModelShape.of({**settings, "vocab_size": 100}, None)
-    assert (shape.longest, shape.layers, shape.hidden) == (
-        longest,
-        layers,
-        8,
-    ) or "text_config" in settings
-    assert shape.num_parameters == 12 * layers * shape.hidden**2 + shape.vocabulary * shape.hidden
-    assert ModelShape.of(settings, 123).num_parameters == 123
+    words = 0 if "text_config" in settings else 100
+    shape = ModelShape(12 * layers * 8**2 + words * 8, longest, 8, layers, words)
+    assert ModelShape.of({**settings, "vocab_size": 100}, None) == shape
+    assert ModelShape.of({**settings, "vocab_size": 100}, 123) == replace(shape, num_parameters=123)
 
 
 def test_steps_cover_all_epochs_and_are_never_none(run_file: Path) -> None:
     def steps(*overrides: str, sequences: int = 100) -> int:
         return num_steps(RunConfig.load(run_file, overrides), sequences, 8)
 
-    assert steps("epochs=2") == 25
-    assert steps("epochs=1") == 13
-    assert steps("epochs=0.5") == 7
-    assert steps("epochs=0.001") == 1
-    assert steps("steps=7") == 7
+    asked = ("epochs=2", "epochs=1", "epochs=0.5", "epochs=0.001", "steps=7")
+    assert [*map(steps, asked)] == [25, 13, 7, 1, 7]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "evaluates", "end"),
+    [
+        (["epochs=1.9"], [3, 5], " (epochs: 1.9 is 4.8 steps, rounded up)"),
+        (["epochs=2", "evaluation.every=2"], [2, 4, 5], ""),
+        (["steps=5", "evaluation.every=9"], [5], ""),
+    ],
+)
+def test_epochs_end_in_the_step_that_takes_their_last_sample(
+    run_file: Path, overrides: list[str], evaluates: list[int], end: str
+) -> None:
+    schedule = Schedule(RunConfig.load(run_file, overrides), 5, 4, 10)
+    assert [step for step in range(1, 6) if schedule.ends_epoch(step)] == [3, 5]
+    assert [step for step in range(1, 6) if schedule.evaluates_after(step)] == evaluates
+    assert [schedule.epoch(step) for step in (0, 3, 5)] == [0.0, 1.2, 2.0]
+    assert schedule.describe("2 ranks") == f"training 5 steps of 4 sequences on 2 ranks{end}"
 
 
 def test_their_accumulation_is_kept_where_nothing_else_decides_the_batch(run_file: Path) -> None:

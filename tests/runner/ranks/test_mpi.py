@@ -1,4 +1,7 @@
-"""Processes of mpirun. The variables are those of Open MPI 5.0.11 and MPICH 5.0.2."""
+"""Processes of mpirun, with the variables of Open MPI 5.0.11 and MPICH 5.0.2.
+
+Which rank each of them is, also those of MVAPICH2 and PALS: tests/golden/ranks.json.
+"""
 
 from __future__ import annotations
 
@@ -36,34 +39,6 @@ def mpich(rank: int, size: int, local: int) -> dict[str, str]:
         "MPI_LOCALRANKID": str(rank % local),
         "MPI_LOCALNRANKS": str(local),
     }
-
-
-def mvapich(rank: int, size: int, local: int) -> dict[str, str]:
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    values = (rank, size, rank % local, local)
-    return {f"MV2_COMM_WORLD_{name}": str(value) for name, value in zip(names, values, strict=True)}
-
-
-def pals(rank: int, size: int, local: int) -> dict[str, str]:
-    """Of `mpiexec` on Polaris and Aurora."""
-    return {
-        "PALS_RANKID": str(rank),
-        "PALS_LOCAL_RANKID": str(rank % local),
-        "PALS_LOCAL_SIZE": str(local),
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": str(size),
-    }
-
-
-@pytest.mark.parametrize("launcher", [mvapich, pals])  # the others: tests/golden/ranks.json
-def test_a_process_of_mpirun_is_a_rank_and_knows_its_place(launcher) -> None:  # type: ignore[no-untyped-def]
-    places = [Place.of(launcher(rank, 4, 4)) for rank in range(4)]
-    assert found(launcher(3, 4, 4)) == "rank"
-    assert [(place.rank, place.local_rank) for place in places] == [(n, n) for n in range(4)]
-    assert {(place.world_size, place.local_world_size, place.master) for place in places} == {
-        (4, 4, "127.0.0.1")
-    }
-    assert len({place.port for place in places}) == 1
 
 
 def test_a_single_process_of_mpirun_is_a_machine_to_launch_on() -> None:

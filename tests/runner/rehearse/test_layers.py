@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from runner.trials.layers import cut, narrowed
+from runner.trials.layers import Small, cut, narrowed
 
 SHORT: dict[str, Any] = {
     "hidden_size": 32,
@@ -37,11 +37,14 @@ def test_two_layers_are_left_and_transformers_builds_them(kind: str) -> None:
 
 def test_layers_are_kept_until_each_kind_of_them_is_there() -> None:
     kinds = ["linear", "linear", "linear", "full", "linear"]
-    small = cut({**SHORT, "layer_types": kinds})
-    assert small is not None
-    assert small.layers == 4
-    assert small.settings["layer_types"] == kinds[:4]
-    assert cut({**SHORT, "first_k_dense_replace": 3}).layers == 4  # type: ignore[union-attr]
+    shorter = {**SHORT, "num_hidden_layers": 4}
+    for more, kept in (
+        ({"layer_types": kinds}, {"layer_types": kinds[:4]}),
+        ({"first_k_dense_replace": 3}, {"first_k_dense_replace": 3}),
+    ):
+        assert cut({**SHORT, **more}) == Small({**shorter, **kept}, 4, 5)
+        within = {"a": 1, "text_config": {**shorter, **kept}}
+        assert cut({"a": 1, "text_config": {**SHORT, **more}}) == Small(within, 4, 5)
 
 
 def test_a_model_that_is_small_or_has_no_layers_stays_as_it_is() -> None:
@@ -49,12 +52,25 @@ def test_a_model_that_is_small_or_has_no_layers_stays_as_it_is() -> None:
     assert cut({"depths": [3, 4, 6, 3]}) is None
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
-def test_a_model_too_wide_for_this_machine_becomes_narrow(kind: str) -> None:
-    small = cut(settings_of(kind))
+NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "changed"),
+    [
+        ("bert", {}, NARROW),
+        ("gpt2", {}, {"n_embd": 16, "n_head": 2}),
+        ("llama", {}, {**NARROW, "num_key_value_heads": 2}),
+        ("llama", {"num_key_value_heads": 2}, {**NARROW, "num_key_value_heads": 1}),
+    ],
+)
+def test_a_model_too_wide_for_this_machine_becomes_narrow(
+    kind: str, groups: dict[str, int], changed: dict[str, int]
+) -> None:
+    small = cut({**settings_of(kind), **groups})
     assert small is not None
     narrow = narrowed(small)
-    assert narrow is not None and narrow.width == 16
+    assert narrow == Small({**small.settings, **changed}, 2, 5, 16)
     kept = {k: v for k, v in narrow.settings.items() if k != "model_type"}
     model = AutoModel.from_config(AutoConfig.for_model(kind, **kept))
     assert model.get_input_embeddings().weight.shape == (64, 16)

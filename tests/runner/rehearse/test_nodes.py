@@ -15,7 +15,7 @@ from runner.errors import StageError, UsageError
 from runner.job.findings import Finding
 from runner.trials import kernels
 from runner.trials import node_look as look
-from runner.trials.ports import try_ports
+from runner.trials.ports import WAIT_S, try_ports, wait_for_all
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
 
@@ -96,11 +96,18 @@ def try_all(folders: dict[str, Path], hosts: list[str]) -> dict[str, tuple[list[
     return results
 
 
-def test_each_node_tries_the_way_to_each_other(tmp_path: Path) -> None:
-    """A third one dropped its listener."""
+def test_each_node_tries_the_way_to_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third one dropped its listener; a fourth does not come within a minute."""
     (tmp_path / "n3.address.json").write_text('{"address": "127.0.0.3", "port": 9}')
     (tmp_path / "n3.done").touch()
     found = try_all({"n1": tmp_path, "n2": tmp_path}, ["n1", "n2", "n3"])
     for host, ((finding,), line) in found.items():
         assert finding.message == f"{host} cannot connect to n3 at 127.0.0.3:9: it refuses."
         assert line == f"{host} reaches 1 of 2 nodes"
+    seconds = iter([0.0, 60.0, 61.0, 0.0, 60.0, 61.0])
+    monkeypatch.setattr(wait_for_all, "__defaults__", (WAIT_S, seconds.__next__))
+    (finding,), line = try_ports(tmp_path, "n1", "127.0.0.1", ["n1", "n4"])
+    assert finding.message == f"n4 wrote nothing into {tmp_path} that n1 sees."
+    assert (finding.exit_code, line, [*seconds]) == (1, "n1 reaches 0 of 1 nodes", [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.errors import UsageError
+from runner.errors import UsageError, __version__
 from runner.inputs.staged import Here
 from runner.remote import submit
 from runner.remote.plan import Road
@@ -59,12 +61,33 @@ def test_the_clusters_values_are_defaults_that_the_run_file_wins_over(folder: Pa
 def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     found = road(folder, "  setup: ['. ~/x y', 'export A=\"1 2\"']\n", axes=["seed=1,2"])
     plan = found.plan("0" * 64)
-    assert plan["SETUP"] == '. ~/x y\nexport A="1 2"' and plan["OUTPUT"] == "output/my"
+    setup = r"""'slurm.setup=[". ~/x y", "export A=\"1 2\""]'"""
     assert shlex.split(plan["OPTIONS"]) == found.options
-    assert plan["SUBMIT"] == "--array seed=1,2"
+    empty = ("ACCOUNT", "ENVIRONMENT", "ENV_DIGEST", "PARTITION", "TIME")
+    assert plan == {
+        **dict.fromkeys(empty, ""),
+        "AIRLIFT": __version__,
+        "BUNDLE_ID": "0" * 64,
+        "INPUTS": hashlib.sha256(json.dumps({"my.yaml": RUN}).encode()).hexdigest(),
+        "OPTIONS": f"--set {setup}",
+        "OUTPUT": "output/my",
+        "RUN": "my.yaml",
+        "SETUP": '. ~/x y\nexport A="1 2"',
+        "SUBMIT": "--array seed=1,2",
+        "VERIFY": "login",
+    }
     assert found.named == str(folder / "runs/my.yaml")
     assert road(folder, overrides=["name=b"], axes=["seed=1,2"]).named == "b"
-    assert found.commands()["environment"] == ". ~/x y ..."
+    there = f"runs/my.yaml --bundle bundle --set {setup}"
+    assert found.commands() == {
+        "lock": f"stage lock {folder}/manifests/small.yaml",
+        "fetch": f"stage fetch {folder}/manifests/small.yaml -o {folder}/bundle",
+        "push": f"stage push {folder}/bundle login:work/bundle",
+        "verify": "python3 -I bundle/stage-verify.py bundle",
+        "environment": ". ~/x y ...",
+        "check": f"runner check {there}",
+        "submit": f"runner submit {there} --array seed=1,2",
+    }
 
 
 def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path) -> None:

@@ -202,7 +202,8 @@ def test_more_bytes_than_listed_do_not_come_and_fewer_are_refused(
     content = (far / "model/model.safetensors").read_bytes()
     less = hashlib.sha256(content[:1000]).hexdigest()
     hostile(laptop, far, f"1000 {less} model/model.safetensors")
-    laptop.runner("pull", "my", "--to", "far")
+    said = laptop.runner("pull", "my", "--to", "far", "--checkpoints", code=1)
+    assert said.count("refused: ") == said.count("refused: checkpoints: there is none\n") == 1
     assert (laptop.folder / "output/my/model/model.safetensors").read_bytes() == content[:1000]
     more = hashlib.sha256(content + b"x").hexdigest()
     hostile(laptop, far, f"{len(content) + 1} {more} model/model.safetensors")

@@ -20,7 +20,8 @@ from runner.job.job import Job
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished
 from runner.training.loop import MOST_SKIPPED
-from runner.trials.evaluate import choose
+from runner.trials import evaluate as evaluating
+from runner.trials.evaluate import choose, doubt
 from runner.trials.evaluate_worker import measure
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
@@ -65,12 +66,12 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     # SIGTERM during the last evaluation.
     run, trainer = started(shared_cluster, path)
     assert noted(run) is None
-    trainer.skipped = MOST_SKIPPED - 2
-    trainer.check_skipped(math.inf, 2)
+    trainer.skipped, trainer.engine.step = MOST_SKIPPED - 2, lambda _: torch.tensor(math.inf)  # type: ignore[assignment, method-assign]
     with pytest.raises(StageError, match="gradient of 10 steps in a row"):
-        trainer.check_skipped(math.nan, 3)
-    trainer.check_skipped(1.0, 4)
-    assert trainer.skipped == 0
+        trainer.run()
+    trainer.observer.close()
+    run, trainer = started(shared_cluster, path)
+    trainer.skipped = MOST_SKIPPED  # in a row: a sound step ends it
     tell = trainer.observer.step
 
     def stopped_at_the_end(values: Mapping[str, Any]) -> None:
@@ -165,13 +166,20 @@ def test_a_damaged_checkpoint_and_a_part_of_a_split_are_no_evaluation(
 
 
 def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
-    ended: object, shared_cluster: Cluster
+    ended: object, shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shared_cluster.write(steps=4, **SMALL)
     run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
     with pytest.raises(UsageError, match=r"trained with dataset.validation: .*; now it is 5%"):
         choose(run, None)
     assert choose(run, "none").checkpoint is None
+    whole = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
+    checkpoint = choose(whole, None).checkpoint
+    assert doubt(run, checkpoint) == "", "the bundle of the training"
+    monkeypatch.setattr(evaluating, "earlier_facts", lambda _: {"bundle_id": "f" * 64})
+    ours = run.inputs.bundle_id[:12]
+    assert f"({ours}) is not that of the training (ffffffffffff)" in doubt(run, checkpoint)
+    assert doubt(run, None) == doubt(whole, checkpoint) == ""
     run = Job.load(
         path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=null"]
     )

@@ -40,13 +40,6 @@ def ended(tmp_path: Path) -> Callable[[str], RunFolder]:
     return make
 
 
-@pytest.mark.parametrize("length", ["steps: 8", "epochs: 2", ""])
-def test_the_same_run_file_asks_for_nothing_more(
-    ended: Callable[[str], RunFolder], tmp_path: Path, length: str
-) -> None:
-    assert "8 of 8 steps" in str(describe_finished(ended(length), config(tmp_path, length)))
-
-
 def test_an_adapter_is_said_to_be_one(ended: Callable[[str], RunFolder], tmp_path: Path) -> None:
     """What came back did not load, and only its card says how it does."""
     lora = "steps: 8\nlora: {rank: 2}"
@@ -60,20 +53,26 @@ def test_an_adapter_is_said_to_be_one(ended: Callable[[str], RunFolder], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("before", "now"), [("steps: 8", "steps: 9"), ("epochs: 2", "epochs: 3"), ("", "steps: 20")]
+    ("before", "now", "gone", "done"),
+    [
+        *((length, length, "", 8) for length in ("steps: 8", "epochs: 2", "")),
+        ("steps: 8", "steps: 9", "", None),
+        ("steps: 20", "steps: 7", "", 7),  # it has more
+        ("epochs: 2", "epochs: 3", "", None),
+        ("", "steps: 20", "", None),
+        ("steps: 8", "steps: 8", "model", None),  # it is to be exported again
+        ("steps: 8", "steps: 8", "environment.json", None),
+    ],
 )
-def test_more_than_was_done_is_no_end(
-    ended: Callable[[str], RunFolder], tmp_path: Path, before: str, now: str
-) -> None:
-    assert describe_finished(ended(before), config(tmp_path, now)) is None
-
-
-def test_a_model_that_is_to_be_exported_again_is_no_end(
-    ended: Callable[[str], RunFolder], tmp_path: Path
-) -> None:
-    folder = ended("steps: 8")
-    folder.model.rmdir()
-    assert describe_finished(folder, config(tmp_path, "steps: 8")) is None
+def test_a_run_is_finished_that_has_done_all_that_its_file_asks_for(
+    ended: Callable[[str], RunFolder], tmp_path: Path, before: str, now: str, gone: str,
+    done: int | None,
+) -> None:  # fmt: skip
+    root = ended(before).root
+    (root / (gone or "logs")).rename(tmp_path / "gone")
+    said = describe_finished(RunFolder(root), config(tmp_path, now))
+    model = f"its model: {root}/model"
+    assert said == (done and f"finished already: 8 of {done} steps; {model}")
 
 
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(

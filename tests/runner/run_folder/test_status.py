@@ -16,7 +16,7 @@ from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it
-from tests.runner.folders import run_folder
+from tests.runner.folders import line, run_folder
 
 
 @pytest.fixture
@@ -51,9 +51,30 @@ def test_a_running_job_tells_its_step_its_checkpoint_and_when_it_ends(
     folder = run_folder(tmp_path / "output" / "made", steps=30)
     slurm(squeue=queued(folder, "RUNNING"))
     said = shown("status", folder)
-    assert "made: running" in said and "job 17: running on gpu[1-2], for 1:02:03" in said
-    assert "step 30 of 40: loss 5.5000" in said and "checkpoint: step-20" in said
-    assert "about 20 s to go" in said  # ten steps of two seconds
+    for part in (
+        f"made: running  ({folder})\n",
+        "job 17: running on gpu[1-2], for 1:02:03, 22:57:57 left\n",
+        "step 30 of 40: loss 5.5000, lr 1.00e-03, 1000 tokens/s, 1.61 GB; ",
+        "validation at step 30: loss 3.2500\n",
+        "checkpoint: step-20 (1 kept)\n",
+        "about 20 s to go",  # ten steps of two seconds
+    ):
+        assert f"\n  {part}" in f"\n  {said}", said
+    job = "job 17: running on gpu[1-2], for 1:02:03, 22:57:57 left"
+    validation = {"validation_loss": 3.25, "validation_perplexity": 25.8}
+    assert json.loads(shown("status", folder, "--json")) == {
+        "run_folder": str(folder),
+        "state": "running",
+        "job": {"id": 17, "state": "RUNNING", "words": job},
+        "step": 30,
+        "num_steps": 40,
+        "seconds_left": 20.0,
+        "last": line(30),
+        "last_validation": {"step": 30, "epoch": 1.0, **validation},
+        "memory": {},
+        "last_checkpoint": 20,
+        "warnings": [],
+    }
 
 
 def test_status_lists_all_runs_with_their_jobs(tmp_path: Path, slurm: Callable[..., None]) -> None:
@@ -68,10 +89,13 @@ def test_status_lists_all_runs_with_their_jobs(tmp_path: Path, slurm: Callable[.
     script = f"{made}/submit.sbatch"
     slurm(squeue=f"17|RUNNING|None|gpu1|1:02|58:00|2026-11-22T10:00:00|{script}")
     lines = shown("status").splitlines()
-    rows = {line.split()[0]: line.split(maxsplit=4) for line in lines}
-    assert set(rows) == {"run", "made", "older", "sweep/seed=1"}, "trials of a bench are no runs"
-    assert rows["made"][1:3] == ["running", "30/40"] and "17: running on gpu1" in rows["made"][4]
-    assert rows["older"][1] == "stopped"
+    rows = {row.split()[0]: row.split(maxsplit=4)[1:] for row in lines}
+    assert rows == {
+        "run": ["state", "step", "loss", "job"],
+        "made": ["running", "30/40", "5.5000", "17: running on gpu1, for 1:02, 58:00 left"],
+        "older": ["stopped", "3/40", "6.8500", "-"],
+        "sweep/seed=1": ["stopped", "4/40", "6.8000", "-"],
+    }, "trials of a bench are no runs"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,17 +14,39 @@ from tests.runner.launch.test_local import STEP
 
 
 @pytest.mark.parametrize(
-    "name", ["SLURM_JOB_NODELIST", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"]
+    ("name", "value", "said"),
+    [
+        *(
+            (name, "", "SLURM_{} is not set, although SLURM_JOB_ID is")
+            for name in ("JOB_NODELIST", "PROCID", "LOCALID", "STEP_TASKS_PER_NODE")
+        ),
+        ("PROCID", "x", "SLURM_{}='x' is not a number"),
+        ("PROCID", "-1", "SLURM_{}='-1' is not a number"),
+        ("RESTART_COUNT", "\u0663", "SLURM_{}='\u0663' is not a number"),
+    ],
 )
-def test_half_an_environment_is_refused_naming_what_is_missing(name: str) -> None:
-    half = {variable: value for variable, value in STEP.items() if variable != name}
-    with pytest.raises(UsageError, match=f"{name} is not set"):
-        slurm_environment.SlurmJobEnvironment.from_environ(half)
+def test_half_an_environment_is_refused_naming_what_is_missing_or_wrong(
+    name: str, value: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said.format(name)):
+        slurm_environment.SlurmJobEnvironment.from_environ(STEP | {f"SLURM_{name}": value})
 
 
-def test_a_variable_that_is_no_number_is_named() -> None:
-    with pytest.raises(UsageError, match="SLURM_PROCID='x' is not a number"):
-        slurm_environment.SlurmJobEnvironment.from_environ(STEP | {"SLURM_PROCID": "x"})
+def test_all_that_slurm_says_of_a_job_and_its_step_is_read() -> None:
+    told = {"SLURM_CPUS_PER_TASK": "8", "SLURM_GPUS_ON_NODE": "2", "SLURM_RESTART_COUNT": "1"}
+    job = slurm_environment.SlurmJobEnvironment.from_environ(STEP | told | {"SLURM_PTY_PORT": "1"})
+    assert job == slurm_environment.SlurmJobEnvironment(
+        job_id=17, nodes="n[1-2]", num_nodes=2, tasks=4, tasks_per_node=2, cpus_per_task=8,
+        gpus_on_node=2, restart_count=1, interactive=True,
+        step=slurm_environment.SlurmStep(
+            step_id=0, rank=3, world_size=4, local_rank=1, node_rank=1, tasks_per_node=(2, 2),
+            nodes="n[1-2]",
+        ),
+    )  # fmt: skip
+    assert slurm_environment.srun_command(job, {}, 1, ["--label", "x"]) == [
+        "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=16",
+        "--mpi=none", "--export=ALL", "--input=none", "--label", "x",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -30,12 +54,6 @@ def test_a_variable_that_is_no_number_is_named() -> None:
 )
 def test_task_counts(text: str, counts: tuple[int, ...]) -> None:
     assert slurm_environment.task_counts(text) == counts
-
-
-@pytest.mark.parametrize("text", ["", "two", "2(x)", "2,,1"])
-def test_task_counts_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        slurm_environment.task_counts(text)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +72,21 @@ def test_every_host_of_a_host_list_is_named_in_its_order(nodes: str, hosts: str)
     assert slurm_environment.host_names(nodes) == hosts.split()
 
 
-@pytest.mark.parametrize("nodes", ["(null)", "[", ""])
-def test_a_host_list_without_a_host_is_refused(nodes: str) -> None:
-    with pytest.raises(UsageError, match="not one of Slurm"):
-        slurm_environment.host_names(nodes)
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        *((slurm_environment.host_names, text, "not one of Slurm") for text in ("(null)", "[", "")),
+        *(
+            (slurm_environment.task_counts, text, "is not a list of task counts")
+            for text in ("", "two", "2(x)", "2,,1")
+        ),
+    ],
+)
+def test_a_list_of_slurms_that_cannot_be_read_is_refused(
+    read: Callable[[str], object], text: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        read(text)
 
 
 @given(
@@ -73,5 +102,24 @@ def test_the_master_port_is_no_privileged_and_no_ephemeral_one(
     low, high = ephemeral
     port = slurm_environment.master_port(job, step, ephemeral)
     assert 10000 <= port < 65536
-    if low > 11000 or high < 64000:
+    if low >= 11000 or high < 65536 - 1000:
         assert not low <= port <= high
+    ports = [slurm_environment.master_port(job + n, step, ephemeral) for n in range(9)]
+    assert len(set(ports)) == 9 and slurm_environment.master_port(job, step + 1, ephemeral) != port
+
+
+@pytest.mark.parametrize(
+    ("job", "step", "ephemeral", "port"),
+    [
+        (17, 0, (32768, 60999), 10017),
+        (17, 2, (32768, 60999), 10017 + 2 * 1009),
+        (22768, 0, (32768, 60999), 10000),
+        (17, 0, (1024, 60000), 60018),
+        (17, 0, (10999, 64536), 20017),
+        (17, 0, (11000, 65535), 10017),
+    ],
+)
+def test_the_master_port_is_the_same_in_each_version(
+    job: int, step: int, ephemeral: tuple[int, int], port: int
+) -> None:
+    assert slurm_environment.master_port(job, step, ephemeral) == port

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,13 @@ SRUN_SWEEP = dataclasses.replace(
     members=members(["seed=1,2"]),
     srun=("--container-image=/scratch/ngc.sqsh", "--container-mounts=/scratch"),
 )
+OPTIONS = dataclasses.replace(
+    GPU,
+    options={
+        "gres": "gpu:a800:4", "cpus_per_task": 7, "--signal": "B:USR1@60", "requeue": False,
+        "exclusive": True, "nice": False, "account": "proj",
+    },
+)  # fmt: skip
 SWEEP = dataclasses.replace(CPU, members=members(["optimizer.lr=1e-4,3e-4", "seed=1,2"]))
 
 
@@ -70,6 +78,8 @@ SWEEP = dataclasses.replace(CPU, members=members(["optimizer.lr=1e-4,3e-4", "see
     [
         ("gpu", GPU),
         ("cpu", CPU),
+        ("options", OPTIONS),
+        ("gpus-by-option", dataclasses.replace(GPU, options={"gpus": 8})),
         ("sweep", SWEEP),
         ("srun", SRUN),
         ("srun-sweep", SRUN_SWEEP),
@@ -160,45 +170,29 @@ def test_a_job_without_a_launcher_goes_back_in_the_queue_after_a_stop_alone(
     assert (asked.exists() and "requeue 7" in asked.read_text()) == is_requeued
 
 
-def test_options_replace_what_we_would_have_asked_for() -> None:
-    script = sbatch_script(
-        dataclasses.replace(
-            GPU, options={"gres": "gpu:a800:4", "cpus_per_task": 7, "--signal": "B:USR1@60"}
-        )
-    )
-    assert "#SBATCH --gres=gpu:a800:4\n" in script and "--gres=gpu:4" not in script
-    assert "#SBATCH --cpus-per-task=7\n" in script and "--cpus-per-task=16" not in script
-    assert "#SBATCH --signal=B:USR1@60\n" in script and "TERM@300" not in script.replace(
-        "SIGTERM", ""
-    )
-
-
-def test_false_takes_an_option_away_and_true_is_a_flag() -> None:
-    script = sbatch_script(dataclasses.replace(GPU, options={"requeue": False, "exclusive": True}))
-    assert "#SBATCH --requeue" not in script
-    assert "#SBATCH --exclusive\n" in script
-
-
-@pytest.mark.parametrize("name", ["nodes", "time", "partition", "--ntasks_per_node"])
-def test_an_option_with_a_key_of_its_own_is_refused_naming_the_key(name: str) -> None:
-    with pytest.raises(UsageError, match="key of its own") as refused:
-        sbatch_script(dataclasses.replace(GPU, options={name: "1"}))
-    assert "slurm." in refused.value.remedy
-
-
-@pytest.mark.parametrize("name", ["A", "-p", "account=x", "", "no space", "a\nb"])
-def test_what_is_no_long_option_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="long name"):
-        sbatch_script(dataclasses.replace(GPU, options={name: "1"}))
-
-
 @pytest.mark.parametrize(
-    "change",
-    [{"options": {"comment": "a\n#SBATCH --uid=root"}}, {"setup": ("a\nb",)}, {"name": "a\nb"}],
+    ("change", "said", "remedy"),
+    [
+        *(
+            ({"options": {name: "1"}}, "key of its own", "slurm.")
+            for name in ("nodes", "time", "partition", "--ntasks_per_node")
+        ),
+        *(
+            ({"options": {name: "1"}}, "long name", "man sbatch")
+            for name in ("A", "-p", "account=x", "", "no space", "a\nb")
+        ),
+        ({"options": {"array": "0-3"}}, "every member would write the same run folder", "--array"),
+        ({"options": {"comment": "a\n#SBATCH --uid=root"}}, "line break", "Write one entry"),
+        ({"setup": ("a\nb",)}, "line break", "Write one entry"),
+        ({"name": "a\nb"}, "line break", "Write one entry"),
+    ],
 )
-def test_a_line_break_inside_a_value_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="line break"):
-        sbatch_script(dataclasses.replace(GPU, **change))  # type: ignore[arg-type]
+def test_what_sbatch_would_read_otherwise_is_refused(
+    change: dict[str, Any], said: str, remedy: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        sbatch_script(dataclasses.replace(GPU, **change))
+    assert remedy in refused.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -226,10 +220,8 @@ def test_what_is_no_time_is_refused_because_slurm_would_not_say_so(text: str) ->
 
 
 def test_a_short_job_keeps_most_of_its_time_for_work() -> None:
-    assert save_before_end_s("24:00:00") == 300
-    assert save_before_end_s(None) == 300
-    assert save_before_end_s("00:10:00") == 150
-    assert save_before_end_s("00:02:00") == 30
+    times = (None, "24:00:00", "00:20:00", "00:10:00", "00:02:00", "00:00:03")
+    assert [*map(save_before_end_s, times)] == [300, 300, 300, 150, 30, 1]
 
 
 def test_a_sweep_is_every_combination_each_with_a_folder_that_says_which() -> None:
@@ -241,8 +233,6 @@ def test_a_sweep_is_every_combination_each_with_a_folder_that_says_which() -> No
         "lr=3e-4,seed=2",
     ]
     assert found[1].overrides == ("optimizer.lr=1e-4", "seed=2")
-    with pytest.raises(UsageError, match="every member would write the same run folder"):
-        sbatch_script(dataclasses.replace(GPU, options={"array": "0-3"}))
 
 
 @pytest.mark.parametrize(

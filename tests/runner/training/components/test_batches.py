@@ -14,6 +14,7 @@ from runner.training.components.batches import (
     Sample,
     by_length,
     evaluation_batches,
+    sample_rng,
 )
 
 # A batch triple: ranks, micro batch, accumulation.
@@ -112,6 +113,18 @@ def test_like_beside_like_is_the_same_samples_in_as_many_batches(
         return sum(len(part) * max(lengths[s.index] for s in part) for part in parts)
 
     assert padded(grouped) <= padded(batches)
+
+
+def test_a_seed_gives_the_samples_of_the_first_release() -> None:
+    """A new version of Airlift or numpy that changed them would not resume where a run was."""
+    order = Order([Part(3), Part(4, 0.5), Part(2, 1.5)], 7)
+    seen = [order.sample(position) for position in range(16)]
+    assert [(sample.index, sample.epoch) for sample in seen] == [
+        (0, 0), (8, 0), (7, 1), (2, 0), (4, 0), (7, 0), (1, 0), (5, 0),
+        (2, 1), (3, 0), (6, 0), (1, 1), (0, 1), (7, 2), (8, 2), (8, 1),
+    ]  # fmt: skip
+    drawn = [sample_rng(7, Sample(5, epoch)).integers(1000) for epoch in (-1, 0)]
+    assert drawn == [724, 95]
 
 
 @given(parts=PARTS)

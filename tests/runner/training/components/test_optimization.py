@@ -21,13 +21,21 @@ NAMES = ("cosine", "linear", "constant", "wsd")
 
 
 @pytest.mark.parametrize(
-    ("name", "half", "end"), [("cosine", 0.5, 0.0), ("linear", 0.5, 0.0), ("constant", 1.0, 1.0)]
+    ("name", "decay", "after"),
+    [
+        ("cosine", 0, [2.0, 1 + 0.5**0.5, 1.0, 1 - 0.5**0.5, 0.0]),
+        ("linear", 0, [2.0, 1.5, 1.0, 0.5, 0.0]),
+        ("constant", 0, [2.0, 2.0, 2.0, 2.0, 2.0]),
+        ("wsd", 3, [2.0, 2.0, 4 / 3, 2 / 3, 0.0]),
+        ("wsd", 9, [2.0, 1.5, 1.0, 0.5, 0.0]),  # longer than what the warm-up leaves
+        ("wsd", 0, [2.0, 2.0, 2.0, 2.0, 0.0]),
+    ],
 )
-def test_the_decay_is_halfway_and_at_its_end_when_the_steps_are(
-    name: str, half: float, end: float
+def test_the_decay_is_at_its_end_when_the_steps_are(
+    name: str, decay: int, after: list[float]
 ) -> None:
-    rates = [rate(name, 1.0, 20, 120, step) for step in (70, 120)]
-    assert rates == pytest.approx([half, end])
+    rates = [rate(name, 2.0, 2, 6, step, decay) for step in range(7)]
+    assert rates == pytest.approx([1.0, 2.0, *after])
 
 
 @given(

@@ -10,7 +10,7 @@ import pytest
 
 from runner.job.devices import KINDS, peak_flops
 from runner.job.shapes import ModelShape
-from runner.training.reporting import flops_per_token
+from runner.training.reporting import flops_per_prediction, flops_per_token
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
@@ -112,5 +112,8 @@ def test_the_peak_is_that_of_the_device_and_of_no_other_with_a_name_like_it(
 def test_a_token_costs_six_flops_a_parameter_and_attention() -> None:
     gpt2 = ModelShape(124_439_808, 1024, 768, 12, 50257)
     assert flops_per_token(gpt2, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
-    assert flops_per_token(gpt2, 1024, all_weights=False) < flops_per_token(gpt2, 1024)
+    lora = flops_per_token(gpt2, 1024, all_weights=False)
+    assert lora == 4 * 124_439_808 + 12 * 12 * 768 * 1024
+    logits = [flops_per_prediction(gpt2, all_weights=every) for every in (True, False)]
+    assert logits == [6 * 50257 * 768, 4 * 50257 * 768]
     assert all(low >= full >= 0 for _, _, low, full in KINDS.values())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 
 from runner.errors import StageError
 from runner.job.check import check_everything
@@ -49,3 +52,6 @@ def test_a_rank_without_it_says_so_once_and_logs_on(tmp_path: Path) -> None:
     assert said.count("wandb: nothing more is logged with it (No module named 'wandb')") == 1
     assert "metrics.jsonl has all" in said
     assert len(folder.metrics.read_text().splitlines()) == 2
+    board = EventAccumulator(str(folder.tensorboard)).Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == [(1, 2.0), (2, 2.0)]
+    assert {*board.Tags()["scalars"]} == LINE.keys() - {"step", "epoch"}
