@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stage.digests import (
     Digest,
+    Digester,
     FileDigests,
 )
 
@@ -36,3 +41,16 @@ def test_evidence_matches_only_its_own_algorithm() -> None:
         Digest("git-sha1", "a" * 40)
     )
     assert not FileDigests(3, "a" * 64).matches(Digest("git-sha1", "b" * 40))
+
+
+@given(st.binary(max_size=2000), st.lists(st.integers(1, 700)))
+def test_the_pieces_do_not_matter(data: bytes, sizes: list[int]) -> None:
+    digester = Digester(len(data), git=True)
+    rest = memoryview(data)
+    for size in sizes:
+        digester.update(rest[:size])
+        rest = rest[size:]
+    digester.update(rest)
+    found = digester.result()
+    git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    assert found == FileDigests(len(data), hashlib.sha256(data).hexdigest(), git)

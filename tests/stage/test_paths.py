@@ -15,9 +15,34 @@ from stage.errors import PolicyError, as_shown
 from stage.paths import (
     check_collisions,
     check_path,
+    collisions,
+    folded,
     problem_with_asset_name,
     problem_with_path,
 )
+
+plain_paths = st.lists(
+    st.sampled_from(["a", "A", "b", "ß", "SS", "ss", "é", "e\u0301", "É", "ﬁ", "fi"]),
+    min_size=1,
+    max_size=3,
+).map("/".join)
+
+
+def clash_on_a_folding_disk(paths: list[str]) -> bool:
+    """The same on a simulated disk that ignores case: write each file, and see which collide."""
+    disk: dict[str, str] = {}
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            entry = "/".join(parts[:depth])
+            kind = "file" if depth == len(parts) else "folder " + entry
+            known = disk.setdefault(folded(entry), kind)
+            if known != kind or (kind == "file" and sum(p == path for p in paths) > 1):
+                return True
+            if kind == "file":
+                disk[folded(entry)] = "file, written"
+    return False
+
 
 # Characters that have broken tools before, and enough ordinary ones to pass.
 NASTY = "/\\.%~ \t\n\r\x00\x1b\x7f\x85\u2028\u2029\u202e\ufeff\ud800éeE\u0301ßſKKıİ😀-_*?:'\"$`ab"
@@ -133,3 +158,12 @@ def test_what_is_shown_holds_no_escape_sequence(text: str) -> None:
     shown.encode()
     assert not [c for c in shown if unicodedata.category(c) == "Cc" and c != "\n"]
     assert shown.count("\n") == text.count("\n")
+
+
+@given(st.lists(plain_paths, max_size=6))
+@example(["a/b", "A"])
+@example(["A", "a/b"])
+@example(["a/x", "A/y"])
+@example(["a", "a"])
+def test_collisions_are_what_a_folding_disk_could_not_hold(many: list[str]) -> None:
+    assert bool(collisions(many)) == clash_on_a_folding_disk(many)

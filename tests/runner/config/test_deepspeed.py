@@ -10,6 +10,8 @@ import pytest
 from runner.config import deepspeed, explain
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape
 
 TUTORIAL = """\
 {
@@ -266,3 +268,17 @@ def test_their_sgd_is_sgd_with_deepspeeds_defaults(tmp_path: Path) -> None:
     said = refused(tmp_path, theirs, "optimizer: {name: sgd, momentum: 0.5}\n")
     assert "optimizer.params.momentum: 0.9, mine.yaml:5 says optimizer.momentum: 0.5" in said
     assert "optimizer.type: sgd" in refused(tmp_path, theirs, "optimizer: {name: lion}\n")
+
+
+def test_one_value_is_not_said_to_come_from_two_places(tmp_path: Path) -> None:
+    """The launcher once said "from ds_config.json", and the ranks "as the run file says"."""
+    config = load(tmp_path, TUTORIAL.replace("{\n", '{ "fp16": {"enabled": false}, ', 1))
+    plan = decide(
+        config, ModelShape(1000, 512, 64, 2, 100), Device("cpu", "CPU", 2**34, False, False), 4
+    )
+    assert (plan.zero, plan.precision, plan.micro) == (3, "fp32", 1)
+    assert {choice.key for choice in plan.choices} == {"sequence_length", "accumulation"}
+    assert config.as_said("engine.zero") == "as ds_config.json says"
+    lines = explain.choice_lines(config.explain())
+    assert sum("engine.zero: 3" in line for line in lines) == 1
+    assert "as the run file says" not in " ".join(lines)

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -394,3 +395,45 @@ def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_t
             assert (folder / "config.json").read_text() == place
             assert (folder / "sub" / "card.md").read_text() == "# made\n"
         shutil.rmtree(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("torchrun --standalone --nproc_per_node=4 x.py -a 1",
+         "torchrun --nproc_per_node=4 TORCH x.py -a 1"),
+        ("accelerate launch --config_file d.yaml x.py -a 1",
+         "accelerate launch --config_file d.yaml ACCELERATE x.py -a 1"),
+        ("python -u x.py -a 1", "torchrun TORCH --nproc-per-node=N x.py -a 1"),
+        ("deepspeed --num_gpus 4 x.py", "torchrun TORCH --nproc-per-node=N x.py"),
+    ],
+)  # fmt: skip
+def test_the_line_for_several_nodes_lets_their_launchers_meet(given: str, line: str) -> None:
+    """It was `srun --ntasks-per-node=1 ... accelerate launch x.py`: each node trained alone."""
+    said = shlex.split(exec_module.on_each_node(given.split(), Path("B"), 2))
+    assert said[:-1] == [
+        "srun",
+        "--ntasks-per-node=1",
+        "--ntasks=2",
+        "runner",
+        "exec",
+        "--bundle",
+        "B",
+        "--",
+        "sh",
+        "-c",
+    ]
+    words = {
+        "TORCH": "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=n1:29500 --rdzv-id=7",
+        "ACCELERATE": "--num_machines 2 --machine_rank 1 --num_processes 8 --main_process_ip n1 "
+        "--main_process_port 29500 --deepspeed_multinode_launcher standard",
+        "N": "4",
+    }
+    slurm = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "7"}
+    slurm |= {"SLURM_GPUS_ON_NODE": "4", "MASTER_ADDR": "n1"}
+    done = subprocess.run(
+        ["sh", "-c", f"echo {said[-1]}"], env=slurm, capture_output=True, text=True, check=True
+    )
+    for name, text in words.items():
+        line = re.sub(rf"\b{name}\b", text, line)
+    assert done.stdout.split() == line.split()

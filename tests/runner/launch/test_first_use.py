@@ -12,6 +12,9 @@ from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
 from runner.inputs import resolve
 from runner.run_folder.checkpoints import TrainingState, signature
+from stage.bundle.bundle import Bundle
+from stage.serve.catalogue import Catalogue
+from stage.serve.names import why_missing
 from tests.runner.preflight.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]
@@ -94,3 +97,22 @@ def test_plain_files_for_a_model_are_refused_with_a_way_out(terminal: Terminal) 
         "`model.asset: notes` is plain files without a config.json, not a model" in said
         and "`path:`" in said
     )
+
+
+def test_a_changed_sequence_length_is_told_by_its_name_and_both_values(terminal: Terminal) -> None:
+    config = RunConfig.load(terminal.cluster.write())
+    output = terminal.cluster.output()
+    checkpoint(output, **signature(config, resolve(config, terminal.cluster.bundle), "aa", 8))
+    (output / "config.yaml").write_text(config.to_yaml())
+    arguments = ("check", "tiny.yaml", "--set", "engine.name=ddp", "--set", "precision=bf16")
+    code, _, said = terminal.run(*arguments, "--set", "sequence_length=16")
+    assert code == 2 and config.dataset is not None
+    assert "made with sequence_length 32 (now 16)." in said and "aa" not in said.split("step-50")[1]
+    assert f"made with other data of `{config.dataset.asset}`" in terminal.run(*arguments)[2]
+
+
+def test_an_entry_to_paste_has_no_name_that_the_manifest_has(bundle: Path) -> None:
+    """A key that is written twice ended `stage fetch`."""
+    said = why_missing(Catalogue.of(Bundle.open(bundle)), "datasets", "acme/notes")
+    assert "(your own notes is here as `bundle/notes`)" in said
+    assert "\n  acme-notes:\n    dataset: acme/notes" in said

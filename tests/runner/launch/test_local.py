@@ -16,7 +16,7 @@ from runner.launch import local as ranks_module
 from runner.launch.place import STOPPED, Place, Start, as_launcher
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
-from tests.remedies.obeyed import obeys
+from tests.remedies.obeyed import in_it, obeys
 from tests.support.waiting import wait_for
 
 ENVIRONMENT = "runner/launch/place.py"
@@ -272,3 +272,13 @@ def _runs(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+@obeys(ENVIRONMENT, "unset {}, then start it with `runner train`.")
+def test_a_process_without_rank_variables_is_told_which_are_missing() -> None:
+    environ = {"AIRLIFT_RANK": "1"}
+    with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE.* not set") as refused:
+        Place.of(environ)
+    assert found(environ) == "rank"
+    del environ[in_it(refused.value.remedy, r"(?<=unset )\w+")]
+    assert found(environ) == "local"

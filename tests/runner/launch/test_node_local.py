@@ -166,3 +166,10 @@ def test_a_run_whose_environment_is_none_is_told_so(cluster: Cluster) -> None:
     config = RunConfig.load(cluster.write(environment={"asset": "notes"}))
     with pytest.raises(UsageError, match="is a files, not an environment"):
         inputs.environment_input(config, Bundle.open(cluster.bundle))
+
+
+def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) -> None:
+    shared = disks("ext4", "nfs", tmp_path)
+    assert node_local.decide(True, environment, {}, shared, prefix_of(tmp_path))[0] == Path("/tmp")
+    own = disks("lustre", "xfs", tmp_path)
+    assert node_local.decide(False, environment, {}, own, tmp_path / "prefix")[0] is None

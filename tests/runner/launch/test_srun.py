@@ -85,3 +85,14 @@ def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_ba
     )
     assert ended.returncode == code and "error" not in ended.stderr, ended.stderr
     assert "goes back in the queue (restart 1 of at most 32)" in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    "bound", ["SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK"]
+)
+def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(bound: str) -> None:
+    """NCCL cannot use NVLink to a GPU that its process does not see."""
+    described, environ = job(**{bound: "1", "SLURM_GPU_BIND": "closest"})
+    variables = srun.srun_environment(described, environ, 12345)
+    assert bound not in variables
+    assert variables["SLURM_GPU_BIND"] == "closest"

@@ -371,3 +371,16 @@ def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
     assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
     assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]
     assert for_tokenizer(["tokenizer.json", "tokenizer.model"]) == []
+
+
+def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(
+    cluster: Cluster,
+    login: Callable[[str], None],
+    python: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OF_THIS_SHELL", "1")
+    setup = ['test -n "$OF_THIS_SHELL"']
+    assert said(tried(cluster, slurm={"setup": setup})) == ""
+    closed = tried(cluster, slurm={"setup": setup, "options": {"export": "NONE"}})
+    assert "OF_THIS_SHELL" in said(closed)

@@ -225,3 +225,13 @@ def test_a_gpu_that_the_driver_lists_and_torch_does_not_find_is_told(
     node.touch()
     monkeypatch.setattr(devices, "NODES_OF_AMD", (str(node).lstrip("/"),))
     assert devices.unused_gpus(environ, rocm=True) == f"{node} is there"
+
+
+def test_where_a_job_may_get_either_gpu_the_better_one_counts() -> None:
+    mixed = [NodeShape(64, 4, 0, ("v100",)), NodeShape(64, 4, 0, ("a100",)), NodeShape(8, 0)]
+    device = devices.of_job(SlurmConfig(gpus_per_node=4), mixed, 4)
+    assert device is not None
+    assert (device.name, device.memory, device.has_bf16) == ("a100 or v100", 80 * GIB, True)
+    unknown = [*mixed, NodeShape(64, 4, 0, ("mi999",))]
+    assert devices.of_job(SlurmConfig(gpus_per_node=4), unknown, 4) is None
+    assert devices.of_job(SlurmConfig(gpus_per_node=4), [], 4) is None

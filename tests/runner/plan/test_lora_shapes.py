@@ -10,6 +10,7 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
+from runner.job.memory import model_state
 from runner.job.plan import decide
 from runner.job.shapes import (
     Device,
@@ -80,3 +81,14 @@ def test_where_no_target_is_named_they_are_those_of_peft(cluster: Cluster) -> No
         cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora={"rank": 4})
     )
     assert shape_of(config, resolve(config, cluster.bundle).model).num_trained == 4 * (64 + 192) * 2
+
+
+def test_gradients_and_moments_are_counted_for_what_is_trained_alone() -> None:
+    config = RunConfig.load(QLORA, ["quantization=null", "optimizer.name=adamw", "engine={}"])
+    shape = with_lora(SHAPE, config, MISTRAL, [])
+    assert model_state(config, shape, 0, 4) == 18 * 6_815_744 + 2 * SHAPE.num_parameters
+    assert model_state(config, shape, 3, 4) == (18 * 6_815_744 + 2 * SHAPE.num_parameters) // 4
+    plan = decide(config, shape, A100, 4)
+    assert plan.zero == 1
+    (why,) = [choice.reason for choice in plan.choices if choice.key == "engine.zero"]
+    assert "18 bytes x 6.82 M parameters that are trained and 14.5 GB that are not" in why

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job import installed
-from runner.job.memory import activation_bytes
+from runner.job.memory import activation_bytes, state_needed
 from runner.job.plan import (
     MicroBound,
     TrainingPlan,
@@ -294,3 +294,24 @@ def test_what_did_not_fit_bounds_an_automatic_micro_batch_and_no_other(
     if micro < plan.micro:
         assert reason(bounded, "batch.micro").endswith(f"up to {most}: 8 did not fit")
         assert reason(bounded, "accumulation").endswith(f"2 ranks x {micro} x {accumulation}")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"), [(CPU, "fp32"), (A100, "bf16"), (V100, "fp16"), (P100, "fp32")]
+)
+def test_auto_takes_the_precision_the_device_has(
+    run_file: Path, device: Device, precision: str
+) -> None:
+    plan = planned(run_file, device, 1)
+    assert plan.precision == precision
+    assert reason(plan, "precision")
+
+
+def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
+    adamw, lion, sgd, plain = (
+        state_needed(RunConfig.load(run_file, [f"optimizer={{name: {n}}}"]), BERT, 4)
+        for n in ("adamw", "lion", "sgd", "sgd, momentum: 0")
+    )
+    assert sgd == lion and lion[0] - plain[0] == 4 * BERT.num_parameters
+    assert adamw[0] - lion[0] == 4 * BERT.num_parameters
+    assert adamw[3] - lion[3] == BERT.num_parameters

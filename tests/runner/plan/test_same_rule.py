@@ -132,3 +132,19 @@ def test_a_torch_for_cpus_is_said_or_refused(
     )
     assert devices.torch_without_gpus(SlurmConfig(gpus_per_node=2)) == "2.9.1+cpu"
     assert devices.torch_without_gpus(SlurmConfig()) == ""
+
+
+def test_more_gpus_than_ranks_is_said(driver: Callable[[str], None]) -> None:
+    driver(CARDS.format("Disabled"))
+    assert devices.notes(SlurmConfig(), 2, {}) == []
+    (line,) = devices.notes(SlurmConfig(), 1, {})
+    assert (
+        line.startswith("2 GPUs are here and 1 rank on each node: 1 stay idle")
+        and "--processes 2" in line
+    )
+    assert devices.notes(SlurmConfig(), 1, {"CUDA_VISIBLE_DEVICES": "1"}) == []
+    (line,) = devices.notes_of_job(SlurmConfig(options={"gres": "gpu:4"}), 1)
+    assert "4 GPUs are asked for and 1 rank on each node: 3 stay idle" in line
+    job = {"SLURM_JOB_ID": "1", "SLURM_GPUS_ON_NODE": "2"}
+    (line,) = devices.notes(SlurmConfig(gpus_per_node=4), 2, job)
+    assert line == "the run file asks for 4 GPUs per node (slurm.gpus_per_node); this node has 2"

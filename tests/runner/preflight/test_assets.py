@@ -71,3 +71,9 @@ def test_a_head_that_is_missing_or_of_another_size_is_drawn() -> None:
     info = {"missing_keys": ["bert.pooler.dense.weight"], "mismatched_keys": [head]}
     judge(found, "m", info, {}, "bert.")
     assert (found.errors, found.others) == ([], [])
+
+
+def test_a_layer_that_the_weights_lack_is_refused() -> None:
+    found = Findings()
+    judge(found, "m", {"missing_keys": ["bert.encoder.layer.1.up.weight"]}, {}, "bert.")
+    assert "the weights lack bert.encoder.layer.1.up.weight" in str(found.errors[0])

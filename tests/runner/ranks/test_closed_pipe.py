@@ -6,6 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+FULL = """
+import sys
+from runner.closed_pipe import outlive_readers
+outlive_readers()
+print("lost", flush=True)
+"""
+
+
 RANK = """
 import pathlib, sys
 from runner.closed_pipe import outlive_readers
@@ -39,3 +49,12 @@ def test_a_reader_that_leaves_in_the_middle_is_noted_once(tmp_path: Path) -> Non
     lines = log.read_text().splitlines()
     assert [line for line in lines if line.startswith("step")] == ["step 0", "step 1", "step 2"]
     assert sum("nobody reads stdout any more" in line for line in lines) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_stays_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", FULL], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode != 0 and "No space left" in done.stderr

@@ -191,3 +191,23 @@ def test_where_names_say_nothing_the_schedulers_addresses_are_asked() -> None:
     assert "export MASTER_ADDR=..." in refused.value.remedy
     for is_first, given in ((True, address), (False, "192.0.2.1")):
         assert locate(given, hosts, 2, is_first=is_first).address == given
+
+
+def test_gloos_loopback_is_told_as_what_it_is_and_not_as_a_lost_rank() -> None:
+    told = reach.explain_joining(RuntimeError(GLOO), 1, "10.77.0.1", 25177)
+    assert isinstance(told, NeverMetError) and told.exit_code == 1
+    assert "cannot reach 127.0.1.1:21927: a loopback address, which leads back to" in told.message
+    assert "will not help" in told.remedy
+
+
+def test_ranks_that_never_came_are_counted() -> None:
+    told = reach.explain_joining(RuntimeError(FEW), 0, "10.77.0.1", 29500)
+    assert (
+        isinstance(told, NeverMetError)
+        and "only 1 of 2 ranks connected to 10.77.0.1:29500" in told.message
+    )
+
+
+def test_an_interface_is_named_by_its_address() -> None:
+    assert network.interface_of("127.0.0.1") == network.LOOPBACK
+    assert network.interface_of("192.0.2.77") == ""

@@ -17,7 +17,13 @@ from runner.trials import kernels
 from runner.trials import node_look as look
 from runner.trials.ports import WAIT_S, try_ports, wait_for_all
 from tests.first_job.harness import programs
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
+
+LOOK = "runner/trials/node_look.py"
+
+
+THERE = ["lo", "eth0", "eth10", "ib0"]
 
 
 def test_a_node_whose_temporary_disk_is_full_is_warned_of(
@@ -111,3 +117,29 @@ def test_each_node_tries_the_way_to_each_other(
     (finding,), line = try_ports(tmp_path, "n1", "127.0.0.1", ["n1", "n4"])
     assert finding.message == f"n4 wrote nothing into {tmp_path} that n1 sees."
     assert (finding.exit_code, line, [*seconds]) == (1, "n1 reaches 0 of 1 nodes", [])
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, 1),  # gloo takes whole names
+        ({"GLOO_SOCKET_IFNAME": "eth0,missing"}, 1),  # and needs each of them
+        ({"NCCL_SOCKET_IFNAME": "eth0,missing"}, 0),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, 0),  # NCCL takes prefixes
+        ({"NCCL_SOCKET_IFNAME": "=eth1"}, 1),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, 0),
+        ({"NCCL_SOCKET_IFNAME": "^lo,eth,ib"}, 1),
+        ({}, 0),
+    ],
+)
+@obeys(LOOK, "unset {} (slurm.setup, ~/.bashrc)")
+def test_an_interface_that_a_node_does_not_have_is_named(
+    variables: dict[str, str], found: int
+) -> None:
+    findings = look.check_interfaces({**variables, "HOME": "/nowhere"}, THERE)
+    assert len(findings) == found
+    for finding in findings:
+        assert "eth10" in finding.message
+        name = in_it(finding.remedy, r"(?<=^unset )\w+")
+        left = {key: value for key, value in variables.items() if key != name}
+        assert look.check_interfaces({**left, "HOME": "/nowhere"}, THERE) == []

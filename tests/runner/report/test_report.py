@@ -10,9 +10,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 import runner.run_folder.report
 from runner.run_folder.report import write
+from runner.run_folder.report_curves import thinned
 from tests.runner.folders import hostile_folder, run_folder
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
 
 UPLOT = {
     "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -91,3 +98,12 @@ def test_a_hostile_folder_gives_a_page_that_says_what_is_wrong(tmp_path: Path) -
 def test_of_a_run_that_just_began_there_is_a_page_too(tmp_path: Path) -> None:
     (tmp_path / "run" / "logs").mkdir(parents=True)
     assert "no step was logged" in page_of(tmp_path / "run").text
+
+
+@given(st.lists(numbers, min_size=1, max_size=5000))
+def test_thinning_keeps_the_peaks_and_the_order(values: list[float]) -> None:
+    points = list(enumerate(values))
+    kept = thinned(points, 40)
+    assert len(kept) <= 40
+    assert kept == sorted(kept, key=lambda point: point[0])
+    assert {max(values), min(values)} <= {value for _, value in kept}

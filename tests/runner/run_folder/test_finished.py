@@ -10,7 +10,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.run_folder.history import describe_finished
+from runner.run_folder.history import changed_since, describe_finished
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
 
@@ -89,3 +89,17 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(
     assert "(the weights of step 4, the best)" in found.notes[-1]
     for other in ("steps: 20\nevaluation: {patience: 3}", "steps: 20"):
         assert describe_finished(folder, config(tmp_path, other)) is None
+
+
+def test_what_a_finished_run_was_not_trained_with_is_listed(
+    ended: Callable[[str], RunFolder], tmp_path: Path
+) -> None:
+    """`--set optimizer.lr=...` of a finished run was ignored without a word."""
+    folder = ended("steps: 8")
+    assert changed_since(folder, config(tmp_path, "steps: 8")) == []
+    elsewhere = "steps: 8\nname: other\nslurm: {nodes: 2}\ncheckpoint: {every: 3}"
+    assert changed_since(folder, config(tmp_path, elsewhere)) == []
+    other = config(tmp_path, "steps: 8\noptimizer: {lr: 0.5}\nlora: {rank: 2, alpha: 4}")
+    changed = changed_since(folder, other)
+    assert "optimizer.lr 5e-05 (now 0.5)" in changed
+    assert "lora.rank null (now 2)" in changed

@@ -14,9 +14,10 @@ from runner.cli import main
 from runner.run_folder import logs
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
+from runner.slurm import jobs
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it
-from tests.runner.folders import line, run_folder
+from tests.runner.folders import hostile_folder, line, run_folder
 
 
 @pytest.fixture
@@ -268,3 +269,16 @@ def test_a_run_folder_that_the_nodes_lack_is_said_by_status_and_logs(
         assert "job 17: failed, on n2 Slurm could not open its log (exit code 0:53)" in said
         assert "the run folder is not there" in said
     assert "never began" in shown("status", folder)
+
+
+def test_a_hostile_folder_is_told_with_what_could_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = shown("status", hostile_folder(tmp_path / "bad"))
+    assert "damaged lines omitted" in said and "\u202e" not in said
+    json.loads(shown("status", tmp_path / "bad", "--json"))
+
+
+def test_slurms_own_words_for_the_end_of_a_job_are_all_known() -> None:
+    assert jobs.Job(1, "COMPLETED").is_over and not jobs.Job(1, "COMPLETING").is_over

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import itertools
 import json
@@ -113,3 +114,15 @@ def test_files_below_a_folder_without_the_right_to_look_are_no_damage(
         assert "data/models/bert/vocab.txt" in found
     (small_copy / "data/models/bert").chmod(0o755)
     assert find_damage(tmp_path / "state/airlift", small_copy) is None
+
+
+def test_its_syntax_is_that_of_python_3_6() -> None:
+    text = TEMPLATE.read_text()
+    ast.parse(text, feature_version=(3, 6))
+    imported = {
+        alias.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -9,8 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stage.bundle.verifier import MOST_SHARES, CannotVerify, run_in_workers
+from stage.bundle.verifier import MOST_SHARES, CannotVerify, run_in_workers, share_out
+
+sizes_of_files = st.lists(st.integers(0, 100_000) | st.integers(65 * 2**20, 2**36), max_size=40)
+
 
 MESSAGES = list[list[object]]
 Send = Callable[[list[object]], None]
@@ -59,3 +65,14 @@ def test_leaving_ends_the_work(tmp_path: Path) -> None:
     for child in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(child.name), 0)
+
+
+@given(sizes_of_files, st.integers(1, 300))
+def test_shares_are_all_there_is_to_read_and_no_more(sizes: list[int], jobs: int) -> None:
+    sizes = sorted(sizes, reverse=True)
+    shared = share_out(sizes, jobs)
+    assert list(itertools.chain(*shared)) == list(range(len(sizes)))
+    assert all(shared) and len(shared) <= 2048
+    # A share ends with the file that fills it.
+    costs = [sum(sizes[place] for place in share[:-1]) for share in shared]
+    assert not costs or max(costs) <= max(2**23, sum(sizes) // 32 + 2**21)

@@ -116,3 +116,20 @@ def test_what_was_found_is_added_and_what_is_there_is_kept(runs: Path) -> None:
     assert "add to `bare`: partition: gpu" in line and "bare: {host: bare}\n" in file.read_text()
     note(runs / "new/clusters.yaml", "a.b", {"host": "h", "folder": "f"})
     assert find_cluster("a.b", runs / "new").target == PushTarget("h", "f")
+
+
+@pytest.mark.parametrize(
+    ("to", "host", "folder"),
+    [
+        ("/media/disk", None, "/media/disk"),
+        ("./disk", None, "./disk"),
+        ("../disk", None, "../disk"),
+        ("disk/", None, "disk"),
+        ("alias:x", "alias", "x"),
+        ("me@host:/scratch/me/x/", "me@host", "/scratch/me/x"),
+    ],
+)
+def test_what_is_no_name_is_a_folder_or_a_host_with_one(
+    runs: Path, to: str, host: str | None, folder: str
+) -> None:
+    assert find_cluster(to, runs).target == PushTarget(host, folder)

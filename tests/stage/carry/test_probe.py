@@ -6,6 +6,7 @@ There is no Slurm on these login nodes.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from stage.carry.clusters import find_cluster
-from stage.carry.ssh import PushTarget
+from stage.carry.probe import room_script, rooms_of
+from stage.carry.ssh import PushTarget, RemoteShell
 from stage.environment.spec.profile import Profile
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.sshd import Sshd, link_programs
@@ -110,3 +112,19 @@ def test_modules_that_do_not_load_are_named(server: Sshd, tmp_path: Path) -> Non
     run = f'stage() {{ {sys.executable} -m stage "$@"; }}; {look}'
     looked = subprocess.run(["bash", "-c", run], capture_output=True, text=True, timeout=60)
     assert "\nglibc: " in looked.stdout, looked
+
+
+def test_the_room_at_a_folder_is_the_least_of_disk_and_quota(tmp_path: Path) -> None:
+    here = RemoteShell(PushTarget(None, "."), ("sh", "-s"), "")
+    (room,) = rooms_of(here.ask(room_script(str(tmp_path / "a b/c"))).text)
+    assert room.folder == f"{tmp_path}/a b/c" and room.is_writable
+    assert room.left is not None and abs(room.left - shutil.disk_usage(tmp_path).free) < 2**30
+    lfs = tmp_path / "bin/lfs"
+    lfs.parent.mkdir()
+    lfs.write_text("#!/bin/sh\necho '  /a/very/long/path'\necho '  2048* 3072 4096 - 5 0 0 -'\n")
+    lfs.chmod(0o755)
+    there = RemoteShell(
+        PushTarget(None, "."), ("env", f"PATH={lfs.parent}:{os.environ['PATH']}", "sh", "-s"), ""
+    )
+    (room,) = rooms_of(there.ask(room_script(str(tmp_path))).text)
+    assert room.quota == room.left == 2 * 2**20

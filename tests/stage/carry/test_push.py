@@ -18,6 +18,7 @@ import pytest
 from stage.bundle.verify import verify
 from stage.carry.push import (
     inspect_remote,
+    run_rsync,
     verify_remote,
 )
 from stage.carry.ssh import PushTarget, RemoteShell
@@ -276,3 +277,18 @@ def test_another_bundle_of_the_same_sizes_and_the_same_second_takes_its_place(
     done = push(sshd, second, there)
     assert done.returncode == 0, done.stderr
     assert verify(there).bundle_id == verify(second).bundle_id != verify(first).bundle_id
+
+
+@pytest.mark.parametrize("code", [12, 23, 124, -9])
+def test_each_end_of_rsync_has_words_and_a_next_step(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    rsync = tmp_path / "bin/rsync"
+    rsync.parent.mkdir()
+    rsync.write_text(f"#!/bin/sh\n{f'exit {code}' if code >= 0 else f'kill {code} $$'}\n")
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{rsync.parent}:{os.environ['PATH']}")
+    remote = RemoteShell(PushTarget("me@hpc", "b"), ("sh", "-s"), "ssh -p 22")
+    with pytest.raises(IncompleteError, match=rf"rsync ended with {code} \(") as ended:
+        run_rsync(remote, bundle, quiet=True)
+    assert ended.value.remedy and "{" not in ended.value.remedy

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stage.convert.archives import Limits, unpack
-from stage.errors import DamageError, PolicyError, StageError
+from stage.errors import DamageError, PolicyError, StageError, UsageError
 
 FILES = {"a/one.txt": b"one", "a/b/zwei ü.txt": b"zwei" * 5000, "empty": b""}
 
@@ -233,3 +233,13 @@ def test_an_extra_field_of_another_name_or_with_a_path_out_is_not_believed(tmp_p
     out = "../../../x图.csv"
     with pytest.raises(PolicyError, match=r"component `\.\.`"):
         tried(tmp_path, stating_nothing({out: b"1"}, "gbk", extra=True))
+
+
+def test_an_lfs_pointer_in_an_archive_is_called_that(tmp_path: Path) -> None:
+    pointer = (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n".encode()
+    )
+    for pack in (lambda files: tar(list(files)), lambda files: zipped(list(files))):
+        with pytest.raises(UsageError, match=r"`r/train\.parquet` is a Git LFS pointer") as caught:
+            tried(tmp_path, pack([("r/README.md", b"see spec/v1"), ("r/train.parquet", pointer)]))
+        assert "git lfs pull" in caught.value.remedy

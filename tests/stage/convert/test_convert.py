@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import subprocess
 import sys
@@ -262,3 +263,15 @@ def test_types_of_a_csv_hold_every_value_of_every_file(
         schema.field("mix").type
     ) == "string"
     assert tables["train"].num_rows == 20_001
+
+
+@pytest.mark.parametrize("between", [b"", b"\n", b"\r\n\r\n  "])
+def test_arrays_one_after_the_other_are_all_read(
+    converted: Callable[..., dict[str, pa.Table]], between: bytes
+) -> None:
+    """`gh api --paginate` writes an array per page. One ends where a piece of the file ends."""
+    fill = {"t": "x" * (2**20 - len('[{"t": ""}]'))}
+    pages = [[fill], [{"t": "second"}, {"t": "third"}], [], [{"t": "last"}]]
+    data = between.join(json.dumps(page).encode() for page in pages) + between
+    table = converted("json", {"x.json": data})["train"]
+    assert table["t"].to_pylist() == [fill["t"], "second", "third", "last"]

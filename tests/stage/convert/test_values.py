@@ -14,6 +14,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -279,3 +281,20 @@ def test_the_command_for_another_encoding_makes_a_file_that_converts(
     table = converted("csv", (tmp_path / "own" / made).read_bytes())
     assert table.column_names == rows[0]
     assert [list(map(str, row.values())) for row in table.to_pylist()] == rows[1:]
+
+
+def test_a_table_of_pandas_comes_back_bit_for_bit(converted: Convert) -> None:
+    dice = np.random.default_rng(3)
+    frame = pd.DataFrame(
+        {
+            "f": dice.standard_normal(5000) * 10.0 ** dice.integers(-300, 300, 5000),
+            "i": dice.integers(-(2**63), 2**63 - 1, 5000),
+            "b": dice.integers(0, 2, 5000).astype(bool),
+            "t": [f'"{n},\n' for n in range(5000)],
+        }
+    )
+    frame.loc[7, "f"] = math.nan
+    table = converted("csv", frame.to_csv(index=False).encode())
+    assert table.schema.types == [pa.float64(), pa.int64(), pa.bool_(), pa.string()]
+    assert table["f"][7].as_py() is None
+    pd.testing.assert_frame_equal(table.to_pandas(), frame)

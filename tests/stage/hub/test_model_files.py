@@ -338,3 +338,15 @@ def test_any_listing_is_parted_in_two_or_refused_in_words(paths: list[str]) -> N
             for path in taken
             if path.endswith((".bin", ".pth", ".py", ".h5", ".msgpack", ".onnx"))
         ]
+
+
+@pytest.mark.parametrize("paths", [BERT, GPT2, LLAMA, MISTRAL, ADAPTER])
+def test_a_tokenizer_travels_without_weights(paths: str) -> None:
+    taken, _ = selected(paths, tokenizer_only=True)
+    assert "tokenizer.json" in taken and "tokenizer_config.json" in taken
+    assert not [
+        path
+        for path in taken
+        if path.endswith((".safetensors", ".bin", ".pth", ".h5", ".index.json"))
+    ]
+    assert "config.json" in taken or "adapter_config.json" in paths

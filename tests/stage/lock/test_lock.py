@@ -80,3 +80,9 @@ def test_what_a_lock_says_of_what_is_brought_and_made_is_checked(
     with pytest.raises(UsageError, match=said) as refusal:
         read(parsed)
     assert f"assets.{asset}" in refusal.value.message
+
+
+def test_what_is_brought_and_made_is_read_back() -> None:
+    assert (
+        read(document(fetched_and_made())) == fetched_and_made() and fetched_and_made().is_complete
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import (
     DATASET,
+    LANDING,
     MANIFEST,
     MODEL,
     Laptop,
@@ -85,3 +88,28 @@ def test_removed_files_and_an_invalid_signature_are_reported(laptop: Laptop) -> 
     assert "removes 4 files (" in done.stderr and "tiny.yaml does not ask for" in done.stderr
     assert "not signed any more" in done.stderr
     assert not (laptop.bundle / "tagmanifest-sha256.txt.sig").exists()
+
+
+def test_coreutils_and_bagit_find_it_sound(laptop: Laptop) -> None:
+    laptop.fetched()
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--strict", "manifest-sha256.txt"],
+        cwd=laptop.bundle,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.count(": OK") == len(payload(laptop.bundle)) == len(LANDING)
+    validated = subprocess.run(
+        [sys.executable, "-m", "bagit", "--validate", laptop.bundle], capture_output=True, text=True
+    )
+    assert validated.returncode == 0, validated.stderr
+
+
+def test_the_token_of_hf_auth_login_is_used(laptop: Laptop, undisturbed_id: str) -> None:
+    laptop.hub.configure("models", MODEL, private=True, members=("tester",))
+    saved = laptop.folder / "hf" / "token"
+    saved.parent.mkdir()
+    saved.write_text(MEMBER_TOKEN)
+    laptop.own_process = True
+    assert laptop.fetched() == undisturbed_id

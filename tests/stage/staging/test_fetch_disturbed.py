@@ -82,3 +82,12 @@ def test_a_flipped_byte_in_a_small_file_is_refused_too(laptop: Laptop, undisturb
     assert "data/models/tiny-bert/config.json" not in payload(laptop.bundle)
     laptop.hub.faults.clear()
     assert laptop.fetched() == undisturbed_id
+
+
+def test_an_expired_address_is_asked_for_again_at_the_hub(
+    laptop: Laptop, undisturbed_id: str
+) -> None:
+    laptop.hub.faults.add(side="cdn", path=WEIGHTS, times=1, status=403)
+    assert laptop.fetched() == undisturbed_id
+    asked = [(r.side, r.status) for r in laptop.hub.requests(WEIGHTS)]
+    assert asked == [("hub", 302), ("cdn", 403), ("hub", 302), ("cdn", 200)]

@@ -211,3 +211,28 @@ def test_a_finished_bundle_fetched_again_asks_for_no_file(laptop: Laptop) -> Non
     laptop.hub.forget_requests()
     assert laptop.fetched() == first
     assert laptop.hub.requests() == []
+
+
+def test_a_bundle_cut_off_in_the_middle_is_called_unfinished(slow_laptop: Laptop) -> None:
+    laptop = slow_laptop
+    running = start(laptop)
+    assert wait_until(lambda: bytes_here(laptop.bundle) >= 2_000_000, running)
+    running.kill()
+    running.communicate()
+    for command in ("verify", "show"):
+        done = laptop.stage(command, "bundle")
+        assert done.returncode in (1, 2), done.stderr
+        assert "unfinished" in done.stderr + done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_file_damaged_on_disk_is_fetched_again(laptop: Laptop) -> None:
+    first = laptop.fetched()
+    weights = laptop.bundle / "data/models/tiny-bert/model.safetensors"
+    with open(weights, "r+b") as file:
+        file.seek(1_000_000)
+        file.write(b"damage")
+    laptop.hub.forget_requests()
+    assert laptop.fetched() == first
+    assert {request.file for request in laptop.hub.requests()} == {
+        "models/acme/tiny-bert/model.safetensors"
+    }

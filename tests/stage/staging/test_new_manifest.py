@@ -14,7 +14,7 @@ from stage.lock.requests import DatasetRequest, ModelRequest
 from stage.paths import names_a_local_path
 from stage.staging.new_manifest import manifest_text
 from tests.remedies.obeyed import in_it, obeys
-from tests.support.staging import DATASET, MODEL, Laptop
+from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
 
 
 def test_names_become_a_manifest_that_fetches(laptop: Laptop) -> None:
@@ -131,3 +131,20 @@ def test_whatever_the_hub_says_the_manifest_loads(
     assert [r.config for r in requests if isinstance(r, DatasetRequest)] == [
         item.configs[0] if item.configs else None for item in many if item.kind == "dataset"
     ]
+
+
+def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> None:
+    card = (
+        "---\nconfigs:\n"
+        + "".join(f"- config_name: {c}\n  data_files: {c}/*\n" for c in ("main", "extra"))
+        + "---\n"
+    )
+    parquet = dataset_files()["plain/train-00000-of-00002.parquet"]
+    files = {
+        "README.md": card.encode(),
+        "main/train.parquet": parquet,
+        "extra/train.parquet": parquet,
+    }
+    laptop.hub.commit("datasets", "acme/ordered", files)
+    assert laptop.stage("init", "acme/ordered").returncode == 0
+    assert "config: main   # also: extra" in (laptop.folder / "manifest.yaml").read_text()

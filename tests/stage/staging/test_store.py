@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -204,3 +206,26 @@ def test_a_store_at_a_relative_path_is_refused() -> None:
 
 def test_the_store_changes_no_bundle_id(sharing: Laptop, undisturbed_id: str) -> None:
     assert sharing.fetched() == sharing.fetched("again") == undisturbed_id
+
+
+def test_what_was_converted_is_not_converted_again(sharing: Laptop) -> None:
+    lines = "".join(f"{number},{os.urandom(40).hex()}\n" for number in range(30_000))
+    (sharing.folder / "mine.csv").write_text(f"n,text\n{lines}")
+    (sharing.folder / "other.yaml").write_text(
+        "format: 1\nassets:\n  m:\n    path: mine.csv\n    convert: csv\n"
+    )
+    fetch_other(sharing)
+    shutil.rmtree(sharing.folder / "other")
+    (sharing.folder / "mine.csv").unlink()
+    said = fetch_other(sharing).stderr
+    assert re.search(r"1 file \(1\.\d+ MB\) was here already, in the store", said), said
+
+
+def test_a_dry_run_says_what_is_here_already(sharing: Laptop) -> None:
+    sharing.fetched()
+    done = sharing.fetch("again", "--dry-run")
+    assert (
+        re.search(rf"share +3 MB +{WEIGHTS}", done.stderr)
+        and "1 file (3 MB) more are" in done.stderr
+    )
+    assert not (sharing.folder / "again").exists()

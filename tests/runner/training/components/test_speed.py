@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from runner.training.components.device import tune
+from runner.job.devices import peak_flops
+from runner.training.components.device import tune, uses_tf32
 
 
 @pytest.fixture
@@ -63,3 +64,19 @@ def test_what_the_user_has_set_stays(
 def test_the_reference_kernels_change_nothing(settings: list[str]) -> None:
     assert "AIRLIFT_KERNELS=reference" in tuned({"AIRLIFT_KERNELS": "reference"})
     assert is_on() == (False, False, False) and settings == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, 156e12),
+        ({"NVIDIA_TF32_OVERRIDE": "0"}, 19.5e12),
+        ({"AIRLIFT_KERNELS": "reference"}, 19.5e12),
+        ({"NVIDIA_TF32_OVERRIDE": "1", "AIRLIFT_KERNELS": "reference"}, 156e12),
+    ],
+)
+def test_mfu_in_float32_is_of_the_peak_of_the_kernels_in_use(
+    environ: dict[str, str], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a100 = "NVIDIA A100-SXM4-80GB"
+    assert peak_flops(a100, "tf32" if uses_tf32(environ) else "fp32") == expected

@@ -164,3 +164,12 @@ def test_a_layer_that_the_model_does_not_have_is_refused_with_those_it_has(
         wrapped(tiny, {"layer": "LlamaDecoderLayer"}, tmp_path)
     assert "no layer `LlamaDecoderLayer`" in caught.value.message
     assert "GPT2Block, GPT2MLP, GPT2Attention" in caught.value.remedy
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_bf16_learns_what_fp32_learns_but_for_rounding(
+    results: dict[str, Any], engine: str
+) -> None:
+    low, full = (results[f"{engine}-adamw-{precision}"]["steps"] for precision in ("bf16", "fp32"))
+    assert [loss for loss, _ in low] == pytest.approx([loss for loss, _ in full], rel=0.03)
+    assert low != full

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import flex_attention
@@ -19,9 +20,16 @@ from runner.config.run_config import RunConfig
 from runner.data.store import Facts
 from runner.inputs import resolve
 from runner.training.tasks import base, flex, language, task_named
-from runner.training.tasks.flex import block_mask, blocks_of, choose, whole_blocks
+from runner.training.tasks.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
 from tests.runner.training.tasks.test_documents_apart import rows, small_model
 from tests.support.training.calls import WAITS, Calls
+
+
+def sees(documents: Any) -> Any:
+    """(rows, length, length): which token sees which."""
+    same = documents[:, :, None] == documents[:, None, :]
+    return same & np.tri(documents.shape[1], dtype=bool)
+
 
 PACKED = ([150, 40, 190, 4], [384], [20] * 15)
 ON_A100 = (8, 0)
@@ -120,3 +128,19 @@ def test_what_cannot_use_it_has_a_mask_and_says_why(
     chosen, line = choose(small_model(kind), capability, switch)
     assert chosen == (why is None)
     assert (why or "AIRLIFT_KERNELS=reference turns it off") in line
+
+
+def test_the_blocks_are_those_in_which_a_token_sees_another() -> None:
+    given = whole_blocks(rows(*PACKED, [1] * 300, layout="separate"))
+    number, length = given.documents.shape
+    count = length // BLOCK
+    pairs = sees(given.documents).reshape(number, count, BLOCK, count, BLOCK)
+    wholly, at_all = pairs.all((2, 4)), pairs.any((2, 4))
+    found = np.zeros((number, 2, count, count), dtype=bool)
+    blocks = blocks_of(given.documents)
+    for row, kind, query in np.ndindex(number, 2, count):
+        amount, *keys = blocks[row, kind, query]
+        found[row, kind, query, keys[:amount]] = True
+    assert (found[:, 1] == wholly).all()
+    assert (found[:, 0] == (at_all & ~wholly)).all()
+    assert found[:, 1].any() and found[:, 0].any() and not found.any(1).all()

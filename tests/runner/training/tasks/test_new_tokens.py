@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from runner.config.run_config import RunConfig
+from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
 from runner.job.shapes import ModelShape, describe_new_tokens
@@ -100,3 +101,13 @@ def test_what_cannot_work_is_refused_with_its_line(
     with pytest.raises(UsageError, match=r"tiny\.yaml") as caught:
         RunConfig.load(path)
     assert words in f"{caught.value.message} {caught.value.remedy}"
+
+
+def test_the_new_size_is_known_before_anything_is_loaded(grown: Cluster) -> None:
+    config = RunConfig.load(grown.folder / "ddp.yaml")
+    model = resolve(config, grown.bundle).model
+    rows = rows_needed(model)
+    assert rows == len(load_tokenizer(model))
+    said = describe_new_tokens(ModelShape.of(model.settings, 1), model)
+    before = model.settings["vocab_size"]
+    assert f"3 tokens added; the embedding grows from {before} to {rows} rows" in said

@@ -77,3 +77,12 @@ def test_the_digest_sees_neither_bytecode_nor_bookkeeping_nor_umask(tmp_path: Pa
         (tmp_path / path).write_bytes(b"x")
     (tmp_path / "m.py").chmod(0o600)
     assert tree_lines(str(tmp_path), {}, OLD, OLD) == before
+
+
+@given(pieces, prefixes)
+def test_text_is_relocated_and_restored(parts: list[bytes], new: bytes) -> None:
+    content = b"".join(part for part in parts if part != b"\0")
+    regions = find_regions(content, OLD, is_binary=False)
+    changed = replace(content, regions, OLD, new, is_binary=False)
+    assert changed == content.replace(OLD, new)
+    assert restore(changed, regions, OLD, new, is_binary=False) == content

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
+from stage.environment.check import wheel_tags
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip
@@ -350,3 +351,15 @@ def test_pips_settings_are_those_of_this_laptop(tmp_path: Path) -> None:
     assert spoken.lines[0] == "--index-url https://own.example/simple"
     uv = choose_indexes(asked(tmp_path, "a").spec.pip, {**settings, **UV_IS_SET_UP})
     assert uv.lines == () and uv.origin and "UV_INDEX" in uv.origin
+
+
+def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag() -> None:
+    """PEP 427: no tag is the lowest. What fits better still goes before, whatever its build."""
+    fitting = wheel_tags.ranks("3.11", "x86_64", "2.28")
+    plain, first, second = (f"x-1.0{build}-py3-none-any.whl" for build in ("", "-1", "-2"))
+    lettered, better = "x-1.0-1a-py3-none-any.whl", "x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+    assert wheel_tags.best([plain, first], fitting) == first
+    assert wheel_tags.best([second, plain, first], fitting) == second
+    assert wheel_tags.best([first, lettered, plain], fitting) == lettered
+    assert wheel_tags.best([second, better], fitting) == better
+    assert wheel_tags.best(["x-1.0-cp312-cp312-win_amd64.whl", "x.whl"], fitting) is None

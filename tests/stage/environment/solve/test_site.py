@@ -128,3 +128,8 @@ def test_a_lock_whose_words_would_be_commands_of_a_shell_is_refused(desk: Desk) 
     for words in ("torch==2", "python==3.11 torch==2;rm", "python torch"):
         with pytest.raises(UsageError, match="is not NAME==VERSION"):
             EnvironmentLock.parse(text.replace(known, f"    provides: {words}").encode(), "x")
+
+
+@pytest.mark.parametrize("asked", ["python=3.11.9", "python>=3.10,<3.13"])
+def test_a_python_is_compared_by_its_first_two_numbers(desk: Desk, asked: str) -> None:
+    assert desk.lock("trainer", conda=asked).python == "3.11.2"

@@ -112,3 +112,15 @@ def test_what_a_site_cannot_provide(tmp_path: Path, provided: str, words: str) -
     with pytest.raises(UsageError) as caught:
         load(tmp_path, A800 + f"provides: {provided}\n")
     assert words in caught.value.message and "p.yml:" in caught.value.message
+
+
+def test_without_a_gpu_the_solver_is_told_of_no_cuda(tmp_path: Path) -> None:
+    text = 'format: 1\nplatform: linux-aarch64\nglibc: "2.34"\nlinux: "5.14"\n'
+    profile = load(tmp_path, text)
+    assert profile.name == "p"
+    assert profile.virtual_packages() == {
+        "__archspec": "1 aarch64",
+        "__glibc": "2.34",
+        "__linux": "5.14",
+        "__unix": "0",
+    }

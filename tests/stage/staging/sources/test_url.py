@@ -181,3 +181,26 @@ def test_what_is_not_there_is_said_at_once(stage: Callable[..., Result], web: We
     web.redirects["/moved"] = web.url("/nothing")
     manifest(url=web.url("/moved"))
     assert "404" in stage("lock", "m.yaml", code=2).output
+
+
+@pytest.mark.parametrize("left", [0, 1_000_000])
+def test_a_pinned_file_of_another_size_is_refused_at_once_as_one_of_other_bytes_is(
+    stage: Callable[..., Result], web: Web, left: int
+) -> None:
+    web.files["/f"] = DATA
+    manifest(url=web.url("/f"), sha256=sha256(DATA))
+    stage("lock", "m.yaml")
+    web.files["/f"] = DATA + b"more"
+    web.requests.clear()
+    if left:
+        folder = Path("b/workshop.partial/x/originals")
+        folder.mkdir(parents=True)
+        (folder / f"f.{sha256(DATA)[:12]}.partial").write_bytes(DATA[:left])
+        Path("b/fetch.partial").write_text("")
+    said = stage("fetch", "m.yaml", "-o", "b", code=1).output
+    assert web.requests == [("/f", f"bytes={left}-" if left else None)]
+    assert (
+        f"refused: it has {len(DATA) + 4:,} bytes, not {len(DATA):,}" in said
+        and "--update x" in said
+    )
+    assert "listing" not in said and not list(Path("b").rglob("f.*"))
