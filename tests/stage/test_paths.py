@@ -145,6 +145,7 @@ def test_a_collision_names_both_and_counts_the_rest() -> None:
         ("-o", "begins"),
         ("e\u0301", "only letters"),
         ("a\x1b", "U+001B"),
+        ("\u212b", "normal form C"),
         ("..", "component"),
     ],
 )

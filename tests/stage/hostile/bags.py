@@ -115,6 +115,36 @@ CASES = [
         sealed(M, lambda text: text.replace(b"  data", b" *data", 1)),
     ),
     Case(
+        "a folder of extra files",
+        1,
+        ("`data/x/`: extra: a folder of 2 files that are not of the bundle",),
+        bag(
+            lambda root: [
+                (root / "data/x/y").mkdir(parents=True),
+                (root / "data/x/y/a").touch(),
+                (root / "data/x/b").touch(),
+            ]
+        ),
+    ),
+    Case(
+        "extra files beside files of the bundle",
+        1,
+        ("`data/models/bert/x`: extra: expected nothing", "`data/models/bert/y`: extra"),
+        bag(lambda root: [(root / "data/models/bert" / name).touch() for name in "xy"]),
+    ),
+    Case(
+        "a lock that is none, in a bundle that is not sealed",
+        1,
+        ("`stage.lock`: invalid: expected a lock, found something that cannot be read as one",),
+        bag(lambda root: [(root / T).unlink(), (root / layout.LOCK).write_bytes(b"{}")]),
+    ),
+    Case(
+        "a patch",
+        2,
+        ("p: a patch, not a bundle", "stage apply BUNDLE p"),
+        lambda place: ["verify", place.write("p/patch.json", "{}").parent.name],
+    ),
+    Case(
         "lock CRLF",
         1,
         ("`stage.lock`: mismatched", "binary mode"),

@@ -256,6 +256,30 @@ CASES = [
         UNSOUND,
         weights(header({"a": tensor(shape=[1], offsets=[False, True])}, b"x")),
     ),
+    Case(
+        "safetensors offsets of which one is true",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[1], offsets=[0, True])}, b"x")),
+    ),
+    Case(
+        "safetensors offsets of which one is false",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[1], offsets=[False, 1])}, b"x")),
+    ),
+    Case(
+        "safetensors shape of two negatives",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[-2, -4])})),
+    ),
+    Case(
+        "safetensors shape of 65 numbers",
+        1,
+        UNSOUND,
+        weights(header({"a": tensor(shape=[8] + [1] * 64)})),
+    ),
     Case("safetensors gap", 1, UNSOUND, weights(header({"a": tensor(shape=[4], offsets=[4, 8])}))),
     Case(
         "safetensors overlap",
@@ -313,6 +337,12 @@ CASES = [
         1,
         ("not a pickle",),
         cifar(pickle.dumps({b"label_names": [b"a"] * 9})[:-9]),
+    ),
+    Case(
+        "CIFAR pickle of bytes in another encoding",
+        1,
+        ("other than latin1",),
+        cifar(b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8tR."),
     ),
     Case("CIFAR pickle nested", 1, ("batches.meta",), cifar(b"(" * 10**6 + b".")),
     Case(

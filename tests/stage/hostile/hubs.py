@@ -202,6 +202,51 @@ CASES = [
         ("neither how long",),
         at_an_address(Answer(b"xx", headers={"Content-Length": "\u00b2", "Connection": "close"})),
     ),
+    Case(
+        "gated",
+        2,
+        ("the model acme/bert is gated, and the account of your token has no access",),
+        answering(INFO, Answer(b"", 403, {"X-Error-Code": "GatedRepo"})),
+    ),
+    Case(
+        "disabled",
+        2,
+        ("the model acme/bert was disabled by the Hub",),
+        answering(
+            INFO, Answer(b"", 403, {"X-Error-Message": "Access to this resource is disabled."})
+        ),
+    ),
+    Case(
+        "a web page",
+        5,
+        ("does not answer as a Hub: HTTP 404, a web page",),
+        answering(INFO, Answer(b"<html>", 404, {"Content-Type": "Text/HTML"})),
+    ),
+    Case(
+        "no Hub's words",
+        5,
+        ("http://127.0.0.1", "answered: ", "another --endpoint"),
+        answering(INFO, Answer(b"{}", 418)),
+    ),
+    Case(
+        "a file that is gone",
+        2,
+        ("config.json of acme/bert is not there any more (HTTP 404)",),
+        answering(CONFIG, Answer(b"", 404)),
+    ),
+    Case(
+        "a file for which the token is refused",
+        2,
+        ("refuses your token (HTTP 401)",),
+        answering(CONFIG, Answer(b"", 401)),
+    ),
+    Case(
+        "a file that is a teapot",
+        5,
+        ("HTTP 418 from http://127.0.0.1",),
+        answering(CONFIG, Answer(b"", 418)),
+    ),
+    Case("an address that is a teapot", 5, ("HTTP 418 from",), at_an_address(Answer(b"", 418))),
     Case("path ..", 3, ("`..`",), named("../../precious.json")),
     Case("path absolute", 3, ("empty component",), named("/etc/cron.d/evil.json")),
     Case("path with a backslash", 3, ("backslash",), named("..\\..\\evil.json")),

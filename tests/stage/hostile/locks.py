@@ -9,7 +9,7 @@ from typing import Any
 from stage.bundle import bundle as layout
 from stage.digests import sha256_of_bytes
 from tests.stage.bundles import reseal
-from tests.stage.hostile.manifests import SOUND, asset
+from tests.stage.hostile.manifests import SOUND, asset, fetch
 from tests.stage.hostile.runner import Case, Place
 from tests.stage.locks import document, every_kind
 
@@ -129,6 +129,29 @@ CASES = [
         follow(replaced(b'"bert": {', b'"bert": {}, "bert": {')),
     ),
     Case("nested lists", 2, ("m.lock",), follow(b"[" * 100_000)),
+    Case(
+        "the lock is a folder",
+        2,
+        ("m.lock: cannot be read: Is a directory",),
+        fetch(SOUND, lambda place: (place.folder / "m.lock").mkdir()),
+    ),
+    Case(
+        "the id of another lock",
+        1,
+        ("`stage.lock`: mismatched", "This is another bundle than the one asked for"),
+        lambda place: [
+            "verify",
+            place.bundle().name,
+            "--id",
+            place.write("m.lock", TEXT).name,
+        ],
+    ),
+    Case(
+        "the id of no lock",
+        2,
+        ("--id m.lock: neither an id (64 hex digits) nor a lock that can be read",),
+        lambda place: ["verify", place.bundle().name, "--id", "m.lock"],
+    ),
     Case(
         "the id of an unfinished lock",
         2,

@@ -130,6 +130,35 @@ def _apply_through_a_link(place: Place) -> list[str]:
 DAMAGED, NO_PATCH, NO_REPORT = ("damaged",), ("not a patch",), ("not a verification report",)
 
 CASES = [
+    Case(
+        "a bundle in place of the patch",
+        2,
+        ("other: a bundle, not a patch", "stage apply bundle PATCH"),
+        lambda place: [
+            "apply",
+            "bundle",
+            shutil.copytree(place.bundle(), place.folder / "other").name,
+        ],
+    ),
+    Case(
+        "the patch first",
+        2,
+        ("patch is a patch and bundle a bundle", "stage apply bundle patch"),
+        lambda place: [applied(lambda _: None)(place)[0], "patch", "bundle"],
+    ),
+    Case(
+        "since the same bundle",
+        2,
+        ("bundle/stage.lock: this is the lock of the same bundle",),
+        lambda place: [
+            "patch",
+            place.bundle().name,
+            "--since",
+            "bundle/stage.lock",
+            "-o",
+            "patch",
+        ],
+    ),
     Case("plan no JSON", 2, NO_PATCH, applied(lambda patch: seal(patch, b"{"))),
     Case("plan a list", 2, NO_PATCH, applied(lambda patch: seal(patch, b"[]"))),
     Case("plan nested", 2, NO_PATCH, applied(lambda patch: seal(patch, b"[" * 100_000))),

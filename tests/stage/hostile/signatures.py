@@ -79,6 +79,24 @@ CASES = [
     ),
     Case("signers of noise", 4, ("does not list",), signed(bytes, bytes(range(256)) * 10)),
     Case(
+        "signers that are a public key",
+        2,
+        ("signers: a public key, not a file of signers", "alice@lab $(cat signers)"),
+        signed(bytes, _keys()[1]),
+    ),
+    Case(
+        "signers that are a private key",
+        2,
+        ("signers: a private key, which signs", "alice@lab $(ssh-keygen -y -f signers)"),
+        signed(bytes, b"# mine\n\n-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+    ),
+    Case(
+        "signers that are comments",
+        2,
+        ("signers: empty, not a file of signers", "alice@lab $(cat KEY.pub)"),
+        signed(bytes, b"# alice\n\n"),
+    ),
+    Case(
         "no bundle",
         2,
         ("x: not a bundle",),

@@ -186,6 +186,24 @@ LISTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
         "additional_chat_templates/tool_use.jinja",
         {"x/y.jinja": UNREAD},
     ),
+    "the tokenizer of one of six formats": (
+        BERT,
+        "LICENSE README.md config.json tokenizer.json tokenizer_config.json vocab.txt",
+        {
+            "model.safetensors": "not part of the tokenizer",
+            "coreml/fill-mask/float32_model.mlpackage/Manifest.json": "not part of the tokenizer",
+        },
+    ),
+    "the tokenizer alone": (
+        "tokenizer.bin tokenizer.model vocab.txt.PKL x/vocab.txt "
+        "additional_chat_templates/tool.jinja",
+        "tokenizer.model additional_chat_templates/tool.jinja",
+        {
+            "tokenizer.bin": "a pickle",
+            "vocab.txt.PKL": "a pickle",
+            "x/vocab.txt": "not part of the tokenizer",
+        },
+    ),
     "configuration alone": (
         "config.json tokenizer.json vocab.txt .gitattributes",
         "config.json tokenizer.json vocab.txt",
@@ -209,7 +227,7 @@ LISTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 @pytest.mark.parametrize("name", LISTINGS)
 def test_what_from_pretrained_needs_travels_and_the_rest_stays_with_a_reason(name: str) -> None:
     paths, travels, reasons = LISTINGS[name]
-    taken, stay = selected(paths)
+    taken, stay = selected(paths, tokenizer_only=name.startswith("the tokenizer"))
     assert taken == set(travels.split())
     assert {path: stay[path] for path in reasons} == reasons
 

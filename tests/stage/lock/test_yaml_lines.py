@@ -72,6 +72,10 @@ def test_every_key_and_item_knows_its_line(file: Path) -> None:
         ("a: !!timestamp soon\n", 1, "`soon` cannot be read"),
         ("a: !own x\n", 1, "`x` cannot be read"),
         ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
+        ("a\n\n  b: 1\n", 3, "Is a `:` missing at the end of line 1?"),
+        ("a: 1\nb: @x y\n", 2, 'Put it in quotes: "@x"'),
+        ("a: [1,\n  %x]\n", 2, 'Put it in quotes: "%x"'),
+        ("a:\n  b: 1\n\tc: 2\n", 3, "Line 3 begins with a tab. Write spaces."),
     ],
 )
 def test_a_mistake_is_told_with_its_line(file: Path, text: str, line: int, said: str) -> None:

@@ -245,6 +245,11 @@ def test_wheels_for_older_systems_stay_before_newer_sources(tmp_path: Path, inde
     [
         ("flash-attn", "flash_attn-VERSION+cu12torch2.8cxx11abi...-cp311-cp311-linux_x86_64.whl"),
         ("apex", "PyPI's `apex` is another project"),
+        ("causal-conv1d", "https://github.com/Dao-AILab/causal-conv1d/releases"),
+        ("mamba-ssm", "https://github.com/state-spaces/mamba/releases"),
+        ("torch-scatter", "https://data.pyg.org/whl/torch-2.8.0+cuXXX.html"),
+        ("mpi4py", "Write `mpi4py>=4`, which has wheels"),
+        ("pytorch", "The package is called `torch` there"),
         ("transformer-engine-torch", "conda-forge's `transformer-engine-torch`"),
         ("sklearn", "scikit-learn"),
     ],

@@ -42,13 +42,19 @@ def taken(folder: Path) -> set[str]:
 
 
 def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
-    for path in (".DS_Store", "._a.txt", "sub/._b.txt", "__pycache__/a.pyc"):
-        (folder / "raw" / path).parent.mkdir(exist_ok=True)
+    for path in (
+        *(".DS_Store", "._a.txt", "sub/._b.txt", "__pycache__/a.pyc", ".cache/huggingface/x"),
+        *("sub/env/pyvenv.cfg", "sub/b/fetch.partial"),
+    ):
+        (folder / "raw" / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / "raw" / path).write_text("x")
     manifest(folder, "r: {path: raw}")
     done = run_here("fetch", "m.yaml", "-o", "bundle")
     assert taken(folder) == {"a.txt", "sub/b.txt"}
-    assert all(name in done.stderr for name in ("2 ._*", ".DS_Store", "__pycache__")), done.stderr
+    assert (
+        ": .DS_Store, 2 ._*, .cache/huggingface, __pycache__, a virtual environment: `sub/env`, "
+        "another bundle: `sub/b`"
+    ) in done.stderr, done.stderr
 
 
 PRIVATE = {
