@@ -32,25 +32,32 @@ def test_what_is_no_digest_is_refused(algorithm: str, value: str) -> None:
         Digest(algorithm, value)
 
 
-def test_evidence_matches_only_its_own_algorithm() -> None:
-    found = FileDigests(3, sha256="a" * 64, git_sha1="b" * 40)
-    assert found.matches(Digest("sha256", "a" * 64)) and found.matches(
-        Digest("lfs-sha256", "a" * 64)
-    )
-    assert found.matches(Digest("git-sha1", "b" * 40)) and not found.matches(
-        Digest("git-sha1", "a" * 40)
-    )
-    assert not FileDigests(3, "a" * 64).matches(Digest("git-sha1", "b" * 40))
+A, B, C = "a" * 64, "b" * 40, "c" * 64
+FOUND = FileDigests(3, sha256=A, git_sha1=B)
 
 
-@given(st.binary(max_size=2000), st.lists(st.integers(1, 700)))
-def test_the_pieces_do_not_matter(data: bytes, sizes: list[int]) -> None:
-    digester = Digester(len(data), git=True)
-    rest = memoryview(data)
-    for size in sizes:
-        digester.update(rest[:size])
-        rest = rest[size:]
-    digester.update(rest)
-    found = digester.result()
-    git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-    assert found == FileDigests(len(data), hashlib.sha256(data).hexdigest(), git)
+@pytest.mark.parametrize(
+    ("expected", "found", "said"),
+    [
+        (Expected("x", None), FOUND, None),
+        (Expected("x", 3, A, Digest("git-sha1", B)), FOUND, None),
+        (Expected("x", None, A, Digest("lfs-sha256", A)), FOUND, None),
+        (Expected("x", 4_000, C), FOUND, "it has 3 bytes, not 4,000"),
+        (Expected("x", 3, C), FOUND, f"its sha256 is {A}, not {C}"),
+        (Expected("x", 3, A, Digest("lfs-sha256", C)), FOUND, f"its lfs-sha256 is {A}, not {C}"),
+        (
+            Expected("x", 3, C, Digest("git-sha1", C[:40])),
+            FOUND,
+            f"its git-sha1 is {B}, not {C[:40]}",
+        ),
+        (
+            Expected("x", None, A, Digest("git-sha1", B)),
+            FileDigests(3, A),
+            f"its git-sha1 is None, not {B}",
+        ),
+    ],
+)
+def test_bytes_are_compared_with_all_that_is_known_the_sources_own_digest_first(
+    expected: Expected, found: FileDigests, said: str | None
+) -> None:
+    assert expected.mismatch(found) == said

@@ -269,6 +269,10 @@ REFUSED: dict[str, Odd] = {
     "CP1251": Odd(
         table("имя,возраст\nИван Петров,31\n", "cp1251"), says=("CP1251", "iconv -f CP1251")
     ),
+    "bytes of no language": Odd(
+        {"a.csv": b"a,b\n\x81\x20\x81\x20,1\n"},
+        says=("line 2 is not UTF-8 .byte 0x81., nor likely GB18030, CP1251, CP1252", "iconv"),
+    ),
     "UTF-16": Odd(table("a,b\n1,2\n", "utf-16"), says=("it is UTF-16", "iconv -f UTF-16")),
     "UTF-16 without a mark": Odd(table("a,b\n1,2\n", "utf-16-le"), says=("it is UTF-16LE",)),
     "an Excel file": Odd(

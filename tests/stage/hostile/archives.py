@@ -17,6 +17,7 @@ from tests.support.servers.liar import Answer
 
 Prepare = Callable[[Place], list[str]]
 Make = bytes | Callable[[], bytes]
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 9\n" % (b"a" * 64)
 
 
 def unpacked(data: Make) -> Prepare:
@@ -88,6 +89,12 @@ def bomb(pack: Callable[[bytes], bytes], data: Callable[[], bytes]) -> Callable[
 
 CASES = [
     Case("tar ..", 3, ("`..`",), unpacked(tar([("good", b""), ("../../precious", b"x")]))),
+    Case(
+        "tar of a pointer",
+        2,
+        ("the archive's `a.bin` is a Git LFS pointer, not the file itself",),
+        unpacked(tar([("a.bin", POINTER)])),
+    ),
     Case("tar absolute", 3, ("absolute",), unpacked(tar([("/tmp/evil", b"x")]))),
     Case(
         "tar writes through a link",

@@ -339,6 +339,28 @@ CASES = [
         cifar(pickle.dumps({b"label_names": [b"a"] * 9})[:-9]),
     ),
     Case(
+        "CIFAR array of another size",
+        1,
+        ("an array of 2 x 4 with 6 bytes",),
+        cifar(pickle.dumps(np.zeros((2, 3), np.uint8), 2).replace(b"K\x02K\x03", b"K\x02K\x04")),
+    ),
+    Case(
+        "CIFAR array of negative size",
+        1,
+        ("an array of -2 x -3 with 6 bytes",),
+        cifar(
+            pickle.dumps(np.zeros((2, 3), np.uint8), 2).replace(
+                b"K\x02K\x03", b"J\xfe\xff\xff\xffJ\xfd\xff\xff\xff"
+            )
+        ),
+    ),
+    Case(
+        "CIFAR array of no rows",
+        1,
+        ("an array that is not of rows of bytes",),
+        cifar(pickle.dumps(np.zeros(3, np.uint8))),
+    ),
+    Case(
         "CIFAR pickle of bytes in another encoding",
         1,
         ("other than latin1",),

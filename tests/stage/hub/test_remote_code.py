@@ -308,37 +308,53 @@ def test_code_that_cannot_be_fetched_is_reported(
     assert said in stage("lock", "m.yaml", code=2).output
 
 
-def test_where_a_config_names_code() -> None:
-    def named(path: str, document: Any) -> list[tuple[str, str | None, str, str]]:
-        return [
-            (r.role, r.repository, r.path, r.target)
-            for r in references(path, json.dumps(document).encode())
-        ]
-
-    assert named("config.json", {"auto_map": {"AutoModel": "o/r--m.C"}}) == [
-        ("AutoModel", "o/r", "m.py", "m.py")
-    ]
-    assert named("0_T/config.json", {"auto_map": {"AutoModel": "m.C"}}) == [
-        ("AutoModel", None, "0_T/m.py", "0_T/m.py")
-    ]
-    assert named("0_T/config.json", {"auto_map": {"AutoModel": "o/r--m.C"}}) == [
-        ("AutoModel", "o/r", "m.py", "0_T/m.py")
-    ]
-    assert named("tokenizer_config.json", {"auto_map": ["t.A", None]}) == [
-        ("AutoTokenizer", None, "t.py", "t.py")
-    ]
-    assert (
-        named("config.json", {"custom_pipelines": {"x": {"impl": "p.P", "pt": ["A"]}}})[0][2]
-        == "p.py"
-    )
-    assert (
-        named(
+@pytest.mark.parametrize(
+    ("path", "document", "named"),
+    [
+        (
+            "config.json",
+            {"auto_map": {"AutoModel": "o/r--m.C"}},
+            [("AutoModel", "o/r", "m.py", "C", "m.py")],
+        ),
+        (
+            "0_T/config.json",
+            {"auto_map": {"AutoModel": "m.C"}},
+            [("AutoModel", None, "0_T/m.py", "C", "0_T/m.py")],
+        ),
+        (
+            "0_T/config.json",
+            {"auto_map": {"AutoModel": "o/r--m.C"}},
+            [("AutoModel", "o/r", "m.py", "C", "0_T/m.py")],
+        ),
+        (
+            "tokenizer_config.json",
+            {"auto_map": ["t.A", None]},
+            [("AutoTokenizer", None, "t.py", "A", "t.py")],
+        ),
+        (
+            "config.json",
+            {"custom_pipelines": {"x": {"impl": "p.P", "pt": ["A"]}}},
+            [("a pipeline", None, "p.py", "P", "p.py")],
+        ),
+        (
             "processor_config.json",
             {"image_processor": {"auto_map": {"AutoImageProcessor": "i.I"}}},
-        )[0][2]
-        == "i.py"
-    )
-    assert named("config.json", {"auto_map": {"AutoModel": 7, "X": "no class", "Y": None}}) == []
+            [("AutoImageProcessor", None, "i.py", "I", "i.py")],
+        ),
+        (
+            "modules.json",
+            [7, {"type": "sentence_transformers.models.Pooling"}, {"type": "a.b.T"}],
+            [("a module of sentence-transformers", None, "a.b.py", "T", "a.b.py")],
+        ),
+        ("config.json", {"auto_map": {"AutoModel": 7, "X": "no class", "Y": None}}, []),
+        ("config.json", "text", []),
+    ],
+)
+def test_where_a_config_names_code(
+    path: str, document: Any, named: list[tuple[str, str | None, str, str, str]]
+) -> None:
+    found = references(path, json.dumps(document).encode())
+    assert [(r.role, r.repository, r.path, r.name, r.target) for r in found] == named
     assert references("config.json", b"{") == [] and references("config.json", b"[" * 10**6) == []
 
 

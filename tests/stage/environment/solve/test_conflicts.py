@@ -3,10 +3,16 @@ rattler and uv are also met alive in test_env_lock.py and test_env_pip.py."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from stage.environment.solve.conflicts import is_network_problem
+from stage.environment.solve.conflicts import conda_conflict, is_network_problem
 from stage.environment.solve.uv import requirements_without_wheel
+from stage.environment.spec.environment_yml import EnvironmentSpec
+from stage.environment.spec.pip_section import PipSection
+from stage.environment.spec.profile import Profile
+from stage.lock.reader import Lines
 
 LIBMAMBA = """\
 error    libmamba Could not solve for environment specs
@@ -24,14 +30,45 @@ viable options: └─ cudatoolkit 13.0.0 would require
 """
 
 
-def test_want_of_an_answer_is_no_conflict() -> None:
-    assert is_network_problem(
-        "error sending request for url (https://h.example/x)\nCaused by: dns error"
-    )
-    assert is_network_problem(
-        "CondaHTTPError: HTTP 000 CONNECTION FAILED for url <https://h.example>"
-    )
-    assert not is_network_problem(LIBMAMBA) and not is_network_problem(NO_DRIVER)
+@pytest.mark.parametrize(
+    ("said", "is_network"),
+    [
+        ("error sending request for url (https://h.example/x)\nCaused by: dns error", True),
+        ("CondaHTTPError: HTTP 000 CONNECTION FAILED for url <https://h.example>", True),
+        ("timed out\nNo solution found when resolving dependencies", False),
+        (LIBMAMBA, False),
+        (NO_DRIVER, False),
+    ],
+)
+def test_want_of_an_answer_is_no_conflict(said: str, is_network: bool) -> None:
+    assert is_network_problem(said) == is_network
+
+
+FITS = " Ask for versions that such a node runs."
+
+
+@pytest.mark.parametrize(
+    ("said", "cuda", "remedy"),
+    [
+        (LIBMAMBA, "12.2", "Loosen or drop one of them in environment.yml."),
+        (NO_DRIVER, "12.2", f"`__cuda`: the driver of a800 has CUDA 12.2.{FITS}"),
+        (NO_DRIVER, None, f"`__cuda`: a800 has no GPU.{FITS}"),
+        (
+            "__glibc >=2.34 and __cuda",
+            None,
+            f"`__cuda`: a800 has no GPU; `__glibc`: a800 has glibc 2.28.{FITS}",
+        ),
+    ],
+)
+def test_a_conflict_with_what_the_node_has_says_so(
+    said: str, cuda: str | None, remedy: str
+) -> None:
+    spec = EnvironmentSpec(
+        path=Path("environment.yml"), name="e", channels=(), conda=(), pip=PipSection(),
+        lines=Lines(Path("environment.yml")),
+    )  # fmt: skip
+    node = Profile(name="a800", platform="linux-64", glibc="2.28", cuda=cuda)
+    assert conda_conflict(said, spec, node).remedy == remedy
 
 
 @pytest.mark.parametrize(

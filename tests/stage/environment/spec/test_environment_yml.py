@@ -57,6 +57,8 @@ def with_pip(folder: Path, *lines: str, **variables: str) -> EnvironmentSpec:
         ("torch==2 --hash=sha256:abc", UsageError, "`--hash sha256:abc` is not a sha256"),
         (f"torch==2 --hash=md5:{'a' * 64}", UsageError, "is not a sha256"),
         ("--index-url", UsageError, "one option per line"),
+        ("--index-url 'https://a.example", UsageError, "Close the quote"),
+        ("-rno-such.txt", UsageError, "no-such.txt cannot be read"),
         ("--index-url https://a.example b", UsageError, "one option per line"),
         ("-r no-such.txt", UsageError, "no-such.txt cannot be read"),
         ("--index-url https://${NO_SUCH}@a.example", UsageError, "the variable NO_SUCH is not set"),
