@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stage.digests import (
     Digest,
     Digester,
+    Expected,
     FileDigests,
 )
 
@@ -61,3 +62,16 @@ def test_bytes_are_compared_with_all_that_is_known_the_sources_own_digest_first(
     expected: Expected, found: FileDigests, said: str | None
 ) -> None:
     assert expected.mismatch(found) == said
+
+
+@given(st.binary(max_size=2000), st.lists(st.integers(1, 700)))
+def test_the_pieces_do_not_matter(data: bytes, sizes: list[int]) -> None:
+    digester = Digester(len(data), git=True)
+    rest = memoryview(data)
+    for size in sizes:
+        digester.update(rest[:size])
+        rest = rest[size:]
+    digester.update(rest)
+    found = digester.result()
+    git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    assert found == FileDigests(len(data), hashlib.sha256(data).hexdigest(), git)
