@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -18,9 +19,10 @@ from stage.download.http import Connections, tls_context
 from stage.lock.manifest import Manifest
 from stage.lock.requests import UrlRequest
 from stage.serve.answers import Address
-from stage.serve.record import Exchange, _patterns, gather
+from stage.serve.record import Asked, Exchange, _patterns, entries_of, gather
 from stage.serve.trace import Recorder
 from tests.remedies.obeyed import in_it, obeys
+from tests.stage.download.test_network import hub as hub_at
 from tests.support.servers.hubs import TestHub
 from tests.support.servers.web import Web
 from tests.support.servers.web import serve as serve_web
@@ -32,6 +34,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     with ExitStack() as stack:
         hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
         hub.commit("models", "acme/other", model_files(10_000))
+        coded = {"a.py": b"pass", "pytorch_model.bin": b"x", "config.json": b"{}"}
+        hub.commit("models", "acme/coded", {**coded, "README.md": b""}, tag="v1")
+        hub.commit("spaces", "evaluate-metric/sum", {"sum.py": b"pass", "app.py": b"pass"})
         yield hub
 
 
@@ -209,21 +214,63 @@ def test_a_commit_behind_a_branch_is_no_revision_of_its_own() -> None:
     ]
 
 
-def test_the_shortest_patterns_match_what_was_read_and_nothing_else() -> None:
-    every = [
-        "README.md",
-        ".gitattributes",
-        "a.json",
-        "d[1].csv",
-        "en/a.csv",
-        "en/b.csv",
-        "fr/a.csv",
-    ]
-    assert _patterns({"a.json", "en/a.csv", "en/b.csv"}, every) == ["a.json", "en/"]
-    assert _patterns({"d[1].csv", "fr/a.csv", "README.md"}, every) == ["d[[]1].csv", "fr/"]
-    assert _patterns({"en/b.csv"}, every) == ["en/b.csv"]
-    assert _patterns(set(every[2:]), every) == ["*"]
-    assert _patterns({"README.md"}, every) == ["README.md"]
+WAITS = "# allow_code: true   # the script ran a.py: read it, then remove the first `#`"
+EVERY = ["README.md", ".gitattributes", "a.json", "d[1].csv", "en/a.csv", "en/b.csv", "fr/a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("read", "patterns"),
+    [
+        (["a.json", "en/a.csv", "en/b.csv"], ["a.json", "en/"]),
+        (["d[1].csv", "fr/a.csv", "README.md"], ["d[[]1].csv", "fr/"]),
+        (["en/b.csv"], ["en/b.csv"]),
+        (EVERY[2:], ["*"]),
+        (["README.md"], ["README.md"]),
+        ([".gitattributes", "en/a.csv"], ["en/a.csv"]),
+    ],
+)
+def test_the_shortest_patterns_match_what_was_read_and_nothing_else(
+    read: list[str], patterns: list[str]
+) -> None:
+    assert _patterns(set(read), EVERY) == patterns
+
+
+CODED, SUM = ("models", "acme/coded", True), ("spaces", "evaluate-metric/sum", True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "lines", "left"),
+    [
+        (Asked("models", "acme/gone"), "acme/gone", [], 0),
+        (Asked("models", "acme/lost", True, {"main": None}), "acme/lost", [], 1),
+        (Asked(*CODED, {"main": None}, {"main": {"a.py"}}), "acme/coded", [], 0),
+        (
+            Asked(*CODED, {"main": None}, {"main": {"pytorch_model.bin"}}),
+            "acme/coded",
+            ["model: acme/coded", "revision: main   # COMMIT", "include: [README.md]"],
+            1,
+        ),
+        (
+            Asked(*CODED, {"v1": None}, {"v1": {"a.py", "config.json", "pytorch_model.bin"}}),
+            "acme/coded-v1",
+            ["model: acme/coded", "revision: v1   # COMMIT", "include: [a.py, config.json]", WAITS],
+            1,
+        ),
+        (Asked(*SUM, {"main": None}, {"main": {"app.py"}}), "evaluate-metric/sum", [], 0),
+        (
+            Asked(*SUM, {"main": None}, {"main": {"sum.py", "app.py"}}),
+            "evaluate-metric/sum",
+            ["metric: sum", "revision: main   # COMMIT", WAITS.replace("a.py", "sum.py")],
+            0,
+        ),
+    ],
+)
+def test_each_kind_of_repository_has_its_entry_or_none(
+    source: TestHub, asked: Asked, name: str, lines: list[str], left: int
+) -> None:
+    (entry,) = entries_of([asked], hub_at(source.endpoint), allow_code=False)
+    found = [re.sub("[0-9a-f]{40}", "COMMIT", line) for line in entry.lines]
+    assert (entry.name, found, len(entry.cannot_travel)) == (name, lines, left), entry
 
 
 @obeys("stage/cli/trace.py", "{}, or trace again: -o and another name.")

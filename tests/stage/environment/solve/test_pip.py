@@ -358,13 +358,23 @@ def test_pips_settings_are_those_of_this_laptop(tmp_path: Path) -> None:
     assert uv.lines == () and uv.origin and "UV_INDEX" in uv.origin
 
 
-def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag() -> None:
+@pytest.mark.parametrize(
+    ("builds", "best"),
+    [
+        (["-py3-none-any", "-1-py3-none-any"], "-1-py3-none-any"),
+        (["-2-py3-none-any", "-py3-none-any", "-1-py3-none-any"], "-2-py3-none-any"),
+        (["-1-py3-none-any", "-1a-py3-none-any", "-py3-none-any"], "-1a-py3-none-any"),
+        (
+            ["-2-py3-none-any", "-cp311-cp311-manylinux_2_28_x86_64"],
+            "-cp311-cp311-manylinux_2_28_x86_64",
+        ),
+        (["-cp312-cp312-win_amd64", ""], None),
+    ],
+)
+def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag(
+    builds: list[str], best: str | None
+) -> None:
     """PEP 427: no tag is the lowest. What fits better still goes before, whatever its build."""
     fitting = wheel_tags.ranks("3.11", "x86_64", "2.28")
-    plain, first, second = (f"x-1.0{build}-py3-none-any.whl" for build in ("", "-1", "-2"))
-    lettered, better = "x-1.0-1a-py3-none-any.whl", "x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
-    assert wheel_tags.best([plain, first], fitting) == first
-    assert wheel_tags.best([second, plain, first], fitting) == second
-    assert wheel_tags.best([first, lettered, plain], fitting) == lettered
-    assert wheel_tags.best([second, better], fitting) == better
-    assert wheel_tags.best(["x-1.0-cp312-cp312-win_amd64.whl", "x.whl"], fitting) is None
+    found = wheel_tags.best([f"x-1.0{build}.whl" for build in builds], fitting)
+    assert found == (best and f"x-1.0{best}.whl")
