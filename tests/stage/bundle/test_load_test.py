@@ -162,6 +162,45 @@ def test_what_will_not_load_is_found_and_named(tmp_path: Path, fault: str) -> No
     assert said in str(report.findings[0])
 
 
+ADAPTER = "adapter_config.json"
+OTHERS = (
+    "bert: its config.json names other repositories (vision_tower: org/clip, text_model_name: "
+    "org/bert), which are not in this bundle: if its code loads them, add each to the manifest"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {ADAPTER: b'{"base_model_name_or_path": "acme/gone"}'},
+            "bert: its base model acme/gone is not in this bundle",
+        ),
+        (
+            {
+                ADAPTER: b'{"base_model_name_or_path": "acme/bert"}',
+                "model-00001-of-00002.safetensors": None,
+                "model-00002-of-00002.safetensors": None,
+                "model.safetensors.index.json": None,
+            },
+            "bert: its base model bert has no weights in this bundle",
+        ),
+        (
+            {
+                "config.json": b'{"vision_tower": "org/clip", "_name_or_path": "a/b", "x": '
+                b'{"text_model_name": "org/bert", "tokenizer": "acme/bert"}}'
+            },
+            OTHERS,
+        ),
+    ],
+)
+def test_what_could_not_be_tried_is_said(
+    tmp_path: Path, files: dict[str, bytes | None], said: str
+) -> None:
+    report = run_load_test(tmp_path / "b", bundle(tmp_path / "b", changed(files)))
+    assert (report.findings, report.unchecked) == ((), (said,))
+
+
 def test_rows_and_columns_are_those_locked(tmp_path: Path) -> None:
     lock = bundle(tmp_path / "b", sound(), rows=3)
     assert "3 rows" in str(run_load_test(tmp_path / "b", lock).findings[0])

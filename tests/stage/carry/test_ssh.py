@@ -190,29 +190,44 @@ def test_a_script_that_is_cut_runs_no_line(tmp_path: Path) -> None:
     assert answered, "240 bytes were too few"
 
 
-def test_an_answer_is_what_the_script_printed_and_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("script", "answer"),
+    [
+        ("printf abc", Answer(0, "abc")),
+        ("", Answer(0, "")),
+        ("cat; exit 7", Answer(7, "")),
+        ("cat <<'E'\n$x\nE\n", Answer(0, "$x\n")),
+    ],
+)
+def test_an_answer_is_what_the_script_printed_and_no_more(script: str, answer: Answer) -> None:
+    assert RemoteShell(PushTarget(None, "."), ("sh", "-s"), "").ask(script) == answer
+
+
+def test_what_greets_is_no_answer_and_clears_no_terminal(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    here = RemoteShell(PushTarget(None, str(tmp_path)), ("sh", "-s"), "")
-    assert here.ask("printf abc") == Answer(0, "abc")
-    assert here.ask("") == Answer(0, "")
-    assert here.ask("cat; exit 7") == Answer(7, "")
-    assert here.ask("cat <<'E'\n$x\nE\n") == Answer(0, "$x\n")
     loud = RemoteShell(PushTarget(None, "."), ("sh", "-c", "echo hi; sh -v -s"), "")
     assert loud.ask("echo a") == Answer(0, "a\n") and loud.greeting == "hi"
-    with pytest.raises(IncompleteError, match="no answer within"):
-        here.ask("sleep 5", timeout_s=0.2)
-    with pytest.raises(IncompleteError, match="does not answer as `sh` does"):
-        RemoteShell(PushTarget("h", "."), ("cat",), "ssh").ask("true")
-    with pytest.raises(IncompleteError, match="does not answer as `sh` does"):
-        RemoteShell(PushTarget("h", "."), ("false",), "ssh").ask("true")
-    with pytest.raises(IncompleteError, match="does not answer as `sh` does"):  # no exit code
-        RemoteShell(PushTarget("h", "."), ("sh", "-c", "sh -s | sed 's/ 000$/ x$(/'"), "").ask("")
-    with pytest.raises(IncompleteError, match="no connection by `ssh`, or it broke"):
-        RemoteShell(PushTarget("h", "."), ("sh", "-c", "exit 255"), "ssh").ask("true")
     capsys.readouterr()
-    here.ask(r"printf 'a\033[2J\n' >&2")  # what clears a terminal is shown, not done
-    assert capsys.readouterr().err == "a\\x1b[2J\n"
+    loud.ask(r"printf 'a\033[2J\n' >&2")
+    assert "a\\x1b[2J\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "script", "timeout_s", "message"),
+    [
+        ("sh -s", "sleep 5", 0.2, "no answer within"),
+        ("cat", "true", 30, "does not answer as `sh` does"),
+        ("false", "true", 30, "does not answer as `sh` does"),
+        ("sh -s | sed 's/ 000$/ x$(/'", "", 30, "does not answer as `sh` does"),  # no exit code
+        ("exit 255", "true", 30, "no connection by `ssh`, or it broke"),
+    ],
+)
+def test_what_is_no_answer_is_said(
+    program: str, script: str, timeout_s: float, message: str
+) -> None:
+    with pytest.raises(IncompleteError, match=message):
+        RemoteShell(PushTarget("h", "."), ("sh", "-c", program), "ssh").ask(script, timeout_s)
 
 
 def test_a_file_is_read_from_an_offset(tmp_path: Path) -> None:

@@ -145,6 +145,30 @@ CASES = [
         lambda place: ["verify", place.write("p/patch.json", "{}").parent.name],
     ),
     Case(
+        "unfinished, shown",
+        2,
+        ("bundle: this bundle is unfinished: it has no tagmanifest-sha256.txt",),
+        bag(lambda root: (root / T).unlink(), "show"),
+    ),
+    Case(
+        "another lock than the sealed one, shown",
+        1,
+        ("bundle/stage.lock: damaged: sha256 ", "Run `stage verify bundle`"),
+        bag(lambda root: (root / layout.LOCK).write_bytes(b"{}"), "show"),
+    ),
+    Case(
+        "no environment to check",
+        2,
+        ("bundle: there is no environment in this bundle",),
+        lambda place: ["env", "check", place.bundle().name],
+    ),
+    Case(
+        "an environment that is a model",
+        2,
+        ("bundle: `bert` is a model, not an environment", "Its environments: none"),
+        lambda place: ["env", "create", place.bundle().name, "bert", "x"],
+    ),
+    Case(
         "lock CRLF",
         1,
         ("`stage.lock`: mismatched", "binary mode"),

@@ -85,6 +85,8 @@ def test_files_that_two_manifests_share_are_fetched_once_and_are_on_disk_once(
 ) -> None:
     sharing.fetched()
     other_manifest(sharing)
+    plan = fetch_other(sharing, "--dry-run").stderr
+    assert "would fetch 4 files, " in plan and "; 1 file (3 MB) more are on this machine" in plan
     done = fetch_other(sharing)
     assert asked_for(sharing, "model.safetensors") == 1
     assert "1 file (3 MB) was here already, in the store" in done.stderr

@@ -64,6 +64,8 @@ def test_update_moves_one_and_leaves_the_rest(pip_desk: Desk) -> None:
     assert "lib 1.0 -> 2.0" in pip_desk.locked("--update", "lib")
     assert (pip_desk.versions["lib"], pip_desk.versions["tool"]) == ("2.0", "1.0")
     assert "Did you mean `tool`?" in pip_desk.refused(2, "--update", "toool")
+    pip_desk.lock_path.unlink()
+    assert "there is no lock yet, so nothing to update" in pip_desk.refused(2, "--update", "tool")
 
 
 def test_a_changed_spec_keeps_what_was_locked(desk: Desk) -> None:
