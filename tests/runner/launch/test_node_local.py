@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,24 @@ def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) ->
     assert node_local.decide(True, environment, {}, shared, prefix_of(tmp_path))[0] == Path("/tmp")
     own = disks("lustre", "xfs", tmp_path)
     assert node_local.decide(False, environment, {}, own, tmp_path / "prefix")[0] is None
+
+
+def test_auto_goes_on_from_the_shared_disk_and_says_so(
+    tmp_path: Path, environment: EnvironmentInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... if that is the environment asked for; else it is refused like any other."""
+    environ = {**srun(tmp_path / "bin", "exit 5"), "AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
+    monkeypatch.setenv("PATH", environ["PATH"])
+    mounts = tmp_path / "mounts"
+    mounts.write_text(disks("lustre", "xfs", tmp_path))
+    said: list[str] = []
+    prefix = prefix_of(tmp_path)
+    small = replace(environment, size=0)
+    assert (
+        node_local.arrange("auto", small, environ, said.append, prefix=prefix, mounts=mounts)
+        is None
+    )
+    assert "0 of 2 nodes have it" in said[-1]
+    assert "Using the shared disk instead (node_local: auto)" in said[-1]
+    with pytest.raises(UsageError, match=r"bootstrap\.sh PREFIX"):
+        node_local.arrange("auto", small, environ, said.append, prefix=tmp_path, mounts=mounts)
