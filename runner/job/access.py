@@ -105,7 +105,8 @@ def nearest_folder(path: Path) -> Path:
         if os.path.lexists(folder):
             raise UsageError(
                 f"{folder}: a folder is needed there, and it is a file or a broken link.",
-                f"Look at it: ls -ld {quoted(folder)}; or give the run {OTHER_RUN}",
+                f"Look at it: ls -ld {quoted(folder)}; or "
+                + (f"give the run {OTHER_RUN}" if folder == path else f"choose {OTHER_DISK}"),
             )
     return Path("/")
 

@@ -178,9 +178,9 @@ def _check_is_run_folder(folder: RunFolder) -> None:
 
 
 def is_run_folder(root: Path) -> bool:
-    """Whether a folder has something that a run writes."""
+    """Whether a folder has something that a run writes; while data are prepared, its lock alone."""
     folder = RunFolder(root)
-    files = (folder.config, folder.metrics, folder.environment, folder.logs)
+    files = (folder.config, folder.metrics, folder.environment, folder.logs, folder.holder)
     return any(path.exists() for path in files)
 
 

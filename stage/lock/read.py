@@ -30,7 +30,8 @@ from stage.lock.model import (
 from stage.lock.write import FORMAT, Lockfile
 
 REMEDY = (
-    "Make it again with `stage lock`, or take it from version control or from the bundle's origin."
+    "Take it from version control or from the bundle's origin; or move it away, and make it again "
+    "with `stage lock`."
 )
 
 

@@ -78,7 +78,9 @@ def run_runner(folder: Path, *arguments: str, **variables: str | None) -> Said:
         os.environ.update({name: value for name, value in variables.items() if value is not None})
         os.chdir(folder)
         try:
-            done = CliRunner().invoke(runner, list(arguments), catch_exceptions=False)
+            done = CliRunner().invoke(
+                runner, list(arguments), prog_name="runner", catch_exceptions=False
+            )
         finally:
             os.chdir(here)
     return Said(done.exit_code, done.stdout, done.stderr)

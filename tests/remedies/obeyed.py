@@ -20,11 +20,11 @@ def obeys(file: str, *remedies: str) -> Callable[[Story], Story]:
 
 @cache
 def stories() -> list[tuple[str, str]]:
-    """(file, a part of its remedy) of each `@obeys` of all tests; literals and constants alone."""
+    """(file, a part of its remedy) of each `@obeys` and `Row`; literals and constants alone."""
     found = []
     for path in sorted(Path(__file__).parents[1].rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        if "@obeys(" not in text:
+        if "@obeys(" not in text and "Row(" not in text:
             continue
         tree = ast.parse(text)
         names: dict[str, str] = {}
@@ -32,10 +32,11 @@ def stories() -> list[tuple[str, str]]:
             if isinstance(node, ast.Assign) and (name := getattr(node.targets[0], "id", "")):
                 names[name] = getattr(node.value, "value", "")
         for call in ast.walk(tree):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "obeys":
+            called = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
+            if isinstance(call, ast.Call) and called in ("obeys", "Row"):
                 file, *remedies = (
                     names[word.id] if isinstance(word, ast.Name) else ast.literal_eval(word)
-                    for word in call.args
+                    for word in call.args[: 2 if called == "Row" else None]
                 )
                 found += [(file, remedy) for remedy in remedies]
     return found

@@ -66,7 +66,13 @@ class _Scope:
 @cache
 def remedies() -> set[tuple[str, str]]:
     """(file, remedy) of each; values that the code puts in are `{}`."""
-    return {row for row in _all() if _can_be_obeyed(row[1])}
+    return {row for row in every() if _can_be_obeyed(row[1])}
+
+
+@cache
+def every() -> set[tuple[str, str]]:
+    """Those that have neither a command nor a line of YAML, too."""
+    return {*_all()}
 
 
 @cache

@@ -19,7 +19,7 @@ from runner.remote.pull import Disk, bring
 from runner.remote.there import plan_text
 from stage.bundle.verify import verify
 from stage.carry import push as pushing
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.far import Far, each_shell
 from tests.stage.bundles import make_bundle
@@ -74,6 +74,7 @@ def ext4(tmp_path: Path) -> Iterator[Path]:
 
 
 @each_shell
+@obeys("runner/remote/pull.py", "On the cluster, with the disk: sh FOLDER/go.sh --results DISK")
 def test_there_and_back_by_a_disk(
     ext4: Path, tmp_path: Path, shell: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from runner.inputs.staged import Here
 from runner.remote import submit
 from runner.remote.plan import Road
 from runner.remote.there import There, plan_digest
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.remote.conftest import RUN
 
 PROFILE = 'format: 1\nplatform: linux-64\nglibc: "2.28"\n'
@@ -90,6 +90,7 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     }
 
 
+@obeys("runner/inputs/staged.py", "Write the cluster's profile into the manifest: profile: {}")
 def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path) -> None:
     (folder / "manifests/small.yaml").write_text(MANIFEST + ENVIRONMENT)
     (folder / "manifests/profile.yml").write_text(PROFILE)
@@ -105,6 +106,7 @@ def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path)
     assert road(folder, "  profile: node.yml\n").plan("0" * 64)["ENVIRONMENT"] == "env"
 
 
+@obeys("runner/remote/plan.py", "Move it beside the run file: engine: {config: {}}")
 def test_the_ds_config_travels_if_it_is_beside_the_run_file(folder: Path) -> None:
     run = folder / "runs/my.yaml"
     (folder / "runs/ds.json").write_text("{}")

@@ -13,7 +13,7 @@ from runner.errors import StageError
 from runner.remote import pull as pulling
 from runner.remote.pull import Disk, bring
 from runner.run_folder.layout import EXPORTED
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
 from tests.runner.remote.conftest import Laptop
 from tests.runner.remote.far import GO
@@ -84,6 +84,7 @@ def test_results_come_whole_once_and_only_what_changed_later(laptop: Laptop, far
     assert "checkpoints/step-20/rank-0.pt" in files(here)
 
 
+@obeys("runner/remote/pull.py", "Give another: -o {}")
 def test_another_laptop_can_pull_and_a_folder_of_its_own_run_is_left_alone(
     laptop: Laptop, far: Path, tmp_path: Path
 ) -> None:

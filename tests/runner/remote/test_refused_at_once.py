@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from stage.staging.working_folder import alone_in
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.remote.conftest import Laptop
 
 TO = ("--to", "far")
@@ -37,6 +37,7 @@ def test_a_cluster_without_slurm_and_one_without_a_runner(laptop: Laptop, progra
     assert "runner submit runs/my.yaml --bundle bundle" in shown and not laptop.there.exists()
 
 
+@obeys("runner/remote/submit.py", "Give this one a folder of its own: {}")
 def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: Path) -> None:
     made, lock = slurm(programs), laptop.there / "bundle/stage.lock"
     lock.parent.mkdir(parents=True)
@@ -71,6 +72,7 @@ def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: 
         path.unlink()
 
 
+@obeys("runner/inputs/staged.py", "Give it a folder of its own. The same command with: --bundle {}")
 def test_a_bundle_of_another_manifest_here_is_left_alone(laptop: Laptop) -> None:
     other = laptop.folder / "manifests/other.yaml"
     other.write_text(
@@ -122,6 +124,7 @@ def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> N
         assert said in laptop.runner(*words, code=2), words
 
 
+@obeys("runner/remote/submit.py", "Let the manifest bring one")
 def test_setup_of_a_run_file_that_replaces_the_clusters_is_said(
     laptop: Laptop, programs: Path, tmp_path: Path
 ) -> None:

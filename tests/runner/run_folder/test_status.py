@@ -16,7 +16,7 @@ from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm import jobs
 from tests.first_job.harness import programs
-from tests.remedies.obeyed import in_it
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import hostile_folder, line, run_folder
 
 
@@ -163,6 +163,7 @@ def test_a_job_number_leads_to_its_run(tmp_path: Path, slurm: Callable[..., None
     assert "-> Its log: /home/me/17.out\n" in done.output
 
 
+@obeys("runner/run_folder/logs.py", "runner logs {}{} (or of {})")
 def test_each_run_of_a_sweep_has_its_own_state_and_log(
     tmp_path: Path, slurm: Callable[..., None]
 ) -> None:
