@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stage.carry.clusters import find_cluster
-from stage.carry.probe import room_script, rooms_of
+from stage.carry.probe import _WHY, _WRITTEN, _name_of, profile_text, room_script, rooms_of
 from stage.carry.ssh import PushTarget, RemoteShell
 from stage.environment.spec.profile import Profile
 from tests.remedies.obeyed import in_it, obeys
@@ -128,3 +128,45 @@ def test_the_room_at_a_folder_is_the_least_of_disk_and_quota(tmp_path: Path) -> 
     )
     (room,) = rooms_of(there.ask(room_script(str(tmp_path))).text)
     assert room.quota == room.left == 2 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            "# Profile of login1\nname: login1\nglibc: '2.28'\nlinux: '4.18'\n"
+            "# This node has no GPU that answers.\n"
+            "#   partition gpu gpu:v100:4 (compute capability 7.0)\n#   partition big gpu:4\n",
+            "# Profile of login1\nname: gauss\nglibc: '2.28' WHY\nlinux: '4.18' WHY\n"
+            'cuda: "12.2" WHY\ncompute_capability: "7.0" WHY\n# the node\'s answer: /x/f\n',
+        ),
+        (
+            "name: login1\n#   partition gpu gpu:4\n",
+            'name: gauss\ncuda: "12.2" WHY\ncompute_capability: "8.0" WHY\n'
+            "# the node's answer: /x/f\n",
+        ),
+        (
+            "glibc: '2.28'\ncuda: '11.8'\n#   partition gpu gpu:4\n",
+            "glibc: '2.28' WHY\ncuda: '11.8'\n# the node's answer: /x/f\n",
+        ),
+        ("linux: '4.18'\n", "linux: '4.18' WHY\n# the node's answer: /x/f\n"),
+    ],
+)
+def test_what_is_assumed_of_nodes_that_were_not_asked_is_marked(answer: str, expected: str) -> None:
+    text = profile_text("gauss", answer, is_assumed=True, waits="/x/f").replace(_WHY, "WHY")
+    assert text.replace("   WHY", " WHY").partition(_WRITTEN)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("me@login1.gauss.example.org", "gauss"),
+        ("l2.newton", "newton"),
+        ("login-3", "login-3"),
+        ("gauss", "gauss"),
+        ("me@10.0.0.7", "10.0.0.7"),
+        ("me@[::1]", "[::1]"),
+    ],
+)
+def test_a_cluster_is_called_after_its_host(host: str, name: str) -> None:
+    assert _name_of(host) == name

@@ -152,7 +152,7 @@ def test_any_repository_is_read_as_by_the_library_or_refused_in_words(
     [
         (None, ["a.tar", "b.tar"], "its files are WebDataset"),
         (None, ["a.wav", "metadata.csv"], "its files are audio"),
-        (None, ["train.csv", "test.jsonl"], r"different formats \(csv, json\)"),
+        (None, ["train.csv", "test.jsonl"], "different formats (csv, json)"),
         (None, ["a.csv.xz"], "a.csv.xz is compressed"),
         (None, ["a.arrow.gz"], "a.arrow.gz is compressed"),
         (None, ["a.csv.zip", "b.csv"], "compressed"),
@@ -168,7 +168,5 @@ def test_any_repository_is_read_as_by_the_library_or_refused_in_words(
     ],
 )
 def test_what_would_be_read_otherwise_is_said(configs: Any, paths: list[str], said: str) -> None:
-    import re
-
     (found,) = published(configs, paths).values()
-    assert found.problem is not None and re.search(said, found.problem)
+    assert found.problem is not None and said in found.problem
