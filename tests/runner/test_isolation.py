@@ -58,53 +58,69 @@ def test_a_run_trains_with_its_own_packages_whatever_is_around(cluster: Cluster)
     assert not mark.exists() and (cluster.output() / "model").is_dir()
 
 
-def found_in(*folders: Path) -> list[str]:
-    for folder in folders:
-        folder.mkdir(parents=True, exist_ok=True)
-    return [str(folder) for folder in folders]
+NOT, USER, ONLY = (
+    "not imported from: ",
+    " (pip install --user)",
+    ", because the packages in it are needed",
+)
+EXEC = "; `runner exec` keeps it for your own scripts"
 
 
-def test_pythonpath_and_the_users_own_packages_are_left_out_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stale, user, own = found_in(tmp_path / "stale", tmp_path / "user", tmp_path / "own")
-    for folder in (stale, user, own):
-        (Path(folder) / "torch.py").touch()
-    monkeypatch.setattr("site.getusersitepackages", lambda: user)
-    environ, path, said = {"PYTHONPATH": f":{stale}:{stale}"}, [stale, user, own], list[str]()
-    isolate(environ, said.append, path)
-    assert path == [own] and "PYTHONPATH" not in environ and environ["PYTHONNOUSERSITE"] == "1"
-    assert len(said) == 2 and stale in said[0] and user in said[1]
-    isolate(environ, said.append, path)
-    assert len(said) == 2, "said twice"
+@pytest.mark.parametrize(
+    ("has", "named", "path", "kept", "said"),
+    [
+        (
+            {"stale": "torch", "user": "torch", "own": "torch"},
+            ["", "stale", "stale"],
+            ["own"],
+            [],
+            [f"{NOT}{{}}/stale (PYTHONPATH){EXEC}", f"{NOT}{{}}/user{USER}"],
+        ),
+        # A site with torch in PYTHONPATH.
+        (
+            {"stale": "torch"},
+            ["stale"],
+            ["stale", "own"],
+            ["stale"],
+            [f"imported from: {{}}/stale (PYTHONPATH){ONLY}", f"{NOT}{{}}/user{USER}"],
+        ),
+        # A laptop with everything installed by `--user`.
+        (
+            {"user": "torch"},
+            ["stale"],
+            ["user", "own"],
+            [],
+            [f"{NOT}{{}}/stale (PYTHONPATH){EXEC}", f"imported from: {{}}/user{ONLY}"],
+        ),
+        # EasyBuild before 5 has a folder for each: without numpy torch is no use.
+        (
+            {"stale": "numpy", "site": "torch"},
+            ["stale", "site"],
+            ["stale", "site", "own"],
+            ["stale", "site"],
+            [f"imported from: {{}}/stale, {{}}/site (PYTHONPATH){ONLY}", f"{NOT}{{}}/user{USER}"],
+        ),
+    ],
+    ids=["all have it", "only PYTHONPATH", "only the user's", "each module in its own folder"],
+)  # fmt: skip
+def test_only_what_is_nowhere_else_is_imported_from_elsewhere_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: dict[str, str], named: list[str],
+    path: list[str], kept: list[str], said: list[str],
+) -> None:  # fmt: skip
+    def at(names: list[str]) -> list[str]:
+        return [str(tmp_path / name) if name else "" for name in names]
 
-
-@pytest.mark.parametrize("only", ["stale", "user"])
-def test_what_is_nowhere_else_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str
-) -> None:
-    """A site with torch in PYTHONPATH; a laptop with everything installed by `--user`."""
-    stale, user, own = found_in(tmp_path / "stale", tmp_path / "user", tmp_path / "own")
-    (tmp_path / only / "torch.py").touch()
-    monkeypatch.setattr("site.getusersitepackages", lambda: user)
-    environ, path, said = {"PYTHONPATH": stale}, [stale, user, own], list[str]()
-    isolate(environ, said.append, path)
-    assert path == [str(tmp_path / only), own]
-    assert (environ.get("PYTHONPATH") == stale) == (only == "stale")
-    assert ("PYTHONNOUSERSITE" in environ) == (only == "stale")
-    assert any("because the packages in it are needed" in line for line in said)
-
-
-def test_where_each_module_has_a_folder_of_its_own_all_of_pythonpath_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """EasyBuild before 5 puts torch and numpy into two folders: without numpy torch is no use."""
-    torch, numpy, own = found_in(tmp_path / "torch", tmp_path / "numpy", tmp_path / "own")
-    (Path(torch) / "torch.py").touch()
-    (Path(numpy) / "numpy.py").touch()
+    for name in ("stale", "site", "user", "own"):
+        (tmp_path / name).mkdir()
+    for name, module in has.items():
+        (tmp_path / name / f"{module}.py").touch()
     monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path / "user"))
-    text = os.pathsep.join((numpy, torch))
-    environ, path, said = {"PYTHONPATH": text}, [numpy, torch, own], list[str]()
-    isolate(environ, said.append, path)
-    assert path == [numpy, torch, own] and environ["PYTHONPATH"] == text
-    assert len(said) == 1 and f"imported from: {numpy}, {torch} (PYTHONPATH)" in said[0]
+    environ, lines = {"PYTHONPATH": os.pathsep.join(at(named)), "PYTHONOPTIMIZE": ""}, list[str]()
+    found = at([*dict.fromkeys(filter(None, named)), "user", "own"])
+    isolate(environ, lines.append, found)
+    assert lines == [line.format(*[tmp_path] * 2) for line in said]
+    isolate(environ, lines.append, found)
+    assert found == at(path) and not [line for line in lines[len(said) :] if NOT in line]
+    ours = {"PYTHONPATH": os.pathsep.join(at(kept))} if kept else {}
+    ours |= {} if "user" in path else {"PYTHONNOUSERSITE": "1"}
+    assert environ == {"PYTHONSAFEPATH": "1", **ours}

@@ -67,7 +67,7 @@ WITH_AUTO = """\
 
 
 def load(folder: Path, theirs: str, run: str = "") -> RunConfig:
-    (folder / "ds_config.json").write_text(theirs)
+    (folder / "ds_config.json").write_bytes(theirs.encode("utf-8", "surrogateescape"))
     lines = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
     engine = "" if "engine:" in run else "engine: {config: ds_config.json}\n"
     (folder / "mine.yaml").write_text(lines + run + engine)
@@ -203,6 +203,7 @@ def test_contradictions_name_both_places_all_at_once(tmp_path: Path) -> None:
         ('{"train_batch_size": 4\n "gradient_clipping" 1.0}', "ds_config.json:2: not JSON"),
         ('{\n"zero_optimization": {"stage": 2},\n', "not JSON"),
         ("[1, 2]", "is one JSON object"),
+        ('{"a": "\udce9"}', "ds_config.json is not UTF-8 text"),
         ('{"train_batch_size": 4, "train_batch_size": 8}', "`train_batch_size` is written twice"),
         ('{"optimizer": {"type": "Lamb"}}', "optimizer.type Lamb is not supported"),
         ('{"optimizer": "AdamW"}', "`optimizer` must be {...}"),

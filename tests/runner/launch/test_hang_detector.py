@@ -50,13 +50,37 @@ def detector(logs: Path, ranks: int) -> tuple[HangDetector, list[float]]:
     return HangDetector(logs, ranks, 1.0, clock=lambda: now[0]), now
 
 
+READS = 'Current thread 0x1 (most recent call first):\n  File "/x/data.py", line 9 in read\n'
+WAITS = """\
+Thread 0x2 (most recent call first):
+  File "/x/threading.py", line 3 in wait
+
+Current thread 0x1 (most recent call first):
+  File "/x/loop.py", line 7 in barrier
+  File "/x/main.py", line 1 in <module>
+"""
+
+
 def test_ranks_that_hang_before_their_first_pulse_are_found_in_the_end(tmp_path: Path) -> None:
     """A dead disk stops Python itself."""
-    eye, now = detector(tmp_path, 2)
-    now[0] = watch.SLOW_SILENT_S - 1
+    eye, now = detector(tmp_path, 5)
+    now[0] = watch.SLOW_SILENT_S
     assert not eye.hung_ranks()
     now[0] += 10
-    assert set(eye.hung_ranks()) == {0, 1}
+    assert eye.hung_ranks() == dict.fromkeys(range(5), watch.SLOW_SILENT_S + 10)
+    for rank, stacks in {0: WAITS, 1: WAITS, 2: READS, 3: WAITS}.items():
+        heartbeat.stacks_path(tmp_path, rank).write_text(stacks)
+    first, *rest = eye.report_hang({0: 12.4, 2: 30.0})
+    assert first.startswith("ranks 0, 2 gave no sign of life for 30 s: a hang.")
+    assert rest == [
+        "rank 2 (start):",
+        "    read (/x/data.py:9)",
+        "rank 4 (start): does not answer (stopped? node gone?)",
+        "ranks 0-1, 3 (start):",
+        "    barrier (/x/loop.py:7)",
+        "    <module> (/x/main.py:1)",
+        f"whole stacks: {tmp_path}/rank-*.stacks",
+    ]
 
 
 # Between import and the first step: slow work of several kinds, and a thread that waits for ever.
@@ -182,7 +206,9 @@ def test_a_torn_pulse_or_failure_is_no_sign_and_no_crash(tmp_path: Path) -> None
 
 
 def test_what_an_earlier_run_left_is_not_told_again(tmp_path: Path) -> None:
-    Heartbeat(tmp_path, 0).fail("of yesterday", 1, consequence=False)
+    for rank, code in enumerate((5, 1)):
+        Heartbeat(tmp_path, rank).fail("of yesterday", code, consequence=code == 5)
+    assert [failure.rank for failure in read_failures(tmp_path)] == [1, 0], "the cause first"
     HangDetector(tmp_path, 1)
     assert read_failures(tmp_path) == []
 
@@ -190,32 +216,42 @@ def test_what_an_earlier_run_left_is_not_told_again(tmp_path: Path) -> None:
 A800 = Device("cuda", "A800", 80 * 2**30, True, True)
 
 
-def test_ranks_with_unlike_devices_are_refused_or_do_what_each_can() -> None:
-    same = RankFacts(device=A800, host="n1", gpu="", bundle="ab")
-    check_facts([same, replace(same, bundle="")])
-    on_cpu = replace(same, device=Device.cpu(2**30), host="n2")
-    with pytest.raises(
-        UsageError, match=r"kinds: A800 and CPU \(rank 0 on n1, rank 2 on n2\)"
-    ) as refused:
-        check_facts([same, same, on_cpu])
-    assert "Ask Slurm for nodes of one kind" in refused.value.remedy
-    older = replace(same, device=Device("cuda", "V100", 32 * 2**30, False, True, 9))
-    check_facts([older, same])
+SAME = RankFacts(device=A800, host="n1", gpu="", bundle="ab")
+OLDER = replace(SAME, device=Device("cuda", "V100", 32 * 2**30, False, True, 9))
+GPUS = [RankFacts(device=A800, host=host, gpu=gpu) for host in ("n1", "n2") for gpu in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said", "remedy"),
+    [
+        (
+            [SAME, SAME, replace(SAME, device=Device.cpu(2**30), host="n2")],
+            r"kinds: A800 and CPU \(rank 0 on n1, rank 2 on n2\)",
+            "Ask Slurm for nodes of one kind",
+        ),
+        (
+            [SAME, replace(SAME, bundle=""), replace(SAME, host="n2", bundle="cd")],
+            r"tag manifest ab and cd \(rank 0 on n1, rank 2 on n2\)",
+            "Give all nodes the same bundle",
+        ),
+        # NCCL would only print "invalid usage".
+        (
+            [*GPUS, GPUS[0]],
+            r"ranks 0 and 4 would share a GPU of n1 \(A800\); its ranks see 2 in all",
+            "One rank per GPU: --processes 2",
+        ),
+    ],
+)
+def test_ranks_that_do_not_fit_together_are_refused(
+    facts: list[RankFacts], said: str, remedy: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as refused:
+        check_facts(facts)
+    assert remedy in refused.value.remedy
+
+
+def test_ranks_with_gpus_of_several_kinds_do_what_each_can() -> None:
+    for facts in ([SAME, replace(SAME, bundle="")], [OLDER, SAME], GPUS):
+        check_facts(facts)  # each node has its own GPUs, whatever their numbers
     expected = Device("cuda", "A800 and V100", 32 * 2**30, False, True, 0)
-    assert weakest([older, same, same]) == weakest([same, older]) == expected
-
-
-def test_a_node_with_another_bundle_is_named() -> None:
-    first = RankFacts(device=A800, host="n1", gpu="", bundle="ab")
-    with pytest.raises(UsageError, match=r"tag manifest .*\(rank 0 on n1, rank 1 on n2\)"):
-        check_facts([first, replace(first, host="n2", bundle="cd")])
-
-
-def test_two_ranks_on_one_gpu_are_refused_with_the_number_that_can_be() -> None:
-    """NCCL would only print "invalid usage". Each node has its own GPUs, whatever their numbers."""
-    ranks = [RankFacts(device=A800, host=host, gpu=gpu) for host in ("n1", "n2") for gpu in "ab"]
-    with pytest.raises(
-        UsageError, match=r"ranks 0 and 4 would share a GPU of n1 \(A800\); its ranks see 2 in all"
-    ):
-        check_facts([*ranks, ranks[0]])
-    check_facts(ranks)
+    assert weakest([OLDER, SAME, SAME]) == weakest([SAME, OLDER]) == expected

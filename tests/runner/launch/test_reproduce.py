@@ -60,12 +60,3 @@ def test_another_number_of_ranks_or_bundle_and_the_run_itself_are_refused(
     facts = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(facts | {"bundle_id": "0" * 64}))
     assert "the run was trained on 000000000000" in cluster.refused(*again)
-
-
-def test_another_number_of_ranks_is_refused(
-    cluster: Cluster, trained_at: Callable[[int], Path]
-) -> None:
-    folder = cluster.take(trained_at(2))
-    assert "the run had 2 ranks, here are 3" in cluster.refused(
-        "train", "--reproduce", str(folder), "--processes", "3"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError
 from runner.job import devices
+from runner.job import host_memory as of_host
 from runner.job.devices import GIB, Gpu
 from runner.job.host_memory import host_memory
 from runner.job.partition import NodeShape
@@ -120,12 +122,46 @@ def test_a_job_on_cpus_has_the_memory_it_asks_for_or_its_nodes() -> None:
     assert devices.of_job(SlurmConfig(), [], 1) is None
 
 
-def test_memory_is_what_slurm_gives_and_never_more_than_there_is() -> None:
-    machine = host_memory({})
-    assert host_memory({"SLURM_MEM_PER_NODE": "100"}) == 100 * A_MIB
-    assert host_memory({"SLURM_MEM_PER_CPU": "10", "SLURM_CPUS_ON_NODE": "4"}) == 40 * A_MIB
-    assert host_memory({"SLURM_MEM_PER_NODE": "0"}) == machine
-    assert host_memory({"SLURM_MEM_PER_NODE": str(10**9)}) == machine
+PROCESS = {
+    "proc/meminfo": "MemTotal: 90000 kB\nMemAvailable:   9000 kB\nHugePages_Free: 1\n",
+    "proc/self/status": "Name:\tx y z\nVmSize:\t3 kB\nVmRSS:\t2 kB\nVmData:\t1 kB\n",
+    # Version 1, version 2 with a limit of the parent, and a controller of something else.
+    "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:hugetlb,memory:/job\n0::/user/job\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "8000000\n",
+    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "5000000\n",
+    "sys/fs/cgroup/memory/job/memory.stat": "inactive_file 1\ntotal_inactive_file 700000\n"
+    "active_file 300000\ncache 9\n",
+    "sys/fs/cgroup/user/job/memory.max": "max\n",
+    "sys/fs/cgroup/user/memory.max": "6000000\n",
+    "sys/fs/cgroup/user/memory.current": "1000000\n",
+    "sys/fs/memory.max": "1\n",
+}
+
+
+def test_memory_is_the_least_of_machine_cgroups_and_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < host_memory({}) <= of_host.machine_memory()
+    for name, text in PROCESS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    limits, none = dict[int, int](), resource.RLIM_INFINITY
+    monkeypatch.setattr(of_host, "Path", lambda first, *more: Path(f"{tmp_path}{first}", *more))
+    monkeypatch.setattr(of_host, "machine_memory", lambda: 6000000)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits.get(kind, none), none))
+    each = {"SLURM_MEM_PER_CPU": "1", "SLURM_CPUS_ON_NODE": "4"}
+    given = [{}, each, *({"SLURM_MEM_PER_NODE": mb} for mb in ("1", "0", "99")), {**each, "A": "0"}]
+    given[-1]["SLURM_CPUS_ON_NODE"] = ""
+    whole = [6000000, 4 * A_MIB, A_MIB, 6000000, 6000000, 6000000]
+    assert [host_memory(environ) for environ in given] == whole
+    assert [of_host.is_limited(environ) for environ in given[:3]] == [False, True, True]
+    # Of two ranks: half of what a cgroup has free, with its cached files; of Slurm's 1 MB.
+    assert of_host.data_limit(2, {}) == 1024 + 2000000 * 9 // 10
+    assert of_host.data_limit(2, given[2]) == 1024 + (A_MIB // 2 - 2048) * 9 // 10
+    limits |= {resource.RLIMIT_AS: 3 * 1024 + 500, resource.RLIMIT_DATA: 1024 + 400}
+    assert of_host.is_limited({}) and of_host.data_limit(2, {}) == 1024 + 360
+    limits |= {resource.RLIMIT_AS: 1}
+    assert of_host.data_limit(2, {}) == 1024, "never less than it has"
 
 
 def test_deepspeed_takes_the_gpu_that_the_rank_has_where_each_task_sees_its_own_alone() -> None:

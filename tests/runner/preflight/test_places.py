@@ -24,6 +24,7 @@ from runner.errors import (
 from runner.job.access import (
     check_quota,
     disk_needed,
+    disk_still_needed,
     quota_left,
 )
 from runner.job.findings import FAULTS
@@ -141,6 +142,8 @@ def test_a_quota_that_leaves_too_little_is_refused(
         ({}, None, 1000 * (16 * 3 + 4)),  # two are kept, and one is written
         ({"lora": {"rank": 4}, "engine": {"zero": 3}}, 10, (16 * 10 + 4 * 1000) * 3 + 4 * 10),
         ({"lora": {"merge": True}, "engine": {"name": "ddp"}}, 10, 16 * 10 * 3 + 4 * 1000),
+        ({"lora": {"rank": 4}, "engine": {"zero": 2}}, 10, 16 * 10 * 3 + 4 * 10),
+        ({"checkpoint": {"keep": 1, "best": True}}, None, 1000 * (16 * 3 + 4)),
     ],
 )
 def test_what_checkpoints_and_the_model_take_on_the_disk(
@@ -149,6 +152,10 @@ def test_what_checkpoints_and_the_model_take_on_the_disk(
     config = RunConfig.load(Cluster(tmp_path, tmp_path).write(**run))
     shape = replace(ModelShape(1000, 512, 64, 2, 100), num_trained=trained)
     assert disk_needed(config, shape) == needed
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2/weights").write_bytes(bytes(50))
+    left = [disk_still_needed(config, tmp_path, whole) for whole in (needed, 60)]
+    assert left == [needed - 50, 20], "a checkpoint replaces another when it is complete"
 
 
 MOUNTS = """\

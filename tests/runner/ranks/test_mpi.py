@@ -41,11 +41,8 @@ def mpich(rank: int, size: int, local: int) -> dict[str, str]:
     }
 
 
-def test_a_single_process_of_mpirun_is_a_machine_to_launch_on() -> None:
+def test_a_single_process_of_mpirun_is_a_machine_to_launch_on_and_one_of_several_is_not() -> None:
     assert found(open_mpi(0, 1, 1), processes=2) == "local"
-
-
-def test_processes_are_refused_under_mpirun() -> None:
     with pytest.raises(UsageError, match="mpirun has already started 4 processes"):
         found(mpich(1, 4, 4), processes=2)
 

@@ -99,23 +99,16 @@ def test_a_rank_0_that_listens_elsewhere_is_not_waited_for(
         reach.wait_for_rank_0(1, "127.0.0.1", port, tmp_path, started=time.time())
 
 
-def test_a_rank_0_that_gave_up_ends_the_others_with_its_code(tmp_path: Path, port: int) -> None:
-    Heartbeat(tmp_path, 0).fail("error: no such column", 2, consequence=False)
-    with pytest.raises(StageError, match=r"rank 0 on .* failed") as told:
-        reach.wait_for_rank_0(1, "127.0.0.1", port, tmp_path, started=time.time())
-    assert told.value.exit_code == 2
-
-
-def test_a_rank_that_was_told_no_folder_finds_out_after_a_while_that_rank_0_failed(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_rank_0_that_gave_up_ends_the_others_with_its_code(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, *, is_told: bool
 ) -> None:
-    """Under a launcher of others, where the folder is in the run file."""
+    """Also after a while under a launcher of others, where the folder is in the run file."""
     monkeypatch.setattr(reach, "NO_LOGS_S", 0.5)
     Heartbeat(tmp_path, 0).fail("error: no such column", 2, consequence=False)
+    logs = (tmp_path, None) if is_told else (None, lambda: tmp_path)
     with pytest.raises(StageError, match=r"rank 0 on .* failed") as told:
-        reach.wait_for_rank_0(
-            1, "127.0.0.1", port, None, started=time.time(), find_logs=lambda: tmp_path
-        )
+        reach.wait_for_rank_0(1, "127.0.0.1", port, logs[0], started=time.time(), find_logs=logs[1])
     assert told.value.exit_code == 2
 
 
@@ -191,21 +184,6 @@ def test_where_names_say_nothing_the_schedulers_addresses_are_asked() -> None:
     assert "export MASTER_ADDR=..." in refused.value.remedy
     for is_first, given in ((True, address), (False, "192.0.2.1")):
         assert locate(given, hosts, 2, is_first=is_first).address == given
-
-
-def test_gloos_loopback_is_told_as_what_it_is_and_not_as_a_lost_rank() -> None:
-    told = reach.explain_joining(RuntimeError(GLOO), 1, "10.77.0.1", 25177)
-    assert isinstance(told, NeverMetError) and told.exit_code == 1
-    assert "cannot reach 127.0.1.1:21927: a loopback address, which leads back to" in told.message
-    assert "will not help" in told.remedy
-
-
-def test_ranks_that_never_came_are_counted() -> None:
-    told = reach.explain_joining(RuntimeError(FEW), 0, "10.77.0.1", 29500)
-    assert (
-        isinstance(told, NeverMetError)
-        and "only 1 of 2 ranks connected to 10.77.0.1:29500" in told.message
-    )
 
 
 def test_an_interface_is_named_by_its_address() -> None:

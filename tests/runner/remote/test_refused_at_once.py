@@ -118,6 +118,8 @@ def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> N
         (("submit", "runs/my.yaml", "--bundle", "bundle", "--logout"), "go with --to"),
         (("exec", *TO, "--bundle", "bundle", "--", "python", "x.py"), "srun runner exec"),
         (("submit", "runs/my.yaml", "--to", "fat"), "far"),
+        (("status", "--to", f"{laptop.folder}/"), "a folder on this machine has no queue to ask"),
+        (("pull", "..", *TO), "..: no run file, and no name of a run"),
         (("status", *TO), "nothing was submitted there yet"),
         (("logs", "runs/my.yaml", *TO), "nothing was submitted there yet"),
     ):

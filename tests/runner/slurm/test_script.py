@@ -244,6 +244,7 @@ def test_a_sweep_is_every_combination_each_with_a_folder_that_says_which() -> No
         ["seed=1,1"],
         ["seed=1", "seed=2"],
         ["name=../x,y"],
+        [f"optimizer.lr={'1' * 150}", f"seed={'2' * 60}"],  # a name too long for a folder
         ["seed=" + ",".join(map(str, range(MOST_MEMBERS + 1)))],
     ],
 )

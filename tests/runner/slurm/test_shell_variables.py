@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from runner.slurm.commands import job_number
-from runner.slurm.shell_variables import overriding
+from runner.errors import IncompleteError
+from runner.slurm.commands import ask, job_number
+from runner.slurm.shell_variables import notes, overriding
+from tests.first_job.harness import programs
 
 SCRIPT = """\
 #!/bin/bash -l
@@ -22,21 +26,29 @@ set -e
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "counts"),
     [
-        ("PARTITION", "debug"),
-        ("TIMELIMIT", "10"),
-        ("GRES", "gpu:1"),
-        ("GPUS", "1"),
-        ("GPUS_PER_NODE", "1"),
-        ("NO_REQUEUE", "1"),
-        ("JOB_NAME", "other"),
-        ("WAIT", "1"),
-        ("ARRAY_INX", "0-9"),
+        ("PARTITION", "debug", "--partition=gpu"),
+        ("TIMELIMIT", "10", "--time=08:00:00"),
+        ("GRES", "gpu:1", "--gres=gpu:4"),
+        ("GPUS", "1", "--gres=gpu:4"),
+        ("GPUS_PER_NODE", "1", "--gres=gpu:4"),
+        ("NO_REQUEUE", "1", "--requeue"),
+        ("JOB_NAME", "other", "--job-name=my run"),
+        ("WAIT", "1", ""),
+        ("ARRAY_INX", "0-9", ""),
     ],
 )
-def test_what_would_change_the_job_is_not_handed_to_sbatch(name: str, value: str) -> None:
-    assert list(overriding(SCRIPT, {f"SBATCH_{name}": value})) == [f"SBATCH_{name}"]
+def test_what_would_change_the_job_is_not_handed_to_sbatch(
+    name: str, value: str, counts: str
+) -> None:
+    environ = {f"SBATCH_{name}": value, "RANK": "3", "HOME": "/h"}
+    assert overriding(SCRIPT, environ) == {f"SBATCH_{name}": counts}
+    why = counts and f": the job asks for {counts}"
+    assert notes(SCRIPT, environ) == [
+        f"SBATCH_{name}={value} of this shell is not used{why}",
+        "the job does not get RANK of this shell: srun sets them",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +61,8 @@ def test_what_would_change_the_job_is_not_handed_to_sbatch(name: str, value: str
     ],
 )
 def test_what_changes_nothing_stays(name: str, value: str) -> None:
-    assert overriding(SCRIPT, {f"SBATCH_{name}": value}) == {}
+    stays = f"options of the job from this shell: SBATCH_{name}={value}"
+    assert notes(SCRIPT, {f"SBATCH_{name}": value, "SBATCHER": "x"}) == [stays]
 
 
 @pytest.mark.parametrize(
@@ -65,3 +78,17 @@ def test_the_number_of_a_job_is_found_below_a_greeting_of_the_site(
     output: str, number: str
 ) -> None:
     assert job_number(output) == number
+
+
+def test_slurm_that_does_not_answer_is_not_waited_for_and_hears_of_no_job_around_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = programs(tmp_path, squeue="exec sleep 60", sinfo="exec /usr/bin/env")
+    monkeypatch.setenv("PATH", path)
+    with pytest.raises(IncompleteError, match="squeue did not answer in 0 seconds"):
+        ask("squeue", timeout_s=0.2)
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SBATCH_QOS", "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "x")
+    told = ask("sinfo", without=["SBATCH_QOS"])
+    assert told is not None and {"SLURM_CONF=x", "SBATCH_ACCOUNT=x"} <= {*told.stdout.split()}
+    assert not {"SLURM_JOB_ID=x", "SBATCH_QOS=x"} & {*told.stdout.split()}

@@ -6,15 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.runner.training.saving.conftest import names
-
-if TYPE_CHECKING:
-    pass
-
 
 # Two ranks. The second's disk is full while it writes, then when it syncs its part (a quota on
 # NFS). Then its listing is old: it sees only its own files.
