@@ -67,7 +67,7 @@ def how_to_bring(asset: LockedAsset, left: LeftOut) -> str:
         return f"add {scalar(glob.escape(left.path))} to `include` {where}"
     if asset.kind == "dataset":
         return f'write `include: ["*"]` in place of `config` and `splits` {where}'
-    more = {"include": f"[{scalar(glob.escape(left.path))}]"}
+    more = {"include": glob.escape(left.path)}
     return entry("models", asset.source.repository, more, taken=(asset.name,))
 
 

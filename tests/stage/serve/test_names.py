@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut
+from stage.serve.names import how_to_bring
+from tests.stage.locks import every_kind
 from tests.support.clients import answer_of, run_client
 from tests.support.servers.hubs import TestHub
 from tests.support.serving import Served, fetched, serving_here
@@ -22,18 +25,14 @@ ASSETS = f"""\
 """
 
 
-def fill(hub: TestHub) -> None:
-    for name in (LARGE, "a/twin", "b/twin", "new-org/small", "Org/MixedCase"):
-        config = f'{{"model_type": "bert", "name": "{name}"}}'
-        hub.commit("models", name, {"config.json": config.encode()})
-    hub.configure("models", "old-org/small", moved_to="new-org/small")
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestHub]:
     with ExitStack() as stack:
         hub = TestHub(tmp_path_factory.mktemp("hub"), stack)
-        fill(hub)
+        for name in (LARGE, "a/twin", "b/twin", "new-org/small", "Org/MixedCase"):
+            config = f'{{"model_type": "bert", "name": "{name}"}}'
+            hub.commit("models", name, {"config.json": config.encode()})
+        hub.configure("models", "old-org/small", moved_to="new-org/small")
         yield hub
 
 
@@ -87,8 +86,28 @@ except RepositoryNotFoundError:
 """
     done = run_client(script, served.address, tmp_path)
     assert answer_of(done) == []
-    expected = (
+    assert (
         "asked for, not here: model twin: not in this bundle under this name, but a/twin and "
         "b/twin: write one of these names"
-    )
-    assert expected in served.said
+    ) in served.said
+
+
+@pytest.mark.parametrize(
+    ("asset", "reason", "path", "way"),
+    [
+        ("bert", EXCLUDED, "a[1].json", "remove its pattern from `exclude` of `bert`"),
+        ("bert", NOT_INCLUDED, "a[1].json", 'add "a[[]1].json" to `include` of `bert`'),
+        (
+            "bert",
+            "a pickle",
+            "a[1].bin",
+            '  bert-large-a-1-.bin:\n    model: acme/bert-large\n    include: "a[[]1].bin"',
+        ),
+        ("lines", "not parquet", "x.csv", 'write `include: ["*"]` in place of `config`'),
+        ("lines", EXCLUDED, "lines.py", ""),
+    ],
+)
+def test_a_file_that_was_left_out_is_brought_by_a_line_of_its_entry(
+    asset: str, reason: str, path: str, way: str
+) -> None:
+    assert way in how_to_bring(every_kind().assets[asset], LeftOut(path, 1, reason))
