@@ -120,7 +120,7 @@ class World:
         if ours is not None:
             code, out, err = ours(Path.cwd(), *words, **NO_HUB, **self.environ)
         else:
-            line, environ = ["bash", "-ec", command], {**os.environ, **self.environ}
+            line, environ = ["bash", "-ec", command], {**os.environ, **NO_HUB, **self.environ}
             done = subprocess.run(line, env=environ, capture_output=True, text=True)
             code, out, err = done.returncode, done.stdout, done.stderr
         return code, " ".join(f"{err} {out}".split())
@@ -188,7 +188,7 @@ def obey(row: Row, patch: pytest.MonkeyPatch) -> None:
         told, verb = printed, ""
         for pattern, action in zip(way[::2], way[1::2], strict=True):
             part = in_it(told, pattern)
-            for word, written in {**FILL, **row.fill}.items():
+            for word, written in {**row.fill, **FILL, **row.fill}.items():
                 part = re.sub(rf"\b{word}\b" if word.isalpha() else re.escape(word), written, part)
             verb, _, words = action.partition(" ")
             told += " " + world.do(verb, (words or "{}").replace("{}", part))

@@ -17,13 +17,15 @@ from torch import nn
 
 from runner.data.recipe import recipes
 from runner.data.tokenizing import frame, load_tokenizer
-from runner.inputs import unreadable
-from runner.job import without_torch
+from runner.inputs import EnvironmentInput, unreadable
+from runner.job import installed, without_torch
 from runner.job.devices import notes_of_job
 from runner.job.findings import Findings
+from runner.job.installed import note_for_job
 from runner.job.job import Job
 from runner.job.load_memory import check_at_load
 from runner.job.model import _check_names, check_model
+from runner.job.node_local import arrange
 from runner.job.partition import Partition
 from runner.job.plan import decide
 from runner.job.shapes import Device, shape_of, weight_shapes
@@ -34,10 +36,13 @@ from runner.training.engines.fsdp import blocks_of
 from tests.first_job.harness import run_stage
 from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
+from tests.runner.launch.test_node_local import JOB, TREE
 from tests.support.once import once
 
 __all__ = ["bundle"]
 INPUTS = "runner/inputs/__init__.py"
+TREE_FILE = f'{{"tree": "{TREE}"}}'
+CHECK = "runner check mine.yaml --processes 2"
 LAYERS = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4), 2, enable_nested_tensor=False)
 DEVICES = "runner/job/devices.py"
 CHILD = "runner/job/without_torch.py"
@@ -47,6 +52,8 @@ FILES = {
     "d/test.csv": ROWS.format("bad,1"),
     "one/train.csv": "text\na film\n",
     "one/test.csv": "text\na film\n",
+    "none/train.csv": "text\n",
+    "none/test.csv": "text\na film\n",
 }
 CSV = {"convert": "csv"}
 ASSETS: dict[str, dict[str, str]] = {
@@ -54,6 +61,7 @@ ASSETS: dict[str, dict[str, str]] = {
     "bare": {"path": "bare"},
     "d": {"path": "d", **CSV},
     "one": {"path": "one", **CSV},
+    "none": {"path": "none", **CSV},
     "plain": {"path": "d"},  # the last one: a row adds a line
 }
 OWN = {"model": {"asset": "m"}, "dataset": {"asset": "d"}}
@@ -146,6 +154,19 @@ def closed(_: World) -> None:
         raise unreadable(Path("closed"), os.strerror(errno.EACCES))
 
 
+def light(world: World) -> object:
+    """What is said of a job whose Python is this one, where it cannot train."""
+    world.patch.setattr(installed, "is_light", lambda: True)
+    return [note_for_job(world.config(), world.inputs())]
+
+
+def nodes_of(world: World) -> None:
+    """An environment on two nodes, one of which does not answer."""
+    wanted, own = world.config().environment, EnvironmentInput("e", Path("e"), TREE, 1, 1)
+    assert wanted is not None
+    arrange(wanted.node_local, own, world.environ, print, prefix=Path("prefix"))
+
+
 OF_OWN_FILES = (
     Row(INPUTS, "Its bytes are those that were fetched: correct the file at its source, then stage",
         (("correct the file at its source", "run cp m/config.json broken/config.json",
@@ -166,6 +187,9 @@ OF_OWN_FILES = (
         (("stage show BUNDLE", "run", r"\bkind\b", "edit dataset.label: {}"),
          ("another split", "edit dataset.train: test")),
         CLASSIFY, data_of),
+    Row("runner/job/texts.py", "Set another split in the run file (`stage show BUNDLE` lists",
+        (("stage show BUNDLE", "run", r"\btest\b", "edit dataset.train: {}"),),
+        {**OWN, "dataset": {"asset": "none"}}, data_of),
     Row("runner/job/model.py", "Set model.init: scratch, or stage the weights.",
         (("model.init: scratch", "edit"), ("stage the weights", "edit model.asset: m")),
         {**OWN, "model": {"asset": "bare"}}, lambda w: check_model(w.config(), w.inputs().model)),
@@ -232,6 +256,20 @@ OF_MODELS = (
     Row(INPUTS, "`namei -l {}` shows which right is missing; its owner can add it: chmod a+rX",
         (("(?<=`)namei -l [^`]*", "run", r"chmod a\+rX", "run {} closed"),), does=closed,
         files={"closed": ""}, given="chmod 600 closed"),
+    Row("runner/job/installed.py", "Activate an environment that has them: slurm: {setup: ['. {}/",
+        ((r"slurm: \{setup: \[.*?\]\}", "edit"),), does=light, code=0),
+    Row("runner/job/node_local.py", "Fix that, or set environment.node_local: false, which uses",
+        (("environment.node_local: false", "edit"),),
+        {"environment": {"asset": "train-env", "node_local": True}}, nodes_of, code=5,
+        environ={**JOB, "PATH": "bin:/usr/bin:/bin"}, given="chmod +x bin/srun",
+        files={"bin/srun": "#!/bin/sh\necho /scratch/e", "prefix/.airlift/env.json": TREE_FILE}),
+    Row("runner/job/check.py", "Below `dataset:` write: validation: 10%",
+        (("validation: 10%", "edit dataset.{}"),), {"dataset": {"asset": "numbers"}}, CHECK,
+        code=0),
+    Row("runner/job/check.py", "In the run file: slurm.gpus_per_node: {}; or 0, to train on",
+        (("(?<=; or )0", "edit slurm.gpus_per_node: {}"),), {}, "runner check mine.yaml", code=0,
+        files={"bin/sinfo": "#!/bin/sh\necho 'batch*|8|64000|gpu:a100:4|infinite'"},
+        given="chmod +x bin/sinfo", environ={"PATH": f"bin:{os.environ['PATH']}"}),
 )  # fmt: skip
 
 

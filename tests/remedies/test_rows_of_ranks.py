@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import namedtuple
 from functools import partial
@@ -11,8 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from runner.disks import local_folder
+from runner.exec.last_words import advice
 from runner.inputs import tag_manifest_digest
 from runner.job import access
 from runner.job.findings import Findings
@@ -242,6 +246,30 @@ FOLDERS = (
 )  # fmt: skip
 
 
+PROBE = """import os, sys
+from runner.errors import StageError
+from runner.launch.place import Place, Start
+os.environ["LSB_MCPU_HOSTS"] = "n1 4 n2 4"  # of the job; mpirun itself would ask its hosts
+try:
+    print(Start.of(os.environ) or Place.of(os.environ))
+except StageError as error:
+    sys.exit(print(error) or 2)
+"""
+
+
+def meet(world: World) -> list[str]:
+    """What `runner exec` says of a script whose ranks do not meet."""
+    world.patch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name, value in world.environ.items():
+        world.patch.setenv(name, value)
+    try:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    except RuntimeError as error:
+        return [advice(error)]
+    dist.destroy_process_group()
+    return []
+
+
 EXEC = f"{sys.executable} -m runner exec --bundle bundle --"
 LAST = f'eval "$BEFORE"; exec {sys.executable} -c "from runner.exec import last_words; '
 LAST += 'last_words.install(); import os, socket; {}"'
@@ -262,6 +290,14 @@ SCRIPTS = (
     Row(WORDS, "the bundle has nothing under that name: see the line `asked for, not here`, and",
         (("stage show BUNDLE", "run", "acme/tiny-bert", "export ASKED={}"),), code=1,
         does=f"{EXEC} {HUB}", environ={"ASKED": "acme/other"}),
+    Row(PLACE, "Start one process for each rank: mpirun -np RANKS runner train RUN --bundle",
+        (("mpirun -np RANKS runner train RUN --bundle BUNDLE", "instead"),),
+        does=f"{sys.executable} place.py", files={"place.py": PROBE},
+        environ={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        fill={"RANKS": "2", "runner train RUN --bundle BUNDLE": "python place.py"}),
+    Row(WORDS, "GLOO_SOCKET_IFNAME names no interface of this node: unset it",
+        (("[A-Z_]+(?= names no interface)", "unset"),), does=meet, code=0,
+        environ={"GLOO_SOCKET_IFNAME": "eth99"}),
 )  # fmt: skip
 
 STATUS = "runner/run_folder/status.py"

@@ -354,6 +354,22 @@ ENVIRONMENTS = (
     Row("stage/serve/server.py", "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0",
         (("(?<=: )127.0.0.1", "words --host {}"), (r"0\.0\.0\.0", "words --host {}")),
         {}, served, "--host 192.0.2.7"),
+    Row("stage/carry/probe.py", "stage env probe asks this machine.",
+        (("stage env probe(?= asks)", "instead"),), {}, "stage env probe --to ./here"),
+    Row("stage/environment/check/node.py", "stage show lists what is.",
+        (("stage show", "show {} bundle"),), FILE, "stage env check bundle", "", TEXTS, FETCHED),
+    Row("stage/carry/patch.py", "Fetch another revision, then: stage patch --since OLD.lock.",
+        (("another revision", "run echo {{}} > j/config.json",
+          "Fetch", f"run {FETCHED} --update a", "stage patch --since OLD.lock",
+          "instead {} bundle -o P"),),
+        a(path="j"), "stage patch bundle --report report.json -o P", "", {"j/config.json": "{,"},
+        f"{FETCHED}\ncp -r bundle copy\n! stage verify copy --deep --report report.json",
+        fill={"OLD.lock": "copy/stage.lock"}),
+    Row(KINDS, "`stage init NAME...` writes a manifest.",
+        (("(?<=`)stage init NAME[.]{3}", "run {} -o made.yaml",
+          "writes a manifest", "instead stage fetch made.yaml -o new --no-offline-check"),),
+        {}, "stage fetch n.yaml -o new", "", {"n.yaml": "task: masked-lm\n", "a.csv": ROWS},
+        fill={"NAME...": "a.csv"}),
 )  # fmt: skip
 
 
