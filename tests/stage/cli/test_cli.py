@@ -119,6 +119,7 @@ def test_help_show_and_verify_import_nothing_heavy_and_no_network(
         ),
         (["trace", "--", "no-such-program"], "no such program on PATH", "stage trace --"),
         (["show", "."], "not a bundle", "stage fetch -o"),
+        (["init", "notes.txt", "-o", "/proc/no/m.yaml"], "no folder can be made", "on a disk"),
         (["verify", "gone"], "gone: no such folder", "Check the path"),
     ],
 )

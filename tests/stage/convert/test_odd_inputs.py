@@ -269,6 +269,9 @@ REFUSED: dict[str, Odd] = {
     "CP1251": Odd(
         table("имя,возраст\nИван Петров,31\n", "cp1251"), says=("CP1251", "iconv -f CP1251")
     ),
+    "GBK with its own punctuation": Odd(
+        {"a.txt": "“你好”，世界。…\n".encode("gbk")}, says=("as GB18030",), how="text"
+    ),
     "bytes of no language": Odd(
         {"a.csv": b"a,b\n\x81\x20\x81\x20,1\n"},
         says=("line 2 is not UTF-8 .byte 0x81., nor likely GB18030, CP1251, CP1252", "iconv"),
@@ -333,6 +336,9 @@ REFUSED: dict[str, Odd] = {
     ),
     "lists in lists, deeper than parquet goes": Odd(
         rows('{"a": ' + "[" * 200 + "]" * 200 + "}"), says=("cannot hold the column `a`",)
+    ),
+    "objects in lists that are always empty": Odd(
+        rows('{"a": 1, "m": [{}]}'), says=(r"every object in `m\[\]`",)
     ),
     "objects that are always empty": Odd(rows('{"a": 1, "m": {}}'), says=("every object in `m`",)),
 }

@@ -80,7 +80,13 @@ URL = "http://127.0.0.1:9/x.bin"
 PINNED = {"url": URL, "sha256": "a" * 64}
 NOTES = {"path": "notes"}
 OUTSIDE = {"url": "http://127.0.0.1:9/..%2F..%2F..%2Fevil", "sha256": "a" * 64}
-INGREDIENT = {"origin": "x.csv", "size": 1, "sha256": "b" * 64, "convert": "csv"}
+ENV = {
+    "kind": "environment",
+    "request": {},
+    "source": {"type": "path", "path": "e.yml"},
+    "files": [],
+    "left_out": [],
+}
 A, B = "data/models/bert/config.json", "data/models/bert/model.safetensors"
 ALIKE = "data/models/bert/MODEL.safetensors"
 
@@ -275,32 +281,48 @@ CASES = [
         ),
     ),
     Case(
+        "environment without packages",
+        2,
+        ("env.environment.packages` is missing",),
+        follow(
+            edited(
+                lambda d: d["assets"].update(
+                    env=ENV | {"environment": {"platform": "x", "virtual_packages": {}}}
+                )
+            )
+        ),
+    ),
+    Case(
+        "environment of a package that nobody fetched",
+        2,
+        ("env.environment.packages` names https://x/a, which is not in `made_from`",),
+        follow(
+            edited(
+                lambda d: d["assets"].update(
+                    env=ENV
+                    | {
+                        "environment": {
+                            "platform": "linux-64",
+                            "virtual_packages": {},
+                            "packages": [
+                                {
+                                    "name": "a",
+                                    "version": "1",
+                                    "manager": "pip",
+                                    "url": "https://x/a",
+                                }
+                            ],
+                        }
+                    }
+                )
+            )
+        ),
+    ),
+    Case(
         "split without shards",
         2,
         ("lines.configs.plain.train.shards` is missing",),
         follow(edited(lambda d: d["assets"]["lines"]["configs"]["plain"]["train"].pop("shards"))),
-    ),
-    Case(
-        "code without files",
-        2,
-        ("bert.code[0].files` is missing",),
-        follow(edited(lambda d: d["assets"]["bert"].update(code=[{"repository": "a/b"}]))),
-    ),
-    Case(
-        "an ingredient that is for no split",
-        2,
-        ("made_from[0].split` is missing",),
-        follow(edited(lambda d: d["assets"]["lines"].update(made_from=[INGREDIENT]))),
-    ),
-    Case(
-        "an ingredient for a split that leads out",
-        2,
-        ("made_from[0].split` cannot name a split",),
-        follow(
-            edited(
-                lambda d: d["assets"]["lines"].update(made_from=[INGREDIENT | {"split": "../x"}])
-            )
-        ),
     ),
     Case(
         "evidence a number",

@@ -155,6 +155,24 @@ CASES = [
         fetch(asset("e\u0301", path="notes")),
     ),
     Case("unknown key", 2, ("Did you mean `path`",), fetch(asset(paht="notes"))),
+    Case(
+        "environment that is not there",
+        2,
+        ("there is no e.yml",),
+        fetch(asset(environment="e.yml")),
+    ),
+    Case(
+        "environment without a lock or a profile",
+        2,
+        ("there is no notes/a.conda-lock.yml, and no `profile` to make it for",),
+        fetch(asset(environment="notes/a.txt")),
+    ),
+    Case(
+        "profile that is not there",
+        2,
+        ("there is no p.yml",),
+        fetch(asset(environment="notes/a.txt", profile="p.yml")),
+    ),
     Case("path of nobody", 2, ("home folder",), fetch(asset(path="~nobody-of-that-name/x"))),
     Case("path with a zero byte", 2, ("there is no",), fetch(asset(path="a\0b"))),
     Case(

@@ -48,10 +48,7 @@ def test_the_text_does_not_depend_on_any_order() -> None:
 
 def test_the_text_never_changes_between_versions() -> None:
     """Bundle ids depend on it: a change here needs a new format number."""
-    text = every_kind().to_json()
-    assert text.startswith(b'{\n "assets": {\n  "bert": {\n   "aliases": [\n    "acme/bert"\n')
-    assert text.endswith(b' "format": 1,\n "name": "every-kind"\n}\n')
-    assert every_kind().id == sha256_of_bytes(text) == GOLDEN_ID
+    assert every_kind().id == sha256_of_bytes(every_kind().to_json()) == GOLDEN_ID
 
 
 @pytest.mark.parametrize(
