@@ -54,7 +54,7 @@ from runner.inputs import (
     running_tree,
 )
 from runner.isolation import isolate, note_for_script
-from runner.launch.place import is_mpi_task, variables_between_nodes
+from runner.launch.place import MPI_VARIABLES, Task, task_of, variables_between_nodes
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(
@@ -92,7 +92,8 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     """
     program = _program(command, bundle, environ)
     check_site()
-    _check_one_node(command, bundle, environ)
+    script, text = _shell_script(command)
+    _check_one_node(command, bundle, environ, text)
     _check_bundle(bundle.resolve(), environ)
     of_script = [*sys.path]
     isolate(dict(environ), lambda line: None)  # the server takes nothing from PYTHONPATH
@@ -131,8 +132,8 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             about,
             avoided,
             _note_on_loggers(environ),
-            note_on_tasks(command, bundle, environ),
-            _note_on_line_ends(command),
+            note_on_tasks(command, bundle, environ, text),
+            _note_on_line_ends(script, text),
             *notes,
         )
         for note in filter(None, said):
@@ -194,14 +195,19 @@ def _note_on_loggers(environ: Mapping[str, str]) -> str:
     )
 
 
-def note_on_tasks(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
+def note_on_tasks(
+    command: Sequence[str], bundle: Path, environ: Mapping[str, str], script: bytes
+) -> str:
     """One line where srun started several tasks and nothing tells a script of the others.
 
     Trainer and accelerate then train the whole model once per task, without an error.
+
+    Args:
+        script: what a shell would run of `command`.
     """
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS") or 1)
     nodes = int(environ.get("SLURM_STEP_NUM_NODES") or 1)
-    launcher, text = _launcher_in(command)
+    launcher, text = _launcher_in(command, script)
     if tasks == 1 or "WORLD_SIZE" in environ or _MEETS.search(text):
         return ""
     alone = "a script that does not read Slurm's own variables trains alone in each task"
@@ -228,7 +234,9 @@ _MEETS = re.compile(r"--(rdzv|node|machine|master|main_process_ip)")
 _ONE_PER_NODE = re.compile(r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODEID)")
 """Variables with which a line for several nodes counts one launcher on each."""
 
-_ONE_OF_TASKS = re.compile(r"SLURM_(PROCID|LOCALID)")
+_ONE_OF_TASKS = re.compile(
+    "|".join(["SLURM_PROCID|SLURM_LOCALID", *(f"{n[1]}|{n[3]}" for n in MPI_VARIABLES)])
+)
 """Variables with which a shell script starts something in one task, or counts the tasks."""
 
 _EACH = "${SLURM_GPUS_ON_NODE:-1}"
@@ -271,12 +279,12 @@ def _launcher(command: Sequence[str]) -> tuple[str, int]:
     return "", 0
 
 
-def _launcher_in(command: Sequence[str]) -> tuple[str, str]:
+def _launcher_in(command: Sequence[str], script: bytes) -> tuple[str, str]:
     """The launcher that a command or its shell script starts, and the text of both."""
-    script = _shell_script(command)[1].decode(errors="replace")
-    in_shell = _IN_SHELL.search(f"{script} ")
+    text = script.decode(errors="replace")
+    in_shell = _IN_SHELL.search(f"{text} ")
     launcher = _launcher(command)[0] or (in_shell[1] if in_shell else "")
-    return launcher, f"{' '.join(command)}\n{script}"
+    return launcher, f"{' '.join(command)}\n{text}"
 
 
 def on_each_node(command: Sequence[str], bundle: Path, nodes: int, per_node: int = 1) -> str:
@@ -289,6 +297,36 @@ def on_each_node(command: Sequence[str], bundle: Path, nodes: int, per_node: int
     # Where the job has more tasks, srun ignores --ntasks-per-node without --ntasks.
     srun = f"srun --ntasks-per-node=1 --ntasks={nodes}"
     return f"{srun} {_exec(bundle)} {shlex.join(_with_all_nodes([*command], nodes, per_node))}"
+
+
+_BY_MPI = {
+    "Open MPI": "mpirun --map-by ppr:1:node --bind-to none",
+    "Cray PALS": "mpiexec -ppn 1 --cpu-bind none",
+}
+"""MPI -> the words for one process on each node, with all its CPUs; MPICH, Intel: no binding."""
+
+
+def _once_by(task: Task, command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
+    """The line of `on_each_node`, for whatever started `task`."""
+    nodes, per_node = task.world_size // task.local_world_size, task.local_world_size
+    if task.step is not None:
+        nodes, per_node = len(task.step.tasks_per_node), max(task.step.tasks_per_node)
+        return on_each_node(command, bundle, nodes, per_node)
+    line = shlex.join(_with_all_nodes([*command], nodes, per_node))
+    rank = next(names[1] for names in MPI_VARIABLES if names[0] == task.launcher)
+    for ours, theirs in (
+        ("$SLURM_NNODES", str(nodes)),
+        ("$((SLURM_NNODES", f"$(({nodes}"),
+        ("$SLURM_NODEID", f"${rank}"),
+        ("$SLURM_JOB_ID", "1"),
+        (_EACH, str(per_node)),
+    ):
+        line = line.replace(ours, theirs)
+    mpi, first = _BY_MPI.get(task.launcher, "mpiexec -ppn 1"), ""
+    if nodes > 1 and not task.hosts:
+        first = f"export MASTER_ADDR={environ.get('MASTER_ADDR') or 'FIRST_HOST'}; "
+        mpi += " -x MASTER_ADDR" if task.launcher == "Open MPI" else ""
+    return f"{first}{mpi} -n {nodes} {_exec(bundle)} {line}"
 
 
 def _exec(bundle: Path) -> str:
@@ -353,9 +391,8 @@ def _shell_script(command: Sequence[str]) -> tuple[str, bytes]:
         return script, b""
 
 
-def _note_on_line_ends(command: Sequence[str]) -> str:
+def _note_on_line_ends(script: str, start: bytes) -> str:
     """One line on a shell script with the line ends of Windows, in which commands end in `\\r`."""
-    script, start = _shell_script(command)
     if not script or b"\r\n" not in start:
         return ""
     return f"{script} has the line ends of Windows: sed -i 's/\\r$//' {shlex.quote(script)}"
@@ -434,12 +471,13 @@ def _check_can_start(program: Path) -> None:
         )
 
 
-def _check_one_node(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> None:
-    job = SlurmJobEnvironment.from_environ(environ)
-    if job is None:
-        return
-    _check_one_launcher(command, bundle, job)
-    if job.num_nodes == 1:
+def _check_one_node(
+    command: Sequence[str], bundle: Path, environ: Mapping[str, str], script: bytes
+) -> None:
+    job, task = SlurmJobEnvironment.from_environ(environ), task_of(environ)
+    if task is not None:
+        _check_one_launcher(command, bundle, environ, script, task)
+    if job is None or job.num_nodes == 1:
         return
     name = Path(command[0]).name
     if name in MULTI_NODE_LAUNCHERS:
@@ -449,7 +487,7 @@ def _check_one_node(command: Sequence[str], bundle: Path, environ: Mapping[str, 
             f"The other way round, so that each node serves itself: {name} ... {_exec(bundle)} "
             "python ...",
         )
-    if job.step is None and not is_mpi_task(environ):
+    if task is None:
         raise UsageError(
             f"this job has {job.num_nodes} nodes, and outside srun `{name}` would run on this one "
             "alone.",
@@ -459,27 +497,26 @@ def _check_one_node(command: Sequence[str], bundle: Path, environ: Mapping[str, 
         )
 
 
-def _check_one_launcher(command: Sequence[str], bundle: Path, job: SlurmJobEnvironment) -> None:
+def _check_one_launcher(
+    command: Sequence[str], bundle: Path, environ: Mapping[str, str], script: bytes, task: Task
+) -> None:
     """Refuses a launcher of ranks in each of several tasks: the whole training, several times.
 
     Raises:
         UsageError: there are several on a node, and they do not count themselves as nodes.
     """
-    tasks = max(job.step.tasks_per_node) if job.step else 1
-    if job.step is None or tasks == 1:
-        return
-    launcher, text = _launcher_in(command)
+    tasks = max(task.step.tasks_per_node) if task.step else task.local_world_size
+    launcher, text = _launcher_in(command, script)
     counts_tasks = _MEETS.search(text) and not _ONE_PER_NODE.search(text)
-    if not launcher or counts_tasks or _ONE_OF_TASKS.search(text):
+    if tasks == 1 or not launcher or counts_tasks or _ONE_OF_TASKS.search(text):
         return
-    if job.step.rank:  # the first task says it for all; with srun -K, the end of one ends all
+    if task.rank:  # the first task says it for all; with srun -K, the end of one ends all
         time.sleep(1)
         sys.exit(UsageError.exit_code)
-    nodes = len(job.step.tasks_per_node)
     raise UsageError(
-        f"srun started {tasks} tasks on this node, and in each of them `{launcher}` would start "
-        f"ranks of its own: the whole training {tasks} times, over the same files.",
-        f"One task on each node: {on_each_node(command, bundle, nodes, tasks)}",
+        f"{task.launcher} started {tasks} tasks on this node, and in each of them `{launcher}` "
+        f"would start ranks of its own: the whole training {tasks} times, over the same files.",
+        f"One task on each node: {_once_by(task, command, bundle, environ)}",
     )
 
 

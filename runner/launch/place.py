@@ -279,7 +279,7 @@ class Place:
         """
         if all(name in environ for name in TORCH_VARIABLES):
             place = _of_torch(environ)
-        elif (task := _task(environ)) is not None:
+        elif (task := task_of(environ)) is not None:
             place = _of_task(task, environ)
         else:
             missing = ", ".join(name for name in TORCH_VARIABLES if name not in environ)
@@ -336,12 +336,12 @@ def rank_number(environ: Mapping[str, str]) -> int | None:
     """This rank's number, even if other variables are wrong; None: it has none."""
     if all(name in environ for name in TORCH_VARIABLES):
         return read_number(environ, "RANK")
-    task = _task(environ)
+    task = task_of(environ)
     return None if task is None else task.rank
 
 
 def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The variables with which a user's script finds its ranks on other nodes; none on one node.
+    """The variables with which a user's script finds its ranks; on one node MASTER_ADDR alone.
 
     The same as for our own ranks. A MASTER_ADDR that others can reach is not changed. It never
     raises, because the script may not need them: an error becomes a line.
@@ -349,11 +349,14 @@ def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str],
     Returns:
         The variables to set, and lines with the reasons.
     """
+    given = environ.get("MASTER_ADDR", "")
     try:
-        task = _task(environ)
+        job = SlurmJobEnvironment.from_environ(environ)
+        if job is not None and job.num_nodes == 1 and not given:
+            return {"MASTER_ADDR": "127.0.0.1"}, []
+        task = task_of(environ)
         if task is None or task.num_nodes == 1:
             return {}, []
-        given = environ.get("MASTER_ADDR", "")
         master = task.locate_rank_0(given)
     except UsageError as error:
         return {}, [error.message]
@@ -370,17 +373,8 @@ def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str],
     return variables, lines
 
 
-def is_mpi_task(environ: Mapping[str, str]) -> bool:
-    """Whether an MPI launcher started this process.
-
-    Raises:
-        UsageError: a variable of it is not a number.
-    """
-    return _mpi_task(environ) is not None
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Task:
+class Task:
     """A process that MPI's launcher or srun started as a rank.
 
     Attributes:
@@ -433,13 +427,18 @@ class _Task:
         return network.locate(given, self.hosts, self.num_nodes, is_first=is_first, remedy=remedy)
 
 
-def _task(environ: Mapping[str, str]) -> _Task | None:
+def task_of(environ: Mapping[str, str]) -> Task | None:
+    """The task of MPI's launcher or of srun that this process is; None: neither started it.
+
+    Raises:
+        UsageError: a variable of theirs is not a number, or missing.
+    """
     task = _mpi_task(environ) if environ.get(RANK_FLAG) != "1" else None
     job = SlurmJobEnvironment.from_environ(environ) if task is None else None
     if job is None or job.step is None:
         return task
     step = job.step
-    return _Task(
+    return Task(
         launcher="srun",
         rank=step.rank,
         world_size=step.world_size,
@@ -454,13 +453,13 @@ def _task(environ: Mapping[str, str]) -> _Task | None:
     )
 
 
-def _mpi_task(environ: Mapping[str, str]) -> _Task | None:
+def _mpi_task(environ: Mapping[str, str]) -> Task | None:
     """Reads the variables of an MPI launcher; None if it set none or not all of them."""
     for launcher, *names in MPI_VARIABLES:
         if all(environ.get(name) for name in names):
             rank, world_size, local_rank, on_node = (read_number(environ, name) for name in names)
             hosts, host = _hosts_in_slurm(environ), network.here(environ)
-            return _Task(
+            return Task(
                 launcher=launcher,
                 rank=rank,
                 world_size=world_size,
@@ -503,13 +502,13 @@ def _of_torch(environ: Mapping[str, str]) -> Place:
             {"LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], **environ}, "LOCAL_WORLD_SIZE"
         ),
         master=environ["MASTER_ADDR"],
-        port=read_number(environ, "MASTER_PORT"),
+        port=_port(environ["MASTER_PORT"]),
         started_by=started_by,
         peers=tuple(network.other_hosts(_hosts_in_slurm(environ), environ)),
     )
 
 
-def _of_task(task: _Task, environ: Mapping[str, str]) -> Place:
+def _of_task(task: Task, environ: Mapping[str, str]) -> Place:
     if task.step is not None:
         _check_spread(task.step)
     master = task.locate_rank_0(environ.get("MASTER_ADDR", ""))
@@ -528,7 +527,7 @@ def _of_task(task: _Task, environ: Mapping[str, str]) -> Place:
         local_rank=task.local_rank,
         local_world_size=task.local_world_size,
         master=master.address,
-        port=_port(environ, task.port),
+        port=_port(environ.get("MASTER_PORT") or str(task.port)),
         started_by=OURS if is_ours else task.launcher,
         notes=tuple(filter(None, notes)),
         peers=tuple(network.other_hosts(task.hosts, environ)),
@@ -562,13 +561,15 @@ def _note_on_binding(environ: Mapping[str, str]) -> str:
     )
 
 
-def _port(environ: Mapping[str, str], default: int) -> int:
-    """MASTER_PORT, or `default`.
+def _port(text: str) -> int:
+    """The number of MASTER_PORT.
 
     Raises:
         UsageError: it is not a port number.
     """
-    text = environ.get("MASTER_PORT") or str(default)
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise UsageError(f"MASTER_PORT={text!r} is not a port number", "Unset MASTER_PORT.")
+        raise UsageError(
+            f"MASTER_PORT={text!r} is not a port number (1 to 65535)",
+            "For all ranks: export MASTER_PORT=29500   (of torchrun: --master-port=29500)",
+        )
     return int(text)

@@ -23,10 +23,13 @@ from runner.exec.hub_cache import write_hub_cache
 from runner.exec.run import environment
 from runner.inputs import HubRepository
 from tests.runner.conftest import Cluster
+from tests.runner.ranks.test_mpi import open_mpi
 from tests.support.waiting import wait_for
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 BIN = Path(sys.executable).parent
+SRUN = "srun --ntasks-per-node=1 --ntasks=1"
+MPIRUN = "mpirun --map-by ppr:1:node --bind-to none -n 1"
 
 
 @pytest.fixture
@@ -173,9 +176,10 @@ def test_stop_signals_to_all_of_a_job_step_leave_the_server_to_the_script(node: 
 
 def test_two_scripts_of_one_node_share_its_caches_and_a_job_leaves_nothing(node: Cluster) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
-    command = ("python", "-c", "import os; print(os.environ['HF_HUB_CACHE']); input()")
+    command = ("sh", "-c", "echo $MASTER_ADDR $HF_HUB_CACHE; read line")
     both = [start(node, *command, offline=False, **slurm) for _ in range(2)]
-    caches = [process.stdout.readline().strip() for process in both if process.stdout]
+    said = [process.stdout.readline().split() for process in both if process.stdout]
+    caches = [cache for address, cache in said if address == "127.0.0.1"]  # a job of one node
     assert caches[0] == caches[1] and "airlift-" in caches[0]
     both[0].communicate("\n", timeout=60)
     time.sleep(1)
@@ -267,7 +271,8 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
 
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     def note(command: list[str], environ: dict[str, str]) -> str:
-        return exec_module.note_on_tasks(command, Path("my bundle"), environ)
+        script = exec_module._shell_script(command)[1]
+        return exec_module.note_on_tasks(command, Path("my bundle"), environ, script)
 
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
     once = "--ntasks=1 runner exec --bundle 'my bundle' -- torchrun --standalone --nproc-per-node=8"
@@ -349,25 +354,27 @@ def test_the_line_for_all_nodes_keeps_the_users_words_and_number_of_processes(
     assert found == srun + line
 
 
-@pytest.mark.parametrize("command", [
-    ["torchrun", "--nproc_per_node=2", "x.py"],
-    ["sh", "-c", "cd . && torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:29500 x.py"],
-    ["bash", "train.sh"],
+@pytest.mark.parametrize(("by", "command"), [
+    (SRUN, ["torchrun", "--nproc_per_node=2", "x.py"]),
+    (SRUN, ["sh", "-c", "cd .; torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:2 x"]),
+    (SRUN, ["bash", "train.sh"]),
+    (MPIRUN, ["torchrun", "--nproc_per_node=2", "x.py"]),
 ])  # fmt: skip
 def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
-    node: Cluster, command: list[str]
+    node: Cluster, by: str, command: list[str]
 ) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1",
             "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
             "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_STEP_NODELIST": "n1",
             "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}  # fmt: skip
     (node.folder / "train.sh").write_text("cd .\n  accelerate launch x.py\n")
-    for rank in ("0", "1"):
-        process = start(node, *command, offline=False, **step, SLURM_PROCID=rank)
+    for rank in (0, 1):
+        given = open_mpi(rank, 4, 4) if by == MPIRUN else {**step, "SLURM_PROCID": str(rank)}
+        process = start(node, *command, offline=False, **given)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2
-        line = f"srun --ntasks-per-node=1 --ntasks=1 runner exec --bundle {node.bundle} -- "
-        assert (line in err and "the whole training 4 times" in err) if rank == "0" else not err
+        line = f"{by} runner exec --bundle {node.bundle} -- {shlex.join(command)}\n"
+        assert not err if rank else line in err and "the whole training 4 times" in err
 
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}

@@ -121,6 +121,7 @@ def test_processes_are_refused_where_they_would_waste_nodes_or_multiply_ranks() 
         (STEP | {"SLURM_PROCID": "0"}, "rank 0 is not on the first node"),
         (MPICH | {"MASTER_PORT": "65536"}, "MASTER_PORT='65536' is not a port number"),
         (MPICH | {"MASTER_PORT": "0"}, "MASTER_PORT='0' is not a port number"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT='70000' is not a port number"),
         (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a number"),
         ({"AIRLIFT_RANK": "1"}, "RANK, WORLD_SIZE.* not set"),
     ],
