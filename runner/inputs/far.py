@@ -29,13 +29,13 @@ def has_gpus(beside: Path) -> bool | None:
 
 
 def gpus_of(paths: Iterable[Path]) -> list[tuple[str, float]]:
-    """The GPUs of the nodes that profiles describe: name, compute capability."""
+    """The GPUs of the nodes that profiles describe: name and profile, compute capability."""
     found = []
     for path in paths:
         with suppress(StageError):
             profile = Profile.load(path)
             if profile.compute_capability is not None:
-                name = profile.gpu or f"GPU of {profile.name}"
+                name = f"{profile.gpu or 'GPU'} (by {path})"
                 found.append((name, float(profile.compute_capability)))
     return found
 

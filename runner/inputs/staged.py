@@ -45,7 +45,9 @@ class Here:
         A file whose ctime is newer than the lock may have changed: `stage lock` compares it.
         """
         lock = read_previous(self.manifest)
-        if unanswered(self.manifest, lock, frozenset()):
+        if lock is None or unanswered(self.manifest, lock, frozenset()):
+            return False
+        if lock.assets.keys() != self.manifest.requests.keys():  # one left the manifest
             return False
         written = self.manifest.lock_path.stat().st_mtime_ns
         return all(path.stat().st_ctime_ns <= written for path in self._files() if path.exists())

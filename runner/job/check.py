@@ -86,7 +86,7 @@ from runner.job.shapes import (
     weight_shapes,
 )
 from runner.job.submit import check as check_request
-from runner.job.submit import check_srun, device_of_job, ranks_on_node, request
+from runner.job.submit import check_srun, check_start, device_of_job, ranks_on_node, request
 from runner.job.surroundings import Attempt
 from runner.job.texts import check_data, describe_dataset, examine_step, to_count
 from runner.slurm.jobs import over_job
@@ -123,7 +123,11 @@ def check_ahead(
         try:
             check_precision_on(config, profiles(config.path))
         except UsageError as error:
-            early.warn(f"{error.message} (by the profile that clusters.yaml names)", error.remedy)
+            early.warn(
+                f"{error.message} No cluster of clusters.yaml has a better one. Only "
+                "`submit --to` refuses it: this check does not know to which cluster the run goes.",
+                error.remedy,
+            )
     found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
     found.others += early.others
@@ -142,6 +146,8 @@ def check_ahead(
         found.attempt(check_tools, config)
     found.attempt(check_srun, config)
     wanted = found.attempt(request, job)
+    if wanted is not None:
+        check_start(found, config, wanted)
     if wanted is not None and not to_submit:
         check_request(found, wanted, job.partition)
     if queues:

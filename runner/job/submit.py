@@ -41,13 +41,15 @@ from runner.slurm.commands import ask, job_number
 from runner.slurm.job_array import Member
 from runner.slurm.jobs import Job as SlurmJob
 from runner.slurm.jobs import queued, submitted_since
-from runner.slurm.script import SbatchRequest, sbatch_script, time_limit_s
+from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
 from runner.slurm.shell_variables import OF_MEMORY, overriding
 
 _CPUS = (
     "See `sinfo -N -o '%n %c'` for the CPUs of the nodes and `scontrol show partition` for a lower "
     "limit (MaxCPUsPerNode), and lower slurm.tasks_per_node or slurm.options cpus-per-task."
 )
+A_START_S = 120
+"""Seconds; less is hardly meant."""
 REMEDIES = {
     "invalid partition": "See `sinfo -s` for the partitions, and set slurm.partition.",
     "invalid account": "See `sacctmgr show assoc user=$USER`, and set slurm.options.account.",
@@ -422,6 +424,19 @@ def check(found: Findings, wanted: SbatchRequest, partition: Partition) -> None:
         found.lines.append(f"Slurm request: {shape}{minutes}: {accepts}")
         if warning:
             found.warn(warning, "Or choose another slurm.partition.")
+
+
+def check_start(found: Findings, config: RunConfig, wanted: SbatchRequest) -> None:
+    """Warns of a time limit in which a start alone may not end."""
+    limit = time_limit_s(wanted.time) if wanted.time else None
+    if limit is not None and limit < A_START_S:
+        found.warn(
+            f"{config.place('slurm.time')}: slurm.time {wanted.time}: to import torch and load "
+            "the weights can take a minute or more on a cluster's disk. A job that is stopped "
+            f"before its first step ({save_before_end_s(wanted.time)} s before the limit) goes "
+            "back to the queue and begins again.",
+            'Set slurm.time: "00:10:00", or more.',
+        )
 
 
 def _test(text: str, wanted: SbatchRequest, partition: Partition) -> str:

@@ -81,6 +81,10 @@ ROWS: dict[str, tuple[dict[str, Any], Found]] = {
         GPT2 | {"slurm": {"options": {"mem": 64, "gres": "gpu:a100:1"}}},
         Found(("mem: 64 is 64 MB",), "mem: 64G"),
     ),
+    "minutes": (
+        GPT2 | {"slurm": {"time": "00:00:30"}},
+        Found(("slurm.time 00:00:30", "begins again"), '"00:10:00", or more', 0),
+    ),
     "M1": (
         GPT2 | {"batch": {"global": 5_000_000, "micro": 5_000_000}, "slurm": A100},
         Found(("batch.micro 5000000 needs about", "has 85.9 GB"), "Set batch.micro: "),

@@ -71,9 +71,11 @@ def test_gpus_are_asked_for_where_the_profile_of_the_nodes_says_so(
     Path("node.yml").write_text(profile + 'cuda: "12.2"\ncompute_capability: "7.0"\n')
     Path("bf16.yaml").write_text(f"{text}precision: bf16\n".replace("precision: auto\n", ""))
     config = RunConfig.load(Path("bf16.yaml"))
-    with pytest.raises(UsageError, match=r"precision bf16: the device GPU of n does not have it"):
+    with pytest.raises(UsageError, match=r"bf16: the device GPU \(by node.yml\) does not have it"):
         check_precision_on(config, [Path("node.yml")])
     check_precision_on(replace(config, precision="fp16"), [Path("node.yml")])
+    done = CliRunner().invoke(main, ["check", "bf16.yaml", "--bundle", str(bundle)])
+    assert "Only `submit --to` refuses it: this check does not know" in done.output, done.output
 
 
 @pytest.mark.parametrize("task", EXAMPLES)

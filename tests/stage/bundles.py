@@ -82,10 +82,20 @@ def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:
     split = LockedSplit(tuple(file.path for file in shards), 7, (Column("text", "string"),))
     every = [
         LockedAsset(
-            "bert", "model", {"model": "acme/bert"}, hub, below("data/models/bert/"), licence="mit"
+            "bert",
+            "model",
+            {"model": "acme/bert", "revision": "main"},
+            hub,
+            below("data/models/bert/"),
+            licence="mit",
         ),
         LockedAsset(
-            "lines", "dataset", {"dataset": "a/l"}, hub, shards, configs={"plain": {"train": split}}
+            "lines",
+            "dataset",
+            {"dataset": "a/l", "revision": "main"},
+            hub,
+            shards,
+            configs={"plain": {"train": split}},
         ),
         LockedAsset(
             "notes",

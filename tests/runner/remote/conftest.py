@@ -89,7 +89,10 @@ def laptop(tmp_path: Path, sshd: Sshd) -> Laptop:
         (folder / name).mkdir(parents=True)
     bundle = make_bundle(folder / "bundle", big=False)
     shutil.copy(bundle.root / "stage.lock", folder / "manifests/small.lock")
-    manifest = "format: 1\nname: made\nassets:\n  notes: {path: n}\n"  # which the lock answers
+    manifest = (  # which the lock answers
+        "format: 1\nname: made\nassets:\n  bert: {model: acme/bert}\n  lines: {dataset: a/l}\n"
+        "  notes: {path: n}\n"
+    )
     (folder / "manifests/small.yaml").write_text(manifest)
     found = Laptop(folder, tmp_path / "there", sshd)
     found.run_file.write_text(RUN)

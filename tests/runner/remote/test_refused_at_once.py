@@ -101,10 +101,13 @@ def test_an_interrupted_fetch_goes_on_and_one_at_work_is_said(
 
 
 def test_after_a_step_that_is_not_done_none_is(laptop: Laptop) -> None:
-    with open(laptop.folder / "manifests/small.yaml", "a") as manifest:
-        manifest.write("  more: {model: acme/more}\n")
-    shown = laptop.runner("submit", "runs/my.yaml", *TO, "--dry-run")
-    assert "# done" not in shown and "to send" not in shown, shown
+    manifest = laptop.folder / "manifests/small.yaml"
+    text = manifest.read_text()
+    less = text.replace("  bert: {model: acme/bert}\n", "")  # would be sent all the same
+    for changed in (f"{text}  more: {{model: acme/more}}\n", less):
+        manifest.write_text(changed)
+        shown = laptop.runner("submit", "runs/my.yaml", *TO, "--dry-run")
+        assert "# done" not in shown and "to send" not in shown, shown
 
 
 def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> None:
