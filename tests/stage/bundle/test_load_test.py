@@ -162,23 +162,16 @@ def test_what_will_not_load_is_found_and_named(tmp_path: Path, fault: str) -> No
     assert said in str(report.findings[0])
 
 
-ADAPTER = "adapter_config.json"
-OTHERS = (
-    "bert: its config.json names other repositories (vision_tower: org/clip, text_model_name: "
-    "org/bert), which are not in this bundle: if its code loads them, add each to the manifest"
-)
-
-
 @pytest.mark.parametrize(
     ("files", "said"),
     [
         (
-            {ADAPTER: b'{"base_model_name_or_path": "acme/gone"}'},
+            {"adapter_config.json": b'{"base_model_name_or_path": "acme/gone"}'},
             "bert: its base model acme/gone is not in this bundle",
         ),
         (
             {
-                ADAPTER: b'{"base_model_name_or_path": "acme/bert"}',
+                "adapter_config.json": b'{"base_model_name_or_path": "acme/bert"}',
                 "model-00001-of-00002.safetensors": None,
                 "model-00002-of-00002.safetensors": None,
                 "model.safetensors.index.json": None,
@@ -190,7 +183,9 @@ OTHERS = (
                 "config.json": b'{"vision_tower": "org/clip", "_name_or_path": "a/b", "x": '
                 b'{"text_model_name": "org/bert", "tokenizer": "acme/bert"}}'
             },
-            OTHERS,
+            "bert: its config.json names other repositories (vision_tower: org/clip, "
+            "text_model_name: org/bert), which are not in this bundle: if its code loads them, add "
+            "each to the manifest",
         ),
     ],
 )

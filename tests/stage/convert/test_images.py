@@ -133,6 +133,27 @@ def test_cifar_pixels_and_labels(
     assert row["label"] == batch[b"labels"][3] and row["image"]["path"] == "data_batch_2_3.png"
 
 
+def test_cifar_100_has_a_fine_and_a_coarse_label(
+    converted: Callable[..., dict[str, pa.Table]],
+) -> None:
+    batch = pickle.dumps(
+        {
+            b"data": np.zeros((2, 3072), np.uint8),
+            b"fine_labels": [1, 0],
+            b"coarse_labels": [0, 2],
+            b"filenames": [b"a.png"],
+        },
+        2,
+    )
+    meta = {b"fine_label_names": [b"apple", "bear"], b"coarse_label_names": [b"x", b"y", b"z"]}
+    tables = converted("cifar", {"c/train": batch, "c/test": batch, "c/meta": pickle.dumps(meta)})
+    assert [
+        (row["fine_label"], row["coarse_label"], row["image"]["path"])
+        for split in ("train", "test")
+        for row in tables[split].to_pylist()
+    ] == [(1, 0, "a.png"), (0, 2, None)] * 2
+
+
 BATCH, META = "data_batch_2", "batches.meta"
 ODD: dict[str, tuple[str, dict[bytes, Any], str]] = {
     "fewer labels than rows": (BATCH, {b"labels": [0, 1]}, "not a list of 6 labels"),

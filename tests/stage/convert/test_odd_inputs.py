@@ -337,9 +337,6 @@ REFUSED: dict[str, Odd] = {
     "lists in lists, deeper than parquet goes": Odd(
         rows('{"a": ' + "[" * 200 + "]" * 200 + "}"), says=("cannot hold the column `a`",)
     ),
-    "objects in lists that are always empty": Odd(
-        rows('{"a": 1, "m": [{}]}'), says=(r"every object in `m\[\]`",)
-    ),
     "objects that are always empty": Odd(rows('{"a": 1, "m": {}}'), says=("every object in `m`",)),
 }
 
