@@ -169,6 +169,12 @@ CASES = [
         lambda place: ["env", "create", place.bundle().name, "bert", "x"],
     ),
     Case(
+        "pushed by no ssh",
+        2,
+        ("--ssh: there is no `no-such-ssh` on PATH",),
+        lambda place: ["push", place.bundle().name, "host:x", "--ssh", "no-such-ssh -p 2"],
+    ),
+    Case(
         "lock CRLF",
         1,
         ("`stage.lock`: mismatched", "binary mode"),

@@ -42,10 +42,6 @@ def _manifest_that(make: Callable[[str], object]) -> Callable[[Place], list[str]
     return prepare
 
 
-def _linked_notes(place: Place) -> None:
-    (place.folder / "notes" / "link").symlink_to("/etc/passwd")
-
-
 def _pipe(place: Place) -> None:
     os.mkfifo(place.folder / "pipe")
 
@@ -58,7 +54,60 @@ def _names(*names: str) -> Callable[[Place], object]:
     return lambda place: [place.write(f"notes/{name}", name) for name in names]
 
 
+NODE = 'format: 1\nplatform: linux-64\nglibc: "2.28"\n'
+
 CASES = [
+    Case(
+        "environment for a profile that is not there",
+        2,
+        ("p.yml: no such profile",),
+        lambda place: [
+            *("env", "lock", place.write("e.yml", "dependencies: [python]\n").name),
+            *("--profile", "p.yml"),
+        ],
+    ),
+    Case(
+        "environment for other platforms",
+        2,
+        ("e.yml:1: linux-64, the platform of p.yml, is not among them", "Add linux-64"),
+        lambda place: [
+            *("env", "lock"),
+            place.write("e.yml", "platforms: [osx-64]\ndependencies: [python]\n").name,
+            *("--profile", place.write("p.yml", NODE).name),
+        ],
+    ),
+    Case(
+        "environment of no channels",
+        2,
+        ("e.yml: no channels", "channels: [conda-forge]"),
+        lambda place: [
+            *("env", "lock", place.write("e.yml", "dependencies: [python]\n").name),
+            *("--profile", place.write("p.yml", NODE).name),
+        ],
+    ),
+    Case(
+        "environment with a lock in no folder",
+        2,
+        ("there is no folder no", "mkdir -p no"),
+        lambda place: [
+            *("env", "lock", place.write("e.yml", "dependencies: [python]\n").name),
+            *("--profile", place.write("p.yml", NODE).name, "-o", "no/x.yml"),
+        ],
+    ),
+    Case(
+        "environment with requirements in latin-1",
+        2,
+        ("e.yml:3: r.txt cannot be read: not UTF-8 text", "iconv -f"),
+        lambda place: [
+            *("env", "lock"),
+            place.write(
+                "e.yml",
+                "dependencies:\n  - pip:\n    - -r "
+                + place.write("r.txt", b"# caf\xe9 and more\n").name,
+            ).name,
+            *("--profile", place.write("p.yml", NODE).name),
+        ],
+    ),
     Case(
         "alias once",
         2,
@@ -190,7 +239,15 @@ CASES = [
         ("pipe", "special file"),
         fetch(asset(path="notes"), _pipe_inside),
     ),
-    Case("path with a link out", 3, ("link",), fetch(asset(path="notes"), _linked_notes)),
+    Case(
+        "path with a link out",
+        3,
+        ("link",),
+        fetch(
+            asset(path="notes"),
+            lambda place: (place.folder / "notes/link").symlink_to("/etc/passwd"),
+        ),
+    ),
     Case(
         "path with names alike",
         3,

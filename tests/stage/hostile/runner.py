@@ -39,6 +39,7 @@ MAY_WRITE: Mapping[str, set[str]] = {
     "sign": set(),
     "init": set(),
     "env": set(),
+    "push": set(),
 }
 MEMORY = 3 * 2**30  # bytes of address space: a bomb hits this limit, not the machine
 TIMEOUT_S = 60
