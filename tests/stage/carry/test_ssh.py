@@ -272,9 +272,23 @@ def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("ssh: Could not resolve hostname x: Name or service not known", "no host has that name"),
+        (
+            "first\nssh: Could not resolve hostname x: Name or service not known\n \n",
+            "x: no host has that name (ssh: Could not resolve hostname x: Name or service not "
+            "known).\n  -> Check the spelling, the VPN, and `Host` in ~/.ssh/config: ssh -G x",
+        ),
         ("ssh: connect to host x port 22: Connection refused", "no connection by `ssh`"),
-        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "another host key"),
+        ("what?", "x: no connection by `ssh`, or it broke (what?).\n  -> Try it: ssh x true"),
+        ("", "x: no connection by `ssh`, or it broke."),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @", "ssh-keygen -R x"),
+        (
+            "REMOTE HOST IDENTIFICATION HAS CHANGED!\nOffending RSA key in /my home/known:3\n"
+            "remove it\nHost key for [x]:22 has changed",
+            "ssh-keygen -f '/my home/known' -R '[x]:22'",
+        ),
+        ("kex_exchange_identification: Connection closed by x", "Wait some minutes"),
+        ("Cannot execute command-line and remote command.", "`RemoteCommand` in ~/.ssh/config"),
+        ("Bad owner or permissions on ~/.ssh/config", "Correct that file: ssh -G x"),
         ("Host key verification failed.", "not known here"),
         ("Received disconnect from x: Too many authentication failures", "too many keys"),
         ("me@x: Permission denied (publickey).", "it refused the login"),
@@ -284,7 +298,7 @@ def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
 )
 def test_what_ssh_says_gets_words(said: str, words: str) -> None:
     error = lost(said, "x") if words == "MaxSessions" else fault(said, "x", "ssh", "ssh x ")
-    assert words in error.message and error.exit_code == 5 and error.remedy
+    assert words in str(error) and error.exit_code == 5 and error.remedy
 
 
 def test_the_persons_own_master_is_used_and_never_closed(start: Start) -> None:

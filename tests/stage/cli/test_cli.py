@@ -109,6 +109,8 @@ def test_help_show_and_verify_import_nothing_heavy_and_no_network(
             "stage lock m.yaml",
         ),
         (["fetch", "m.yaml", "-o", "b", "--locked", "--update=notes"], "contradict", "one of them"),
+        (["fetch", "--update", "m.yaml", "-o", "b", "--locked"], "contradict", "one of them"),
+        (["fetch", "-o", "b", "--", "--update", "m.yaml"], "extra argument", "fetch --help"),
         (["fetch", "m.yaml", "-o", "b", "--update", "nots"], "has no such asset", "notes"),
         (["lock", "m.yaml", "--endpoint", "huggingface.co"], "is not an address", "https://"),
         (["init"], "Give NAME..., or --example NAME", "stage init --help"),

@@ -76,6 +76,7 @@ def test_every_key_and_item_knows_its_line(file: Path) -> None:
         ("a:\n  lr\uff1a0.003\n", 2, "after `lr`: U+FF1A (fullwidth colon)"),
         ("a: 1\nsteps\uff1a8\nb: 2\n", 3, "Line 2 has U+FF1A"),
         ("a\n\n  b: 1\n", 3, "Is a `:` missing at the end of line 1?"),
+        ("a: b\n  c: 1\n", 2, "-> Correct that line."),
         ("a: 1\nb: @x y\n", 2, 'Put it in quotes: "@x"'),
         ("a: [1,\n  %x]\n", 2, 'Put it in quotes: "%x"'),
         ("a:\n  b: 1\n\tc: 2\n", 3, "Line 3 begins with a tab. Write spaces."),

@@ -268,7 +268,8 @@ CODED, SUM = ("models", "acme/coded", True), ("spaces", "evaluate-metric/sum", T
 def test_each_kind_of_repository_has_its_entry_or_none(
     source: TestHub, asked: Asked, name: str, lines: list[str], left: int
 ) -> None:
-    (entry,) = entries_of([asked], hub_at(source.endpoint), allow_code=False)
+    hub, first = hub_at(source.endpoint), Asked("models", "acme/gone")
+    _, entry = entries_of([first, asked], hub, allow_code=False)
     found = [re.sub("[0-9a-f]{40}", "COMMIT", line) for line in entry.lines]
     assert (entry.name, found, len(entry.cannot_travel)) == (name, lines, left), entry
 

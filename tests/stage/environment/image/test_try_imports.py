@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -107,7 +108,12 @@ BROKEN = {
     "an import that kills Python": (
         "deepspeed",
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-        ("`import deepspeed` ended Python with SIGSEGV",),
+        ("`import deepspeed` ended Python with SIGSEGV", "install deepspeed again"),
+    ),
+    "an import that ends Python": (
+        "deepspeed",
+        "import os; os._exit(3)",
+        ("`import deepspeed` ended Python with exit code 3",),
     ),
 }
 
@@ -135,13 +141,29 @@ def test_a_torch_compiled_with_the_other_numpy_is_found_though_its_import_only_w
     assert "`numpy<2`" in said
 
 
-def test_what_only_a_machine_with_a_driver_knows_is_a_note(root: Path) -> None:
-    write_packages(
-        root, deepspeed="raise ImportError('libcuda.so.1: cannot open shared object file: No such')"
-    )
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "raise ImportError('libcuda.so.1: cannot open shared object file: No such')",
+            "`import deepspeed` fails: ImportError: libcuda.so.1.*no GPU driver",
+        ),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+            "with SIGILL: this machine's processor lacks its instructions",
+        ),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "with SIGKILL: this machine gives it too little memory, or time",
+        ),
+        ("import os; os._exit(132)  # as a shell tells of a signal", "with SIGILL: this machine"),
+    ],
+)
+def test_what_only_another_machine_knows_is_a_note(root: Path, code: str, words: str) -> None:
+    write_packages(root, deepspeed=code)
     said = tried(root, "deepspeed")
-    assert "train-env: not known here: `import deepspeed` fails: ImportError: libcuda.so.1" in said
-    assert "no GPU driver" in said and "can be imported" not in said
+    assert re.search(f"^train-env: not known here: .*{words}", said), said
+    assert "can be imported" not in said
 
 
 def test_the_probe_runs_on_the_oldest_python_of_a_cluster() -> None:
