@@ -20,7 +20,7 @@ _REMEDIES: tuple[tuple[str, str, str], ...] = (
     (
         r"Could not resolve hostname|nodename nor servname",
         "no host has that name",
-        "Check the spelling, the VPN, and `Host` in ~/.ssh/config: ssh -G {host} | head -n 3",
+        "Check the spelling, the VPN, and `Host` in ~/.ssh/config: {ssh} -G {host} | head -n 3",
     ),
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
@@ -55,7 +55,7 @@ _REMEDIES: tuple[tuple[str, str, str], ...] = (
     (
         r"[Bb]ad configuration option|Bad owner or permissions|keyword .* extra arguments",
         "its configuration here cannot be read: see above",
-        "Correct that file: ssh -G {host}",
+        "Correct that file: {ssh} -G {host}",
     ),
     (
         r"Permission denied|No more authentication methods",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from torch import nn
 
@@ -19,6 +20,7 @@ from runner.data.recipe import recipes
 from runner.data.tokenizing import frame, load_tokenizer
 from runner.inputs import EnvironmentInput, unreadable
 from runner.job import installed, without_torch
+from runner.job import submit as submission
 from runner.job.devices import notes_of_job
 from runner.job.findings import Findings
 from runner.job.installed import note_for_job
@@ -29,10 +31,11 @@ from runner.job.node_local import arrange
 from runner.job.partition import Partition
 from runner.job.plan import decide
 from runner.job.shapes import Device, shape_of, weight_shapes
-from runner.job.submit import _bytes_of, ranks_on_node, request, submit
+from runner.job.submit import _bytes_of, check_srun, ranks_on_node, request, submit
 from runner.job.texts import check_data
 from runner.job.with_torch import look
 from runner.training.engines.fsdp import blocks_of
+from runner.training.weights import _check_numbers
 from tests.first_job.harness import run_stage
 from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
@@ -167,6 +170,12 @@ def nodes_of(world: World) -> None:
     arrange(wanted.node_local, own, world.environ, print, prefix=Path("prefix"))
 
 
+def numbers(world: World) -> None:
+    """A weight that is too large for 16 bits."""
+    narrow = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+    _check_numbers(torch.tensor([70_000.0]).to(narrow[world.config().precision]), "w")
+
+
 OF_OWN_FILES = (
     Row(INPUTS, "Its bytes are those that were fetched: correct the file at its source, then stage",
         (("correct the file at its source", "run cp m/config.json broken/config.json",
@@ -270,6 +279,15 @@ OF_MODELS = (
         (("(?<=; or )0", "edit slurm.gpus_per_node: {}"),), {}, "runner check mine.yaml", code=0,
         files={"bin/sinfo": "#!/bin/sh\necho 'batch*|8|64000|gpu:a100:4|infinite'"},
         given="chmod +x bin/sinfo", environ={"PATH": f"bin:{os.environ['PATH']}"}),
+    Row("runner/training/weights.py", "or set precision: bf16 or fp32.",
+        (("precision: bf16", "edit"), ("(?<=or )fp32", "edit precision: {}")),
+        {"precision": "fp16"}, numbers, code=1),
+    Row("runner/job/submit.py", "Let the ranks' own write the script, and submit that: srun --nta",
+        (("srun --ntasks=1 .*job.sbatch", "run", "job.sbatch", "show grep SBATCH {}"),),
+        {"slurm": {"srun": ["env"]}},
+        lambda w: (w.patch.setattr(submission, "is_light", lambda: True), check_srun(w.config())),
+        environ={"PATH": f"bin:{os.environ['PATH']}"}, given="chmod +x bin/srun",
+        files={"bin/srun": "#!/bin/sh\nshift; exec \"$@\""}, fill={"PREFIX": sys.prefix}),
 )  # fmt: skip
 
 

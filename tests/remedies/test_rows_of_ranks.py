@@ -23,6 +23,7 @@ from runner.job.findings import Findings
 from runner.job.job import Job
 from runner.job.surroundings import _check_nv
 from runner.launch.place import Place, Start
+from runner.launch.reach import wait_for_rank_0
 from runner.run_folder import run_lock
 from runner.run_folder.checkpoints import check_before_launch, check_not_past_the_end
 from runner.run_folder.layout import RunFolder
@@ -305,6 +306,7 @@ JOB = {
     "bin/scontrol": "#!/bin/sh\necho JobId=17 JobState=RUNNING Command=/me/a.sh StdOut=its.log",
     "its.log": "hello",
 }
+FAILED = {"rank": 0, "host": "n1", "code": 1, "time": 9e9, "text": "x", "consequence": False}
 SHOWN = (
     Row(STATUS, "Give a run folder: runner status FOLDER{}; or begin one: runner submit RUN{} or",
         (("runner submit RUN", "instead {} --bundle bundle --print"),
@@ -323,6 +325,10 @@ SHOWN = (
     Row("runner/config/deepspeed.py", "Look at it: ls -l {}",
         (("ls -l [^ ]+", "run", "ds.json", "run rmdir {}; printf '{%s}' '' > {}"),),
         {"engine": {"name": "deepspeed", "config": "ds.json"}}, given="mkdir ds.json"),
+    Row("runner/launch/reach.py", "Its own error is in its log: {}",
+        (("(?<=in its log: )[^ ]+", "show cat {}"),), code=1,
+        does=lambda _: wait_for_rank_0(1, "127.0.0.1", 9, Path("logs"), started=0.0),
+        files={"logs/rank-0.failure": json.dumps(FAILED), "logs/rank-0.log": "its error"}),
 )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ def a(**keys: Any) -> dict[str, Any]:
 
 
 FILE = a(path="a.txt")
+PUSH = f"{sys.executable} -m stage push bundle"
 FETCHED, ANEW = f"{FETCH} -o bundle", f"{FETCH} -o new"
 MANIFESTS = (
     Row(CONVERT, "Write `convert: {}`.", (("(?<=Write `)convert: [a-z]+", "edit assets.a.{}"),),
@@ -370,6 +371,16 @@ ENVIRONMENTS = (
           "writes a manifest", "instead stage fetch made.yaml -o new --no-offline-check"),),
         {}, "stage fetch n.yaml -o new", "", {"n.yaml": "task: masked-lm\n", "a.csv": ROWS},
         fill={"NAME...": "a.csv"}),
+    Row("stage/carry/faults.py", "Check the spelling, the VPN, and `Host` in ~/.ssh/config: {ssh}",
+        ((r"ssh -G [^ ]+ \| head -n 3", "show"),), FILE, f"{PUSH} no.invalid:x", "", TEXTS, FETCHED,
+        code=5),
+    Row("stage/carry/faults.py", "Correct that file: {ssh} -G {host}",
+        (("(?<=file: )ssh .*? h(?= |$)", "show echo > config; {}"),),
+        FILE, f"{PUSH} h:x --ssh 'ssh -F config'", "", {**TEXTS, "config": "Nonsense 1\n"}, FETCHED,
+        code=5),
+    Row("stage/carry/push.py", "Give a new folder: {}/bundle",
+        (("(?<=Give a new folder: )[^ ]+", f"instead {PUSH} {{}}"),),
+        FILE, f"{PUSH} ./there", "", {**TEXTS, "there/notes": "mine"}, FETCHED),
 )  # fmt: skip
 
 

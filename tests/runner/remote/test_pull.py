@@ -283,15 +283,18 @@ def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> 
         bring(disk, "my", out, checkpoints=False)
 
 
+@obeys("runner/remote/pull.py", "Free space there, or give another folder: -o FOLDER.")
 def test_a_full_disk_here_leaves_no_half_file(
     far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, out = on_disk(tmp_path / "carried", far), tmp_path / "full/out"
     out.parent.mkdir()
     with small(out.parent):
-        with pytest.raises(StageError, match="are to come, and"):
+        with pytest.raises(StageError, match="are to come, and") as full:
             bring(disk, "my", out, checkpoints=False)
         assert not out.exists()
+        other = tmp_path / in_it(full.value.remedy, "(?<=-o )FOLDER")
+        assert bring(disk, "my", other, checkpoints=False) == 0
         # It fills while the file comes.
         monkeypatch.setattr(pulling, "_check_room", lambda *_: None)
         with pytest.raises(OSError, match="No space"):
