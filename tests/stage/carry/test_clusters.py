@@ -105,15 +105,23 @@ def test_what_was_found_is_added_and_what_is_there_is_kept(runs: Path) -> None:
     file = runs / "clusters.yaml"
     said = note(file, "gauss", {"host": "me@other", "folder": "~/airlift", "setup": "x"})
     assert file.read_text() == TEXT
-    assert any(f"{file}:3: kept: `host: me@gauss" in line for line in said), said
+    assert said == [
+        f"{file}:3: kept: `host: me@gauss.example.org`; found: `me@other`",
+        f"{file}:7: kept: `setup: export OMP_NUM_THREADS=1`; found: `x`",
+    ]
     note(file, "newton", {"host": "newton", "folder": "/a b", "setup": "export PATH=$PATH:/x"})
-    assert file.read_text().startswith(TEXT)
     assert find_cluster("newton", runs).target == PushTarget("newton", "/a b")
     assert note(file, "newton", {"host": "newton"}) == []
-    note(file, "newton", {"partition": "gpu"})
-    assert find_cluster("newton", runs).partition == "gpu"
-    (line,) = note(file, "bare", {"partition": "gpu"})
-    assert "add to `bare`: partition: gpu" in line and "bare: {host: bare}\n" in file.read_text()
+    said = note(file, "newton", {"partition": "gpu", "time": "60", "host": "n"})
+    added = '  partition: gpu\n  time: "60"\n  host: newton\n  folder: "/a b"\n'
+    assert file.read_text() == f'{TEXT}newton:\n{added}  setup: "export PATH=$PATH:/x"\n'
+    assert said == [
+        f'{file}: `newton`: partition: gpu; time: "60"',
+        f"{file}:16: kept: `host: newton`; found: `n`",
+    ]
+    said = note(file, "bare", {"partition": "gpu"})
+    assert said == [f"{file}:14: add to `bare`: partition: gpu"]
+    assert "bare: {host: bare}\n" in file.read_text()
     note(runs / "new/clusters.yaml", "a.b", {"host": "h", "folder": "f"})
     assert find_cluster("a.b", runs / "new").target == PushTarget("h", "f")
 
@@ -133,3 +141,19 @@ def test_what_is_no_name_is_a_folder_or_a_host_with_one(
     runs: Path, to: str, host: str | None, folder: str
 ) -> None:
     assert find_cluster(to, runs).target == PushTarget(host, folder)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "way"),
+    [
+        (Cluster(name="h:x/", target=PushTarget("h", "x/")), "--to h:x-2"),
+        (Cluster(name="h:a b", target=PushTarget("h", "a b")), "--to 'h:a b-2'"),
+        (
+            Cluster(name="g", target=PushTarget("h", "/x"), file=Path("c.yaml")),
+            "repeat the lines of `g` in c.yaml under another name, with `folder: /x-2`; then --to "
+            "that name",
+        ),
+    ],
+)
+def test_another_folder_there_is_one_beside(cluster: Cluster, way: str) -> None:
+    assert cluster.beside() == way

@@ -9,8 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +25,7 @@ from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import BIG, make_bundle
 from tests.stage.carry.conftest import TAGS, WEIGHTS, flip, push
 from tests.support.servers.sshd import Sshd
+from tests.support.waiting import wait_for
 
 PUSH = "stage/carry/push.py"
 pytestmark = pytest.mark.usefixtures("tools")
@@ -100,7 +99,7 @@ def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
     ]
     environment = {**os.environ, "PATH": f"{slow}:{os.environ['PATH']}"}
     pushing = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    _await(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
+    wait_for(lambda: (there / BIG).exists() and (there / BIG).stat().st_size > 4_000_000)
     rsync = int(pids.read_text().split()[-1])
     if killed == "with -9":
         pushing.kill()
@@ -118,14 +117,6 @@ def test_an_interrupted_push_keeps_what_came_and_the_rerun_goes_on(
     assert again.returncode == 0, again.stderr
     assert ("rsync of a killed command is ended first" in again.stderr) == (killed == "with -9")
     assert verify(there).ok
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("did not happen")
 
 
 def test_an_older_bundle_there_is_updated_and_what_it_had_more_is_named(

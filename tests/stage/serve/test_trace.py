@@ -268,8 +268,9 @@ CODED, SUM = ("models", "acme/coded", True), ("spaces", "evaluate-metric/sum", T
 def test_each_kind_of_repository_has_its_entry_or_none(
     source: TestHub, asked: Asked, name: str, lines: list[str], left: int
 ) -> None:
-    hub, first = hub_at(source.endpoint), Asked("models", "acme/gone")
-    _, entry = entries_of([first, asked], hub, allow_code=False)
+    _, entry = entries_of(
+        [Asked("models", "acme/gone"), asked], hub_at(source.endpoint), allow_code=False
+    )
     found = [re.sub("[0-9a-f]{40}", "COMMIT", line) for line in entry.lines]
     assert (entry.name, found, len(entry.cannot_travel)) == (name, lines, left), entry
 
