@@ -7,10 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stage.bundle.bundle import finish
+from stage.lock.model import Column, LeftOut
 from tests.stage.bundles import make_bundle
 from tests.support.staging import run_as
 
@@ -172,21 +175,25 @@ def test_show_tells_programs_the_same(bundle: Path) -> None:
 
 def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
     """Names come from a Hub, where anybody may write what he likes."""
-    from dataclasses import replace
-
-    from stage.bundle.bundle import finish
-    from stage.lock.model import Column
-
     made = make_bundle(tmp_path / "bundle", big=False)
     lines = made.lock.assets["lines"]
     split = replace(
         lines.configs["plain"]["train"],
         schema=(Column("\x1b[2J\x1b]0;owned\x07", "str\x9b31ming"),),
     )
-    hostile = replace(lines, licence="mit\x1b[8m", configs={"plain\x1b[1m": {"train": split}})
+    hostile = replace(
+        lines,
+        licence="mit\x1b[8m",
+        configs={"plain\x1b[1m": {"train": split}},
+        aliases=("a/\x1b[2Jl", "b/l"),
+        source=replace(lines.source, parquet_commit="c" * 40),
+        left_out=(LeftOut("x", 1500, "y"),),
+    )
     finish(made.root, made.lock.with_asset(hostile), b"format: 1\n", [])
     done = stage("show", made.root)
     assert done.returncode == 0 and "owned" in done.stdout
+    for words in ("also     a/\\x1b[2Jl, b/l", f"parquet  {'c' * 40} (", "left out 1 file, 1.5 kB"):
+        assert f"\n  {words}" in done.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.stdout)
 
 
