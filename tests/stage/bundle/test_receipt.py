@@ -73,21 +73,41 @@ def _flip_and_set_the_time_back(root: Path) -> None:
     os.utime(root / "data/models/bert/vocab.txt", ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "a bit": _flip,
-    "a bit, and the time set back": _flip_and_set_the_time_back,
-    "one gone": lambda root: (root / "data/files/notes/empty").unlink(),
-    "one more": lambda root: (root / "data/models/bert/more").touch(),
-    "a link": lambda root: (root / "data/models/bert/more").symlink_to("config.json"),
+SINCE = "changed since it was verified "
+CHANGES: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+    # what changed -> how, what is said, and whether it may be the ctime alone
+    "a bit": (_flip, SINCE, False),
+    "a bit, and the time set back": (_flip_and_set_the_time_back, SINCE, True),
+    "one gone": (lambda root: (root / "data/files/notes/empty").unlink(), SINCE, False),
+    "one more": (lambda root: (root / "data/models/bert/more").touch(), SINCE, False),
+    "a link": (
+        lambda root: (root / "data/models/bert/more").symlink_to("config.json"),
+        SINCE,
+        False,
+    ),
+    "rights": (lambda root: (root / "data/models/bert/vocab.txt").chmod(0o600), SINCE, True),
+    "the seal": (lambda root: (root / "tagmanifest-sha256.txt").write_bytes(b"x"), SINCE, False),
+    "no seal": (
+        lambda root: (root / "tagmanifest-sha256.txt").unlink(),
+        "cannot be looked at (",
+        False,
+    ),
+    "no payload": (
+        lambda root: (root / "data").rename(root / "aside"),
+        "cannot be looked at (",
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_bundle_changed_since_is_not_verified(bundle: Path, state: Path, change: str) -> None:
     verified(bundle, state)
-    CHANGES[change](bundle)
+    spoil, said, may_be_ctime = CHANGES[change]
+    spoil(bundle)
     problem = find(state, bundle)
-    assert isinstance(problem, str) and problem.startswith("changed since it was verified ")
+    assert isinstance(problem, str) and problem.startswith(said)
+    assert ("only ctimes" in problem) == may_be_ctime
 
 
 def test_a_copy_elsewhere_is_not_verified_by_it(bundle: Path, state: Path, tmp_path: Path) -> None:
