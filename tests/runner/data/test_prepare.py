@@ -296,7 +296,8 @@ def test_other_bytes_at_a_files_path_never_get_its_name_in_the_stores(
         folder.mkdir()
         special = {**BERT_LIKE, "pad_token": f"[{('PAD', 'UNK')[first]}]"}
         model = make_tokenizer(folder, 500, special) if what == "tokenizer" else words
-        split = write_split(folder, [text(n + 200 * first, 10) for n in range(10, 30)])
+        begin = 200 * first if what == "data" else 0  # else the data would be noticed
+        split = write_split(folder, [text(n + begin, 10) for n in range(10, 30)])
         recipes.append(Recipe("masked-lm", 16, split, TEXT, None, model))
     right = prepared(recipes[0], tmp_path / "right")
     _swap(*folders)
