@@ -13,11 +13,11 @@ SENTENCES = (
 )
 
 
-def model(taken: str, left: str) -> LockedAsset:
+def model(key: str, taken: str, left: str) -> LockedAsset:
     return LockedAsset(
         name="m",
         kind="model",
-        request={"model": "a/b", "include": ["*.safetensors"]},
+        request={"model": "a/b", key: ["*.safetensors"]},
         source=Source("hub", "a/b"),
         files=tuple(
             LockedFile(f"data/models/m/{path}", 1, None, None, path) for path in taken.split()
@@ -27,29 +27,35 @@ def model(taken: str, left: str) -> LockedAsset:
 
 
 @pytest.mark.parametrize(
-    ("taken", "left", "needed", "notes"),
+    ("key", "taken", "left", "needed", "notes"),
     [
+        ("revision", "model.safetensors", SENTENCES, (), ()),
+        ("exclude", "model.safetensors", SENTENCES, ("config.json",), ()),
         (
+            "include",
             "model.safetensors",
             SENTENCES,
             ("config.json",),
             ("its tokenizer (tokenizer.json, vocab.txt)",),
         ),
-        ("model.safetensors config.json", "modules.json 2_Dense/config.json", (), ()),
-        ("model.safetensors vocab.txt", "tokenizer.json", (), ()),
+        ("include", "model.safetensors config.json", "modules.json 2_Dense/config.json", (), ()),
+        ("include", "model.safetensors vocab.txt", "tokenizer.json", (), ()),
         (
+            "include",
             "2_Dense/model.safetensors config.json",
             "modules.json 2_Dense/config.json 2_Dense/vocab.txt 3_Dense/vocab.txt",
             ("2_Dense/config.json",),
             ("its tokenizer (2_Dense/vocab.txt)",),
         ),
         (
+            "include",
             "vae/model.safetensors",
             "model_index.json vae/config.json unet/config.json tokenizer/vocab.json",
             ("vae/config.json",),
             ("its tokenizer (tokenizer/vocab.json)",),
         ),
         (
+            "include",
             "config.json",
             "model.safetensors model.bf16.safetensors model-2.safetensors x/model.safetensors",
             (),
@@ -59,6 +65,7 @@ def model(taken: str, left: str) -> LockedAsset:
             ),
         ),
         (
+            "include",
             "x/model-00001-of-00002.safetensors x/config.json",
             "x/model-00002-of-00002.safetensors x/model.safetensors.index.json "
             "model-00002-of-00002.safetensors",
@@ -68,6 +75,6 @@ def model(taken: str, left: str) -> LockedAsset:
     ],
 )
 def test_the_config_left_out_is_reported_whatever_else_the_repository_has(
-    taken: str, left: str, needed: tuple[str, ...], notes: tuple[str, ...]
+    key: str, taken: str, left: str, needed: tuple[str, ...], notes: tuple[str, ...]
 ) -> None:
-    assert omitted_files(model(taken, left)) == Omitted(needed, notes)
+    assert omitted_files(model(key, taken, left)) == Omitted(needed, notes)
