@@ -176,6 +176,12 @@ def numbers(world: World) -> None:
     _check_numbers(torch.tensor([70_000.0]).to(narrow[world.config().precision]), "w")
 
 
+def decided(world: World) -> None:
+    """Whether a model fits on small GPUs, as many as the command line says."""
+    config, small = world.config(), Device("cuda", "A", 400_000, True, True, host_memory=1)
+    decide(config, shape_of(config, world.inputs().model), small, int(world.tail or 1))
+
+
 OF_OWN_FILES = (
     Row(INPUTS, "Its bytes are those that were fetched: correct the file at its source, then stage",
         (("correct the file at its source", "run cp m/config.json broken/config.json",
@@ -288,6 +294,11 @@ OF_MODELS = (
         lambda w: (w.patch.setattr(submission, "is_light", lambda: True), check_srun(w.config())),
         environ={"PATH": f"bin:{os.environ['PATH']}"}, given="chmod +x bin/srun",
         files={"bin/srun": "#!/bin/sh\nshift; exec \"$@\""}, fill={"PREFIX": sys.prefix}),
+    Row("runner/job/memory.py", "Add `quantization: {bits: 4}` with engine: {name: deepspeed",
+        (("quantization: {bits: 4}", "edit", "engine: {name: deepspeed, zero: 2}", "edit"),
+         ("more devices", "words 4")),
+        {"task": "causal-lm", "model": {"asset": "tiny-gpt2"}, "lora": {}, "precision": "bf16"},
+        decided),
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 import venv
@@ -182,6 +183,7 @@ HERE = "runner/job/surroundings.py"
 
 
 @obeys(HERE, "A file that this line reads has the line ends", "a file, source that: {source FILE}")
+@obeys(HERE, "Correct it; to try it: bash -lc {}", "Look at LD_LIBRARY_PATH and PYTHONHOME after")
 @pytest.mark.parametrize("fault", SHELLS)
 def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
     cluster: Cluster, login: Callable[[str], None], python: Path, fault: str
@@ -194,6 +196,10 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
         line = in_it(said(found), r"sed -i '.*' FILE").replace("FILE", "~/x")
         again = tried(cluster, slurm={"setup": [slurm["setup"][0], line, "true"]})
         assert again.errors == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
+    for line in re.findall(r"(?:to try it|your modules): (bash -lc '.*?')", said(found)):
+        tried_here = ["bash", "-c", line.replace("...", "home")]
+        shown = subprocess.run(tried_here, capture_output=True, text=True)
+        assert shown.returncode == 7 or "PYTHONHOME=/nowhere" in shown.stdout, shown
     for file in re.findall(r'"source ([^"]+)"', said(found)):
         path = re.sub(r"^\$\(.*\)|CONDA", "~/conda", file).replace("FILE", "~/site.sh")
         Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
