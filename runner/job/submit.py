@@ -432,9 +432,9 @@ def check_start(found: Findings, config: RunConfig, wanted: SbatchRequest) -> No
     if limit is not None and limit < A_START_S:
         found.warn(
             f"{config.place('slurm.time')}: slurm.time {wanted.time}: to import torch and load "
-            "the weights can take a minute or more on a cluster's disk. A job that is stopped "
-            f"before its first step ({save_before_end_s(wanted.time)} s before the limit) goes "
-            "back to the queue and begins again.",
+            "the weights can take a minute or more on a cluster's disk. The ranks are told to save "
+            f"{save_before_end_s(wanted.time)} s before the limit; a job that has no first step "
+            "by then goes back to the queue and begins again.",
             'Set slurm.time: "00:10:00", or more.',
         )
 
