@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from stage.cli.base import say
-from stage.errors import IncompleteError, UsageError
+from stage.errors import IncompleteError, StageError, UsageError
 from stage.files import human_count
 
 if TYPE_CHECKING:
@@ -100,15 +100,17 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
             f"{fetch}, or trace again: -o and another name.",
             getattr(traced.interrupted, "exit_code", None),
         )
+    if traced.status:
+        raise StageError(
+            f"{command[0]} ended with {traced.status}: {manifest} has what it asked for until "
+            "then, and no more.",
+            f"Fix what its own error says, above, then trace again: rm {shlex.quote(str(manifest))}"
+            f" first, or -o and another name. If it always ends so: {fetch}",
+            exit_code=1,
+        )
     say(f"next: {fetch}")
     say(f"then, as on the cluster: runner exec --bundle bundle -- {shlex.join(command)}")
-    if traced.status:
-        say(
-            f"warning: {command[0]} ended with {traced.status}; what it would have asked for later "
-            "is not in the manifest",
-            err=True,
-        )
-    if traced.status or lost:
+    if lost:
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from stage.digests import is_hex
-from stage.errors import StageError
+from stage.errors import StageError, UsageError
 from stage.files import human_count, human_size
 from stage.hub.client import Hub
 from stage.hub.metrics import OWNERS
@@ -27,6 +27,9 @@ from stage.staging.new_manifest import asset_names
 from stage.staging.prechecks import needed_for_weights
 
 _HUB_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_WITH_ACCESS = (
+    "If its name is right: accept its terms on its page, give a token: HF_TOKEN, and trace again"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Asked:
         exists: whether the Hub has it.
         commits: each revision that the script asked for -> its commit; None: no answer named it.
         files: paths whose bytes were there, by revision.
+        refused: whether the Hub refused something of it to this account.
     """
 
     kind: str
@@ -60,10 +64,12 @@ class Asked:
     exists: bool = False
     commits: dict[str, str | None] = field(default_factory=dict)
     files: dict[str, set[str]] = field(default_factory=dict)
+    refused: bool = False
 
     def note(self, address: Address, exchange: Exchange, *, names_file: bool) -> None:
         """Adds one request; `names_file`: an answer without an error shows that the file exists."""
         is_there = exchange.status < 400
+        self.refused |= exchange.status in (401, 403)
         if not is_there and exchange.commit is None:  # with a commit, only the file is missing
             return
         self.exists = True
@@ -133,7 +139,8 @@ def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[En
     for asked in found:
         what = f"{ENTRY_KEYS[asked.kind]} {asked.name}"
         if not asked.exists:
-            entries.append(Entry(asked.name, note=f"{what}: the Hub does not show it"))
+            why = f" to this account. {_WITH_ACCESS}" if asked.refused else ""
+            entries.append(Entry(asked.name, note=f"{what}: the Hub does not show it{why}"))
             continue
         # Clients may get a commit from an answer's body, and ask for files of this commit alone.
         for revision in [r for r, commit in asked.commits.items() if commit is None]:
@@ -158,6 +165,8 @@ def _entry(
         StageError: the Hub does not show it any more.
     """
     repository = hub.repository(what, _HUB_KINDS[asked.kind], asked.name, revision)
+    if asked.refused and not read:
+        raise UsageError(f"the Hub refused its files. {_WITH_ACCESS}")
     listing = hub.files(what, repository)
     files = [listing[path] for path in read if path in listing]
     size = human_size(sum(file.size for file in files))

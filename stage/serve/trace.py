@@ -89,6 +89,11 @@ def trace(
     """
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
+        if Path(command[0]).is_file():
+            raise UsageError(
+                f"{command[0]}: a file without the right to execute it.",
+                f"stage trace -- python {shlex.join(command)}; a program: chmod +x",
+            )
         raise UsageError(
             f"{command[0]}: no such program on PATH.", "stage trace -- python their_script.py ..."
         )

@@ -106,6 +106,7 @@ def far(web: Web, path: str, data: bytes) -> str:
     return web.url(path).replace("127.0.0.1", "127.1")
 
 
+@obeys("stage/serve/trace.py", "stage trace -- python {}; a program")
 def test_a_script_that_asked_for_nothing_writes_no_manifest(
     source: TestHub, tmp_path: Path
 ) -> None:
@@ -114,9 +115,15 @@ def test_a_script_that_asked_for_nothing_writes_no_manifest(
     assert "set HF_ENDPOINT itself?" in done.stderr and not (tmp_path / "my.yaml").exists()
     done = trace(tmp_path, source, sys.executable, "-c", "1 / 0")
     assert "and ended with 1." in done.stderr and "Its own error is above" in done.stderr
+    (tmp_path / "mine.py").write_text("print('mine')")
+    done = trace(tmp_path, source, "./mine.py")
+    words = in_it(done.stderr, r"(?<=stage trace -- python )\S+(?=;)")
+    done = trace(tmp_path, source, sys.executable, words)
+    assert done.stdout == "mine\n"
     assert "or set HF_ENDPOINT itself?" in done.stderr
 
 
+@obeys("stage/cli/trace.py", "Fix what its own error says")
 def test_a_dataset_without_its_owner_is_told_the_name_to_write(
     source: TestHub, tmp_path: Path
 ) -> None:
@@ -127,6 +134,26 @@ def test_a_dataset_without_its_owner_is_told_the_name_to_write(
     done = trace(tmp_path, source, sys.executable, "-c", code)
     assert "acme/notes" in done.stdout and done.returncode == 1, done.stderr
     assert "write acme/notes in the script" in done.stdout
+    assert "next: " not in done.stdout, "a script that failed has not named all that it needs"
+    subprocess.run(in_it(done.stderr, r"rm \S+(?= first)"), shell=True, cwd=tmp_path, check=True)
+    done = trace(tmp_path, source, sys.executable, "-c", code.partition("; 1 / 0")[0])
+    assert done.returncode == 0 and "next: stage fetch my.yaml" in done.stdout
+
+
+def test_a_model_that_the_hub_refuses_is_no_entry_of_a_card(
+    source: TestHub, tmp_path: Path
+) -> None:
+    """The fetch of such an entry, with the token, was a sound bundle without the weights."""
+    source.commit("models", "acme/closed", {"config.json": b"{}", ".gitattributes": b""})
+    source.configure("models", "acme/closed", gated="manual", members=("tester",))
+    code = "import sys, huggingface_hub as h; api = h.HfApi()\nfor name in ('other', 'closed'):\n"
+    code += "    sys.argv[1:] and api.model_info('acme/' + name)\n"
+    code += "    h.hf_hub_download('acme/' + name, 'config.json')"
+    for asks in ([], ["first"]):
+        done = trace(tmp_path, source, sys.executable, "-c", code, *asks)
+        assert "give a token: HF_TOKEN, and trace again" in done.stdout and done.returncode == 1
+        assert list(yaml.safe_load((tmp_path / "my.yaml").read_text())["assets"]) == ["other"]
+        (tmp_path / "my.yaml").unlink()
 
 
 def test_a_refusal_of_head_has_no_body() -> None:
