@@ -59,13 +59,16 @@ def test_what_programs_left_stays_behind_and_is_told(folder: Path) -> None:
 
 PRIVATE = {
     "id_ed25519": OPENSSH_KEY,
-    "sub/server.pem": f"Bag Attributes\n{CERTIFICATE}" + OPENSSH_KEY.replace("OPENSSH ", ""),
-    "notes": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n",
-    ".env": "WANDB_API_KEY=1\n",
+    # A key's ending: all of it is looked at.
+    "sub/server.pem": "\n" * 5000
+    + f"Bag Attributes\n{CERTIFICATE}"
+    + OPENSSH_KEY.replace("OPENSSH ", ""),
+    "notes.txt": "-----BEGIN PGP PRIVATE KEY BLOCK-----\n",
+    ".Env.local": "WANDB_API_KEY=1\n",
     ".netrc": "machine x\n",
     "sub/token": "hf_" + "a" * 34 + "\n",
     ".ssh/config": "Host x\n",
-    "keys.p12": "\0",
+    "keys.P12": "\0",
 }
 
 
@@ -75,6 +78,11 @@ def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_
     harmless = {
         "ca.pem": CERTIFICATE,
         ".env.example": "KEY=\n",
+        ".environment": "KEY=\n",
+        "empty": "",
+        "readme.txt": "\n" * 5000 + OPENSSH_KEY,
+        "sub/words": "hf_" + "a" * 34 + " is a token\n",
+        "sub/short": "hf_abc\n",
         "id_rsa.pub": "ssh-rsa AAAA\n",
         "token": "the word\n",
     }
@@ -92,9 +100,9 @@ def test_keys_and_tokens_in_a_folder_are_refused_all_at_once_and_travel_only_by_
     manifest(folder, f'r: {{path: raw, include: ["*", "id_*"], exclude: {exclude}}}')
     run_here("fetch", "m.yaml", "-o", "bundle")
     assert taken(folder) == {"a.txt", "sub/b.txt", "id_ed25519", *harmless}
-    manifest(folder, "r: {path: raw/.env}")
+    manifest(folder, "r: {path: raw/.Env.local}")
     run_here("lock", "m.yaml")
-    assert taken(folder) == {".env"}
+    assert taken(folder) == {".Env.local"}
 
 
 NAMES_THEM = {
