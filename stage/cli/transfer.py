@@ -120,7 +120,9 @@ def init(
         several = (
             f", {len(item.configs)} configs: choose in {manifest}" if len(item.configs) > 1 else ""
         )
-        say(f"{item.repository}: {item.kind}, licence {item.licence or 'none stated'}{several}")
+        gated = ", gated: accept its terms on the Hub, and set HF_TOKEN" if item.gated else ""
+        licence = item.licence or "none stated"
+        say(f"{item.repository}: {item.kind}, licence {licence}{gated}{several}")
     say(f"next: stage fetch {quoted(manifest)} -o {place_for_bundle(every)}{_SIZES}")
 
 
@@ -297,6 +299,9 @@ def push(
         raise _damaged_there(outcome, bundle, report, ssh)
 
 
+_FIRST = "   (if this is a carried disk, copy the bundle to the cluster first)"
+
+
 def _print_push(outcome: PushOutcome, bundle: Path) -> None:
     from stage.bundle.bundle import Bundle
     from stage.files import human_count
@@ -304,7 +309,8 @@ def _print_push(outcome: PushOutcome, bundle: Path) -> None:
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
     say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
     say(f"bundle id {outcome.bundle_id}")
-    there = f"on {outcome.target.host}: " if outcome.target.host else ""
+    host = outcome.target.host
+    there, first = (f"on {host}: ", "") if host else ("", _FIRST)
     folder = shlex.quote(outcome.target.folder)
     assets = Bundle.open(bundle).lock.assets.values()
     made = [
@@ -312,7 +318,7 @@ def _print_push(outcome: PushOutcome, bundle: Path) -> None:
         for asset in assets
         if asset.kind == "environment"
     ]
-    say(f"next: {there}{(made or [''])[0]}runner check RUN --bundle {folder}")
+    say(f"next: {there}{(made or [''])[0]}runner check RUN --bundle {folder}{first}")
 
 
 def _damaged_there(

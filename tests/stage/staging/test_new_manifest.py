@@ -146,5 +146,7 @@ def test_the_cards_first_config_is_taken_not_the_alphabets(laptop: Laptop) -> No
         "extra/train.parquet": parquet,
     }
     laptop.hub.commit("datasets", "acme/ordered", files)
-    assert laptop.stage("init", "acme/ordered").returncode == 0
+    laptop.hub.configure("datasets", "acme/ordered", gated="manual")
+    done = laptop.stage("init", "acme/ordered")
+    assert done.returncode == 0 and "gated: accept its terms on the Hub" in done.stdout
     assert "config: main   # also: extra" in (laptop.folder / "manifest.yaml").read_text()
