@@ -1,4 +1,4 @@
-"""What is decided for a run: five run files, three devices, four numbers of ranks.
+"""What is decided for a run: five run files, four devices, four numbers of ranks.
 
 The models are those of the run files, by their config.json and the shapes of their weights. The
 reasons of the choices are no part of it, because they may be worded otherwise; of a refusal the
@@ -32,6 +32,7 @@ VALUE = re.compile(r"\d[\d.]* (?:[MG]B|ranks?|devices?)|(?:zero|offload): \w+")
 RANKS = (1, 2, 8, 16)
 DEVICES = {
     "CPU": Device.cpu(16 * GIB),
+    "P100 16 GB": Device("cuda", "Tesla P100-PCIE-16GB", 16 * GIB, False, False, 64 * GIB),
     "V100 32 GB": Device("cuda", "Tesla V100-SXM2-32GB", 32 * GIB, False, True, 64 * GIB),
     "A800 80 GB": Device("cuda", "NVIDIA A800-SXM4-80GB", 80 * GIB, True, True, 128 * GIB),
 }

@@ -24,9 +24,12 @@ def run_folder(root: Path, *, steps: int = 40, name: str = "made", **facts: Any)
     facts = {"num_steps": 40, "bundle_id": "ab" * 32, "host": "gpu7", "pid": 1, **facts}
     (root / "environment.json").write_text(json.dumps(facts))
     lines = [line(step) for step in range(1, steps + 1)]
-    lines.append(
-        {"step": steps, "epoch": 1.0, "validation_loss": 3.25, "validation_perplexity": 25.8}
-    )
+    at_end = {"step": steps, "epoch": 1.0}
+    lines += [
+        {**at_end, "load_host_gib": 1.0},
+        {**at_end, "train_device_gib": 2.0, "train_host_gib": 3.0},
+        {**at_end, "validation_loss": 3.25, "validation_perplexity": 25.8},
+    ]
     (root / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in lines))
     return root
 

@@ -71,21 +71,23 @@ def test_the_end_of_a_trial_is_understood(
 
 def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() -> None:
     memory = {"load": {"device": 1.0, "host": 2.0}, "train": {"device": 3.0}}
-    faster = replace(trial(1), samples_per_s=21.5)
     found = [
-        SearchResult("zero1", [faster, trial(2), trial(4, "out of memory")]),
+        SearchResult(
+            "zero1",
+            [replace(trial(1), samples_per_s=21.5), trial(2), trial(4, "out of memory")],
+        ),
         SearchResult("zero2", [replace(trial(2), memory=memory, mfu=0.5, note="n"), trial(1)]),
         SearchResult("zero3", [trial(1, "too slow")]),
         SearchResult("ddp", refused="not tried: no | such"),
     ]
-    table = rows(found, 1000)
-    bound = "micro 1 is faster: 21.5 samples/s; micro 4: out of memory"
-    most = "n; the largest that --largest allows"
-    assert table == [
-        ("zero1", "2 x 2", "0.1 s", "200", "20", "50 s", "-", "-", bound),
+    assert (table := rows(found, 1000)) == [
+        (
+            "zero1", "2 x 2", "0.1 s", "200", "20", "50 s", "-", "-",
+            "micro 1 is faster: 21.5 samples/s; micro 4: out of memory",
+        ),
         (
             "zero2", "2 x 2", "0.1 s", "200 (MFU 50%)", "20", "50 s", "1.07 GB, 3.22 GB",
-            "2.15 GB", most,
+            "2.15 GB", "n; the largest that --largest allows",
         ),
         ("zero3", "none", *[""] * 6, "micro 1: too slow"),
         ("ddp", *[""] * 7, "not tried: no | such"),

@@ -109,21 +109,3 @@ def test_other_held_out_rows_are_other_training_data(twins: Cluster) -> None:
     keys = [key(), key(validation="5%"), key(validation_seed=1), key(validation=None)]
     assert len(set(keys)) == 4
     assert key() == keys[0]
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("0%", "no share of the training split to hold out, found `0%`"),
-        ("100%", "hold out, found `100%`"),
-        ("five%", "hold out, found `five%`"),
-        (0.05, "must be text or null, found `0.05`"),
-    ],
-)
-def test_what_is_no_share_is_refused_with_an_example(
-    twins: Cluster, value: object, words: str
-) -> None:
-    path = written(twins, "causal-lm", validation=value)
-    with pytest.raises(UsageError, match=r"tiny\.yaml:5") as caught:
-        RunConfig.load(path)
-    assert words in caught.value.message and "validation: 5%" in caught.value.remedy

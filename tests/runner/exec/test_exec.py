@@ -351,8 +351,7 @@ def test_the_line_for_all_nodes_keeps_the_users_words_and_number_of_processes(
     monkeypatch.chdir(tmp_path)
     Path("fsdp.yaml").write_text("num_machines: 1\nnum_processes: 2\n")
     srun = f"srun --ntasks-per-node=1 --ntasks={nodes} runner exec --bundle 'my b' -- "
-    found = exec_module.on_each_node(command.split(), Path("my b"), nodes, tasks)
-    assert found == srun + line
+    assert exec_module.on_each_node(command.split(), Path("my b"), nodes, tasks) == srun + line
 
 
 @pytest.mark.parametrize(("by", "command"), [

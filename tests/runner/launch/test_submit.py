@@ -99,8 +99,7 @@ def test_a_job_that_asks_for_no_memory_has_slurms_default(
     selects = "echo SelectTypeParameters = CR_CORE"
     programs(tmp_path, sinfo="echo 'batch*|8|64000|gpu:2|infinite'")
     monkeypatch.setenv("PATH", programs(tmp_path, scontrol=f"{shown}\n{selects}_MEMORY"))
-    nodes = (NodeShape(8, 2, 64000 * 2**20),)
-    assert ask_partition(None) == Partition("batch", nodes, "infinite")
+    assert ask_partition(None) == Partition("batch", (NodeShape(8, 2, 64000 * 2**20),), "infinite")
     found = submit.memory_on_node(SlurmConfig(**slurm), ask_partition(None), {})
     assert found[0] == memory * 2**20 and why in found[1] and bool(why) == bool(found[1])
     from_shell = {"SBATCH_MEM_PER_NODE": "5"}

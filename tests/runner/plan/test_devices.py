@@ -150,10 +150,9 @@ def test_memory_is_the_least_of_machine_cgroups_and_slurm(
     monkeypatch.setattr(of_host, "machine_memory", lambda: 6000000)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits.get(kind, none), none))
     each = {"SLURM_MEM_PER_CPU": "1", "SLURM_CPUS_ON_NODE": "4"}
-    given = [{}, each, *({"SLURM_MEM_PER_NODE": mb} for mb in ("1", "0", "99")), {**each, "A": "0"}]
-    given[-1]["SLURM_CPUS_ON_NODE"] = ""
-    whole = [6000000, 4 * A_MIB, A_MIB, 6000000, 6000000, 6000000]
-    assert [host_memory(environ) for environ in given] == whole
+    whole_node = ({"SLURM_MEM_PER_NODE": megabytes} for megabytes in ("1", "0", "99"))
+    given = [{}, each, *whole_node, {**each, "SLURM_CPUS_ON_NODE": ""}]
+    assert [*map(host_memory, given)] == [6000000, 4 * A_MIB, A_MIB, *[6000000] * 3]
     assert [of_host.is_limited(environ) for environ in given[:3]] == [False, True, True]
     # Of two ranks: half of what a cgroup has free, with its cached files; of Slurm's 1 MB.
     assert of_host.data_limit(2, {}) == 1024 + 2000000 * 9 // 10

@@ -305,17 +305,6 @@ def test_what_did_not_fit_bounds_an_automatic_micro_batch_and_no_other(
         assert reason(bounded, "accumulation").endswith(f"2 ranks x {micro} x {accumulation}")
 
 
-@pytest.mark.parametrize(
-    ("device", "precision"), [(CPU, "fp32"), (A100, "bf16"), (V100, "fp16"), (P100, "fp32")]
-)
-def test_auto_takes_the_precision_the_device_has(
-    run_file: Path, device: Device, precision: str
-) -> None:
-    plan = planned(run_file, device, 1)
-    assert plan.precision == precision
-    assert reason(plan, "precision")
-
-
 def test_an_optimizer_with_smaller_moments_needs_less(run_file: Path) -> None:
     adamw, lion, sgd, plain = (
         state_needed(RunConfig.load(run_file, [f"optimizer={{name: {n}}}"]), BERT, 4)

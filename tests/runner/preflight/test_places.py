@@ -154,8 +154,10 @@ def test_what_checkpoints_and_the_model_take_on_the_disk(
     assert disk_needed(config, shape) == needed
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2/weights").write_bytes(bytes(50))
-    left = [disk_still_needed(config, tmp_path, whole) for whole in (needed, 60)]
-    assert left == [needed - 50, 20], "a checkpoint replaces another when it is complete"
+    assert [disk_still_needed(config, tmp_path, whole) for whole in (needed, 60)] == [
+        needed - 50,
+        20,  # a checkpoint replaces another when it is complete
+    ]
 
 
 MOUNTS = """\

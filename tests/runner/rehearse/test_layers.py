@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from runner.trials.layers import Small, cut, narrowed
+from runner.trials.layers import Small, cut, kept_weights, narrowed
 
 SHORT: dict[str, Any] = {
     "hidden_size": 32,
@@ -48,8 +48,16 @@ def test_layers_are_kept_until_each_kind_of_them_is_there() -> None:
 
 
 def test_a_model_that_is_small_or_has_no_layers_stays_as_it_is() -> None:
-    assert cut({**SHORT, "num_hidden_layers": 2}) is None
-    assert cut({"depths": [3, 4, 6, 3]}) is None
+    assert cut({**SHORT, "num_hidden_layers": 2}) == cut({"depths": [3, 4, 6, 3]}) is None
+    assert narrowed(Small({**SHORT, "num_attention_heads": 2}, 2, 5)) is None
+
+
+def test_the_weights_of_the_kept_layers_are_kept_and_all_that_is_no_layer() -> None:
+    experts = {f"layer.{n}.experts.{e}.w" for n in range(3) for e in range(5)}
+    others = {"head.0.w", "head.1.w", "norm.w", "layer.w", "experts.7.w"}
+    assert kept_weights(experts | others, 2, 3) == others | {
+        name for name in experts if not name.startswith("layer.2.")
+    }
 
 
 NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}

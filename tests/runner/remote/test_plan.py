@@ -63,9 +63,8 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     plan = found.plan("0" * 64)
     setup = r"""'slurm.setup=[". ~/x y", "export A=\"1 2\""]'"""
     assert shlex.split(plan["OPTIONS"]) == found.options
-    empty = ("ACCOUNT", "ENVIRONMENT", "ENV_DIGEST", "PARTITION", "TIME")
     assert plan == {
-        **dict.fromkeys(empty, ""),
+        **dict.fromkeys(("ACCOUNT", "ENVIRONMENT", "ENV_DIGEST", "PARTITION", "TIME"), ""),
         "AIRLIFT": __version__,
         "BUNDLE_ID": "0" * 64,
         "INPUTS": hashlib.sha256(json.dumps({"my.yaml": RUN}).encode()).hexdigest(),

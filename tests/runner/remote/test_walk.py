@@ -12,7 +12,8 @@ from runner.errors import IncompleteError
 from runner.inputs.far import PushTarget, connected
 from runner.remote import submit, there
 from runner.remote.plan import Road
-from runner.remote.there import End, plan_digest, walk
+from runner.remote.there import End, There, plan_digest, walk
+from tests.first_job.harness import programs
 from tests.runner.remote.conftest import RUN
 
 
@@ -83,3 +84,19 @@ def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -
     again = ["".join(text) for text in seen]
     one(0)  # it is not taken for the end of the first
     assert found[-1][0] not in begun and again[0] in "".join(seen[0])
+
+
+@pytest.mark.parametrize(
+    ("result", "made"), [("w1 0 16", 16), ("w0 0 16", 0), ("w1 5 16", 0), ("w0 0", 0), ("", 0)]
+)
+def test_a_job_is_that_of_the_last_plan_only_if_its_own_walk_ended_well(
+    road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, made: int
+) -> None:
+    """Else a run would not be submitted, or another's job would be taken for its own."""
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch="exit 0", squeue="exit 0"))
+    notes = tmp_path / "there/.airlift"
+    notes.mkdir()
+    (notes / "plan").write_text("WALK=w1\nRUN=my.yaml\n")
+    (notes / "result").write_text(f"{result}\n")
+    with connected(PushTarget(None, str(notes.parent))) as remote:
+        assert There.look(remote, road).made == made

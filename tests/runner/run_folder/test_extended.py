@@ -79,7 +79,7 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
         trainer.stop.received = "SIGTERM" if values["step"] == 4 else None
 
     trainer.observer.step = stopped_at_the_end  # type: ignore[method-assign]
-    assert not trainer.run()
+    assert not trainer.run() and trainer.skipped == 0
     trainer.observer.close()
     assert [step for step, _ in metrics(run.folder.root)] == [1, 2, 3, 4]
     assert describe_finished(run.folder, run.config) is None

@@ -14,6 +14,7 @@ from runner.cli import main
 from runner.run_folder import logs
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
+from runner.run_folder.status import format_duration
 from runner.slurm import jobs
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
@@ -52,27 +53,39 @@ def test_a_running_job_tells_its_step_its_checkpoint_and_when_it_ends(
     folder = run_folder(tmp_path / "output" / "made", steps=30)
     slurm(squeue=queued(folder, "RUNNING"))
     said = shown("status", folder)
-    for part in (
+    parts = (
         f"made: running  ({folder})\n",
         "job 17: running on gpu[1-2], for 1:02:03, 22:57:57 left\n",
         "step 30 of 40: loss 5.5000, lr 1.00e-03, 1000 tokens/s, 1.61 GB; ",
         "validation at step 30: loss 3.2500\n",
         "checkpoint: step-20 (1 kept)\n",
+        "most memory of a rank: device: train 2.15 GB",
+        "most memory of a rank: host: load 1.07 GB, train 3.22 GB\n",
         "about 20 s to go",  # ten steps of two seconds
-    ):
-        assert f"\n  {part}" in f"\n  {said}", said
-    job = "job 17: running on gpu[1-2], for 1:02:03, 22:57:57 left"
-    validation = {"validation_loss": 3.25, "validation_perplexity": 25.8}
+    )
+    assert [part for part in parts if f"\n  {part}" not in f"\n  {said}"] == [], said
+    assert [*map(format_duration, (9.4, 60, 299, 300, 3599.6, 12000, 180000))] == [
+        "9 s", "1 min 0 s", "4 min 59 s", "5 min", "1 h 0 min", "3 h 20 min", "2 d 2 h",
+    ]  # fmt: skip
     assert json.loads(shown("status", folder, "--json")) == {
         "run_folder": str(folder),
         "state": "running",
-        "job": {"id": 17, "state": "RUNNING", "words": job},
+        "job": {
+            "id": 17,
+            "state": "RUNNING",
+            "words": "job 17: running on gpu[1-2], for 1:02:03, 22:57:57 left",
+        },
         "step": 30,
         "num_steps": 40,
         "seconds_left": 20.0,
         "last": line(30),
-        "last_validation": {"step": 30, "epoch": 1.0, **validation},
-        "memory": {},
+        "last_validation": {
+            "step": 30,
+            "epoch": 1.0,
+            "validation_loss": 3.25,
+            "validation_perplexity": 25.8,
+        },
+        "memory": {"load": {"host": 1.0}, "train": {"device": 2.0, "host": 3.0}},
         "last_checkpoint": 20,
         "warnings": [],
     }

@@ -10,7 +10,7 @@ import pytest
 
 from runner.job.devices import KINDS, peak_flops
 from runner.job.shapes import ModelShape
-from runner.training.reporting import flops_per_prediction, flops_per_token
+from runner.training.reporting import StepClock, flops_per_prediction, flops_per_token
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
@@ -109,11 +109,29 @@ def test_the_peak_is_that_of_the_device_and_of_no_other_with_a_name_like_it(
     assert peak_flops(name, precision) == peak
 
 
+def test_the_measures_of_a_step_are_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", iter([100.0, 104.0, 200.0, 202.0]).__next__)
+    clock, found = StepClock(token_flops=2.0, peak=8.0, prediction_flops=10.0), list[Any]()
+    for samples, tokens, waited in ((8, 256, 1.0), (4, 128, 0.0)):
+        clock.begin()
+        found.append(clock.measures(samples, tokens, waited, 3.0))
+    assert 0 < found[0].pop("first_step_s") < 1e6
+    assert found == [
+        {
+            "tokens": 256, "tokens_per_s": 64.0, "samples_per_s": 2.0, "step_s": 4.0,
+            "data_wait": 0.25, "mfu": (2 * 256 + 10 * 3) / 4 / 8,
+        },
+        {
+            "tokens": 128, "tokens_per_s": 64.0, "samples_per_s": 2.0, "step_s": 2.0,
+            "data_wait": 0.0, "mfu": (2 * 128 + 10 * 3) / 2 / 8,
+        },
+    ]  # fmt: skip
+
+
 def test_a_token_costs_six_flops_a_parameter_and_attention() -> None:
     gpt2 = ModelShape(124_439_808, 1024, 768, 12, 50257)
-    assert flops_per_token(gpt2, 1024) == 6 * 124_439_808 + 12 * 12 * 768 * 1024
-    lora = flops_per_token(gpt2, 1024, all_weights=False)
-    assert lora == 4 * 124_439_808 + 12 * 12 * 768 * 1024
-    logits = [flops_per_prediction(gpt2, all_weights=every) for every in (True, False)]
-    assert logits == [6 * 50257 * 768, 4 * 50257 * 768]
+    for each, every in ((6, True), (4, False)):
+        of_token = each * 124_439_808 + 12 * 12 * 768 * 1024
+        assert flops_per_token(gpt2, 1024, all_weights=every) == of_token
+        assert flops_per_prediction(gpt2, all_weights=every) == each * 50257 * 768
     assert all(low >= full >= 0 for _, _, low, full in KINDS.values())
