@@ -151,23 +151,7 @@ GH200 = Profile(
 )  # fmt: skip
 
 
-def test_for_arm_pypis_torch_has_no_cuda_below_2_11() -> None:
-    (verdict,) = verdicts(Needs.of([torch("2.10.0", "manylinux_2_28_aarch64")], "aarch64"), GH200)
-    assert (
-        verdict.refused
-        and "torch 2.10.0 is a build without CUDA: it does not use NVIDIA GH200" in verdict.problem
-    )
-    assert (
-        "torch 2.14.0+cu126 from the CUDA 12.6 index" in verdict.remedy
-        and "PyPI" not in verdict.remedy
-    )
-    (verdict,) = verdicts(
-        Needs.of(
-            [torch("2.11.0", "manylinux_2_28_aarch64"), locked("cuda-toolkit", "13.0.2")], "aarch64"
-        ),
-        GH200,
-    )
-    assert verdict.refused and "needs a driver with CUDA 13.0" in verdict.problem
+def test_how_far_torch_may_go_on_arm_depends_on_the_index() -> None:
     assert torch_limit(GH200, ()) is None and torch_limit(GH200, ("cu126",)) == "2.15"
 
 
@@ -255,19 +239,94 @@ def notes(packages: list[Package], node: str) -> str:
     return " ".join(f"{verdict.problem} {verdict.remedy}" for verdict in found)
 
 
-def test_a_gpu_older_than_the_toolkit_is_refused_even_for_a_torch_that_nobody_knows() -> None:
-    node = Profile(
-        path=Path("p"),
-        name="p",
-        platform="linux-64",
-        glibc="2.34",
-        cuda="13.0",
-        compute_capability="7.0",
-        gpu="V100",
-    )
-    (verdict,) = verdicts(Needs.of([torch("2.99.0+cu130")]), node)
-    assert verdict.refused
-    assert "knows no GPU older than 7.5" in verdict.problem
+A800, ARM = profile("a800"), "manylinux_2_28_aarch64"
+FITS = "What fits: torch 2.10 from PyPI (CUDA 12.8), or torch 2.14.0+cu126 from the CUDA 12.6 index"
+FITS_ARM = "What fits: torch 2.14.0+cu126 from the CUDA 12.6 index"
+
+
+@pytest.mark.parametrize(
+    ("packages", "node", "problem", "remedy"),
+    [
+        (
+            [
+                torch("2.8.0"),
+                locked(
+                    "new", "1", url="https://x.example/new-1-cp310-cp310-manylinux_2_34_x86_64.whl"
+                ),
+            ],
+            A800,
+            "new 1 needs glibc 2.34; a800 has 2.28.",
+            "Ask for an older new, one with a wheel for glibc 2.28 or older.",
+        ),
+        (
+            [torch("2.8.0", "manylinux_2_34_x86_64"), runtime("12.8.90")],
+            A800,
+            "torch 2.8.0 needs glibc 2.34",
+            FITS,
+        ),
+        (
+            [torch("2.8.0", "manylinux_2_34_x86_64")],
+            replace(A800, cuda="13.2"),
+            "torch 2.8.0 needs glibc 2.34",
+            "What fits: torch 2.14 from PyPI (CUDA 13.0).",
+        ),
+        (
+            [torch("2.8.0", "manylinux_2_34_x86_64")],
+            profile("cpu"),
+            "torch 2.8.0 needs glibc 2.34",
+            "Ask for an older torch.",
+        ),
+        (
+            [torch("2.7.1"), runtime("12.8.90")],
+            profile("v100"),
+            "torch 2.7.1 with CUDA 12.8 has no code for Tesla V100-SXM2-32GB (compute capability "
+            "7.0), only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0.",
+            FITS,
+        ),
+        (
+            [torch("2.13.0"), locked("nvidia-cuda-runtime", "13.0.96")],
+            A800,
+            "CUDA 13.0 or newer (driver 580+); the driver of a800 has CUDA 12.2.",
+            FITS,
+        ),
+        (
+            [conda("pytorch", "2.7.1", "cpu_mkl_py311_h1_100")],
+            A800,
+            "is a build without CUDA: it does not use NVIDIA A800-SXM4-80GB.",
+            "Write `pytorch=*=cuda*` and `cuda-version 12.*` in the conda dependencies.",
+        ),
+        (
+            [torch("2.13.0+cpu")],
+            replace(A800, cuda="10.2", compute_capability="3.5", gpu=None),
+            "it does not use the GPU.",
+            "No published torch since 2.0 is known to run there",
+        ),
+        (
+            [torch("2.99.0+cu130")],
+            replace(A800, glibc="2.34", cuda="13.0", compute_capability="7.0"),
+            "knows no GPU older than 7.5",
+            "What fits: torch 2.1",
+        ),
+        (
+            [torch("2.10.0", ARM)],
+            GH200,
+            "torch 2.10.0 is a build without CUDA: it does not use NVIDIA GH200",
+            FITS_ARM,
+        ),
+        (
+            [torch("2.11.0", ARM), locked("cuda-toolkit", "13.0.2")],
+            GH200,
+            "needs a driver with CUDA 13.0",
+            FITS_ARM,
+        ),
+    ],
+)
+def test_what_would_not_run_is_refused_with_what_does(
+    packages: list[Package], node: Profile, problem: str, remedy: str
+) -> None:
+    found = verdicts(Needs.of(packages, node.machine), node)
+    (refused,) = [verdict for verdict in found if verdict.refused]
+    assert problem in refused.problem and refused.remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(
