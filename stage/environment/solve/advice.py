@@ -49,8 +49,8 @@ def advice_for(name: str, target: Target) -> str | None:
     match name:
         case "flash-attn":
             without = (
-                "Or omit it: `attn_implementation: sdpa` uses torch's own, and a V100 cannot run "
-                "it at all (it needs compute capability 8.0)."
+                'Or omit it: `attn_implementation="sdpa"` in `from_pretrained` takes torch\'s own, '
+                "and a V100 cannot run it at all (it needs compute capability 8.0)."
             )
             return _released(name, "Dao-AILab/flash-attention", "flash-attn", without, target)
         case "causal-conv1d":
