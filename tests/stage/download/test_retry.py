@@ -54,6 +54,25 @@ def test_no_header_breaks_us(retry_after: str, ratelimit: str) -> None:
     assert asked is None or asked >= 0
 
 
+@pytest.mark.parametrize(
+    ("failures", "asked_s", "jitter", "seconds"),
+    [
+        (1, None, 0.0, 0.375),
+        (1, None, 0.5, 0.5),
+        (2, None, 0.5, 1.0),
+        (5, None, 0.5, 8.0),
+        (7, None, 0.5, 30.0),
+        (7, None, 0.0, 22.5),
+        (2, 0.5, 0.5, 1.0),
+        (2, 90.0, 0.5, 90.0),
+    ],
+)
+def test_the_wait_doubles_up_to_its_bound(
+    failures: int, asked_s: float | None, jitter: float, seconds: float
+) -> None:
+    assert RetryPolicy().delay(failures, asked_s, jitter) == seconds
+
+
 @given(st.integers(1, 100), st.none() | st.floats(0, 1e4), st.floats(0, 0.999))
 def test_the_server_is_never_undercut_and_the_back_off_is_bounded(
     failures: int, asked_s: float | None, jitter: float

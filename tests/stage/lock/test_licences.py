@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stage.lock.licences import not_allowed, stated
+from stage.lock.licences import not_allowed, stated, states_nothing
 from tests.support.staging import MODEL, Laptop
 
 
@@ -26,6 +26,23 @@ def test_what_a_card_states(card: list[str], name: str | None, statement: str | 
 
 
 @pytest.mark.parametrize(
+    ("statement", "is_nothing"),
+    [
+        (None, True),
+        ("other", True),
+        ("other (deepseek)", True),
+        ("unknown, other", True),
+        ("mit", False),
+        ("mit, other", False),
+    ],
+)
+def test_a_user_may_know_more_than_a_card_that_states_nothing(
+    statement: str | None, is_nothing: bool
+) -> None:
+    assert states_nothing(statement) == is_nothing
+
+
+@pytest.mark.parametrize(
     ("statement", "allowed", "refused"),
     [
         ("apache-2.0", ["Apache-2.0"], []),
@@ -36,6 +53,8 @@ def test_what_a_card_states(card: list[str], name: str | None, statement: str | 
         ("other (DeepSeek)", ["other (deepseek)"], []),
         ("other (deepseek)", ["other"], []),
         ("other", ["deepseek"], ["other"]),
+        ("other (deepseek", ["other"], ["other (deepseek"]),
+        ("another (deepseek)", ["deepseek"], ["another (deepseek)"]),
         ("deepseek", ["other"], ["deepseek"]),
         (None, ["mit"], ["unknown"]),
         (None, ["mit", "unknown"], []),

@@ -190,15 +190,23 @@ def test_what_a_wheels_name_says_of_glibc(file: str, expected: str | None) -> No
         ),
         ([torch("2.13.0+cpu")], None, "torch 2.13.0+cpu"),
         ([torch("2.13.0")], None, ""),
-        ([conda("pytorch", "2.7.1", "cuda126_generic_py311_h1_200")], "12.6", None),
-        ([conda("pytorch", "2.5.1", "py3.11_cuda12.4_cudnn9.1.0_0")], "12.4", None),
+        (
+            [conda("pytorch", "2.7.1", "cuda126_generic_py311_h1_200")],
+            "12.6",
+            "pytorch 2.7.1 (cuda126_generic_py311_h1_200)",
+        ),
+        (
+            [conda("pytorch", "2.5.1", "py3.11_cuda12.4_cudnn9.1.0_0")],
+            "12.4",
+            "pytorch 2.5.1 (py3.11_cuda12.4_cudnn9.1.0_0)",
+        ),
         (
             [
                 conda("pytorch", "2.7.1", "cpu_mkl_py311_h1_100"),
                 conda("cuda-version", "12.6", "h0_3"),
             ],
             None,
-            None,
+            "pytorch 2.7.1 (cpu_mkl_py311_h1_100)",
         ),
         ([conda("cuda-version", "12.6", "h0_3")], "12.6", "cuda-version 12.6"),
         ([conda("cudatoolkit", "11.8.0", "h0_3")], "11.8", "cudatoolkit 11.8.0"),
@@ -206,28 +214,34 @@ def test_what_a_wheels_name_says_of_glibc(file: str, expected: str | None) -> No
     ],
 )
 def test_which_cuda_an_environment_brings(
-    packages: list[Package], cuda: str | None, of: str | None
+    packages: list[Package], cuda: str | None, of: str
 ) -> None:
     needs = Needs.of(packages)
-    assert needs.cuda == cuda
-    assert of is None or needs.cuda_of == of
+    assert (needs.cuda, needs.cuda_of) == (cuda, of)
 
 
-def test_the_newest_glibc_that_anything_needs_counts() -> None:
-    wheel = locked(
-        "new", "1", url="https://example.org/new-1-cp310-cp310-manylinux_2_34_x86_64.whl"
-    )
-    assert Needs.of([torch("2.8.0"), wheel]).glibc == "2.34"
-    assert (
-        Needs.of(
+NEW = locked("new", "1", url="https://example.org/new-1-cp310-cp310-manylinux_2_34_x86_64.whl")
+
+
+@pytest.mark.parametrize(
+    ("packages", "glibc"),
+    [
+        ([torch("2.8.0"), NEW], "2.34"),
+        ([NEW, torch("2.8.0")], "2.34"),
+        (
             [
                 torch("2.8.0"),
                 replace(conda("a", "1", "0"), dependencies={"__glibc": ">=2.30,<3.0.a0"}),
-            ]
-        ).glibc
-        == "2.30"
-    )
-    assert Needs.of([locked("pure", "1")]).glibc is None
+            ],
+            "2.30",
+        ),
+        ([locked("pure", "1")], None),
+    ],
+)
+def test_the_newest_glibc_that_anything_needs_counts(
+    packages: list[Package], glibc: str | None
+) -> None:
+    assert Needs.of(packages).glibc == glibc
 
 
 # --- verdicts
@@ -248,12 +262,7 @@ FITS_ARM = "What fits: torch 2.14.0+cu126 from the CUDA 12.6 index"
     ("packages", "node", "problem", "remedy"),
     [
         (
-            [
-                torch("2.8.0"),
-                locked(
-                    "new", "1", url="https://x.example/new-1-cp310-cp310-manylinux_2_34_x86_64.whl"
-                ),
-            ],
+            [torch("2.8.0"), NEW],
             A800,
             "new 1 needs glibc 2.34; a800 has 2.28.",
             "Ask for an older new, one with a wheel for glibc 2.28 or older.",

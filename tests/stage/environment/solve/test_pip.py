@@ -369,6 +369,7 @@ def test_pips_settings_are_those_of_this_laptop(tmp_path: Path) -> None:
             "-cp311-cp311-manylinux_2_28_x86_64",
         ),
         (["-cp312-cp312-win_amd64", ""], None),
+        (["", "-py3-none-any"], "-py3-none-any"),
     ],
 )
 def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag(
