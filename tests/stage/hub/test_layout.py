@@ -10,6 +10,7 @@ import pytest
 
 from stage.hub.layout import (
     converted,
+    declared_rows,
     default_config,
     published,
 )
@@ -17,10 +18,8 @@ from tests.stage.hub.library import library, offline_library
 
 __all__ = ["offline_library"]
 
-Layout = dict[str, dict[str, list[str]]]  # config -> split -> paths
 
-
-def from_card(configs: Any, paths: list[str]) -> Layout:
+def from_card(configs: Any, paths: list[str]) -> dict[str, dict[str, list[str]]]:
     """The layout of the configs that are published as parquet."""
     found = published(configs, paths)
     return {name: c.splits for name, c in found.items() if c.is_published_parquet}
@@ -117,13 +116,19 @@ def test_the_config_of_a_manifest_that_names_none(
 
 
 def test_the_hubs_own_conversion_is_read() -> None:
-    paths = [
-        ".gitattributes",
-        "plain/train/0000.parquet",
-        "plain/train/0001.parquet",
-        "plain/test/0000.parquet",
-    ]
-    found = converted([*paths, "other/train/0010.parquet", "other/train/0009.parquet"])
+    found = converted(
+        [
+            ".gitattributes",
+            "plain/train/0000.json",
+            "plain/0000.parquet",
+            "plain/more/train/0000.parquet",
+            "plain/train/0000.parquet",
+            "plain/train/0001.parquet",
+            "plain/test/0000.parquet",
+            "other/train/0010.parquet",
+            "other/train/0009.parquet",
+        ]
+    )
     assert {name: config.splits for name, config in found.items()} == {
         "plain": {
             "test": ["plain/test/0000.parquet"],
@@ -144,3 +149,29 @@ def test_a_conversion_in_part_is_not_taken_for_the_whole() -> None:
     part = "the Hub converted only a part of it (5 GB)"
     found = {name: config.problem for name, config in converted(paths).items()}
     assert found == {"big": part, "small": None, "tail": part}
+
+
+THREE, FIVE = ({"splits": [{"name": "train", "num_examples": n}]} for n in (3, 5))
+
+
+@pytest.mark.parametrize(
+    ("info", "config", "rows"),
+    [
+        ([{"config_name": "a", **THREE}, {"config_name": "b", **FIVE}], "b", {"train": 5}),
+        ([{"config_name": "a", **THREE}, {"config_name": "b", **FIVE}], "c", {}),
+        ([{"config_name": "default", **THREE}, {"config_name": "b", **FIVE}], "c", {}),
+        ([THREE, {"config_name": "b", **FIVE}], "c", {}),
+        ([THREE], "c", {"train": 3}),
+        (THREE, "c", {"train": 3}),
+        ({"config_name": "default", **THREE}, "c", {"train": 3}),
+        ({"config_name": "b", **THREE}, "c", {}),
+        ({"splits": [{"name": "a", "num_examples": "3"}, {"num_examples": 3}, 7]}, "c", {}),
+        ({"splits": [{"name": 1, "num_examples": 0}]}, "c", {"1": 0}),
+        (["text", THREE], "c", {}),
+        (None, "c", {}),
+    ],
+)
+def test_the_rows_that_a_card_declares_of_a_config(
+    info: Any, config: str, rows: dict[str, int]
+) -> None:
+    assert declared_rows(info, config) == rows

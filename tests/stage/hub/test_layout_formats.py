@@ -88,6 +88,7 @@ CARDS: list[tuple[Any, list[str]]] = [
         ["a/1.jsonl", "a/2.jsonl", "b.csv"],
     ),
     ([{"config_name": "c", "data_dir": "sub"}], ["sub/train.txt", "sub/dev.txt", "other/a.txt"]),
+    ([{"config_name": "c", "data_files": "*.csv", "encoding": "UTF-8"}], ["a.csv", "b.csv"]),
     ([{"config_name": "c", "data_files": ".x/*.csv"}], [".x/a.csv", "b.csv"]),
     ([{"config_name": "c", "data_files": "**"}], ["a.csv", "x/b.csv", ".h/c.csv", "LICENSE"]),
     (
@@ -104,7 +105,9 @@ def test_a_card_means_what_it_means_to_the_library(
     _, layout = library(tmp_path, paths, configs)
     found = published(configs, paths)
     assert {
-        name: {s: set(p) for s, p in config.splits.items()} for name, config in found.items()
+        name: {s: set(p) for s, p in config.splits.items()}
+        for name, config in found.items()
+        if config.problem is None
     } == {name: {s: set(p) for s, p in splits.items()} for name, splits in layout.items()}
 
 
