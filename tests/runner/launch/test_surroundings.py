@@ -374,9 +374,12 @@ def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
 
 
 def test_a_tokenizer_that_needs_sentencepiece_is_tried_with_it() -> None:
-    assert for_tokenizer(["spiece.model", "config.json"]) == ["sentencepiece"]
-    assert for_tokenizer(["qwen.tiktoken", "tokenizer.model"]) == ["tiktoken"]
-    assert for_tokenizer(["tokenizer.json", "tokenizer.model"]) == []
+    for names, needed in (
+        (["spiece.model", "config.json"], ["sentencepiece"]),
+        (["qwen.tiktoken", "tokenizer.model"], ["tiktoken"]),
+        (["tokenizer.json", "tokenizer.model"], []),
+    ):
+        assert for_tokenizer(names) == needed
 
 
 def test_a_job_whose_options_close_its_environment_starts_from_a_new_login(

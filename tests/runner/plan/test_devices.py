@@ -24,12 +24,14 @@ A_MIB = 2**20
 
 
 def test_the_driver_is_read() -> None:
-    new = "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled\n" * 2
-    assert (
-        devices.read_driver(new) == [Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0, "GPU-1")] * 2
-    )
-    assert devices.read_driver("Tesla V100-PCIE-16GB, 16160, 7.0, GPU-2, [N/A]\n") == [
-        Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0, "GPU-2")
+    assert devices.read_driver(
+        "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled\n"
+        "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-3, Enabled\n"
+        "Tesla V100-PCIE-16GB, 16160, 7.0, GPU-2, [N/A]\n"
+    ) == [
+        Gpu("NVIDIA A800-SXM4-80GB", 81920 * A_MIB, 8.0, "GPU-1"),
+        Gpu("NVIDIA A800-SXM4-80GB", 0, 8.0, "GPU-3"),
+        Gpu("Tesla V100-PCIE-16GB", 16160 * A_MIB, 7.0, "GPU-2"),
     ]
 
 
@@ -57,15 +59,25 @@ def test_of_a_gpu_that_nobody_knows_nothing_is_said(name: str) -> None:
     assert devices.gpu_named(name) is None
 
 
-def test_the_gpus_that_may_be_used_are_those_looked_at() -> None:
-    both = [Gpu("a100", 80 * GIB, 8.0), Gpu("v100", 32 * GIB, 7.0)]
-    assert devices.visible_of(both, "1") == both[1:]
-    assert devices.visible_of(both, None) == both
-    assert devices.visible_of(both, "GPU-8932f937,GPU-1") == both
-    assert (
-        devices.visible_of(both, "1,-1,0") == both[1:]
-    )  # as CUDA does: the list ends at what is none
-    assert devices.visible_of(both, "NoDevFiles") == devices.visible_of(both, "2,0") == []
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        (None, [0, 1]),
+        ("1", [1]),
+        (" 1, 0", [1, 0]),
+        ("1,-1,0", [1]),  # as CUDA does: the list ends at what is none
+        ("2,0", []),
+        ("NoDevFiles", []),
+        ("GPU-b", [1]),
+        ("GPU-bb,GPU-aa", [1, 0]),
+        ("GPU-8932f937,GPU-1", [0, 1]),  # of another machine
+    ],
+)
+def test_the_gpus_that_may_be_used_are_those_looked_at(
+    visible: str | None, seen: list[int]
+) -> None:
+    both = [Gpu("a100", 80 * GIB, 8.0, "GPU-aa"), Gpu("v100", 32 * GIB, 7.0, "GPU-bb")]
+    assert devices.visible_of(both, visible) == [both[number] for number in seen]
 
 
 @pytest.mark.parametrize("hidden", ["", " ", "-1", "NoDevFiles", "none"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner.run_folder.report
+from runner.run_folder.columns import Columns
 from runner.run_folder.report import write
 from runner.run_folder.report_curves import thinned
 from tests.runner.folders import hostile_folder, run_folder
@@ -107,3 +109,24 @@ def test_thinning_keeps_the_peaks_and_the_order(values: list[float]) -> None:
     assert len(kept) <= 40
     assert kept == sorted(kept, key=lambda point: point[0])
     assert {max(values), min(values)} <= {value for _, value in kept}
+
+
+def test_columns_have_the_last_line_of_each_step_and_say_what_is_missing_or_no_number() -> None:
+    columns = Columns()
+    for step, measures in (
+        (1, {"a": 1.0}), (3, {"a": 3.0, "b": 30}), (2, {"b": None}), (3, {"a": math.nan}),
+        (5, {"c": True, "a": 5}), (4, {"a": -math.inf, "b": 2}),
+    ):  # fmt: skip
+        columns.append({"step": step, **measures})
+    found = columns.by_step()
+    assert ([*found.steps], found.last, found.numbers("a")) == (
+        [1, 2, 3, 4, 5],
+        {"step": 5, "c": True, "a": 5},
+        [1.0, 5.0],
+    )
+    assert {key: found.points(key) for key in "abcd"} == {
+        "a": [(1, 1.0), (3, None), (4, None), (5, 5.0)],
+        "b": [(2, None), (4, 2.0)],
+        "c": [(5, None)],
+        "d": [],
+    }

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from runner.errors import StageError
 from runner.job.check import check_everything
+from runner.job.installed import is_installed
 from runner.job.job import Job
 from runner.run_folder.layout import RunFolder
 from runner.training.components.metrics import Console, Observer
@@ -19,13 +20,7 @@ from tests.runner.conftest import Cluster
 LINE = {"step": 1, "epoch": 0.5, "loss": 2.0, "tokens_per_s": 10.0, "lr": 1e-3, "grad_norm": 1.0}
 
 
-def is_here() -> bool:
-    from runner.job.installed import is_installed
-
-    return is_installed("wandb")
-
-
-@pytest.mark.skipif(is_here(), reason="wandb is installed here")
+@pytest.mark.skipif(is_installed("wandb"), reason="wandb is installed here")
 def test_check_refuses_it_where_the_environment_lacks_it(cluster: Cluster) -> None:
     path = cluster.write(wandb=True, engine={"name": "ddp"})
     run = Job.load(path, cluster.bundle, None, ())
@@ -37,7 +32,7 @@ def test_check_refuses_it_where_the_environment_lacks_it(cluster: Cluster) -> No
         found.raise_errors()
 
 
-@pytest.mark.skipif(is_here(), reason="wandb is installed here")
+@pytest.mark.skipif(is_installed("wandb"), reason="wandb is installed here")
 def test_a_rank_without_it_says_so_once_and_logs_on(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.make()
