@@ -9,6 +9,7 @@ import pytest
 from stage.environment.solve.indexes import Indexes, address_to_ask
 from stage.environment.solve.uv import uv_platform
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
+from stage.environment.spec.pip_section import PipRequirement, PipSection
 from stage.environment.spec.profile import Profile
 from stage.errors import PolicyError, StageError, UsageError
 
@@ -108,14 +109,30 @@ def test_requirements_files_are_followed_and_their_lines_told(tmp_path: Path) ->
     with pytest.raises(PolicyError, match=r"b\.txt:2: `\./local`"):
         with_pip(tmp_path, "-r more/a.txt")
     (tmp_path / "more" / "b.txt").write_text("einops\n-f wheels\n")
-    pip = with_pip(tmp_path, "-r more/a.txt").pip
-    assert [(r.name, r.sha256) for r in pip.requirements] == [
-        ("torch", ("a" * 64,)),
-        ("einops", ()),
-    ]
-    assert pip.requirements[0].place.endswith("a.txt:2")
-    assert [r.text for r in pip.constraints] == ["numpy<3"]
-    assert pip.find_links == [str(tmp_path / "more" / "wheels")]
+    pip = with_pip(
+        tmp_path,
+        *("-r more/a.txt", "-cmore/limits.txt", "--pre", "--no-binary=A_b,c"),
+        *("--index-url=https://i.example/s", "--extra-index-url https://e.example/s"),
+        "--trusted-host h.example",
+    ).pip
+    at = f"{tmp_path}/more"
+    limit = PipRequirement(text="numpy<3", name="numpy", place=f"{at}/limits.txt:1")
+    assert pip == PipSection(
+        requirements=[
+            PipRequirement(
+                text="torch==2.9.0", name="torch", place=f"{at}/a.txt:2", sha256=("a" * 64,)
+            ),
+            PipRequirement(text="einops", name="einops", place=f"{at}/b.txt:1"),
+        ],
+        constraints=[limit, limit],
+        index_url="https://i.example/s",
+        extra_index_urls=["https://e.example/s"],
+        find_links=[f"{at}/wheels"],
+        prereleases=True,
+        insecure_hosts=["h.example"],
+        sdists=["deepspeed", "a-b", "c"],
+    )
+    assert [requirement.is_pinned for requirement in pip.requirements] == [True, False]
     (tmp_path / "more" / "b.txt").write_text("-r a.txt\n")
     with pytest.raises(UsageError, match=r"b\.txt:1: .* names itself again"):
         with_pip(tmp_path, "-r more/a.txt")
