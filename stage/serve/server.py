@@ -144,6 +144,8 @@ class BundleServer(HubServer):
     def address(self) -> str:
         """The base address for clients."""
         host, port = self.server_address[:2]
+        if host in ("0.0.0.0", "::"):  # no address for others
+            host = socket.gethostname()
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def mention(self, found: Answer) -> None:

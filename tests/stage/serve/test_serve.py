@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,6 +24,7 @@ from stage.serve import hub
 from stage.serve.answers import FileBody, Request
 from stage.serve.catalogue import Catalogue, card_of
 from stage.serve.names import entry
+from stage.serve.server import BundleServer
 from tests.support.clients import answer_of, run_client
 from tests.support.serving import serving_here
 from tests.support.staging import fetch_bundle
@@ -255,3 +257,8 @@ def test_an_empty_host_does_not_listen_on_every_address(bundle: Path, host: str)
     command = [sys.executable, "-m", "stage", "serve", str(bundle), "--port", "0", "--host", host]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "--host" in done.stderr and "127.0.0.1" in done.stderr
+
+
+def test_on_every_address_the_printed_one_is_of_use_elsewhere(catalogue: Catalogue) -> None:
+    with BundleServer(catalogue, "0.0.0.0", 0, print) as server:
+        assert server.address == f"http://{socket.gethostname()}:{server.server_address[1]}"
