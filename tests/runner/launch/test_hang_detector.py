@@ -200,14 +200,14 @@ def test_a_checkpoint_may_take_longer_than_a_step(tmp_path: Path) -> None:
 def test_a_torn_pulse_or_failure_is_no_sign_and_no_crash(tmp_path: Path) -> None:
     (tmp_path / "rank-0.pulse").write_text('{"count": 1, "ph')
     (tmp_path / "rank-0.failure").write_text('{"rank": 0}')
-    assert read_pulse(tmp_path, 0) is None
-    assert read_failure(tmp_path, 0) is None
+    assert read_pulse(tmp_path, 0) is read_failure(tmp_path, 0) is None
     assert read_failures(tmp_path) == []
 
 
 def test_what_an_earlier_run_left_is_not_told_again(tmp_path: Path) -> None:
-    for rank, code in enumerate((5, 1)):
+    for rank, code in enumerate((5, 1, 1)):
         Heartbeat(tmp_path, rank).fail("of yesterday", code, consequence=code == 5)
+    Heartbeat(tmp_path, 2)  # its next start
     assert [failure.rank for failure in read_failures(tmp_path)] == [1, 0], "the cause first"
     HangDetector(tmp_path, 1)
     assert read_failures(tmp_path) == []

@@ -217,8 +217,7 @@ def test_what_deepspeed_cannot_convert_is_refused_on_other_ranks_before_these_st
     assert check_before_launch(folder, signed, 2, found.step)
     with pytest.raises(UsageError, match=r"made with engine\.name deepspeed; .* has fsdp"):
         check_before_launch(folder, signed, 2, found.step, "fsdp")
-    for engine in ("fsdp", "ddp", "deepspeed"):
-        whole = replace(found, engine=engine, zero=0)
+    for whole in (replace(found, engine=name, zero=0) for name in ("fsdp", "ddp", "deepspeed")):
         check_resumable(whole, replace(whole, world_size=1), folder)
 
 
