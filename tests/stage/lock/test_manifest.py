@@ -171,6 +171,11 @@ def test_our_own_manifests_are_read(path: Path) -> None:
             "`splits` cannot stand beside `exclude`",
         ),
         (asset(f"model: {'a' * 97}"), 4, "must be a repository"),
+        (
+            asset("path: gone.csv\nconvret: csv"),
+            None,
+            "x.yaml:5: unknown key `convret`|x.yaml:4: `a`: there is no ",
+        ),
         (asset("model: 'a b'"), 4, "must be a repository"),
         (asset("model: [a/b]"), 4, "`assets.a.model` must be text"),
         (asset("path: http://h/x.csv"), 4, "this is an address|Write `url: http://h/x.csv`"),
