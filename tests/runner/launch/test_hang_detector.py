@@ -200,7 +200,7 @@ def test_a_checkpoint_may_take_longer_than_a_step(tmp_path: Path) -> None:
 def test_a_torn_pulse_or_failure_is_no_sign_and_no_crash(tmp_path: Path) -> None:
     (tmp_path / "rank-0.pulse").write_text('{"count": 1, "ph')
     (tmp_path / "rank-0.failure").write_text('{"rank": 0}')
-    assert read_pulse(tmp_path, 0) is read_failure(tmp_path, 0) is None
+    assert (read_pulse(tmp_path, 0), read_failure(tmp_path, 0)) == (None, None)
     assert read_failures(tmp_path) == []
 
 
