@@ -510,6 +510,14 @@ def _parts(
     return kept, replace(held_out, name=f"{share} of {split.name}")
 
 
+def remedy_as_published(name: str) -> str:
+    """How a dataset whose files travel as published becomes parquet, which has columns."""
+    return (
+        f"On the laptop, remove `include` and `exclude` of `{name}` from its manifest (its "
+        "`config` and `splits` choose then), and `stage fetch` again."
+    )
+
+
 def _dataset_config(
     wanted: DatasetConfig, asset: LockedAsset, where: Callable[[str], str]
 ) -> tuple[str, Mapping[str, Any]]:
@@ -518,8 +526,7 @@ def _dataset_config(
         raise UsageError(
             f"{where(f'config: {wanted.config}')}: the dataset `{asset.name}` has no splits: its "
             "files travel as published, for scripts under `runner exec`.",
-            f"On the laptop, remove `include` and `exclude` of `{asset.name}` (its `config` and "
-            "`splits` choose then), and fetch again.",
+            remedy_as_published(asset.name),
         )
     if wanted.config == "auto" and len(asset.configs) == 1:  # as `stage fetch` writes it
         return next(iter(asset.configs.items()))

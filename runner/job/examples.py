@@ -17,7 +17,7 @@ from runner.config.data import TASKS, data_of
 from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
-from runner.inputs import Bundle, SplitInput, hash_file, on_site
+from runner.inputs import Bundle, SplitInput, hash_file, on_site, remedy_as_published
 from runner.inputs.far import has_gpus
 from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
@@ -277,9 +277,17 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 found.append(_Data(keys, comments, splits[train].rows, unusual))
     if not found:
         wanted = " and ".join(KEYS[task])
-        have = [name for name, asset in bundle.lock.assets.items() if asset.kind == "dataset"]
+        datasets = [asset for asset in bundle.lock.assets.values() if asset.kind == "dataset"]
+        have = [asset.name for asset in datasets]
+        problem = f"no dataset in this bundle has columns for the task {task} ({wanted})"
+        if published := [asset.name for asset in datasets if asset.is_as_published]:
+            raise UsageError(
+                f"{bundle.root}: {problem}; the files of {', '.join(published)} travel as "
+                "published, not as parquet.",
+                remedy_as_published(published[0]),
+            )
         raise UsageError(
-            f"{bundle.root}: no dataset in this bundle has columns for the task {task} ({wanted}).",
+            f"{bundle.root}: {problem}.",
             f"Its datasets: {', '.join(have) or 'none'}; `stage show {quoted(bundle.root)}` "
             "lists columns.",
         )

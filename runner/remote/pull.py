@@ -117,6 +117,11 @@ class Disk:
         try:
             return path.open("rb")
         except OSError as error:
+            if not any((self.folder / name).exists() for name in ("go.sh", RESULTS)):
+                raise UsageError(
+                    f"{self.folder}: nothing was submitted to this folder: it has no go.sh.",
+                    f"Give the folder of the disk, or: runner submit RUN --to {quoted(self.name)}",
+                ) from None
             raise UsageError(
                 f"{path}: {error.strerror}: not all results of {run} were written to this disk.",
                 f"On the cluster, with the disk: sh FOLDER/go.sh --results DISK {quoted(run)}",

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from runner.cli import main
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.inputs import SplitInput, resolve
+from runner.inputs import Bundle, SplitInput, resolve
 from runner.job.devices import check_precision_on
 from runner.job.example_columns import choose
-from runner.job.examples import EXAMPLES
+from runner.job.examples import EXAMPLES, _data
 from stage.cli import main as stage
 from tests.support.training.models import tiny_model_files
 
@@ -164,6 +164,20 @@ def test_a_bundle_that_has_nothing_for_a_task_is_refused(
     done = init(task, "--bundle", bundle, "-o", "mine.yaml")
     assert done.exit_code == 2 and said in done.output, done.output
     assert not Path("mine.yaml").exists()
+
+
+def test_a_dataset_that_travels_as_published_is_refused_with_how_to_get_its_columns(
+    bundle: Path,
+) -> None:
+    opened = Bundle.open(bundle)
+    assets = {
+        name: replace(asset, configs={}) if asset.kind == "dataset" else asset
+        for name, asset in opened.lock.assets.items()
+    }
+    published = replace(opened, lock=replace(opened.lock, assets=assets))
+    with pytest.raises(UsageError, match="travel as published, not as parquet") as refused:
+        _data("masked-lm", published)
+    assert "remove `include` and `exclude` of" in refused.value.remedy
 
 
 def test_stage_init_writes_an_example_manifest() -> None:

@@ -275,7 +275,10 @@ def test_an_interruption_leaves_the_old_results_as_they_were(
 
 
 def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> None:
-    disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
+    out = tmp_path / "out"
+    with pytest.raises(StageError, match="nothing was submitted to this folder"):
+        bring(Disk(tmp_path / "carried", "carried"), "my", out, checkpoints=False)
+    disk = on_disk(tmp_path / "carried", far)
     with (
         pulling._own(out, str(disk.folder), "my"),
         pytest.raises(StageError, match="another `runner pull` is at work"),
