@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from stage.bundle.verifier import LEVELS, PROBLEMS, Finding, VerificationReport,
 from stage.errors import UsageError, suggest_path
 from stage.files import read_file
 from stage.lock.fields import Fields, read_document
+from stage.text import is_utf16, save_as_utf8
 
 _REMEDY = "Give a file that `stage verify --report` wrote."
+_WRITE = "stage verify BUNDLE --report FILE"
 
 
 def read_report(path: Path) -> VerificationReport:
@@ -27,6 +30,12 @@ def read_report(path: Path) -> VerificationReport:
     except OSError as error:
         remedy = suggest_path(path, _REMEDY) if isinstance(error, FileNotFoundError) else _REMEDY
         raise UsageError(f"{path}: {error.strerror}.", remedy) from None
+    if is_utf16(data):
+        raise UsageError(f"{path}: not UTF-8 text (UTF-16).", save_as_utf8(path, data))
+    data = data.removeprefix(BOM_UTF8)
+    if not data.strip() or (data.startswith(b"{") and not data.rstrip().endswith(b"}")):
+        problem = f"{path}: not a verification report: its end is missing; the file was cut."
+        raise UsageError(problem, f"Copy it again, or write it again: {_WRITE}.")
     document = read_document(data, str(path), "a verification report", (1,), _REMEDY)
     return from_json(document.data, f"{path}: not a verification report")
 

@@ -215,6 +215,11 @@ def parse_manifest(data):  # type: (bytes) -> Dict[str, str]
     return {path: digest for digest, separator, path in lines if separator and len(digest) == 64}
 
 
+def with_unix_lines(data):  # type: (bytes) -> bytes
+    """A text as it was before a transfer in text mode gave it the line ends of Windows."""
+    return data.replace(b"\r\n", b"\n")
+
+
 class CannotVerify(Exception):
     """The bundle could not be examined."""
 
@@ -491,6 +496,11 @@ def suggest_fixes(report, written=None, command="stage verify"):
     values["first"] = "" if written else first
     is_all_extra = report.codes <= {"extra", "unsafe"}
     values["sound"] = "Nothing of the bundle is damaged. " if is_all_extra else ""
+    is_payload = [finding.path.startswith(PAYLOAD + "/") for finding in report.findings]
+    by_patch = {"unfinished"}.union(TO_CARRY.split())
+    if "unfinished" in report.codes <= by_patch and report.files and not any(is_payload):
+        texts = [text for codes, text in REMEDIES if codes in (REMEDIES[0][0], TO_CARRY)]
+        return [text.format(**values) for text in texts[:2]]
     applies = [bool(report.codes.intersection(codes.split())) for codes, _ in REMEDIES]
     alone = applies.index(True) if True in applies[:3] else None
     chosen = [one for one, applied in zip(REMEDIES, applies) if applied]
@@ -535,7 +545,8 @@ def judge_tags(texts, findings):  # type: (Mapping[str, bytes], Findings) -> Dic
         actual = "nothing: the bundle is unfinished"
         findings.add(TAG_MANIFEST, "unfinished", "the file that ends a bundle", actual)
         return {path: texts[path] for path in TAG_FILES if path in texts}
-    recorded = parse_manifest(texts[TAG_MANIFEST])
+    plain = with_unix_lines(texts[TAG_MANIFEST])
+    recorded = parse_manifest(plain)
     uncovered = [path for path in TAG_FILES if path in texts and path not in recorded]
     sound = {path: texts[path] for path in uncovered}
     for path in [path for path in TAG_FILES if path in recorded]:
@@ -545,11 +556,14 @@ def judge_tags(texts, findings):  # type: (Mapping[str, bytes], Findings) -> Dic
         elif actual == recorded[path]:
             sound[path] = texts[path]
         else:
-            is_windows = path == LOCK and b"\r\n" in texts[path][:4096]
             expected = "sha256 %s (recorded in %s)" % (recorded[path], TAG_MANIFEST)
-            code = "line-ends" if is_windows else "mismatched"
+            text, code = with_unix_lines(texts[path]), "mismatched"
+            if sha256_of(text) == recorded[path]:
+                sound[path], code = text, "line-ends"
             findings.add(path, code, expected, "sha256 " + actual)
-    is_exact = texts[TAG_MANIFEST] == manifest_text(recorded)
+    is_exact = plain == manifest_text(recorded)
+    if is_exact and plain != texts[TAG_MANIFEST]:
+        findings.add(TAG_MANIFEST, "line-ends", "lines that end in \\n", "those of Windows")
     if not is_exact or uncovered or set(recorded) - set(TAG_FILES):
         detail = "no sound line for " + uncovered[0] if uncovered else "something else"
         expected = "one `<sha256>  <path>` line for each tag file, sorted"
@@ -617,17 +631,21 @@ def judge_names(entries, expected, knows_payload, findings):
             findings.add(path, "missing", "a file", "nothing")
 
 
-def judge_file(path, expected, size, digest, error, findings):
-    # type: (str, Entry, int, Optional[str], Optional[int], Findings) -> None
+def judge_file(path, expected, size, digest, error, findings, is_windows=False):
+    # type: (str, Entry, int, Optional[str], Optional[int], Findings, bool) -> None
     """Notes what is wrong with a payload file.
 
     Args:
         size, digest: as they are; digest None: not read.
         error: the number of the system's error; 0: none.
+        is_windows: only its line ends are wrong.
     """
     wanted = size if expected[0] is None else expected[0]
     if error:
         findings.add_error(path, "sha256 %s" % expected[1], error)
+    elif is_windows:
+        actual = "%d bytes, with the line ends of Windows" % size
+        findings.add(path, "line-ends", "%d bytes" % wanted, actual)
     elif digest is None and size != wanted:
         findings.add(path, "mismatched", "%d bytes" % wanted, "%d bytes" % size)
     elif size != wanted:
@@ -824,6 +842,7 @@ def read_files(root, work, expected, jobs, findings, read, done):
             if os.getpid() != parent != os.getppid():
                 os._exit(1)  # who asked was killed
             path, digest, size = work[place], None, 0  # type: str, Optional[str], int
+            is_windows = False
             wanted, right = expected[path]
             before = now_ns()
             try:
@@ -834,22 +853,25 @@ def read_files(root, work, expected, jobs, findings, read, done):
                     if wanted in (None, size):
                         digest, size = hash_of(source, size, send)
                         small += size if size <= SMALL else 0
+                    elif size <= SMALL_TEXT:
+                        text = with_unix_lines(os.pread(source, SMALL_TEXT, 0))
+                        is_windows = len(text) == wanted and sha256_of(text) == right
                 finally:
                     os.close(source)
             except OSError as error:
-                send(["bad", place, 0, None, error.errno])
+                send(["bad", place, 0, None, error.errno, False])
                 continue
             if digest == right and size == status.st_size:
                 done(path, status, before)
             else:
-                send(["bad", place, size, digest, 0])
+                send(["bad", place, size, digest, 0, is_windows])
         send(["read", small])
 
     def receive(message):  # type: (List[Any]) -> None
         if message[0] == "bad":
             path = work[message[1]]
-            wanted, right = expected[path]
-            judge_file(path, (wanted, right), message[2], message[3], message[4], findings)
+            size, digest, error, is_windows = message[2:]
+            judge_file(path, expected[path], size, digest, error, findings, is_windows)
         elif read is not None:
             read(message[1])
 
@@ -1308,6 +1330,8 @@ def run(arguments, out, err):  # type: (Any, Any, Any) -> int
         say("error: %s: %d finding%s." % (report.root, count, "s" * (count != 1)), err)
         for remedy in suggest_fixes(report, arguments.report, "python3 -I " + quote(sys.argv[0])):
             say("  -> " + remedy, err)
+    if arguments.report is not None:
+        note("The report is written to %s" % arguments.report)
     return report.exit_code
 
 

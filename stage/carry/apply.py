@@ -184,7 +184,7 @@ class _Apply:
         bundle_id, base = sha256_of_bytes(lock) if lock else "no lock", self.patch.base
         if bundle_id in (base, self.patch.lock.id):
             return tuple(read_lock(lock, str(self.root / layout.LOCK)).files)
-        if f"External-Identifier: sha256:{base}".encode() in info.split(b"\n"):
+        if f"External-Identifier: sha256:{base}".encode() in info.splitlines():
             return ()
         raise UsageError(
             f"{self.root}: the patch is for another bundle: it needs id {base}, this one has "

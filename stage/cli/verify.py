@@ -140,6 +140,9 @@ def verify(
         print_json(document | ({} if before is None else {"known_damage": _as_known(before)}))
     else:
         _print(result, trust, report, known, quiet)
+        for what, path in (("report", report), ("list of paths", failed)):
+            if path is not None and not (quiet and result.ok):
+                say(f"The {what} is written to {path}", err=True)
     if trust is not None and trust.error is not None:
         sys.exit(trust.error.exit_code)
     if not result.ok or known is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verifier import VerificationReport
+from stage.bundle.verifier import VerificationReport, suggest_fixes
 from stage.bundle.verify import verify
 from stage.digests import sha256_of_bytes
 from tests.stage.bundles import BIG, BIG_SIZE, contents
@@ -120,3 +120,23 @@ def test_without_a_lock_the_payload_manifest_says_what_to_read(copy: Path) -> No
         file.write(b"x")
     paths = {finding.path for finding in verify(copy, jobs=2).findings}
     assert {layout.LOCK, BIG} <= paths
+
+
+def test_line_ends_of_windows_are_told_apart(
+    small_copy: Path,
+) -> None:
+    """A transfer in text mode changed them: one payload file, and all beside the payload."""
+    texts = ["data/models/bert/vocab.txt", layout.TAG_MANIFEST, *layout.TAG_FILES]
+    for path in texts:
+        text = (small_copy / path).read_bytes()
+        (small_copy / path).write_bytes(text.replace(b"\n", b"\r\n"))
+    report = verify(small_copy)
+    assert {f.path: f.code for f in report.findings} == dict.fromkeys(texts, "line-ends")
+
+
+def test_where_only_tag_files_are_lost_the_patch_is_named(small_copy: Path) -> None:
+    (small_copy / layout.TAG_MANIFEST).unlink()
+    unfinished, patch = suggest_fixes(verify(small_copy))
+    assert "copy it again" in unfinished and "stage patch BUNDLE --report FILE" in patch
+    (small_copy / "data/models/bert/vocab.txt").unlink()
+    assert suggest_fixes(verify(small_copy)) == [unfinished]

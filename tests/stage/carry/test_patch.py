@@ -29,6 +29,7 @@ def test_a_flipped_bit_of_a_large_file_is_repaired_by_the_whole_file(
     done = stage("verify", copy, "--report", tmp_path / "r.json", "-q")
     assert done.returncode == 1 and f"`{BIG}`: mismatched" in done.stdout
     assert f"Carry {tmp_path}/r.json there: stage patch BUNDLE --report r.json" in done.stderr
+    assert f"The report is written to {tmp_path}/r.json\n" in done.stderr
     done = stage("patch", sound, "--report", tmp_path / "r.json", "-o", tmp_path / "patch")
     assert done.returncode == 0 and "1 file, 68.2 MB" in done.stdout, done.stderr
     assert BIG_SIZE < size_of(tmp_path / "patch") < BIG_SIZE + MIB

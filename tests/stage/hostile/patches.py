@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,19 @@ CASES = [
         lambda place: ["patch", str(place.bundle()), "-o", "patch"],
     ),
     Case("report no JSON", 2, NO_REPORT, reported(b"\x80\x02.")),
+    Case(
+        "report in UTF-16",
+        2,
+        ("not UTF-8 text (UTF-16)", "iconv -f UTF-16 -t UTF-8 report.json"),
+        reported(lambda root: as_report(root, []).decode().encode("utf-16")),
+    ),
+    Case("report cut", 2, ("the file was cut",), reported(lambda root: as_report(root, [])[:-9])),
+    Case(
+        "report with a byte order mark",
+        2,
+        ("nothing that a patch can repair",),
+        reported(lambda root: BOM_UTF8 + as_report(root, [])),
+    ),
     Case("report nested", 2, NO_REPORT, reported(b"[" * 100_000)),
     Case(
         "report of a newer format",
