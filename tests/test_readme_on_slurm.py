@@ -1,4 +1,4 @@
-"""The README's path from an empty folder to a finished job, on a Slurm.
+"""The README's path from an empty folder to a finished job on a Slurm; then the road by hand.
 
 The conda channel and the model are small ones on this machine; torch and its packages come from the
 package index, once, and are kept below output/.
@@ -7,6 +7,7 @@ package index, once, and are kept below output/.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,12 @@ CLONE = "git clone ADDRESS airlift && cd airlift"
 ACTIVATE = ". ~/airlift-venv/bin/activate"
 INSTALL = (f"python3 -m venv ~/airlift-venv && {ACTIVATE}", "pip install '.[laptop]'")
 SCRIPTS = ("scripts/demo", "scripts/test")  # tests/test_demo.py; what runs this test
+OF_THE_PAGE = (
+    ("bert-large-wikitext2", "my"),
+    ("bert-large-deepspeed", "my"),
+    ("me@", f"{USER}@"),
+)
+"""What the page on the road by hand names -> what is here."""
 
 
 def shell(lines: list[str], folder: Path, environment: dict[str, str]) -> str:
@@ -79,7 +86,10 @@ def small_bert(folder: Path) -> None:
 
 
 def test_every_command_of_the_readme_from_a_table_to_results(tmp_path: Path) -> None:
-    """All lines but two scripts, by a real sshd. Edited: what a stranger's conda channel gives."""
+    """All lines but two scripts, by a real sshd. Edited: what a stranger's conda channel gives.
+
+    Then, for the same bundle, those of docs/howto/by-hand.md.
+    """
     folder = tmp_path / "empty"
     programs, here = folder / "programs", folder / "own"
     programs.mkdir(parents=True)
@@ -118,6 +128,14 @@ def test_every_command_of_the_readme_from_a_table_to_results(tmp_path: Path) -> 
         job = cluster.job_number(said["runner submit"])
         assert f"{job}" in said["runner status"]
         assert cluster.wait_for_end(job)["JobState"] == "COMPLETED", said["runner logs"]
+        hand = "\n".join(command for command, _ in code(ROOT / "docs/howto/by-hand.md"))
+        for example, own in OF_THE_PAGE:
+            hand = hand.replace(example, own)
+        laptop, there = hand.split("sh bundle/")
+        shell([ACTIVATE, *re.findall("^(?:stage|rsync) .*", laptop, re.MULTILINE)], here, variables)
+        last = shell([f"ssh cluster {shlex.quote(f'set -e; sh bundle/{there}')}"], here, variables)
+        (number,) = re.findall(r"submitted job (\d+)", last)
+        assert cluster.wait_for_end(number)["JobState"] == "COMPLETED", last
     (pulled,) = (here / "output").iterdir()
     from transformers import AutoModelForSequenceClassification
 
