@@ -760,7 +760,8 @@ def verify(
     else:
         digests = parse_manifest(texts.get(MANIFEST, b""))
         expected = {path: (None, digest) for path, digest in digests.items()}
-    unproven = tuple(path for path in sorted(TAG_FILES) if path in texts and path not in COVERED)
+    changed = {f.path for f in findings.by_path.values() if f.code == "line-ends"}
+    unproven = tuple(sorted(set(texts) - changed.union(COVERED)))
     texts.clear()
     judge_names(entries, expected, lock is not None or bool(expected), findings)
     is_known = lock is not None and not findings.by_path.keys() & {LOCK, TAG_MANIFEST}

@@ -122,9 +122,7 @@ def test_without_a_lock_the_payload_manifest_says_what_to_read(copy: Path) -> No
     assert {layout.LOCK, BIG} <= paths
 
 
-def test_line_ends_of_windows_are_told_apart(
-    small_copy: Path,
-) -> None:
+def test_line_ends_of_windows_are_told_apart(small: Path, small_copy: Path) -> None:
     """A transfer in text mode changed them: one payload file, and all beside the payload."""
     texts = ["data/models/bert/vocab.txt", layout.TAG_MANIFEST, *layout.TAG_FILES]
     for path in texts:
@@ -132,6 +130,7 @@ def test_line_ends_of_windows_are_told_apart(
         (small_copy / path).write_bytes(text.replace(b"\n", b"\r\n"))
     report = verify(small_copy)
     assert {f.path: f.code for f in report.findings} == dict.fromkeys(texts, "line-ends")
+    assert report.bundle_id == verify(small, "fast").bundle_id and report.unproven == ()
 
 
 def test_where_only_tag_files_are_lost_the_patch_is_named(small_copy: Path) -> None:
