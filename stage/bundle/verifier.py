@@ -357,8 +357,9 @@ REMEDIES = (
     ),
     (
         "unloadable",
-        "Every byte is as it was fetched, so another copy does not help. Fetch another revision "
-        "where the bundle was made.",
+        "Every byte is as it was fetched, so another copy does not help. Where the bundle was "
+        "made, fetch another revision; or correct the file at its source, then: stage fetch "
+        "MANIFEST -o BUNDLE --update ASSET",
     ),
     (
         "line-ends",
