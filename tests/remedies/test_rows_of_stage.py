@@ -367,7 +367,7 @@ ENVIRONMENTS = (
         f"{FETCHED}\ncp -r bundle copy\n! stage verify copy --deep --report report.json",
         fill={"OLD.lock": "copy/stage.lock"}),
     Row("stage/bundle/verifier.py", "Where the bundle was made, fetch another revision; or",
-        (("at its source", "run echo '[]' > j/config.json",
+        (("at its source", "run echo '{\"a\": 1}' > j/config.json",
           "stage fetch MANIFEST -o BUNDLE --update ASSET", "run {}"),),
         a(path="j"), "stage verify bundle --deep", "", {"j/config.json": "{,"}, FETCHED, code=1,
         fill={"MANIFEST": "m.yaml", "BUNDLE": "bundle", "ASSET": "a"}),
