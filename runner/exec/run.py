@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import yaml
 
@@ -218,7 +218,8 @@ def note_on_tasks(
             return ""
         alone = f"`{launcher}` without the address of the first node trains alone on each node"
         if is_shell:
-            words = _ACCELERATE.format(_EACH) if launcher == "accelerate" else _TORCHRUN
+            is_accelerate = launcher == "accelerate"
+            words = _BY_SLURM.accelerate() if is_accelerate else _BY_SLURM.torchrun()
             instead = "torchrun with " if launcher == "deepspeed" else ""
             better = f"there write {instead}{words}"
     elif is_shell:
@@ -239,16 +240,33 @@ _ONE_OF_TASKS = re.compile(
 )
 """Variables with which a shell script starts something in one task, or counts the tasks."""
 
-_EACH = "${SLURM_GPUS_ON_NODE:-1}"
-_TORCHRUN = (
-    "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 "
-    "--rdzv-id=$SLURM_JOB_ID"
-)
-_ACCELERATE = (
-    "--num_machines $SLURM_NNODES --machine_rank $SLURM_NODEID "
-    "--num_processes $((SLURM_NNODES * {})) --main_process_ip $MASTER_ADDR "
-    "--main_process_port 29500 --deepspeed_multinode_launcher standard"
-)
+
+class _Counted(NamedTuple):
+    """Words of a shell line, as its launcher knows them: nodes, this node, job, ranks per node."""
+
+    nodes: str
+    node: str
+    job: str
+    each: str
+
+    def torchrun(self) -> str:
+        """The options with which `torchrun` on each node meets the others."""
+        return (
+            f"--nnodes={self.nodes} --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 "
+            f"--rdzv-id={self.job}"
+        )
+
+    def accelerate(self, each: int | None = None) -> str:
+        """Those of `accelerate launch`, with `each` processes per node."""
+        return (
+            f"--num_machines {self.nodes} --machine_rank {self.node} "
+            f"--num_processes $(({self.nodes.removeprefix('$')} * {each or self.each})) "
+            "--main_process_ip $MASTER_ADDR --main_process_port 29500 "
+            "--deepspeed_multinode_launcher standard"
+        )
+
+
+_BY_SLURM = _Counted("$SLURM_NNODES", "$SLURM_NODEID", "$SLURM_JOB_ID", "${SLURM_GPUS_ON_NODE:-1}")
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -312,16 +330,9 @@ def _once_by(task: Task, command: Sequence[str], bundle: Path, environ: Mapping[
     if task.step is not None:
         nodes, per_node = len(task.step.tasks_per_node), max(task.step.tasks_per_node)
         return on_each_node(command, bundle, nodes, per_node)
-    line = shlex.join(_with_all_nodes([*command], nodes, per_node))
     rank = next(names[1] for names in MPI_VARIABLES if names[0] == task.launcher)
-    for ours, theirs in (
-        ("$SLURM_NNODES", str(nodes)),
-        ("$((SLURM_NNODES", f"$(({nodes}"),
-        ("$SLURM_NODEID", f"${rank}"),
-        ("$SLURM_JOB_ID", "1"),
-        (_EACH, str(per_node)),
-    ):
-        line = line.replace(ours, theirs)
+    by = _Counted(str(nodes), f"${rank}", "1", str(per_node))
+    line = shlex.join(_with_all_nodes([*command], nodes, per_node, by))
     mpi, first = _BY_MPI.get(task.launcher, "mpiexec -ppn 1"), ""
     if nodes > 1 and not task.hosts:
         first = f"export MASTER_ADDR={environ.get('MASTER_ADDR') or 'FIRST_HOST'}; "
@@ -333,7 +344,9 @@ def _exec(bundle: Path) -> str:
     return f"runner exec --bundle {shlex.quote(str(bundle))} --"
 
 
-def _with_all_nodes(command: list[str], nodes: int, per_node: int) -> list[str]:
+def _with_all_nodes(
+    command: list[str], nodes: int, per_node: int, by: _Counted = _BY_SLURM
+) -> list[str]:
     """The command with the words by which the launchers of all nodes meet."""
     launcher, own = _launcher(command)
     is_shell = not launcher and Path(command[0]).name in LAUNCHERS
@@ -348,17 +361,17 @@ def _with_all_nodes(command: list[str], nodes: int, per_node: int) -> list[str]:
         end = own if script is None else script
         before = [word for word in command[:end] if word != "--standalone"]
         after, options = command[end:], " ".join(command[own:end])
-        words = _TORCHRUN
+        words = by.torchrun()
         if launcher == "accelerate":
-            words = _ACCELERATE.format(_processes(options) or _EACH)
+            words = by.accelerate(_processes(options))
     else:  # no launcher, or deepspeed, whose options are not torchrun's
         count = _COUNT.search(" ".join(command[own:script])) if launcher else None
-        each = count[1] if count else str(per_node) if per_node > 1 else _EACH
+        each = count[1] if count else str(per_node) if per_node > 1 else by.each
         is_python = launcher or Path(command[0]).name.startswith("python")
         has_code = not is_python or script is None or "-c" in command[:script]
         before = [*command[: max(own - 1, 0)], "torchrun"]
         after = ["--no-python", *command] if has_code else command[script:]
-        words = f"{_TORCHRUN} --nproc-per-node={each}"
+        words = f"{by.torchrun()} --nproc-per-node={each}"
         if nodes == 1:
             return [*before, "--standalone", f"--nproc-per-node={each}", *after]
     return ["sh", "-c", f"{shlex.join(before)} {words} {shlex.join(after)}"]

@@ -105,15 +105,3 @@ def test_a_forged_origin_makes_no_patch(sound: Path, tmp_path: Path) -> None:
     (origin / layout.REQUEST).write_bytes(b"# edited")
     with pytest.raises(DamageError, match=f"{layout.REQUEST}.* damaged here too"):
         patch_damage(origin, report, tmp_path / "patch", Reporter(quiet=True))
-
-
-def test_a_changed_file_is_damage_although_the_tag_manifest_was_written_again(
-    sound: Path, tmp_path: Path
-) -> None:
-    copy = forge(copied(sound, tmp_path))
-    report = verify(copy)
-    assert report.bundle_id == id_of(sound)
-    assert problems(report) == {(BIG, "mismatched")}
-    code, said = standalone(copy, "--json")
-    assert code == 1
-    assert json.loads(said)["findings"] == [finding.to_json() for finding in report.findings]
