@@ -19,6 +19,7 @@ CONDA_LOCK = "a conda lock"
 PROFILE = "a profile"
 ENVIRONMENT = "an environment.yml"
 DS_CONFIG = "a ds_config.json"
+ACCELERATE = "a file of `accelerate config`"
 REQUIREMENTS = "a list of requirements"
 REPORT = "a verification report"
 TABLE = "a table (CSV)"
@@ -56,6 +57,8 @@ _USE = {
     PROFILE: "An environment is locked for it: stage env lock ENVIRONMENT.yml --profile {}.",
     ENVIRONMENT: "Lock it: stage env lock {} --profile PROFILE.",
     DS_CONFIG: "A run file names it: engine: {{name: deepspeed, config: {name}}}.",
+    ACCELERATE: "Its own launcher reads it: runner exec --bundle BUNDLE -- accelerate launch "
+    "--config_file {} SCRIPT.py.",
     REQUIREMENTS: "An environment.yml names it: "
     "dependencies: [python=3.11, pip, {{pip: [-r {name}]}}].",
     REPORT: "A patch repairs what it lists: stage patch BUNDLE --report {} -o PATCH.",
@@ -79,6 +82,7 @@ _WANTED = {
 }
 
 
+_NAMED = re.compile(rb"^\s+deepspeed_config_file:\s*[\"']?([^\s\"'#]+)", re.MULTILINE)
 _ONLY_IN_LOCKS = r'"(origin|left_out)":|"assets":\s*\{\s*\}'
 
 
@@ -107,6 +111,7 @@ def kinds_of(start: bytes) -> list[str]:
         PROFILE: "glibc" in keys,
         ENVIRONMENT: "dependencies" in keys,
         REPORT: is_json and {"findings", "bundle_id"} <= keys,
+        ACCELERATE: {"distributed_type", "compute_environment"} & keys,
         DS_CONFIG: is_json and _DEEPSPEED & keys,
     }
     kinds = [kind for kind, is_it in found.items() if is_it]
@@ -133,6 +138,13 @@ def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> 
     """
     kinds = kinds_of(start)
     if _is_other(kinds, wanted):
+        if (wanted, kinds[0]) == (DS_CONFIG, ACCELERATE) and (named := _NAMED.search(start)):
+            named_file = named[1].decode(errors="replace")
+            raise UsageError(
+                f"{place}{path}: this is {kinds[0]}, not {wanted}; it names one.",
+                f"Write engine: {{name: deepspeed, config: {named_file}}} (relative to the run "
+                "file).",
+            )
         use = _USE[kinds[0]].format(shlex.quote(str(path)), name=Path(path).name)
         raise UsageError(
             f"{place}{path}: this is {kinds[0]}, not {wanted}.",

@@ -1,8 +1,9 @@
 """Reads the user's ds_config.json as DeepSpeed does, and merges it with the run file.
 
 Its values become keys of the run file's data, before that is read and checked; what only DeepSpeed
-knows is kept for it. `"auto"` means the run file's value, or its default. If both files set a key
-to different values, the error names both places, and nothing starts.
+knows is kept for it. `"auto"` means the run file's value, or its default. What neither file says
+has DeepSpeed's default (docs/adr/0013-own-training-loop.md). If both files set a key to different
+values, the error names both places, and nothing starts.
 
 In this module, "their" means "of the user's ds_config.json".
 """
@@ -12,17 +13,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.config.explain import LEFT_OUT
+from runner.config.deepspeed_keys import (
+    CLIP,
+    KNOWN,
+    OPTIMIZERS,
+    REMOVED,
+    REMOVED_FROM_ZERO,
+    SCHEDULES,
+    WITHOUT_EFFECT,
+)
+from runner.config.explain import DEFAULT, LEFT_OUT
 from runner.config.fields import Choice
 from runner.errors import (
     DS_CONFIG,
     Lines,
     UsageError,
     check_kind,
+    nearest_name,
     quoted,
     save_as_utf8,
     suggest,
@@ -40,16 +52,17 @@ PLAIN_KEYS = {
     "optimizer.params.momentum": "optimizer.momentum",
     "optimizer.params.weight_decay": "optimizer.weight_decay",
     "scheduler.params.warmup_num_steps": "schedule.warmup",
-    "scheduler.params.warmup_max_lr": "optimizer.lr",
 }
 SEVERAL = {
     "precision": "fp16.enabled and bf16.enabled",
     "engine.offload": "the device of zero_optimization.offload_optimizer and offload_param",
+    "engine.nvme_path": "nvme_path of zero_optimization.offload_optimizer and offload_param",
 }
-SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-TYPES = {"Adam": "adamw", "AdamW": "adamw", "SGD": "sgd"}
-FROM_ZERO = ("warmup_min_lr", "warmup_min_ratio", "cos_min_ratio")
-REPORTERS = ("wandb", "comet")
+OFFLOADS = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
+"""What is offloaded -> its old key, which DeepSpeed still reads."""
+HALF = ("bf16", "fp16")
+BATCH = ("batch.micro", "batch.global")
+_TRUE, _FALSE = ("true", "1", "yes", "on", "t", "y"), ("false", "0", "no", "off", "f", "n")
 WHOLE = frozenset({
     "allgather_bucket_size", "reduce_bucket_size", "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
@@ -64,9 +77,8 @@ SECTIONS = (
     "zero_optimization",
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
-    "bf16",
-    "fp16",
-    *REPORTERS,
+    *HALF,
+    "tensor_parallel",
 )
 
 
@@ -97,7 +109,9 @@ def load(path: Path, place: str) -> dict[str, Any]:
     try:
         content = path.read_bytes()
         check_kind(path, content, DS_CONFIG, f"{place}: ")
-        data = _parse(content.decode("utf-8-sig"), once)
+        text = content.decode("utf-8-sig")
+        _check_filled_in(path, text)
+        data = _parse(text, once)
     except FileNotFoundError:
         raise UsageError(
             f"{place}: {path}: no such file",
@@ -119,13 +133,36 @@ def load(path: Path, place: str) -> dict[str, Any]:
     return data
 
 
+def _check_filled_in(path: Path, text: str) -> None:
+    """Refuses a template: job scripts write such a file by `cat <<EOF`, which fills variables in.
+
+    Raises:
+        UsageError: a variable of a shell is in it.
+    """
+    plain = _without_comments(text)
+    if found := re.search(r"\$\{?[A-Za-z_]\w*\}?", plain):
+        filled = path.with_stem(f"{path.stem}-filled")
+        raise UsageError(
+            f"{path}:{plain.count(chr(10), 0, found.start()) + 1}: `{found[0]}` is a variable of a "
+            "shell, and nothing has filled it in.",
+            "Set its variables as the job script does (export), then: "
+            f"envsubst < {quoted(path)} > {quoted(filled)}   and name that file in engine.config.",
+        )
+
+
 _STRING = r'("(?:\\.|[^"\\])*")'
 _COMMENT = re.compile(rf"{_STRING}|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
+_NO_COMMA = re.compile(r'(?<=["\]}\w])(?=[ \t]*\n\s*")')
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub(lambda match: match[1] or "\n" * match[0].count("\n"), text)
 
 
 def _parse(text: str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> Any:
-    """Reads JSON with comments and trailing commas; a light installation has no hjson.
+    """Reads JSON with comments, with commas too many and too few; a light installation has no
+    hjson.
 
     Raises:
         ValueError: not JSON; `lineno` and `msg` say where and why.
@@ -133,10 +170,34 @@ def _parse(text: str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]]) 
     try:
         import hjson  # DeepSpeed's own reader, so that the same files are accepted
     except ImportError:
-        plain = _COMMENT.sub(lambda match: match[1] or "\n" * match[0].count("\n"), text)
+        plain = _NO_COMMA.sub(",", _without_comments(text))
         plain = _LAST_COMMA.sub(lambda match: match[1] or "", plain)
         return json.loads(plain, object_pairs_hook=pairs)
     return hjson.loads(text, object_pairs_hook=pairs)
+
+
+def named_in(said: str, path: Path) -> str:
+    """The key of a ds_config.json that a message names; the longest, if there are several."""
+    keys = re.findall(
+        r"""(?m)(?<![\w-])["']?([A-Za-z_]\w*)["']?\s*:""", path.read_text("utf-8-sig")
+    )
+    named = [key for key in keys if re.search(rf"(?<!\w){key}(?!\w)", said)]
+    return max(named, key=len, default="")
+
+
+def place_of(path: Path, key: str) -> str:
+    """`file:line` of the first key of this name in a ds_config.json; the file, if none is found.
+
+    Args:
+        path: the file.
+        key: dotted; its last part is looked for.
+    """
+    name = re.escape(key.rpartition(".")[2])
+    with suppress(OSError, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8-sig")
+        if found := re.search(rf'(?<![\w-])"?{name}"?\s*:', text):
+            return f"{path}:{text.count(chr(10), 0, found.start()) + 1}"
+    return str(path)
 
 
 @dataclass(frozen=True)
@@ -144,12 +205,13 @@ class Merged:
     """What a ds_config.json adds to a run file.
 
     Attributes:
-        rest: the settings that go to DeepSpeed unchanged.
+        rest: the settings that go to DeepSpeed unchanged, and the `scheduler` for the loop.
         keys: the keys of the run file that it sets.
         autos: those that it leaves to the run file.
         notes: each decision, for printing.
-        accumulation: `gradient_accumulation_steps`; None: not set. It is compared with the batch
-            when the number of ranks is known.
+        accumulation: `gradient_accumulation_steps`; None: free. It is compared with the batch when
+            the number of ranks is known.
+        half: what `precision: auto` may become beside fp32, the best first.
     """
 
     rest: Mapping[str, Any] = field(default_factory=dict)
@@ -157,6 +219,7 @@ class Merged:
     autos: tuple[str, ...] = ()
     notes: tuple[Choice, ...] = ()
     accumulation: int | None = None
+    half: tuple[str, ...] = HALF
 
 
 def merge(data: dict[str, Any], lines: Lines) -> Merged:
@@ -172,9 +235,9 @@ def merge(data: dict[str, Any], lines: Lines) -> Merged:
         return Merged()
     path = (lines.path.parent / Path(named).expanduser()).resolve()
     with lines.mistakes:
-        theirs = _Theirs(load(path, lines.place("engine", "config")), path, lines)
+        theirs = _Theirs(load(path, lines.place("engine", "config")), path, lines, data)
         data["engine"]["config"] = str(path)
-        return theirs.merged_with(data)
+        return theirs.merged()
     return Merged()
 
 
@@ -183,57 +246,68 @@ class _Theirs:
 
     Attributes:
         rest: what was not read yet; in the end DeepSpeed's own.
+        data: of the run file.
         found: key of the run file -> their key, and its value.
         autos: keys of the run file that are "auto".
     """
 
-    def __init__(self, rest: dict[str, Any], path: Path, lines: Lines) -> None:
-        self.rest, self.path, self.lines = rest, path, lines
+    def __init__(self, rest: dict[str, Any], path: Path, lines: Lines, data: Any) -> None:
+        # DeepSpeed reads null in most places as if the key were absent, and fails in the others.
+        self.rest = {key: value for key, value in rest.items() if value is not None}
+        self.path, self.lines, self.data = path, lines, data
         self.found: dict[str, tuple[str, Any]] = {}
         self.autos: dict[str, None] = {}
         self.notes: list[Choice] = []
 
-    def merged_with(self, data: dict[str, Any]) -> Merged:
+    def merged(self) -> Merged:
         """Merges all settings with the run file's data.
 
         Raises:
             UsageError: a section is none, or both files set a key to different values.
         """
+        self.check_names()
+        self.read_old_names()
         self.check_sections()
         for their_key, key in PLAIN_KEYS.items():
             self.found_or_auto(their_key, key, self.take(their_key))
-        self.read_optimizer(data)
+        self.read_scheduler()
+        self.read_optimizer()
         self.read_offload()
-        self.read_precision()
-        with self.lines.mistakes:
-            self.read_schedule()
-        accumulation = None
-        with self.lines.mistakes:
-            accumulation = self.take_accumulation()
+        half = self.read_precision()
+        accumulation = self.take_accumulation()
+        self.default("optimizer.clip", CLIP, "gradient_clipping")
         self.check_zero()
-        for reporter in REPORTERS:
-            if self.rest.pop(reporter, None):
-                self.note(reporter, LEFT_OUT, "it reports over the network")
+        self.check_ranks()
+        for key in [key for key in WITHOUT_EFFECT if key in self.rest]:
+            value = self.rest.pop(key)
+            as_ours = key == "zero_allow_untested_optimizer"
+            if _get(value, "enabled") is not False and value not in (as_ours, {}):
+                self.note(key, LEFT_OUT, WITHOUT_EFFECT[key])
         rest = self.without_auto(self.rest, "")
-        self.check_contradictions(data)
-        new = {key: v for key, (_, v) in self.found.items() if _get(data, key) in (None, "auto")}
-        for key, value in new.items():
-            if isinstance(data.get(key.partition(".")[0], {}), dict | str):
-                self.lines.put(data, key.split("."), value, str(self.path))
+        self.check_contradictions()
+        said = {key: v for key, (_, v) in self.found.items() if self.given(key) in (None, "auto")}
+        for key, value in said.items():
+            if isinstance(self.data.get(key.partition(".")[0], {}), dict | str):
+                self.lines.put(self.data, key.split("."), value, str(self.path))
         return Merged(
             rest=rest,
-            keys=tuple(new),
+            keys=tuple(said),
             autos=tuple(key for key in self.autos if key not in self.found),
             notes=tuple(self.notes),
             accumulation=accumulation,
+            half=half,
         )
+
+    def given(self, key: str) -> Any:
+        """What the run file says of its key; None: nothing."""
+        return _get(self.data, key)
 
     def note(self, key: str, value: object, reason: str) -> None:
         self.notes.append(Choice(key, value, reason, self.path.name))
 
-    def refuse(self, problem: str, remedy: str) -> None:
+    def refuse(self, key: str, problem: str, remedy: str) -> None:
         with self.lines.mistakes:
-            raise UsageError(f"{self.path}: {problem}", remedy)
+            raise UsageError(f"{place_of(self.path, key)}: {problem}", remedy)
 
     def take(self, dotted: str) -> Any:
         """Removes a value from `rest`, and returns it."""
@@ -249,114 +323,236 @@ class _Theirs:
         elif value is not None:
             self.found.setdefault(key, (their_key, value))
 
+    def default(self, key: str, value: object, their_key: str) -> None:
+        """Takes DeepSpeed's default for a key, if neither file has it."""
+        if key not in {*self.found, *self.autos} and self.given(key) is None:
+            self.found[key] = (their_key, value)
+            self.note(key, value, f"{DEFAULT}: {self.path.name} has no {their_key}")
+
+    def check_names(self) -> None:
+        """DeepSpeed ignores a key that it does not know: a slip there trains something else."""
+        zero = self.rest.get("zero_optimization")
+        old = [key for key in REMOVED_FROM_ZERO if isinstance(zero, dict) and key in zero]
+        for key in (*old, *(key for key in self.rest if key in REMOVED)):
+            self.refuse(
+                key,
+                f"DeepSpeed has removed `{key}`, and refuses a file that has it.",
+                f"Remove `{key}` with all that is in it. What it did, DeepSpeed no longer does.",
+            )
+        for key in [key for key in self.rest if key not in KNOWN | REMOVED]:
+            if key.startswith("_"):  # how JSON is given a comment
+                del self.rest[key]
+                continue
+            near = nearest_name(key, KNOWN)
+            self.refuse(
+                key,
+                f"`{key}` is no key of a ds_config.json: DeepSpeed would ignore it.",
+                f"Write `{near}`, if that is meant; else remove it."
+                if near
+                else f"Remove `{key}`.",
+            )
+
+    def read_old_names(self) -> None:
+        """Gives keys their names of today, where DeepSpeed still reads the old ones."""
+        if "bfloat16" in self.rest:
+            old = self.rest.pop("bfloat16")
+            if "bf16" in self.rest:
+                self.note("bfloat16", LEFT_OUT, "DeepSpeed reads `bf16` where both are there")
+            else:
+                self.rest["bf16"] = old
+        zero = self.rest.get("zero_optimization")
+        if isinstance(zero, bool):
+            self.rest["zero_optimization"] = {"stage": int(zero)}
+        elif isinstance(zero, dict):
+            for name, old_name in OFFLOADS.items():
+                if zero.pop(old_name, False):
+                    zero.setdefault(name, {"device": "cpu"})
+
     def check_sections(self) -> None:
         for section in SECTIONS:
-            here: Any = self.rest
-            for key in section.split("."):
-                here = here.get(key) if isinstance(here, dict) else None
+            here = _get(self.rest, section)
             if here is not None and not isinstance(here, dict):
                 raise UsageError(
-                    f"{self.path}: `{section}` must be {{...}}, found `{here}`.",
+                    f"{place_of(self.path, section)}: `{section}` must be {{...}}, found `{here}`.",
                     "Put the settings of this section in braces, or remove it.",
                 )
 
     def check_zero(self) -> None:
         zero = self.rest.get("zero_optimization") or {}
-        if zero.get("cpu_offload"):
-            self.refuse(
-                "zero_optimization.cpu_offload is an old key of DeepSpeed.",
-                'Write "offload_optimizer": {"device": "cpu"} instead.',
-            )
         for key in WHOLE & zero.keys():
             value = zero[key]
             if value != "auto" and (not isinstance(value, int | float) or value % 1):
                 whole = int(value) if isinstance(value, float) else 50_000_000
                 self.refuse(
+                    key,
                     f"zero_optimization.{key} must be a whole number, found `{value}`: "
                     "DeepSpeed would refuse it in each rank.",
                     f'Write "{key}": {whole}, or "auto".',
                 )
 
-    def read_optimizer(self, data: dict[str, Any]) -> None:
-        """Reads what remains of the optimizer after its numbers were taken."""
-        optimizer = self.rest.pop("optimizer", None)
-        if optimizer is None:
-            return
-        kind = optimizer.get("type", "auto")
-        if kind in TYPES:
-            self.found["optimizer.name"] = ("optimizer.type", TYPES[kind])
-        elif kind != "auto":
+    def check_ranks(self) -> None:
+        """Every rank has its own part of the data: the loop scales losses and reads rows so."""
+        parallel = {
+            "sequence_parallel_size": self.rest.pop("sequence_parallel_size", 1),
+            "tensor_parallel.autotp_size": _get(self.rest, "tensor_parallel.autotp_size"),
+            "tensor_parallel.tp.tp_size": _get(self.rest, "tensor_parallel.tp.tp_size"),
+            "expert_parallel.enabled": _get(self.rest, "expert_parallel.enabled"),
+        }
+        for key, value in parallel.items():
+            if value not in (None, 0, 1) or value is True:
+                self.refuse(
+                    key,
+                    f"{key}: {value}: the ranks of `runner train` are all data-parallel.",
+                    f"Remove `{key.partition('.')[0]}`; or run a script of your own that sets it "
+                    "up: runner exec --bundle BUNDLE -- python SCRIPT.",
+                )
+        if str(self.rest.get("gradient_allreduce_op", "")).lower() == "sum":
             self.refuse(
-                f"optimizer.type {kind} is not supported by this version.",
-                "Use AdamW or SGD; or remove `optimizer` and set optimizer.name in the run file.",
+                "gradient_allreduce_op",
+                "gradient_allreduce_op: sum would multiply the gradient by the number of ranks: "
+                "the loss of `runner train` is a mean over all of them.",
+                "Remove it.",
             )
-        for name in ("weight_decay", "momentum") if kind == "SGD" else ("weight_decay",):
-            key = f"optimizer.{name}"
-            if key not in {*self.found, *self.autos} and _get(data, key) is None:
-                self.found[key] = (f"optimizer.params.{name}", 0.0)
-                reason = f"DeepSpeed's default: {self.path.name} names an optimizer and no {name}"
-                self.note(key, 0.0, reason)
+
+    def read_optimizer(self) -> None:
+        """Reads what remains of the optimizer after its numbers were taken."""
+        optimizer = self.rest.pop("optimizer", None) or {}
+        kind = optimizer.get("type", "auto")
+        chosen = OPTIMIZERS.get(str(kind)) or OPTIMIZERS.get(str(kind).lower())
+        if kind != "auto" and chosen is None:
+            self.refuse(
+                "optimizer",
+                f"optimizer.type {kind} is not supported by this version.",
+                "Use AdamW, Lion or SGD; or remove `optimizer` and set optimizer.name in the run "
+                "file.",
+            )
+        elif chosen is not None:
+            self.found["optimizer.name"] = ("optimizer.type", chosen[0])
+            for name, value in chosen[1].items():
+                self.default(f"optimizer.{name}", value, f"optimizer.params.{name}")
         for key, value in (optimizer.get("params") or {}).items():
             if value != "auto" and (key, value) != ("adam_w_mode", True):
                 reason = "torch's optimizer is used, without this setting"
                 self.note(f"optimizer.params.{key}", LEFT_OUT, reason)
 
     def read_offload(self) -> None:
-        """Reads the device of offloading. The other settings of offloading stay in `rest`."""
+        """Reads where optimizer and weights are. The settings themselves stay in `rest`."""
         zero = self.rest.get("zero_optimization") or {}
-        for name in ("offload_optimizer", "offload_param"):
-            device = (zero.get(name) or {}).get("device", "none")
+        for name in [name for name in OFFLOADS if zero.get(name) is not None]:
+            device, path = zero[name].get("device", "none"), zero[name].get("nvme_path")
+            key = f"zero_optimization.{name}"
+            # Of two different halves, the run file names the one that leaves the GPU.
+            if device != "none" and self.found.get("engine.offload", ("", ""))[1] == "none":
+                del self.found["engine.offload"]
+            self.found_or_auto(f"{key}.device", "engine.offload", device)
+            if device == "nvme":
+                self.found["engine.offload"] = (f"{key}.device", device)
+                self.found_or_auto(f"{key}.nvme_path", "engine.nvme_path", path)
             if device == "auto":
                 del zero[name]
-                self.note(f"zero_optimization.{name}", "as engine.offload", 'its device is "auto"')
-            if device != "none":
-                self.found_or_auto(f"zero_optimization.{name}.device", "engine.offload", device)
+                self.note(key, "as engine.offload", 'its device is "auto"')
 
-    def read_precision(self) -> None:
-        names = [name for name in ("bf16", "fp16") if self.rest.get(name) is not None]
-        enabled = {name: self.rest[name].pop("enabled", "auto") for name in names}
-        chosen = [name for name in names if enabled[name] is True]
-        if chosen:
-            self.found["precision"] = (f"{chosen[0]}.enabled", chosen[0])
-        elif names and all(value is False for value in enabled.values()):
-            self.found["precision"] = (f"{'/'.join(names)}.enabled", "fp32")
-        elif names:
+    def read_precision(self) -> tuple[str, ...]:
+        """Reads which of bf16 and fp16 is on; returns what `precision: auto` may become."""
+        enabled = {name: self.take_enabled(name) for name in HALF if name in self.rest}
+        on = [name for name in HALF if enabled.get(name) is True]
+        autos = tuple(name for name in HALF if enabled.get(name) == "auto")
+        off = [name for name in HALF if enabled.get(name) is False]
+        said = self.given("precision")
+        if len(on) > 1:
+            self.refuse("fp16", "bf16 and fp16 are both enabled.", "Disable one of them.")
+        elif on:
+            self.found["precision"] = (f"{on[0]}.enabled", on[0])
+        elif said in off:
+            self.found["precision"] = (f"{said}.enabled", False)  # a contradiction
+        elif autos:
             self.autos["precision"] = None
+        elif off and said is None:
+            self.found["precision"] = (f"{'/'.join(off)}.enabled", "fp32")
+        else:
+            self.default("precision", "fp32", "section bf16 or fp16 that is enabled")
+        return autos or tuple(name for name in HALF if name not in off)
 
-    def read_schedule(self) -> None:
-        """Reads what remains of the scheduler after its numbers were taken."""
-        scheduler = self.rest.pop("scheduler", None)
-        if not scheduler:
-            return
-        name, values = scheduler.get("type", "auto"), scheduler.get("params") or {}
-        if name not in (*SCHEDULES, "auto"):
-            raise UsageError(
-                f"{self.path}: scheduler.type {name} is not supported by this version.",
+    def take_enabled(self, name: str) -> object:
+        """Takes `enabled` of a section, which DeepSpeed reads as pydantic does: also as text."""
+        value = self.rest[name].pop("enabled", False)
+        text = str(value).lower()
+        if text in ("auto", *_TRUE, *_FALSE):
+            return "auto" if text == "auto" else text in _TRUE
+        self.refuse(name, f"{name}.enabled must be true or false, found `{value}`.", "Correct it.")
+        return False
+
+    def read_scheduler(self) -> None:
+        """Reads the names and peak of a scheduler; the loop asks DeepSpeed's own for each rate."""
+        scheduler = self.rest.pop("scheduler", {})
+        name, params = scheduler.get("type"), dict(scheduler.get("params") or {})
+        if name is None and _get(self.rest, "optimizer.type") is not None:
+            self.default("schedule.name", "constant", "scheduler")
+            self.default("schedule.warmup", 0.0, "scheduler")
+        if name in (None, "auto"):
+            return  # the run file's schedule
+        if name not in SCHEDULES:
+            self.refuse(
+                "scheduler",
+                f"scheduler.type {name} is not supported by this version.",
                 suggest(str(name), SCHEDULES, f"Use one of {', '.join(SCHEDULES)}."),
             )
-        self.found_or_auto("scheduler.type", "schedule.name", SCHEDULES.get(name, name))
-        if name != "auto" and values.get("warmup_type", "log") != "linear":
-            reason = "DeepSpeed's default, logarithmic, is not supported here"
-            self.note("scheduler.warmup_type", "linear", reason)
-        if values.get("total_num_steps") is not None:
-            reason = "the schedule ends with the run"
-            self.note("scheduler.total_num_steps", LEFT_OUT, reason)
-        for key in FROM_ZERO:
-            if values.get(key, 0) not in (0, "auto"):
-                reason = "the rate rises from zero and falls to it"
-                self.note(f"scheduler.{key}", LEFT_OUT, reason)
+            return
+        self.found["schedule.name"] = ("scheduler.type", SCHEDULES[name])
+        self.default("schedule.warmup", 1000, "scheduler.params.warmup_num_steps")
+        warmup = self.found.get("schedule.warmup", ("", 1))[1]
+        if type(warmup) is not int or warmup < 1:
+            self.refuse(
+                "warmup_num_steps",
+                f"scheduler.params.warmup_num_steps must be a whole number from 1 on, found "
+                f"`{warmup}`: DeepSpeed would refuse it in each rank.",
+                "Write 1 for no warm-up.",
+            )
+        if name != "WarmupCosineLR":
+            self.read_peak(name, params.pop("warmup_max_lr", None))
+        if params.get("total_num_steps") == "auto":
+            del params["total_num_steps"]
+        elif "total_num_steps" in params and name != "WarmupLR":
+            reason = "the rate falls until then, also in a run of another length"
+            self.note("scheduler.total_num_steps", params["total_num_steps"], reason)
+        self.rest["scheduler"] = {"type": name, "params": params}
+
+    def read_peak(self, name: str, peak: Any) -> None:
+        """Reads the rate to which WarmupLR and WarmupDecayLR go, whatever the optimizer says."""
+        their_key = "scheduler.params.warmup_max_lr"
+        before = self.found.get("optimizer.lr")
+        if name == "WarmupDecayLR" and peak is None and self.given("optimizer.lr") is None:
+            peak = 1e-3
+            self.note("optimizer.lr", peak, f"{DEFAULT}: {self.path.name} has no {their_key}")
+        if peak in (None, "auto"):
+            self.found_or_auto(their_key, "optimizer.lr", peak)
+            return
+        self.found["optimizer.lr"] = (their_key, peak)
+        if before is not None and before[1] != peak:
+            self.notes = [note for note in self.notes if note.key != "optimizer.lr"]
+            reason = f"DeepSpeed's {name} sets the rate: it goes to {their_key}, {peak}"
+            self.note("optimizer.params.lr", LEFT_OUT, reason)
 
     def take_accumulation(self) -> int | None:
         """Their accumulation: DeepSpeed gets the number that follows from batch and ranks."""
-        accumulation = self.rest.pop("gradient_accumulation_steps", "auto")
+        accumulation = self.rest.pop("gradient_accumulation_steps", None)
+        if accumulation is None:
+            said = [self.found.get(key, ("", self.given(key)))[1] for key in BATCH]
+            if isinstance(said[0], int) and said[1] is None:
+                reason = f"{DEFAULT}: {self.path.name} has no gradient_accumulation_steps"
+                self.note("accumulation", 1, reason)
+                return 1
+            return None
         if accumulation == "auto":
             return None
         if type(accumulation) is not int or accumulation < 1:
-            raise UsageError(
-                f"{self.path}: gradient_accumulation_steps must be a whole number from 1 on, "
+            self.refuse(
+                "gradient_accumulation_steps",
+                "gradient_accumulation_steps must be a whole number from 1 on, "
                 f"found `{accumulation}`.",
                 'Correct it, or write "auto".',
             )
+            return None
         return accumulation
 
     def without_auto(self, tree: dict[str, Any], where: str) -> dict[str, Any]:
@@ -368,24 +564,28 @@ class _Theirs:
             elif value == "auto":
                 reason = '"auto", and no key of the run file'
                 self.note(f"{where}{key}", "DeepSpeed's default", reason)
-            if value not in ("auto", {}):
+            if value not in ("auto", {}) or (where, key) == ("", "scheduler"):
                 kept[key] = value
         return kept
 
-    def check_contradictions(self, data: dict[str, Any]) -> None:
+    def check_contradictions(self) -> None:
         clashes = [
-            f"{self.path.name} says {their_key}: {value}, "
+            f"{self.path.name} says {their_key}: {_shown(value)}, "
             f"{self.lines.place(*key.split('.'))} says {key}: {given}"
             for key, (their_key, value) in self.found.items()
-            if (given := _get(data, key)) not in (None, "auto", value)
+            if (given := self.given(key)) not in (None, "auto", value)
         ]
         if clashes:
             remedy = f'Make them equal, or write "auto" in {self.path}.'
             raise UsageError(f"{'; '.join(clashes)}.", remedy)
 
 
+def _shown(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
 def _get(data: Any, dotted: str) -> Any:
-    """A value of the run file; None: it has none."""
+    """A value in nested mappings; None: they have none."""
     for key in dotted.split("."):
         data = data.get(key) if isinstance(data, dict) else None
     return data

@@ -8,6 +8,8 @@ from runner.config.fields import Choice
 
 LEFT_OUT = "left out"
 """The value of a key of the user's ds_config.json that is not used."""
+DEFAULT = "DeepSpeed's default"
+"""How the reason begins of what neither the run file nor the user's ds_config.json says."""
 NOTHING: tuple[object, ...] = (None, "", {}, ())
 
 
@@ -26,12 +28,11 @@ def choices_as_comments(choices: Iterable[Choice]) -> str:
     return "\n".join(["# Automatic choices, with reasons:", *lines, ""]) if lines else ""
 
 
-def left_out(choices: Iterable[Choice]) -> list[str]:
-    """Returns a line with the keys of the user's ds_config.json that are not used, if any."""
-    found = [choice for choice in choices if choice.value == LEFT_OUT]
-    if not found:
-        return []
-    return [f"{found[0].group}: not used: {', '.join(choice.key for choice in found)}"]
+def of_ds_config(choices: Iterable[Choice]) -> list[str]:
+    """Returns a line for each key of the user's ds_config.json that is not used, and for each that
+    has DeepSpeed's default because neither file has it."""
+    found = [c for c in choices if c.value == LEFT_OUT or c.reason.startswith(DEFAULT)]
+    return [f"{choice.group}: {line}" for choice in found for line in choice_lines([choice])]
 
 
 def shown(value: object) -> str:

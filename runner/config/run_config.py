@@ -191,7 +191,8 @@ class RunConfig:
         autos: keys that it leaves to the run file.
         deepspeed: settings of the user's ds_config.json that are no keys of the run file. They go
             to DeepSpeed unchanged.
-        accumulation: `gradient_accumulation_steps` of the user's ds_config.json; None: not set.
+        accumulation: `gradient_accumulation_steps` of the user's ds_config.json; None: free.
+        half: what `precision: auto` may become beside fp32, the best first.
         notes: choices that follow from other keys, or were made while the ds_config.json was read.
         lines: the run file's line numbers, for messages.
     """
@@ -249,6 +250,7 @@ class RunConfig:
     autos: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     deepspeed: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     accumulation: int | None = field(default=None, metadata=HIDDEN)
+    half: tuple[str, ...] = field(default=config_deepspeed.HALF, metadata=HIDDEN)
     notes: tuple[Choice, ...] = field(default=(), metadata=HIDDEN)
     lines: Lines = field(
         default_factory=lambda: Lines(Path("run.yaml")),
@@ -297,6 +299,7 @@ class RunConfig:
                 autos=merged.autos,
                 deepspeed=merged.rest,
                 accumulation=merged.accumulation,
+                half=merged.half,
                 notes=merged.notes,
                 lines=lines,
             )

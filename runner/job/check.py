@@ -18,6 +18,7 @@ from typing import Any
 from runner import kept
 from runner.child import Child
 from runner.config.data import data_of
+from runner.config.explain import of_ds_config
 from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe, documents_of, recipes
 from runner.disks import read_mounts
@@ -131,6 +132,7 @@ def check_ahead(
     found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
     found.others += early.others
+    found.lines += of_ds_config(config.explain())
     if not any(data.validation for data in job.inputs.datasets):
         found.note(
             "nothing is held out: no loss is measured on rows that the model does not train on, "
@@ -298,8 +300,9 @@ class _Look:
         if config.model.folder is not None:
             sums = [(p.name, _as_it_is(p)) for p in sorted(folder.iterdir())]
         engine = [config.engine.name, config.engine.wrap]
-        versions = kept.versions("torch", "transformers")
-        basis = (versions, sums, config.task, config.model.init, engine)
+        versions = kept.versions("torch", "transformers", "deepspeed")
+        theirs = (dict(config.deepspeed), config.precision, config.engine.zero, config.half)
+        basis = (versions, sums, config.task, config.model.init, engine, theirs)
         arguments = (config, model.asset, folder)
         return _Look.of("model", basis, with_torch.look, *arguments, python=python)
 

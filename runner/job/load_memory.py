@@ -11,7 +11,7 @@ import math
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_size
-from runner.job.memory import frozen_bytes, model_state
+from runner.job.memory import frozen_bytes, leaves_device, model_state
 from runner.job.plan import TrainingPlan
 from runner.job.shapes import Device, ModelShape
 
@@ -41,7 +41,8 @@ def peak_at_load(
     if config.quantization is not None:  # each rank reads and quantises, weight by weight
         return ranks * (largest + (_model(config, shape, plan) if is_host else 0))
     on_way = largest * (ranks if is_host else 1)
-    moves = plan.offload != "none" and plan.zero == 3  # weights stay beside the GPU
+    # The weights stay in the node's memory, beside the GPU.
+    moves = plan.zero == 3 and leaves_device(config, plan.offload)[1]
     made = 0
     if config.model.init == "scratch":
         made = 4 * shape.num_parameters

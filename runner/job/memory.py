@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from runner.config.deepspeed import OFFLOADS
 from runner.config.engine import OPTIMIZERS
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, human_size
@@ -183,17 +184,35 @@ def model_state(
         shape: the model's counts.
         stage: what the ranks partition, as a ZeRO stage, for every engine.
         world_size: number of ranks.
-        offload: if not `none`, nothing that is partitioned is on the device. At stage 3 nothing but
-            one layer is.
+        offload: where what is partitioned is; see `leaves_device`.
     """
     weights, gradients, optimizer = state_parts(config)
-    whole = {0: weights + gradients + optimizer, 1: weights + gradients, 2: weights, 3: 0}[stage]
-    parted = float(weights + gradients + optimizer - whole)
-    frozen = frozen_bytes(config, shape)
-    shared = 0.0 if offload != "none" else 1 / world_size
-    if stage == 3:
-        frozen *= shared
-    return int(_trained(shape) * (whole + parted * shared)) + int(frozen)
+    updates, parameters = leaves_device(config, offload)
+    share = 1 / world_size
+    # What each part takes of its bytes: all of them, this rank's share, or nothing.
+    of_weights = (0.0 if parameters else share) if stage == 3 else 1.0
+    of_updates = 0.0 if updates else share
+    per_parameter = weights * of_weights
+    per_parameter += gradients * (of_updates if stage >= 2 else 1.0)
+    per_parameter += optimizer * (of_updates if stage >= 1 else 1.0)
+    return int(_trained(shape) * per_parameter) + int(frozen_bytes(config, shape) * of_weights)
+
+
+def leaves_device(config: RunConfig, offload: str) -> tuple[bool, bool]:
+    """Returns whether the optimizer's part (with the gradients), and at stage 3 the weights, leave
+    the device.
+
+    A ds_config.json may offload one of the two alone.
+
+    Args:
+        config: the run file.
+        offload: `none`, `cpu` or `nvme`; another one than the run file's is a trial of both.
+    """
+    theirs = config.deepspeed.get("zero_optimization", {})
+    if offload == config.engine.offload and any(name in theirs for name in OFFLOADS):
+        halves = [theirs.get(name, {}).get("device", "none") != "none" for name in OFFLOADS]
+        return halves[0], halves[1]
+    return offload != "none", offload != "none"
 
 
 def _trained(shape: ModelShape) -> int:

@@ -141,7 +141,7 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
 
 def can_be_smaller(config: RunConfig, plan: TrainingPlan) -> bool:
     """Whether the micro batch is automatic and may be halved; a ds_config.json may decide it."""
-    is_theirs = config.batch.total == "auto" and (config.accumulation or 1) != 1
+    is_theirs = config.batch.total == "auto" and config.accumulation is not None
     return config.batch.micro == "auto" and plan.micro > 1 and not is_theirs
 
 
@@ -280,13 +280,14 @@ def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
         return wanted, config.as_said("precision")
     if device.kind == "cpu":
         return "fp32", "on a CPU"
-    if device.has_bf16:
+    if device.has_bf16 and "bf16" in config.half:
         return "bf16", f"{device.name} has it"
-    return (
-        ("fp16", f"{device.name} has no bf16; with loss scaling")
-        if device.has_fp16
-        else ("fp32", f"{device.name} has neither")
-    )
+    why = f"{device.name} has no bf16"
+    if "bf16" not in config.half:
+        why = f"{Path(config.engine.config or '').name} does not allow bf16"
+    if device.has_fp16 and "fp16" in config.half:
+        return "fp16", f"{why}; with loss scaling"
+    return "fp32", f"{why}, and no fp16"
 
 
 def stage_of(engine: EngineConfig) -> int:
@@ -380,13 +381,14 @@ def _batch(
     choices = []
     check_batch(config, world_size)
     total, micro = config.batch.total, config.batch.micro
+    theirs = config.accumulation
     if total == "auto":
-        theirs = config.accumulation or 1
         total, why = _automatic_total(micro, theirs, world_size)
-        choices.append(Choice("batch.global", total, f"{DEFAULT_GLOBAL}, to a multiple of {why}"))
-        if theirs != 1 and micro == "auto":
-            micro = total // (world_size * theirs)
-            choices.append(Choice("batch.micro", micro, f"{total} / {why}"))
+        choices.append(Choice("batch.global", total, why))
+    if micro == "auto" and theirs is not None and total % (world_size * theirs) == 0:
+        micro = total // (world_size * theirs)
+        why = f"{total} / ({human_count(world_size, 'rank')} x {_from_theirs(theirs)})"
+        choices.append(Choice("batch.micro", micro, why))
     share = total // world_size
     if micro == "auto":
         fits, reason = MICRO_ON_CPU, "more does not make a CPU faster"
@@ -402,15 +404,22 @@ def _batch(
     return total, int(micro), share // int(micro), choices
 
 
-def _automatic_total(micro: int | str, theirs: int, world_size: int) -> tuple[int, str]:
-    """Chooses `batch.global`; the user's accumulation `theirs` is kept (1: not set)."""
-    unit = world_size * theirs * (micro if isinstance(micro, int) else 1)
-    why = human_count(world_size, "rank")
-    if theirs != 1:
-        why += f" x {theirs} of accumulation (from your ds_config.json)"
-        if isinstance(micro, int):
-            return unit, why
-    return math.ceil(DEFAULT_GLOBAL / unit) * unit, why
+def _automatic_total(micro: int | str, theirs: int | None, world_size: int) -> tuple[int, str]:
+    """Chooses `batch.global`; the user's accumulation `theirs` is kept."""
+    ranks, each = human_count(world_size, "rank"), micro if isinstance(micro, int) else 1
+    unit = world_size * (theirs or 1) * each
+    if theirs is None:
+        return math.ceil(
+            DEFAULT_GLOBAL / unit
+        ) * unit, f"{DEFAULT_GLOBAL}, to a multiple of {ranks}"
+    if isinstance(micro, int):
+        return unit, f"{ranks} x micro {micro} x {_from_theirs(theirs)}"
+    total = math.ceil(DEFAULT_GLOBAL / unit) * unit
+    return total, f"{DEFAULT_GLOBAL}, to a multiple of {ranks} x {_from_theirs(theirs)}"
+
+
+def _from_theirs(accumulation: int) -> str:
+    return f"{accumulation} of accumulation (your ds_config.json)"
 
 
 def largest_micro(

@@ -17,6 +17,7 @@ from runner.config.data import TASKS, data_of
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, shortage
 from runner.job.findings import Findings
+from runner.job.plan import TrainingPlan
 
 IN_LAYER = re.compile(r"\.\d+\.")
 TOGETHER = "Stage config.json and weights again, both from one revision: see `stage show BUNDLE`."
@@ -33,6 +34,8 @@ def look(config: RunConfig, asset: str, path: Path) -> Findings:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     found = Findings()
+    if config.engine.config is not None:
+        found.attempt(check_ds_config, config)
     settings: dict[str, Any] = {}
     try:
         settings = json.loads((path / "config.json").read_bytes())
@@ -53,6 +56,22 @@ def look(config: RunConfig, asset: str, path: Path) -> Findings:
         with found.keeping():
             found.lines.append(f"engine.wrap: {blocks_of(made, config)[1]}")
     return found
+
+
+def check_ds_config(config: RunConfig) -> None:
+    """Asks DeepSpeed about the user's ds_config.json, in each precision that a rank may decide.
+
+    Raises:
+        UsageError: DeepSpeed refuses it.
+    """
+    from runner.training.engines.deepspeed import check_settings, ds_config
+
+    precisions = (config.precision,) if config.precision != "auto" else (*config.half, "fp32")
+    zero = 1 if config.engine.zero == "auto" else config.engine.zero
+    for precision in precisions:
+        # Only the batch of one rank: its numbers are the run's own, and agree by themselves.
+        plan = TrainingPlan(1, 1, 1, 1, 1, precision, zero, (), config.engine.offload)
+        check_settings(config, ds_config(config, plan))
 
 
 def _load(config: RunConfig, path: Path, known: Any) -> tuple[Any, Mapping[str, Any]]:

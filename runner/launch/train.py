@@ -14,7 +14,7 @@ from pathlib import Path
 from runner import inputs as inputs_module
 from runner import isolation, offline
 from runner.child import in_child
-from runner.config.explain import choice_lines, left_out
+from runner.config.explain import choice_lines, of_ds_config
 from runner.data.prepare import check_together, is_prepared, prepare
 from runner.data.recipe import recipes
 from runner.disks import use_local_caches
@@ -314,5 +314,5 @@ def report_devices(
 
 def _explain(run: Job, *, verbose: bool) -> None:
     choices = run.config.explain()
-    for line in choice_lines(choices) if verbose else left_out(choices):
+    for line in choice_lines(choices) if verbose else of_ds_config(choices):
         print_line(line)

@@ -1,8 +1,8 @@
 """The optimizers of a run file; what follows from the number of a step: learning rate, epoch.
 
 Each optimizer takes whole parameters, DTensors or the flat partitions of ZeRO, as far as
-`runner.config.engine.OPTIMIZERS` says. The learning rate depends on the step only, and is the same
-for every engine.
+`runner.config.engine.OPTIMIZERS` says. The learning rate depends on the step only. It is the same
+for every engine, but where a ds_config.json has a scheduler: then DeepSpeed's own says it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -137,6 +138,42 @@ def rate(
     return peak * (1 - done) if name == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
 
 
+class DeepSpeedRate:
+    """The learning rates of the scheduler of a ds_config.json, by DeepSpeed's own class.
+
+    Args:
+        config: the run file, with that scheduler in `deepspeed`.
+        num_steps: optimizer steps of the whole run.
+
+    Raises:
+        TypeError, ValueError: DeepSpeed refuses one of its settings.
+    """
+
+    def __init__(self, config: RunConfig, num_steps: int) -> None:
+        from deepspeed.runtime import lr_schedules
+
+        scheduler = config.deepspeed["scheduler"]
+        settings = dict(scheduler.get("params", {}))
+        settings["warmup_num_steps"] = max(1, warmup_steps(config.schedule.warmup, num_steps))
+        if scheduler["type"] == "WarmupCosineLR":  # it goes to the optimizer's own rate
+            settings.setdefault("total_num_steps", num_steps)
+        else:
+            settings["warmup_max_lr"] = config.optimizer.lr
+        if scheduler["type"] == "WarmupDecayLR":
+            settings.setdefault("total_num_steps", num_steps)
+        # A scheduler writes its rate into an optimizer; this one updates nothing.
+        self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.optimizer.lr)
+        self._scheduler = getattr(lr_schedules, scheduler["type"])(self._optimizer, **settings)
+        self._first = float(self._optimizer.param_groups[0]["lr"])
+
+    def __call__(self, step: int) -> float:
+        """The rate of a step, counted from 0: DeepSpeed steps its scheduler after each step."""
+        if step == 0:
+            return self._first
+        self._scheduler.step(step - 1)
+        return float(self._optimizer.param_groups[0]["lr"])
+
+
 def warmup_steps(warmup: float, num_steps: int) -> int:
     """Steps of warm-up or decay: below 1 a share of all steps, from 1 on a number of steps."""
     return math.ceil(warmup * num_steps) if warmup < 1 else int(warmup)
@@ -158,12 +195,18 @@ class Schedule:
     total: int
     per_epoch: int
 
+    @cached_property
+    def _theirs(self) -> DeepSpeedRate:
+        return DeepSpeedRate(self.config, self.num_steps)
+
     def epoch(self, step: int) -> float:
         """How many epochs are done."""
         return step * self.total / self.per_epoch
 
     def rate(self, step: int) -> float:
         """The learning rate of the next step."""
+        if "scheduler" in self.config.deepspeed:
+            return self._theirs(step)
         schedule, steps = self.config.schedule, self.num_steps
         warmup, decay = (warmup_steps(share, steps) for share in (schedule.warmup, schedule.decay))
         return rate(schedule.name, self.config.optimizer.lr, warmup, steps, step, decay)

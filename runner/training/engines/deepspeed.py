@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from runner.config.deepspeed import HALF, OFFLOADS, named_in, place_of
 from runner.config.run_config import RunConfig
-from runner.errors import human_count, isolated
+from runner.errors import UsageError, human_count, isolated, shortage
 from runner.job.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
 from runner.training.components.device import DTYPES
-from runner.training.components.optimization import make_optimizer, skips_on_device
+from runner.training.components.optimization import DeepSpeedRate, make_optimizer, skips_on_device
 from runner.training.engines.base import gathered
 from runner.training.engines.compiling import compile_model, transformer_blocks
 from runner.training.weights import Weights, from_first
@@ -34,6 +36,13 @@ from runner.training.weights import Weights, from_first
 # Reduces gradients during the backward, in buckets of 5e7 elements (200 MB in float32).
 # With DeepSpeed's own 5e8 the first bucket of most models is full when the backward has ended.
 BUCKETS = {"overlap_comm": True, "reduce_bucket_size": 5e7, "allgather_bucket_size": 5e7}
+_HALF_BY_DEFAULT: dict[str, dict[str, Any]] = {
+    # Stage 1 in bf16 has an optimizer of its own, which adds each gradient to a float32 sum. At
+    # once: otherwise it would keep a second, bf16 copy of all gradients until the step.
+    "bf16": {"immediate_grad_update": True},
+    # loss_scale 0 means dynamic, from 2**16 down.
+    "fp16": {"loss_scale": 0, "initial_scale_power": 16},
+}
 TAG = "engine"
 CONVERTED = "universal.tmp"
 
@@ -68,24 +77,19 @@ def ds_config(config: RunConfig, plan: TrainingPlan, *, pin: bool = False) -> di
         plan: precision, batch sizes and ZeRO stage of the run.
         pin: whether offloaded tensors are in pinned memory, which only a GPU uses.
     """
-    theirs = dict(config.deepspeed)
+    theirs = {key: value for key, value in config.deepspeed.items() if key != "scheduler"}
     zero = {**BUCKETS, **dict(theirs.pop("zero_optimization", {})), "stage": plan.zero}
     if not any(key.startswith("offload_") for key in zero):
         zero |= _offload(config, plan, pin)
-    # Stage 1 in bf16 has an optimizer of its own, which adds each gradient to a float32 sum. At
-    # once: otherwise it would keep a second, bf16 copy of all gradients until the step.
-    low: dict[str, Any] = {}
-    if plan.precision == "bf16":
-        low = {"bf16": {"enabled": True, "immediate_grad_update": True}}
-    if plan.precision == "fp16":
-        # loss_scale 0 means dynamic, from 2**16 down.
-        low = {
-            "fp16": {
-                "loss_scale": 0,
-                "initial_scale_power": 16,
-                **dict(theirs.pop("fp16", {})),
-                "enabled": True,
-            }
+    for name in OFFLOADS:
+        if (zero.get(name) or {}).get("device") == "nvme":
+            zero[name] = {"nvme_path": config.engine.nvme_path, **zero[name]}
+    halves = {name: {**theirs.pop(name, {}), "enabled": False} for name in HALF}
+    if plan.precision in HALF:
+        halves[plan.precision] = {
+            **_HALF_BY_DEFAULT[plan.precision],
+            **halves[plan.precision],
+            "enabled": True,
         }
     # By default DeepSpeed adds gradients up and reduces them in the type of the weights. In bf16
     # the sum of 64 micro batches is then 0.8 % off. Only defaults: a ds_config.json may differ.
@@ -95,9 +99,9 @@ def ds_config(config: RunConfig, plan: TrainingPlan, *, pin: bool = False) -> di
         "communication_data_type": "fp32",
         # They wait for the device twice per step; StepClock measures the same.
         "timers": {"throughput": {"enabled": False}},
-        **{key: value for key, value in theirs.items() if key not in ("bf16", "fp16")},
+        **theirs,
         "data_types": sums,
-        **low,
+        **halves,
         "zero_optimization": zero,
         "train_batch_size": plan.total,
         "train_micro_batch_size_per_gpu": plan.micro,
@@ -108,6 +112,45 @@ def ds_config(config: RunConfig, plan: TrainingPlan, *, pin: bool = False) -> di
         "zero_force_ds_cpu_optimizer": False,
         "wall_clock_breakdown": False,
     }
+
+
+def check_settings(config: RunConfig, settings: Mapping[str, Any]) -> None:
+    """Asks DeepSpeed whether it takes what became of the user's ds_config.json.
+
+    Its own configuration reads all values, and its scheduler its own settings; both take
+    milliseconds, and no model.
+
+    Args:
+        config: the run file, which names the ds_config.json.
+        settings: of `ds_config`.
+
+    Raises:
+        UsageError: it does not, with DeepSpeed's words and the file's line.
+    """
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedConfig(dict(settings))
+        if "scheduler" in config.deepspeed:
+            DeepSpeedRate(config, num_steps=1000)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(map(str, wrong["loc"]))
+        said = f"{error.title}: {f'{key}: ' if key else ''}{wrong['msg']}"
+    except Exception as error:
+        if shortage(error):
+            raise
+        said, key = " ".join(str(error).split()) or type(error).__name__, ""
+    else:
+        return
+    path = Path(config.engine.config or "")
+    key = key or named_in(said, path)
+    raise UsageError(
+        f"{place_of(path, key) if key else path}: DeepSpeed {version('deepspeed')} refuses it: "
+        f"{said}",
+        f"Correct or remove `{key}` there." if key else "Correct it there.",
+    ) from None
 
 
 def _is_plain(plan: TrainingPlan) -> bool:
@@ -145,6 +188,8 @@ class DeepSpeedEngine:
         deepspeed = _import_joined(device)
         self._plan, self._config, self._device = plan, config, device
         settings = ds_config(config, plan, pin=device.type == "cuda")
+        if config.engine.config is not None:
+            check_settings(config, settings)
         if plan.precision != "fp32":
             self.notes = note_on_sums(settings)
         # DeepCompile replaces the compiler's backend, and needs the whole model in one graph.
