@@ -27,7 +27,7 @@ from runner.config.deepspeed_keys import (
     SCHEDULES,
     WITHOUT_EFFECT,
 )
-from runner.config.explain import DEFAULT, LEFT_OUT
+from runner.config.explain import LEFT_OUT
 from runner.config.fields import Choice
 from runner.errors import (
     DS_CONFIG,
@@ -60,6 +60,7 @@ SEVERAL = {
 }
 OFFLOADS = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
 """What is offloaded -> its old key, which DeepSpeed still reads."""
+DEFAULT = "DeepSpeed's default"
 HALF = ("bf16", "fp16")
 BATCH = ("batch.micro", "batch.global")
 _TRUE, _FALSE = ("true", "1", "yes", "on", "t", "y"), ("false", "0", "no", "off", "f", "n")
@@ -344,12 +345,11 @@ class _Theirs:
                 del self.rest[key]
                 continue
             near = nearest_name(key, KNOWN)
+            meant = f"Write `{near}`, if that is meant; else remove" if near else "Remove"
             self.refuse(
                 key,
                 f"`{key}` is no key of a ds_config.json: DeepSpeed would ignore it.",
-                f"Write `{near}`, if that is meant; else remove it."
-                if near
-                else f"Remove `{key}`.",
+                f"{meant} `{key}`.",
             )
 
     def read_old_names(self) -> None:
@@ -563,7 +563,7 @@ class _Theirs:
                 value = self.without_auto(value, f"{where}{key}.")
             elif value == "auto":
                 reason = '"auto", and no key of the run file'
-                self.note(f"{where}{key}", "DeepSpeed's default", reason)
+                self.note(f"{where}{key}", DEFAULT, reason)
             if value not in ("auto", {}) or (where, key) == ("", "scheduler"):
                 kept[key] = value
         return kept

@@ -8,8 +8,6 @@ from runner.config.fields import Choice
 
 LEFT_OUT = "left out"
 """The value of a key of the user's ds_config.json that is not used."""
-DEFAULT = "DeepSpeed's default"
-"""How the reason begins of what neither the run file nor the user's ds_config.json says."""
 NOTHING: tuple[object, ...] = (None, "", {}, ())
 
 
@@ -28,11 +26,14 @@ def choices_as_comments(choices: Iterable[Choice]) -> str:
     return "\n".join(["# Automatic choices, with reasons:", *lines, ""]) if lines else ""
 
 
-def of_ds_config(choices: Iterable[Choice]) -> list[str]:
-    """Returns a line for each key of the user's ds_config.json that is not used, and for each that
-    has DeepSpeed's default because neither file has it."""
-    found = [c for c in choices if c.value == LEFT_OUT or c.reason.startswith(DEFAULT)]
-    return [f"{choice.group}: {line}" for choice in found for line in choice_lines([choice])]
+def of_ds_config(notes: Iterable[Choice]) -> list[str]:
+    """Returns a line for each decision about the user's ds_config.json that it does not ask for.
+
+    Args:
+        notes: of the run file.
+    """
+    found = [note for note in notes if note.group and '"auto"' not in note.reason]
+    return [f"{note.group}: {line}" for note in found for line in choice_lines([note])]
 
 
 def shown(value: object) -> str:

@@ -132,7 +132,7 @@ def check_ahead(
     found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
     found.others += early.others
-    found.lines += of_ds_config(config.explain())
+    found.lines += of_ds_config(config.notes)
     if not any(data.validation for data in job.inputs.datasets):
         found.note(
             "nothing is held out: no loss is measured on rows that the model does not train on, "

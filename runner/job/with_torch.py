@@ -7,6 +7,7 @@ judges what it loads by the same `judge`.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -66,6 +67,7 @@ def check_ds_config(config: RunConfig) -> None:
     """
     from runner.training.engines.deepspeed import check_settings, ds_config
 
+    logging.disable(logging.WARNING)  # DeepSpeed logs to stdout
     precisions = (config.precision,) if config.precision != "auto" else (*config.half, "fp32")
     zero = 1 if config.engine.zero == "auto" else config.engine.zero
     for precision in precisions:

@@ -313,6 +313,6 @@ def report_devices(
 
 
 def _explain(run: Job, *, verbose: bool) -> None:
-    choices = run.config.explain()
-    for line in choice_lines(choices) if verbose else of_ds_config(choices):
+    config = run.config
+    for line in choice_lines(config.explain()) if verbose else of_ds_config(config.notes):
         print_line(line)

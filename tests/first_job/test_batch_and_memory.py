@@ -186,8 +186,12 @@ def test_tokens_in_place_of_sequences_are_refused(variants: Path, tmp_path: Path
     assert_found(said, Found(("each step would take 1,048,576", "not tokens"), "or less"))
 
 
-def test_steps_of_a_scheduler_in_ds_config_are_not_used(variants: Path, tmp_path: Path) -> None:
-    scheduler = {"type": "WarmupDecayLR", "params": {"total_num_steps": 260}}
-    (tmp_path / "ds.json").write_text(json.dumps({"scheduler": scheduler}))
-    run = GPT2 | {"engine": {"config": "ds.json"}, "schedule": None}
-    assert_silent(check(tmp_path, variants, **run))
+def test_a_scheduler_in_ds_config_ends_where_it_says(variants: Path, tmp_path: Path) -> None:
+    params = {"total_num_steps": 260, "warmup_num_steps": 2, "warmup_max_lr": 1e-4}
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"scheduler": {"type": "WarmupDecayLR", "params": params}})
+    )
+    run = GPT2 | {"engine": {"config": "ds.json"}, "schedule": None, "optimizer": None}
+    said = check(tmp_path, variants, **run)
+    assert_silent(said)
+    assert "total_num_steps: 260  (the rate falls until then, also in a run of" in said.out

@@ -8,8 +8,10 @@ for every engine, but where a ds_config.json has a scheduler: then DeepSpeed's o
 from __future__ import annotations
 
 import importlib
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,6 +140,17 @@ def rate(
     return peak * (1 - done) if name == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside it, no library logs a warning: DeepSpeed writes them to stdout, where JSON may be."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 class DeepSpeedRate:
     """The learning rates of the scheduler of a ds_config.json, by DeepSpeed's own class.
 
@@ -163,7 +176,9 @@ class DeepSpeedRate:
             settings.setdefault("total_num_steps", num_steps)
         # A scheduler writes its rate into an optimizer; this one updates nothing.
         self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.optimizer.lr)
-        self._scheduler = getattr(lr_schedules, scheduler["type"])(self._optimizer, **settings)
+        kind = getattr(lr_schedules, scheduler["type"])
+        with quiet():  # it warns that it is asked for a rate before the first step, by itself
+            self._scheduler = kind(self._optimizer, **settings)
         self._first = float(self._optimizer.param_groups[0]["lr"])
 
     def __call__(self, step: int) -> float:

@@ -175,13 +175,13 @@ def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> N
     config = load(tmp_path, WITH_AUTO)
     assert "wandb" not in config.deepspeed
     assert {choice.key: choice.value for choice in config.explain()}["wandb"] == "left out"
-    assert [line for line in explain.of_ds_config(config.explain()) if "left out" in line] == [
+    assert [line for line in explain.of_ds_config(config.notes) if "left out" in line] == [
         "ds_config.json: wandb: left out  (it reports over the network; the run file's key of that "
         "name does not)"
     ]
     params = '{"torch_adam": true, "adam_w_mode": true, "weight_decay": 0.1, "lr": 1e-4}'
     theirs = f'{{"optimizer": {{"type": "Adam", "params": {params}}}, "gradient_clipping": 1}}'
-    found = explain.of_ds_config(load(tmp_path, theirs).explain())
+    found = explain.of_ds_config(load(tmp_path, theirs).notes)
     assert any("optimizer.params.torch_adam: left out  (torch's" in line for line in found)
 
 
