@@ -364,6 +364,8 @@ class _Theirs:
         if isinstance(zero, bool):
             self.rest["zero_optimization"] = {"stage": int(zero)}
         elif isinstance(zero, dict):
+            if str(zero.get("stage")) in ("0", "1", "2", "3"):
+                zero["stage"] = int(zero["stage"])  # DeepSpeed also takes it as text
             for name, old_name in OFFLOADS.items():
                 if zero.pop(old_name, False):
                     zero.setdefault(name, {"device": "cpu"})
@@ -413,6 +415,19 @@ class _Theirs:
                 "the loss of `runner train` is a mean over all of them.",
                 "Remove it.",
             )
+        if self.rest.get("managed_gradient_accumulation") is False:
+            self.refuse(
+                "managed_gradient_accumulation",
+                "managed_gradient_accumulation: false would update the weights after each micro "
+                "batch: `runner train` lets DeepSpeed count them.",
+                "Remove it.",
+            )
+        autocast = self.rest.get("torch_autocast") or {}
+        if _get(autocast, "enabled"):
+            reason = (
+                "DeepSpeed computes under autocast; weights and memory are those of `precision`"
+            )
+            self.note("torch_autocast", _get(autocast, "dtype") or True, reason)
 
     def read_optimizer(self) -> None:
         """Reads what remains of the optimizer after its numbers were taken."""
@@ -438,7 +453,12 @@ class _Theirs:
     def read_offload(self) -> None:
         """Reads where optimizer and weights are. The settings themselves stay in `rest`."""
         zero = self.rest.get("zero_optimization") or {}
+        stage = self.found.get("engine.zero", ("", 3))[1]
         for name in [name for name in OFFLOADS if zero.get(name) is not None]:
+            if stage == 0 or (name == "offload_param" and stage in (1, 2)):
+                del zero[name]
+                self.note(f"zero_optimization.{name}", LEFT_OUT, f"stage {stage} keeps it there")
+                continue
             device, path = zero[name].get("device", "none"), zero[name].get("nvme_path")
             key = f"zero_optimization.{name}"
             # Of two different halves, the run file names the one that leaves the GPU.

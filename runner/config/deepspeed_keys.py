@@ -40,6 +40,7 @@ WITHOUT_EFFECT = {
     "comet": "it reports over the network",
     "data_efficiency": "only DeepSpeed's data loader reads it",
     "dataloader_drop_last": "only DeepSpeed's data loader reads it",
+    "hybrid_engine": "only generation uses it",
     "pipeline": "only a model that is made as a pipeline reads it",
     "vocabulary_size": "DeepSpeed only prints a warning about it",
     "wall_clock_breakdown": "metrics.jsonl has the times of each step",

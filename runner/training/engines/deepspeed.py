@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,10 @@ def check_settings(config: RunConfig, settings: Mapping[str, Any]) -> None:
         DeepSpeedConfig(dict(settings))
         if "scheduler" in config.deepspeed:
             DeepSpeedRate(config, num_steps=1000)
+        _check_parameters(config)
+        wanted = settings["data_types"].get("param_dtype")
+        if wanted and config.precision not in ("auto", wanted):
+            raise ValueError(f"param_dtype {wanted} and a precision of {config.precision}")
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(map(str, wrong["loc"]))
@@ -151,6 +156,29 @@ def check_settings(config: RunConfig, settings: Mapping[str, Any]) -> None:
         f"{said}",
         f"Correct or remove `{key}` there." if key else "Correct it there.",
     ) from None
+
+
+def _check_parameters(config: RunConfig) -> None:
+    """Finds settings of the user's optimizer that none of DeepSpeed's for it takes.
+
+    Raises:
+        TypeError: there is one; so would the optimizer itself, which needs a compiler.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+    from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+    kinds: dict[str, tuple[Any, ...]] = {
+        "adamw": (FusedAdam, DeepSpeedCPUAdam, torch.optim.AdamW),
+        "lion": (FusedLion, DeepSpeedCPULion),
+        "sgd": (torch.optim.SGD,),
+    }
+    known = {"torch_adam"}  # DeepSpeed's engine takes it out by itself
+    for kind in kinds.get(config.optimizer.name, ()):
+        known |= signature(kind).parameters.keys()
+    begin = "optimizer.params."
+    for note in config.notes:
+        if note.key.startswith(begin) and note.key.removeprefix(begin) not in known:
+            raise TypeError(f"{note.key} is unknown to its {config.optimizer.name}")
 
 
 def _is_plain(plan: TrainingPlan) -> bool:

@@ -110,6 +110,12 @@ def test_what_deepspeed_has_removed_is_refused(tmp_path: Path, bundle: Path, key
             "ds.json:5",
             "unexpected keyword argument 'warm_num_steps'",
         ),
+        ({"data_types": {"param_dtype": "bf16"}}, "ds.json:3", "param_dtype bf16 and a prec"),
+        (
+            {"optimizer": {"type": "Adam", "params": {"weight_deacy": 0.1}}},
+            "ds.json:5",
+            "optimizer.params.weight_deacy is unknown to its adamw",
+        ),
     ],
 )
 def test_deepspeed_judges_its_own_values_with_the_line(
@@ -290,6 +296,30 @@ def test_a_sum_of_gradients_over_the_ranks_is_refused(tmp_path: Path, bundle: Pa
     said = refused(tmp_path, bundle, {"gradient_allreduce_op": "SUM"})
     assert "would multiply the gradient by the number of ranks" in said
     passes(tmp_path, {})
+
+
+def test_an_accumulation_that_nothing_counts_is_refused(tmp_path: Path, bundle: Path) -> None:
+    said = refused(tmp_path, bundle, {"managed_gradient_accumulation": False})
+    assert "would update the weights after each micro batch" in said and "-> Remove it." in said
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"), [("0", "offload_optimizer"), (2, "offload_param"), (1, "offload_param")]
+)
+def test_what_a_stage_does_not_offload_is_left_out(
+    tmp_path: Path, stage: object, name: str
+) -> None:
+    theirs = {"zero_optimization": {"stage": stage, name: {"device": "cpu"}}}
+    config = load(tmp_path, theirs)
+    assert (config.engine.zero, config.engine.offload) == (int(str(stage)), "none")
+    assert any(f"{name}: left out  (stage {stage} " in line for line in of_ds_config(config.notes))
+
+
+def test_autocast_of_torch_is_printed(tmp_path: Path) -> None:
+    config = load(tmp_path, {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}})
+    assert config.precision == "fp32"
+    lines = of_ds_config(config.notes)
+    assert any(line.startswith("ds.json: torch_autocast: bfloat16  (Deep") for line in lines)
 
 
 def test_the_rate_of_the_scheduler_wins_and_is_printed(tmp_path: Path) -> None:
