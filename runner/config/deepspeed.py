@@ -445,6 +445,10 @@ class _Theirs:
             self.found["optimizer.name"] = ("optimizer.type", chosen[0])
             for name, value in chosen[1].items():
                 self.default(f"optimizer.{name}", value, f"optimizer.params.{name}")
+        elif not optimizer:
+            with_it = "" if "scheduler" in self.rest else ", with its schedule"
+            reason = f"{self.path.name} has none, and DeepSpeed no default"
+            self.note("optimizer", f"the run file's{with_it}", reason)
         for key, value in (optimizer.get("params") or {}).items():
             if value != "auto" and (key, value) != ("adam_w_mode", True):
                 reason = "torch's optimizer is used, without this setting"

@@ -397,6 +397,10 @@ def test_an_optimizer_without_a_scheduler_keeps_its_rate(tmp_path: Path) -> None
 def test_without_an_optimizer_the_run_files_defaults_hold(tmp_path: Path) -> None:
     config = load(tmp_path, {"zero_optimization": {"stage": 2}})
     assert (config.optimizer.lr, config.schedule.name) == (5e-5, "cosine")
+    assert (
+        "ds.json: optimizer: the run file's, with its schedule  (ds.json has none, and"
+        in (of_ds_config(config.notes)[0])
+    )
 
 
 def test_a_warm_up_of_no_steps_is_refused_as_by_deepspeed(tmp_path: Path, bundle: Path) -> None:
