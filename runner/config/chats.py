@@ -1,7 +1,8 @@
 """Chats whose messages have other names than `{role, content}`: ShareGPT's `{from, value}`. Pure.
 
 `dataset.fields` and `dataset.roles` of a run file rename what the messages of a column have. Where
-they are absent, the column's type decides: ShareGPT's names are known.
+they are absent, the column's type decides: ShareGPT's names are known, and those of a question with
+its answer (`{human, assistant}`). The names are those of the data of LLaMA-Factory and axolotl.
 """
 
 from __future__ import annotations
@@ -15,6 +16,18 @@ from runner.errors import UsageError, WrongValueError, nearest_name, suggest
 
 OURS = ("role", "content")
 SHAREGPT = ("from", "value")
+FORMS = (OURS, SHAREGPT, ("from", "content"), ("role", "value"))
+"""The names of the two keys of a message that are known."""
+ASKED = (
+    *("instruction", "prompt", "question", "query", "problem", "human", "user", "input"),
+    *("article", "message_1"),
+)
+"""The names of a question, as a column or beside its answer; the most telling first."""
+ANSWERED = (
+    *("output", "response", "completion", "solution", "answer", "assistant", "gpt", "bot"),
+    *("generation", "summary", "message_2", "chosen"),
+)
+"""The names of an answer, likewise."""
 ROLES = {"human": "user", "gpt": "assistant"}
 """What ShareGPT calls the two who speak."""
 KNOWN = ("system", "user", "assistant", "tool")
@@ -34,6 +47,7 @@ class Naming:
         roles: role in the data -> role for the chat template.
         is_strict: whether other roles than `roles` and `KNOWN` are refused.
         given: the roles that the run file renames.
+        are_pairs: each item is a question and its answer, under the keys `role` and `content`.
     """
 
     role: str
@@ -41,6 +55,7 @@ class Naming:
     roles: Mapping[str, str]
     is_strict: bool
     given: Mapping[str, str]
+    are_pairs: bool = False
 
     @staticmethod
     def of(kind: str, fields: Mapping[str, str], roles: Mapping[str, str]) -> Naming | None:
@@ -56,12 +71,16 @@ class Naming:
         """
         if not kind.startswith(("list<", "large_list<")):
             return None
-        for names in (OURS,) if fields else (OURS, SHAREGPT):
+        for names in (OURS,) if fields else FORMS:
             role, content = (fields.get(o, name) for o, name in zip(OURS, names, strict=True))
             if _has(kind, role) and _has(kind, content):
                 is_foreign = (role, content) != OURS
                 known = ROLES if is_foreign else {}
                 return Naming(role, content, {**known, **roles}, is_foreign, roles)
+        asked = [name for name in ASKED if _has(kind, name) and not fields]
+        answered = [name for name in ANSWERED if _has(kind, name)]
+        if asked and answered:
+            return Naming(asked[0], answered[0], {}, False, {}, are_pairs=True)
         return None
 
     def renamed(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -70,6 +89,14 @@ class Naming:
         Raises:
             UnknownRoleError: a role is not known.
         """
+        if self.are_pairs:
+            sides = ((self.role, "user"), (self.content, "assistant"))
+            return [
+                {"role": role, "content": pair[key]}
+                for pair in messages
+                for key, role in sides
+                if pair[key] is not None
+            ]
         return [self._renamed(message) for message in messages]
 
     def _renamed(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +112,8 @@ class Naming:
 
     def describe(self) -> str:
         """Says what is renamed, with the reason; empty: nothing."""
+        if self.are_pairs:
+            return f"`{self.role}` is read as the user's message, `{self.content}` as the answer"
         if not self.is_strict and not self.given:
             return ""
         parts = []

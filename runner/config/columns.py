@@ -66,7 +66,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[str], bool]]] = {
     "prompt": ("text", is_text),
     "response": ("text", is_text),
     "format": ("text or numbers", _is_printable),
-    "messages": ("lists of {role, content} or {from, value}", _is_messages),
+    "messages": ("lists of {role, content}, {from, value} or {human, assistant}", _is_messages),
     "image": ("images ({bytes, path})", _is_image),
     "label": ("integers", is_integer),
     "text-classification: label": ("integers or texts", _is_class),

@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]
+Part = tuple[str, str | None]  # of a format: a text, and the name of the column after it
 
 # Keys of an assistant's message that are an answer without a text in `content`.
 ANSWERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 FIRST_ROWS = 64
+_BLANK_LINE = "\n\n"
 INVISIBLE = r"[\s\u200b-\u200d\u2060\ufeff]"  # white space, and zero-width characters
 
 
@@ -77,9 +79,11 @@ class Writer:
         is_blank, name = _blank(tokenizer), dataset.messages
         prompt, response = str(dataset.prompt), str(dataset.response)
         if dataset.format is not None:
-            parts = parts_of(dataset.format)
+            paragraphs = [parts_of(text) for text in dataset.format.split(_BLANK_LINE)]
             how = "by the format; the response is its last column"
-            return Writer(lambda row: by_parts(parts, row, is_blank), True, how)
+            return Writer(
+                lambda row: by_parts(with_text(paragraphs, row), row, is_blank), True, how
+            )
         if name is None and not tokenizer.chat_template:
             pair = [("", prompt), ("\n", response)]
             how = "prompt, newline, response: the tokenizer has no chat template"
@@ -88,8 +92,9 @@ class Writer:
             raise UsageError(
                 f"dataset.messages: the tokenizer in {tokenizer.name_or_path} has no chat "
                 "template.",
-                "Stage the model's chat_template.jinja too, or give `format` or `prompt` and "
-                "`response`.",
+                "Train the model's chat version (its Instruct). A base model has no template: "
+                "write chat_template.jinja into a copy of its folder, as docs/reference/tasks.md "
+                "shows, and stage the copy: `path: FOLDER`.",
             )
         chat, how = _by_template(tokenizer, dataset, is_blank), "by the model's chat template"
         if name is None:
@@ -127,13 +132,36 @@ def blank(pattern: str = f"{INVISIBLE}+") -> Callable[[str], bool]:
 _is_invisible = blank()
 
 
-def parts_of(text: str) -> list[tuple[str, str | None]]:
-    """The parts of a format, each a text and the name of the column after it."""
+def parts_of(text: str) -> list[Part]:
+    """The parts of a format, in order."""
     return [(literal, name) for literal, name, _, _ in string.Formatter().parse(text)]
 
 
+def with_text(paragraphs: Sequence[list[Part]], row: Mapping[str, Any]) -> list[Part]:
+    """The parts of a format without the paragraphs whose columns are all null or blank in a row.
+
+    So a heading goes with its column, as in Alpaca's template without an input. The paragraph of
+    the response stays, and all stay where no other column has a text.
+
+    Args:
+        paragraphs: the parts of each.
+        row: column -> value.
+    """
+    names = [name for parts in paragraphs for _, name in parts if name is not None]
+    values = {name: "" if row[name] is None else str(row[name]) for name in names}
+    there = {name for name, value in values.items() if not _is_invisible(value)} | {names[-1]}
+    kept = [
+        parts
+        for parts in paragraphs
+        if not (own := {name for _, name in parts if name is not None}) or own & there
+    ]
+    between: list[Part] = [(_BLANK_LINE, None)]
+    chosen = kept if len(there) > 1 else paragraphs
+    return [part for number, parts in enumerate(chosen) for part in between * (number > 0) + parts]
+
+
 def by_parts(
-    parts: Sequence[tuple[str, str | None]],
+    parts: Sequence[Part],
     row: dict[str, Any],
     is_blank: Callable[[str], bool] = _is_invisible,
 ) -> Sample | None:
@@ -299,7 +327,9 @@ def try_first_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
         why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
     else:
         values = next(columns(recipe.split, [name], limit))[name]
-        roles = sorted({str(message.get("role")) for talk in values if talk for message in talk})
+        naming = Naming.of(recipe.split.columns[name], recipe.dataset.fields, recipe.dataset.roles)
+        talks = [naming.renamed(talk) if naming else talk for talk in values if talk]
+        roles = sorted({str(message.get("role")) for talk in talks for message in talk})
         why = f"no message of the role `assistant` has a text; the roles are {', '.join(roles)}"
     return f"of the first {rows} rows of split `{recipe.split.name}` none can be learned: {why}"
 

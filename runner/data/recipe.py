@@ -15,7 +15,7 @@ from runner.inputs import Inputs, ModelInput, SplitInput
 
 # Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
 # others valid.
-FORMATS = {"texts": 1, "chats": 1, "labelled": 1, "images": 1}
+FORMATS = {"texts": 1, "chats": 2, "labelled": 1, "images": 1}
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
 # that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
 # RoBERTa's positions begin after the padding index.

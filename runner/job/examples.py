@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.data import TASKS, data_of
+from runner.config.chats import Naming
+from runner.config.data import TASKS, DatasetConfig, data_of
 from runner.config.model_types import is_encoder, model_types
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
@@ -53,13 +54,15 @@ class _Model:
 class _Data:
     """A dataset: key of the run file -> its value; comments; the rows of the training split.
 
-    `unusual`: the keys whose column does not have a usual name.
+    `unusual`: the keys whose column does not have a usual name. `unread`: the columns that the
+    task does not read -> their Arrow types.
     """
 
     keys: Mapping[str, str]
     comments: Mapping[str, str]
     rows: int | None
     unusual: tuple[str, ...]
+    unread: Mapping[str, str]
 
 
 def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
@@ -104,7 +107,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
     _shrink_batch(blocks, data.rows)
-    said = [f"model {model.name}: {_why(others)}", *_describe(data)]
+    said = [f"model {model.name}: {_why(others)}", *_describe(task, data)]
     gpus, nodes, torch = has_gpus(path), "clusters.yaml names the profile of nodes", ""
     if environment := _environment(opened):
         torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
@@ -256,11 +259,15 @@ def _data(task: str, bundle: Bundle) -> _Data:
             train = "train" if "train" in splits else next(iter(splits), None)
             if train is None:
                 continue
-            chosen, more, unusual = choose(task, _split(bundle, train, splits[train]))
+            split = _split(bundle, train, splits[train])
+            columns, (chosen, more, unusual) = split.columns, choose(task, split)
             if chosen:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
-                if "messages" in chosen:
-                    comments["messages"] = "lists of {role, content} or {from, value}"
+                if "format" in chosen:
+                    comments["format"] = "the text of a row, without the model's chat template"
+                if naming := Naming.of(columns.get(chosen.get("messages", ""), ""), {}, {}):
+                    shape = f"lists of {{{naming.role}, {naming.content}}}"
+                    comments["messages"] = f"{shape}{_also(more['messages'])}"
                 held_out = "10%" if (splits[train].rows or 0) >= _ENOUGH_ROWS else "null"
                 validation = next((v for v in _VALIDATION if v in splits and v != train), held_out)
                 keys = {"asset": scalar(name)}
@@ -274,7 +281,9 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 }.get(validation, "null: none")
                 guessed = (key for key in unusual if key in KEYS["instruction"])
                 comments |= {key: f"a guess{_also(more[key])}" for key in guessed}
-                found.append(_Data(keys, comments, splits[train].rows, unusual))
+                read = DatasetConfig(asset=name, **chosen).columns(task).values()
+                unread = {c: kind for c, kind in columns.items() if c not in read}
+                found.append(_Data(keys, comments, splits[train].rows, unusual, unread))
     if not found:
         wanted = " and ".join(KEYS[task])
         datasets = [asset for asset in bundle.lock.assets.values() if asset.kind == "dataset"]
@@ -303,13 +312,25 @@ def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
     return SplitInput(name, files, (), locked.rows or 0, columns)
 
 
-def _describe(data: _Data) -> list[str]:
+def _describe(task: str, data: _Data) -> list[str]:
     keys = {key: value for key, value in data.keys.items() if key != "asset"}
     what = ", ".join(f"{key}: {value}" for key, value in keys.items())
     also = data.comments["asset"] and f" ({data.comments['asset']})"
     guessed = [f"dataset.{key}" for key in data.unusual if key in KEYS["instruction"]]
-    doubt = f"{' and '.join(guessed)}: a guess, as no column has a usual name: set what is right"
-    return [f"dataset {data.keys['asset']}{also}: {what}", *[doubt] * bool(guessed)]
+    said = [f"dataset {data.keys['asset']}{also}: {what}"]
+    if guessed:
+        doubt = "a guess, as no column has a usual name: set what is right"
+        said.append(f"{' and '.join(guessed)}: {doubt}")
+    if task == "instruction" and data.unread:
+        unread = " ".join(as_shown(", ".join(data.unread)).split())
+        said.append(f"columns that are not read, and not learned: {unread}")
+        said += [
+            f"{as_shown(name)} holds {kind}: if it is the talk, set messages: {as_shown(name)}, "
+            "fields: {role: KEY, content: KEY}"
+            for name, kind in data.unread.items()
+            if re.match(r"(large_)?list<\w+: struct<", kind) and Naming.of(kind, {}, {}) is None
+        ]
+    return said
 
 
 def _environment(bundle: Bundle) -> str | None:

@@ -55,8 +55,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "messages that are a text": (
         CHAT | {"dataset": {"asset": "chats", "messages": "grade"}},
         (
-            "holds string, not lists of {role, content} or {from, value}",
-            "Columns of lists of {role, content} or {from, value}: messages",
+            "holds string, not lists of {role, content}, {from, value} or {human, assistant}",
+            "Columns of lists of {role, content}, {from, value} or {human, assistant}: messages",
         ),
     ),
     "messages without a chat template": (
