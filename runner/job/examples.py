@@ -281,7 +281,8 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 }.get(validation, "null: none")
                 guessed = (key for key in unusual if key in KEYS["instruction"])
                 comments |= {key: f"a guess{_also(more[key])}" for key in guessed}
-                read = DatasetConfig(asset=name, **chosen).columns(task).values()
+                settings: dict[str, Any] = {**chosen}
+                read = DatasetConfig(asset=name, **settings).columns(task).values()
                 unread = {c: kind for c, kind in columns.items() if c not in read}
                 found.append(_Data(keys, comments, splits[train].rows, unusual, unread))
     if not found:

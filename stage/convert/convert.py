@@ -8,6 +8,7 @@ change). No code in the input is run, not even in a pickle.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,8 @@ def convert(
         target: a new folder.
         what: names the asset in messages.
         separator: between the cells of a CSV; None: as the suffixes of the files say.
-        note: called with a line for each column that `load_dataset` would read otherwise, and for
-            each of a CSV that begins with numbers and is text.
+        note: called with a line for each column that `load_dataset` would read otherwise, for each
+            of a CSV that begins with numbers and is text, and for a file in two splits.
 
     Raises:
         UsageError: no file of that format, or rows that do not fit together.
@@ -104,6 +105,10 @@ def convert_splits(
     from stage.convert import cifar, images, readers
 
     target.mkdir(parents=True)
+    for path, count in Counter(path for paths in splits.values() for path in paths).items():
+        if count > 1:
+            both = " and ".join(split for split in splits if path in splits[split])
+            note(f"{path} is in {both}, as with `load_dataset`: its rows are in each")
     if how == "cifar":
         return _write(how, cifar.splits(files, what), target)
     with TemporaryDirectory(dir=target, prefix="cells-") as scratch:

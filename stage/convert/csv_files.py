@@ -237,7 +237,7 @@ def _wrong_rows(path: Path, separator: str) -> NotReadable:
     """Reads a file again that cannot be cut, for the lines of what is wrong."""
     header: list[str] = []
     wrong: list[str] = []
-    before, only_trailing = 0, True  # the last line of the row before
+    before, only_trailing, only_header = 0, True, True  # the last line of the row before
     with open_text(path, newline="") as text:
         rows = csv.reader(text, delimiter=separator, strict=True)
         try:
@@ -247,6 +247,7 @@ def _wrong_rows(path: Path, separator: str) -> NotReadable:
                     shown = separator.join(row)[:40]
                     wrong.append(f"line {before + 1} has {len(row)}: {shown!r}")
                     only_trailing = only_trailing and row[len(header) :] == [""]
+                    only_header = only_header and set(header[len(row) :]) == {""}
                 before = rows.line_num
         except csv.Error as error:
             return _wrong_quote(before + 1, rows.line_num, str(error))
@@ -258,6 +259,8 @@ def _wrong_rows(path: Path, separator: str) -> NotReadable:
         if len(header) == 1
         else f"These lines end with {separator!r}: remove it there, or add it to the header."
         if only_trailing
+        else f"The header ends with {separator!r}: remove it there."
+        if only_header
         else 'Correct these rows. A cell with a separator in it needs quotes: "a, b"',
     )
 

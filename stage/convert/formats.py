@@ -60,9 +60,12 @@ _IGNORED = {
 }
 _PREFERRED = (".parquet", ".lance", ".vortex", ".arrow", ".jsonl", ".json", ".csv")
 
-_SETTINGS = {"config.json", "adapter_config.json", "model_index.json"}  # of a model, at its top
+# Of a model, at its top: settings beside its weights; and those of a model in several folders.
+_SETTINGS = {"config.json", "adapter_config.json", "params.json"}
+_PIPELINES = {"model_index.json", "config_sentence_transformers.json"}
 _BESIDE_SETTINGS = re.compile(
-    r"(pytorch_|adapter_)?model.*\.(safetensors|bin)|(tokenizer|preprocessor|generation)_config\.json"
+    r"((diffusion_)?pytorch_|adapter_)?model.*\.(safetensors|bin)|consolidated.*\.(safetensors|pth)"
+    r"|(tokenizer|preprocessor|generation)_config\.json"
     r"|tokenizer\.json|vocab\.(json|txt)"
 )
 
@@ -125,8 +128,13 @@ def conversion_of(paths: Iterable[str]) -> str | None:
 
 
 def is_model(paths: Iterable[str]) -> bool:
-    """Whether a folder with these files is a model's: settings, and weights or a tokenizer."""
+    """Whether a folder with these files is a model's: settings, and weights or a tokenizer.
+
+    A pipeline (diffusers, sentence-transformers) has them in folders, and names these at its top.
+    """
     names = set(paths)
+    if _PIPELINES & names:
+        return True
     return bool(_SETTINGS & names) and any(_BESIDE_SETTINGS.fullmatch(name) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""JSON files as batches of rows: arrays of objects, or objects one after the other (JSON lines)."""
+"""JSON files as batches of rows: one array of objects, or objects one by one (JSON lines)."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ def _values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     with open_text(path, newline=None) as stream:
         text = _Text(stream)
-        has_arrays = text.mark() == "["
-        for line, value in _of_arrays(text) if has_arrays else _one_by_one(text):
+        has_array = text.mark() == "["
+        for line, value in _of_array(text) if has_array else _one_by_one(text):
             if not isinstance(value, dict):
                 _, kind, _ = next(_kinds("", value), ("", "null", None))
                 raise NotReadable(
@@ -175,27 +175,29 @@ def _one_by_one(text: _Text) -> Iterator[tuple[int, Any]]:
         yield text.line, text.value()
 
 
-def _of_arrays(text: _Text) -> Iterator[tuple[int, Any]]:
-    while mark := text.mark():
-        if mark != "[":
-            raise NotReadable(
-                f"line {text.line}: after the end of an array comes {text.rest()!r}, "
-                "which is not another array"
-            )
+def _of_array(text: _Text) -> Iterator[tuple[int, Any]]:
+    text.skip()
+    is_first = True
+    while not (is_first and text.mark() == "]"):
+        text.mark()
+        yield text.line, text.value()
+        if (mark := text.mark()) == "]":
+            break
+        if mark != ",":
+            between = f"between two values of an array is no comma: {text.rest()!r}"
+            problem = between if mark else "not JSON: the array does not end"
+            raise NotReadable(f"line {text.line}: {problem}")
         text.skip()
-        is_first = True
-        while not (is_first and text.mark() == "]"):
-            text.mark()
-            yield text.line, text.value()
-            if (mark := text.mark()) == "]":
-                break
-            if mark != ",":
-                between = f"between two values of an array is no comma: {text.rest()!r}"
-                problem = between if mark else "not JSON: the array does not end"
-                raise NotReadable(f"line {text.line}: {problem}")
-            text.skip()
-            is_first = False
-        text.skip()
+        is_first = False
+    text.skip()
+    if (mark := text.mark()) == "[":
+        raise NotReadable(
+            f"line {text.line}: a second array begins: are the arrays rows, or parts of one table?",
+            'Where each array is one row, write it as {"messages": [...]}. Where they are pages of '
+            "rows, make one array of them: jq -s add FILE > NEW",
+        )
+    if mark:
+        raise NotReadable(f"line {text.line}: after the end of an array comes {text.rest()!r}")
 
 
 class _Text:

@@ -130,8 +130,8 @@ def select_model(
 
     Raises:
         PolicyError: the only weights are pickles.
-        UsageError: shards are missing, the only weights are another framework's, or an index is
-            there alone and `exclude` took no weights.
+        UsageError: shards are missing, the only weights are another framework's, an index is
+            there alone and `exclude` took no weights, or nothing there can be loaded.
     """
     paths = [file.path for file in files]
     kept = [path for path in paths if why_left(path, (), exclude) is None]
@@ -149,7 +149,7 @@ def select_model(
         if not weights[folder]:
             found = _pickled_weights(inside)
             if not (allow_pickle and found):
-                _check_weights(inside, bool(found), what, is_top=not folder)
+                _check_weights(inside, found, what, is_top=not folder)
                 if _INDEX_ALONE in inside.values() and not has_excluded:
                     raise UsageError(
                         f"{what}: the repository has an index of weight files, and none of the "
@@ -158,7 +158,26 @@ def select_model(
                     )
             _check_no_shard_missing(map(_PICKLED.fullmatch, map(_name, found)), what)
             pickles += found
-    return *_parted(files, {path: reasons.get(path, EXCLUDED) for path in paths}), pickles
+    taken, left_out = _parted(files, {path: reasons.get(path, EXCLUDED) for path in paths})
+    if taken and not (pickles or exclude or any(_is_loaded(file.path) for file in taken)):
+        others = [file.path for file in left_out if not file.path.startswith(".")]
+        raise UsageError(
+            f"{what}: neither weights nor a config.json are among the files that from_pretrained "
+            f"reads ({join_limited([printable(file.path) for file in taken], _SHOWN)}).",
+            "Name with `include` what you need; what is a pickle download (hf download) and name "
+            f"with `path:`. The others: {join_limited(list(map(printable, others)), _SHOWN)}"
+            if others
+            else "Is it the right repository and revision? Its files are no model.",
+        )
+    return taken, left_out, pickles
+
+
+def _is_loaded(path: str) -> bool:
+    """Whether something reads a file: weights, settings, or a part of a tokenizer."""
+    name = _name(path)
+    return name.endswith((".safetensors", "config.json", "modules.json", "index.json")) or bool(
+        _TOKENIZER_FILES.fullmatch(name)
+    )
 
 
 def _parted(
@@ -280,22 +299,24 @@ def _pickled_weights(reasons: Mapping[str, str | None]) -> list[str]:
 
 
 def _check_weights(
-    reasons: Mapping[str, str | None], convertible: bool, what: str, *, is_top: bool
+    reasons: Mapping[str, str | None], pickled: Sequence[str], what: str, *, is_top: bool
 ) -> None:
     """Checks that a part without safetensors has no weights in the repository either.
+
+    Args:
+        pickled: its pickles that could be converted.
 
     Raises:
         PolicyError: its only weights are pickles.
         UsageError: they are another framework's.
     """
-    pickles = [path for path, reason in reasons.items() if reason == _PICKLE]
-    if pickles:
+    if pickles := [*pickled, *(path for path in reasons if reasons[path] == _PICKLE)]:
         allow = "run with --allow-pickle to convert them to safetensors here; or "
         raise PolicyError(
             f"{what}: its weights are pickles ({printable(pickles[0])}), "
             "which can run code when loaded, and there are no safetensors of them.",
             "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's "
-            f"discussions); or {allow if convertible else ''}to train from scratch, exclude the "
+            f"discussions); or {allow if pickled else ''}to train from scratch, exclude the "
             'weights: `exclude: ["*.bin", "*.pt", "*.pth", "*.ckpt"]`.',
         )
     # Only at the top: a pipeline may have folders for another framework (SDXL's `vae_decoder`).

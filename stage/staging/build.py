@@ -8,8 +8,10 @@ then, so a file that is damaged later is made again from new downloads.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,11 @@ def _print_rows(
             )
             if rows == 0:
                 reporter.warn(f"{split_of}: has no row")
+            elif is_csv and (value := next((c.name for c in columns if _is_value(c.name)), "")):
+                reporter.warn(
+                    f"{split_of}: a column is called {value!r}: the first line of a CSV is the "
+                    "names; if it is a row here, write a line of names above it"
+                )
             elif is_csv and len(columns) == 1:
                 reporter.warn(
                     f"{split_of}: one column, called {columns[0].name!r}: "
@@ -157,6 +164,13 @@ def _print_rows(
             "Is it the right file, and the right `convert`? A CSV begins with a line of names; "
             "plain text is `convert: text`.",
         )
+
+
+def _is_value(name: str) -> bool:
+    """Whether a column's name is a number or a sentence: the line of names may be missing."""
+    with suppress(ValueError):
+        return math.isfinite(float(name))
+    return " " in name.strip() and name.rstrip().endswith((".", "!"))
 
 
 def _check_as_locked(before: LockedAsset, after: LockedAsset, source: AssetSource[Any]) -> None:

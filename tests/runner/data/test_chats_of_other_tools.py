@@ -202,10 +202,10 @@ def test_the_rows_of_alpaca_become_its_two_templates(
     monkeypatch.chdir(tmp_path)
     row = {"instruction": ASKED, "input": "of the garden", "output": ANSWER}
     begun(row, chat)
-    rows = [row, row | {"input": ""}, row | {"input": None}]
-    config = RunConfig.load(Path("r.yaml"))
-    model = resolve(config, Path("b")).model.path
-    writer = Writer.of(config.dataset, AutoTokenizer.from_pretrained(model), {})
+    rows: list[dict[str, Any]] = [row, row | {"input": ""}, row | {"input": None}]
+    inputs = resolve(RunConfig.load(Path("r.yaml")), Path("b"))
+    tokenizer = AutoTokenizer.from_pretrained(inputs.model.path)
+    writer = Writer.of(inputs.datasets[0].settings, tokenizer, {})
     written = [writer.write(row) for row in rows]
     with_input, without = ALPACA.format("### Input:\nof the garden\n\n"), ALPACA.format("")
     assert [s and s.text for s in written] == [with_input, without, without]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import pytest
 from stage.convert.convert import convert
 from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
-from tests.remedies.obeyed import obeys
+from tests.remedies.obeyed import in_it, obeys
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,6 @@ FINE: dict[str, Odd] = {
         rows('{"a": 1, "b": "x"}', '{"a": 2, "b": null}'), {"a": [1, 2], "b": ["x", None]}
     ),
     "an array": Odd({"a.json": b'[{"a": 1},\n {"a": 2.5}]'}, {"a": [1.0, 2.5]}),
-    "arrays one after the other": Odd({"a.json": b'[{"a": 1}]\n[{"a": 2}]'}, {"a": [1, 2]}),
     "objects without lines": Odd({"a.json": b'{"a": 1}{"a": 2}'}, {"a": [1, 2]}),
     "an object over lines": Odd({"a.jsonl": b'{\n"a": 1\n}\n{"a": 2}'}, {"a": [1, 2]}),
     "BOM in JSON": Odd({"a.jsonl": b'\xef\xbb\xbf{"a": 1}'}, {"a": [1]}),
@@ -326,6 +326,16 @@ REFUSED: dict[str, Odd] = {
         says=("line 1: after an object comes a comma", "without commas between them"),
         remedy=rows('{"a": 1}', '{"a": 2}'),
     ),
+    "an array a line": Odd(
+        rows('[{"role": "user"}]', '[{"role": "user"}]'),
+        says=("line 2: a second array begins",),
+        remedy=rows('{"messages": [{"role": "user"}]}', '{"messages": [{"role": "user"}]}'),
+    ),
+    "a header that ends with a comma": Odd(
+        table("id,size,\n1,2.5\n2,3.5\n"),
+        says=("the header has 3 cells, but line 2 has 2", "header ends with ',': remove it there"),
+        remedy=table("id,size\n1,2.5\n2,3.5\n"),
+    ),
     "rows that are lists": Odd(
         rows('["a", 1]'),
         says=("line 1: after|line 1: a row is not an object",),
@@ -375,6 +385,7 @@ def test_it_has_exactly_these_values(run: Run, name: str) -> None:
 
 
 @obeys("stage/convert/json_files.py", "Write each row as an object:", "Write one object a line")
+@obeys("stage/convert/csv_files.py", "The header ends with")
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_with_a_place_and_a_remedy_that_works(run: Run, name: str) -> None:
     odd = REFUSED[name]
@@ -387,6 +398,20 @@ def test_it_is_refused_with_a_place_and_a_remedy_that_works(run: Run, name: str)
         assert re.search(pattern, said), said
     if odd.remedy is not None:
         run(odd, odd.remedy, [])
+
+
+@obeys("stage/convert/json_files.py", "Where each array is one row")
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+def test_pages_of_rows_become_one_array_by_the_command_of_the_message(tmp_path: Path) -> None:
+    """`gh api --paginate` writes an array per page; a talk per line looks the same."""
+    (tmp_path / "a.json").write_bytes(b'[{"a": 1}]\n[{"a": 2}, {"a": 3}][]')
+    with pytest.raises(UsageError, match="line 2: a second array begins") as caught:
+        convert("json", {"a.json": tmp_path / "a.json"}, splits_of_names, tmp_path / "1", "x")
+    command = in_it(caught.value.remedy, "jq .*").replace("FILE", "a.json").replace("NEW", "b.json")
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    files = {"b.json": tmp_path / "b.json"}
+    made = convert("json", files, splits_of_names, tmp_path / "2", "x")
+    assert pq.read_table(made["train"].shards[0]).to_pydict() == {"a": [1, 2, 3]}
 
 
 @obeys("stage/convert/csv_files.py", "Remove that line")
