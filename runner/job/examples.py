@@ -16,6 +16,7 @@ from typing import Any
 from runner.config.chats import Naming
 from runner.config.data import TASKS, DatasetConfig, data_of
 from runner.config.model_types import is_encoder, model_types
+from runner.data.classes import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
 from runner.inputs import Bundle, SplitInput, hash_file, on_site, remedy_as_published
@@ -55,7 +56,7 @@ class _Data:
     """A dataset: key of the run file -> its value; comments; the rows of the training split.
 
     `unusual`: the keys whose column does not have a usual name. `unread`: the columns that the
-    task does not read -> their Arrow types.
+    task does not read -> their Arrow types. `doubt`: why its classes cannot be learned, or none.
     """
 
     keys: Mapping[str, str]
@@ -63,6 +64,7 @@ class _Data:
     rows: int | None
     unusual: tuple[str, ...]
     unread: Mapping[str, str]
+    doubt: str
 
 
 def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[str]]:
@@ -284,7 +286,8 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 settings: dict[str, Any] = {**chosen}
                 read = DatasetConfig(asset=name, **settings).columns(task).values()
                 unread = {c: kind for c, kind in columns.items() if c not in read}
-                found.append(_Data(keys, comments, splits[train].rows, unusual, unread))
+                doubt = _doubt(split, chosen.get("label", chosen.get("tags")))
+                found.append(_Data(keys, comments, splits[train].rows, unusual, unread, doubt))
     if not found:
         wanted = " and ".join(KEYS[task])
         datasets = [asset for asset in bundle.lock.assets.values() if asset.kind == "dataset"]
@@ -301,10 +304,20 @@ def _data(task: str, bundle: Bundle) -> _Data:
             f"Its datasets: {', '.join(have) or 'none'}; `stage show {quoted(bundle.root)}` "
             "lists columns.",
         )
-    best = min(found, key=lambda data: len(data.unusual))
+    best = min(found, key=lambda data: (bool(data.doubt), len(data.unusual)))
     others = [data.keys["asset"] for data in found if data is not best]
     comments = {**best.comments, "asset": _also(others).removeprefix("; ")}
     return replace(best, comments=comments)
+
+
+def _doubt(split: SplitInput, column: str | None) -> str:
+    """Why `check` will refuse the classes of a split; empty: it will not."""
+    try:
+        if column is not None:
+            classes_of(split, column)
+    except UsageError as error:
+        return error.message
+    return ""
 
 
 def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
@@ -319,6 +332,7 @@ def _describe(task: str, data: _Data) -> list[str]:
     also = data.comments["asset"] and f" ({data.comments['asset']})"
     guessed = [f"dataset.{key}" for key in data.unusual if key in KEYS["instruction"]]
     said = [f"dataset {data.keys['asset']}{also}: {what}"]
+    said += [f"warning: `runner check` refuses it: {data.doubt}"] * bool(data.doubt)
     if guessed:
         doubt = "a guess, as no column has a usual name: set what is right"
         said.append(f"{' and '.join(guessed)}: {doubt}")

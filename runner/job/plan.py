@@ -36,6 +36,9 @@ LARGE_STEP = 1024
 TIMES_IN_A_STEP = 10
 """A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
 
+MUCH_LONGER = 1.1
+"""A run that makes so many times its epochs, because its last step is whole, is told."""
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
@@ -194,7 +197,8 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, 
         total: sequences per optimizer step.
 
     Returns:
-        A warning and its remedy, where a step has some of them several times.
+        A warning and its remedy, where a step has some of them several times, or where the whole
+        last step makes the run longer than its epochs, by `MUCH_LONGER`.
 
     Raises:
         UsageError: that is so. A small step is a trial with little data, and is not refused.
@@ -210,8 +214,15 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, 
             f"them {times:,} times. batch.global counts sequences, not tokens.",
             remedy,
         )
-    if num_sequences < total:
-        return f"{data}, a step takes {total}: each step has some of them several times.", remedy
+    several = ": each step has some of them several times" if num_sequences < total else ""
+    steps, longer = num_steps(config, num_sequences, total), ""
+    end = steps * total / max(1, num_sequences)
+    if config.epochs and end > MUCH_LONGER * config.epochs:
+        longer = (
+            f" {human_count(steps, 'whole step')} end at epoch {end:.2f}, not {config.epochs:g}."
+        )
+    if several or longer:
+        return f"{data}, a step takes {total}{several}.{longer}", remedy
     return None
 
 

@@ -183,7 +183,7 @@ def evaluate(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Evaluates on the validation split.
+    """Evaluates on the split that `dataset.validation` names.
 
     Args:
         run: the run file, with the run folder.
@@ -198,7 +198,9 @@ def evaluate(
     start = as_launcher(begin(processes, environ), "evaluate")
     chosen = choose(run, wanted)
     check_all_installed(run, start)
-    say(f"{run.config.path}: evaluates {chosen.source} on the validation split")
+    read = [data.validation for data in run.inputs.datasets if data.validation]
+    splits = " and ".join(dict.fromkeys(f"split `{split.name}`" for split in read))
+    say(f"{run.config.path}: evaluates {chosen.source} on {splits}")
     if warning := doubt(run, chosen.checkpoint):
         say(warning)
     own_torch = report_devices(run, start, environ, say)

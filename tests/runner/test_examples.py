@@ -191,3 +191,25 @@ def test_stage_init_writes_an_example_manifest() -> None:
     )
     assert "is there already" in run("cifar10").output
     assert "Did you mean `cifar10`?" in run("cifar").output
+
+
+def test_a_label_with_one_value_is_said_when_the_run_file_is_made() -> None:
+    """Only the check found it; another dataset of the bundle could be learned."""
+    Path("one.csv").write_text("text,label\n" + "".join(f"t{n},spam\n" for n in range(4)))
+    Path("two.csv").write_text("review,stars\n" + "".join(f"t{n},{n % 2}\n" for n in range(4)))
+    Path("bert").mkdir()
+    for name, content in tiny_model_files(Path("t"), "bert").items():
+        (Path("bert") / name).write_bytes(content)
+    said = "warning: `runner check` refuses it: split `train`: all labels in `label` are spam"
+    for number, (more, expected) in enumerate(
+        {"": True, "  two: {path: two.csv, convert: csv}\n": False}.items()
+    ):
+        Path(f"{number}.yaml").write_text(
+            f"format: 1\nname: m\nassets:\n  one: {{path: one.csv, convert: csv}}\n{more}"
+            "  bert: {path: bert}\n"
+        )
+        fetch = ["fetch", f"{number}.yaml", "-o", str(number), "--no-offline-check"]
+        assert CliRunner().invoke(stage, fetch).exit_code == 0
+        done = init("text-classification", "--bundle", str(number), "-o", f"r{number}.yaml")
+        assert done.exit_code == 0 and (said in done.output) == expected, done.output
+        assert ("dataset two (also: one)" in done.output) != expected

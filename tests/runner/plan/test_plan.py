@@ -18,6 +18,7 @@ from runner.job.plan import (
     MicroBound,
     TrainingPlan,
     check_batch,
+    check_step,
     decide,
     num_steps,
     with_micro,
@@ -242,6 +243,24 @@ def test_steps_cover_all_epochs_and_are_never_none(run_file: Path) -> None:
 
     asked = ("epochs=2", "epochs=1", "epochs=0.5", "epochs=0.001", "steps=7")
     assert [*map(steps, asked)] == [25, 13, 7, 1, 7]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sequences", "said"),
+    [
+        (["epochs=3"], 13, "several times. 3 whole steps end at epoch 3.69, not 3."),
+        (["epochs=1"], 33, "a step takes 16. 3 whole steps end at epoch 1.45, not 1."),
+        (["epochs=3"], 160, ""),
+        (["steps=4"], 33, ""),
+        (["steps=4"], 13, "each step has some of them several times."),
+    ],
+)
+def test_steps_that_make_a_run_much_longer_are_said(
+    run_file: Path, overrides: list[str], sequences: int, said: str
+) -> None:
+    """`epochs: 3` ended at epoch 3.69 without a word."""
+    few = check_step(RunConfig.load(run_file, overrides), sequences, 16)
+    assert few is None if not said else few is not None and few[0].endswith(said), few
 
 
 @pytest.mark.parametrize(

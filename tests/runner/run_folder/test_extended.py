@@ -185,3 +185,14 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     )
     with pytest.raises(UsageError, match="no validation split is read"):
         choose(run, None)
+
+
+def test_evaluate_names_the_split_that_it_reads(cluster: Cluster) -> None:
+    """It said "the validation split" where it was another."""
+    cluster.write(dataset={"asset": "numbers", "text": "text", "validation": "20%"})
+    first = ("evaluate", "tiny.yaml", "--checkpoint", "none", "--processes", "1")
+    done = cluster.run(*first, "--set", "dataset.validation=test")
+    assert done.returncode == 0, done.stderr
+    assert "evaluates the weights of tiny-bert on split `test`" in done.stdout
+    done = cluster.run(*first)
+    assert "on split `20% of train`" in done.stdout, done.stderr
