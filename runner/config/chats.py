@@ -69,16 +69,20 @@ class Naming:
         Returns:
             None: the column has no such messages.
         """
-        if not kind.startswith(("list<", "large_list<")):
+        found = re.fullmatch(r"(?:large_)?list<\w+: struct<(.*)>(?: not null)?>", kind)
+        if found is None:
             return None
+        members = found[1]
+        for _ in range(members.count("<")):  # those of members are removed, the innermost first
+            members = re.sub(r"<[^<>]*>", "", members)
         for names in (OURS,) if fields else FORMS:
             role, content = (fields.get(o, name) for o, name in zip(OURS, names, strict=True))
-            if _has(kind, role) and _has(kind, content):
+            if _has(members, role) and _has(members, content):
                 is_foreign = (role, content) != OURS
                 known = ROLES if is_foreign else {}
                 return Naming(role, content, {**known, **roles}, is_foreign, roles)
-        asked = [name for name in ASKED if _has(kind, name) and not fields]
-        answered = [name for name in ANSWERED if _has(kind, name)]
+        asked = [name for name in ASKED if _has(members, name, "string") and not fields]
+        answered = [name for name in ANSWERED if _has(members, name, "string")]
         if asked and answered:
             return Naming(asked[0], answered[0], {}, False, {}, are_pairs=True)
         return None
@@ -125,8 +129,8 @@ class Naming:
         return f"{', '.join(parts)} ({'; '.join(filter(None, (by_file, by_name)))})"
 
 
-def _has(kind: str, name: str) -> bool:
-    return re.search(rf"(?:<|, ){re.escape(name)}: ", kind) is not None
+def _has(members: str, name: str, kind: str = "") -> bool:
+    return re.search(rf"(?:^|, ){re.escape(name)}: {kind}", members) is not None
 
 
 def unknown_role(where: str, role: str) -> UsageError:

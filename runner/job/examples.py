@@ -255,7 +255,7 @@ def _why_not(task: str, kind: str, settings: Mapping[str, Any], files: Sequence[
 
 
 def _data(task: str, bundle: Bundle) -> _Data:
-    found = []
+    found, lists = [], dict[str, str]()
     for name, asset in bundle.lock.assets.items():
         for config, splits in asset.configs.items():
             train = "train" if "train" in splits else next(iter(splits), None)
@@ -263,6 +263,7 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 continue
             split = _split(bundle, train, splits[train])
             columns, (chosen, more, unusual) = split.columns, choose(task, split)
+            lists |= {f"{name}: {c}": kind for c, kind in columns.items() if _is_of_structs(kind)}
             if chosen:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
                 if "format" in chosen:
@@ -299,6 +300,15 @@ def _data(task: str, bundle: Bundle) -> _Data:
                 "published, not as parquet.",
                 remedy_as_published(published[0]),
             )
+        if task == "instruction" and lists:
+            held = "; ".join(f"{column} holds {kind}" for column, kind in lists.items())
+            raise UsageError(
+                f"{bundle.root}: {problem}. {as_shown(held)}.",
+                "Where a talk is in two columns, join them to one list, `messages`, and fetch "
+                "again. Where its messages have other keys: `runner init instruction`, without "
+                "--bundle, and in its `dataset:` write messages: COLUMN, "
+                "fields: {role: KEY, content: KEY}",
+            )
         raise UsageError(
             f"{bundle.root}: {problem}.",
             f"Its datasets: {', '.join(have) or 'none'}; `stage show {quoted(bundle.root)}` "
@@ -308,6 +318,10 @@ def _data(task: str, bundle: Bundle) -> _Data:
     others = [data.keys["asset"] for data in found if data is not best]
     comments = {**best.comments, "asset": _also(others).removeprefix("; ")}
     return replace(best, comments=comments)
+
+
+def _is_of_structs(kind: str) -> bool:
+    return re.match(r"(large_)?list<\w+: struct<", kind) is not None
 
 
 def _doubt(split: SplitInput, column: str | None) -> str:
@@ -336,6 +350,8 @@ def _describe(task: str, data: _Data) -> list[str]:
     if guessed:
         doubt = "a guess, as no column has a usual name: set what is right"
         said.append(f"{' and '.join(guessed)}: {doubt}")
+    if "format" in keys:
+        said.append("`format` takes the place of the model's chat template, if it has one")
     if task == "instruction" and data.unread:
         unread = " ".join(as_shown(", ".join(data.unread)).split())
         said.append(f"columns that are not read, and not learned: {unread}")
@@ -343,7 +359,7 @@ def _describe(task: str, data: _Data) -> list[str]:
             f"{as_shown(name)} holds {kind}: if it is the talk, set messages: {as_shown(name)}, "
             "fields: {role: KEY, content: KEY}"
             for name, kind in data.unread.items()
-            if re.match(r"(large_)?list<\w+: struct<", kind) and Naming.of(kind, {}, {}) is None
+            if _is_of_structs(kind) and Naming.of(kind, {}, {}) is None
         ]
     return said
 

@@ -6,6 +6,7 @@ What is learned is the answers. Each column with a text is in the sample, or in 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from tests.support.training.twins import model_files
 
 ROOT = Path(__file__).resolve().parents[3]
 FETCH = ("fetch", "m.yaml", "-o", "b", "--no-offline-check")
+INIT = ("init", "instruction", "--bundle", "b", "-o", "r.yaml")
 ASKED, ANSWER, MORE, LAST = "name a red fruit", "the cherry is red", "and a tool", "a saw"
 ALPACA = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
@@ -124,19 +126,22 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begun(row: dict[str, Any], model: Path) -> str:
-    """Stages a row, three times, and a model in this folder as `b`; returns what init prints."""
+def staged(row: dict[str, Any], model: Path) -> None:
+    """Stages a row, three times, and a model in this folder as `b`."""
     Path("rows.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
     Path("m.yaml").write_text(
         "format: 1\nname: m\nassets:\n  rows: {path: rows.jsonl, convert: jsonl}\n"
         f"  gpt: {{path: {json.dumps(str(model))}}}\n"
     )
-    for main, words in (
-        (stage, FETCH),
-        (runner, ("init", "instruction", "--bundle", "b", "-o", "r.yaml")),
-    ):
-        done = CliRunner().invoke(main, words)
-        assert done.exit_code == 0, done.output
+    done = CliRunner().invoke(stage, FETCH)
+    assert done.exit_code == 0, done.output
+
+
+def begun(row: dict[str, Any], model: Path) -> str:
+    """Stages a row and a model, and writes `r.yaml`; returns what init prints."""
+    staged(row, model)
+    done = CliRunner().invoke(runner, INIT)
+    assert done.exit_code == 0, done.output
     return done.output
 
 
@@ -230,6 +235,39 @@ def test_a_chat_with_other_keys_is_shown_with_the_keys_that_rename_them(
     assert [only.replace("</s>", "").split() for _, only in samples()] == [
         f"{ANSWER} {LAST}".split()
     ] * 3
+
+
+@obeys("runner/job/examples.py", "Where a talk is in two columns")
+def test_a_talk_in_two_columns_or_with_other_keys_alone_is_refused_with_the_way_on(
+    chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL's prompts and completions can be lists of messages, too."""
+    monkeypatch.chdir(tmp_path)
+    whole = talk("role", "content")
+    staged({"prompt": whole[:1], "completion": whole[1:2]}, chat)
+    done = CliRunner().invoke(runner, INIT)
+    assert done.exit_code == 2 and "rows: prompt holds list<" in done.output, done.output
+    assert "join them to one list, `messages`" in done.output
+    Path("m.lock").unlink()
+    begun({"messages": whole[:2]}, chat)
+    assert samples()[0][1].replace("</s>", "").strip() == ANSWER
+
+    for path in ("m.lock", "r.yaml"):
+        Path(path).unlink()
+    staged({"id": 1, "talk": talk("speaker", "text")}, chat)
+    done = CliRunner().invoke(runner, INIT)
+    assert done.exit_code == 2 and "rows: talk holds list<" in done.output, done.output
+    command = in_it(done.output, "(?<=`runner )init instruction(?=`)").split()
+    assert CliRunner().invoke(runner, [*command, "-o", "r.yaml"]).exit_code == 0
+    lines = Path("r.yaml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith(("  prompt", "  response", "  asset"))]
+    fields = "{role: speaker, content: text}"
+    at = kept.index("dataset:") + 1
+    kept[at:at] = ["  asset: rows", "  messages: talk", f"  fields: {fields}"]
+    text = "\n".join(kept)
+    text = re.sub("(?m)^model:.*", "model: {asset: gpt}", text)
+    Path("r.yaml").write_text(text)
+    assert samples()[0][1].replace("</s>", "").split() == f"{ANSWER} {LAST}".split()
 
 
 @obeys("runner/data/instruction.py", "Train the model's chat version")
