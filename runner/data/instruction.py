@@ -37,6 +37,10 @@ Part = tuple[str, str | None]  # of a format: a text, and the name of the column
 ANSWERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 FIRST_ROWS = 64
 _BLANK_LINE = "\n\n"
+_PLAIN_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 INVISIBLE = r"[\s\u200b-\u200d\u2060\ufeff]"  # white space, and zero-width characters
 
 
@@ -93,8 +97,8 @@ class Writer:
                 f"dataset.messages: the tokenizer in {tokenizer.name_or_path} has no chat "
                 "template.",
                 "Train the model's chat version (its Instruct). A base model has no template: "
-                "write chat_template.jinja into a copy of its folder, as docs/reference/tasks.md "
-                "shows, and stage the copy: `path: FOLDER`.",
+                "stage a copy of its folder, `path: FOLDER`, and write into the copy a "
+                f"chat_template.jinja, such as: {_PLAIN_TEMPLATE}",
             )
         chat, how = _by_template(tokenizer, dataset, is_blank), "by the model's chat template"
         if name is None:

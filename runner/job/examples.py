@@ -266,8 +266,6 @@ def _data(task: str, bundle: Bundle) -> _Data:
             lists |= {f"{name}: {c}": kind for c, kind in columns.items() if _is_of_structs(kind)}
             if chosen:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
-                if "format" in chosen:
-                    comments["format"] = "the text of a row, without the model's chat template"
                 if naming := Naming.of(columns.get(chosen.get("messages", ""), ""), {}, {}):
                     shape = f"lists of {{{naming.role}, {naming.content}}}"
                     comments["messages"] = f"{shape}{_also(more['messages'])}"

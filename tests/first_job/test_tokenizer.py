@@ -173,7 +173,7 @@ ROWS: dict[str, tuple[str, Change, dict[str, Any], Found]] = {
             edit("tokenizer_config.json", lambda d: d.pop("chat_template", None)),
         ),
         TALKS,
-        Found(("has no chat template",), "stage the copy: `path: FOLDER`"),
+        Found(("has no chat template",), "stage a copy of its folder"),
     ),
     "T12": (
         BERT,
