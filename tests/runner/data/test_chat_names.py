@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from runner.config.chats import Naming
 from runner.config.columns import check_columns
 from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
@@ -100,3 +101,15 @@ def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     settled = recipe_of(tmp_path, chat, talks, "from", "value", roles=roles)
     check_roles(settled)
     bytes_of(settled, tmp_path)
+
+
+def test_the_keys_of_a_message_are_its_own_and_an_answer_is_a_text() -> None:
+    """A key of an argument of a call was taken for one of the message: KeyError in the ranks."""
+    inner = "list<element: struct<call: struct<input: string>, output: string>>"
+    several = "list<element: struct<question: string, answer: list<element: string>>>"
+    nested = "list<element: struct<call: struct<role: string, content: string>>>"
+    assert [Naming.of(kind, {}, {}) for kind in (inner, several, nested)] == [None] * 3
+    calls = (
+        "list<item: struct<role: string, calls: list<item: struct<name: string>>, content: string>>"
+    )
+    assert Naming.of(calls, {}, {}) is not None
