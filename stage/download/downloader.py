@@ -103,7 +103,7 @@ class Downloader:
 
         def attempt() -> tuple[int | None, str | None]:
             with (
-                self.connections.errors(download.what),
+                self.connections.errors(download.what, download.url),
                 closing(self._open(download, 0)) as response,
             ):
                 return announced(download, response)
@@ -121,7 +121,7 @@ class Downloader:
                 partial.restart()
             partial.resumed = partial.size > 0
             with (
-                self.connections.errors(download.what),
+                self.connections.errors(download.what, download.url),
                 closing(self._open(download, partial.size)) as response,
             ):
                 self._receive(download, response, partial)
@@ -177,7 +177,8 @@ class Downloader:
                 headers["Authorization"] = f"Bearer {download.token}"
             elif download.login and at_home:
                 headers |= urllib3.make_headers(basic_auth=download.login)
-            response = self.connections.request("GET", url, headers)
+            with self.connections.errors(download.what, download.url, url):
+                response = self.connections.request("GET", url, headers)
             if response.status in (200, 206):
                 return response
             discard(response)

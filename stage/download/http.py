@@ -52,7 +52,7 @@ class Connections:
         self._timeout = urllib3.Timeout(connect=10.0, read=read_timeout_s)
         self._context = trust
         self._at_once = at_once
-        self._answered = False  # whether any server ever answered
+        self._answered: set[tuple[str, str, int | None]] = set()  # origins that ever did
         self._by_origin: dict[
             tuple[str, str, int | None], urllib3.ProxyManager | urllib3.HTTPConnectionPool
         ] = {}
@@ -77,27 +77,39 @@ class Connections:
             retries=_NO_RETRIES,
             timeout=self._timeout,
         )
-        self._answered = True
+        self._answered.add(origin_of(url))
         return response
 
     @contextmanager
-    def errors(self, what: str) -> Iterator[None]:
+    def errors(self, what: str, asked: str, url: str | None = None) -> Iterator[None]:
         """Turns the errors of `request`, and of reading its answer, into ours.
+
+        Args:
+            asked: the address that was asked first.
+            url: the address of this request, where `asked` redirected to it.
 
         Raises:
             IncompleteError: no trusted TLS connection; another attempt would not help.
             AttemptFailed: any other network error.
         """
+        first, last = origin_of(asked), origin_of(url or asked)
         try:
             yield
         except urllib3.exceptions.SSLError as error:
             if "certificate" in str(error).lower():
                 raise _untrusted(what, error) from None
             # A handshake that was cut, or one bad record: the next attempt may succeed.
-            raise AttemptFailed(_describe(error), unreached=not self._answered) from None
+            raise AttemptFailed(_describe(error), unreached=last not in self._answered) from None
         except urllib3.exceptions.HTTPError as error:
             cause = getattr(error, "original_error", error)  # of a proxy
-            unreached = isinstance(cause, _NOT_CONNECTED) and not self._answered
+            unreached = isinstance(cause, _NOT_CONNECTED) and last not in self._answered
+            if unreached and cause is error and first != last:
+                raise AttemptFailed(
+                    f"{first[1]} redirects to {last[1]}: {_describe(error)}",
+                    unreached=True,
+                    remedy=f"A mirror must serve all files itself. Name another --endpoint than "
+                    f"{first[1]}, or let this machine reach {last[1]}.",
+                ) from None
             raise AttemptFailed(_describe(error), unreached=unreached) from None
 
     def _pool(self, url: str) -> urllib3.ProxyManager | urllib3.HTTPConnectionPool:

@@ -32,14 +32,21 @@ class AttemptFailed(Exception):
     Args:
         problem: why it failed, for messages.
         asked_s: seconds that the server asks to wait.
-        unreached: no connection was made, now or earlier in this run.
+        unreached: no connection to this server was made, now or earlier in this run.
+        remedy: the advice where no attempt succeeds; empty: the usual one.
     """
 
     def __init__(
-        self, problem: str, asked_s: float | None = None, *, unreached: bool = False
+        self,
+        problem: str,
+        asked_s: float | None = None,
+        *,
+        unreached: bool = False,
+        remedy: str = "",
     ) -> None:
         super().__init__(problem)
         self.problem, self.asked_s, self.unreached = problem, asked_s, unreached
+        self.remedy = remedy
 
 
 def check_status(status: int, headers: Mapping[str, str]) -> None:
@@ -58,7 +65,7 @@ class RetryPolicy:
 
     Attributes:
         attempts: failures in a row, without one new byte, after which to give up.
-        first_attempts: the same where no server ever answered. That is a wrong address or no
+        first_attempts: the same where this server never answered. That is a wrong address or no
             network, and waiting does not help.
         first_s, longest_s: the wait doubles from the first value to the second.
         longest_asked_s: if a server asks for a longer wait, the run ends with a message.
@@ -125,7 +132,7 @@ class Retries:
         if failures >= (policy.first_attempts if failed.unreached else policy.attempts):
             raise IncompleteError(
                 f"{what}: {failed.problem}; gave up after {failures} attempts.",
-                (UNREACHED if failed.unreached else RUN_AGAIN) + advice,
+                failed.remedy or (UNREACHED if failed.unreached else RUN_AGAIN) + advice,
             )
         if asked_s is not None and asked_s > policy.longest_asked_s:
             raise IncompleteError(

@@ -1,8 +1,7 @@
 """A Hub's API: a repository and a revision become a commit, a listing, and the files' addresses.
 
-huggingface_hub's `HfApi` knows the addresses, the pages and the classes of errors. Its requests go
-over our own connections (`_Transport`), which have a time limit, the site's certificates and
-proxies; our retries are around it, because it has none for `repo_info` (docs/adr/0003).
+The requests (`api`) go over our own connections, which have a time limit, the site's certificates
+and proxies; our retries are around them (docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -10,91 +9,32 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import httpx2
-from huggingface_hub import (
-    HfApi,
-    RepoFile,
-    constants,
-    get_token,
-    is_offline_mode,
-    set_client_factory,
-)
+from huggingface_hub import RepoFile, constants, get_token, is_offline_mode
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from stage.digests import Digest, Expected, is_hex
 from stage.download.downloader import Downloader
-from stage.download.http import Connections, origin_of, without_credentials
+from stage.download.http import without_credentials
 from stage.download.request import Download
-from stage.download.retry import check_status
 from stage.errors import IncompleteError, UsageError
 from stage.files import MAX_NUMBER, human_size
+from stage.hub.api import HubApi
 from stage.hub.errors import DEFAULT_ENDPOINT, MALFORMED, HubErrors
 from stage.hub.model_files import RemoteFile
 from stage.lock.licences import stated
 from stage.paths import printable, problem_with_address
-from stage.version import __version__
 
-MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files
-MAX_REQUESTS = 5_000  # per client: pages of a thousand files
 MAX_FILES = 1_000_000  # per repository: ten times what the Hub advises
 MAX_CONFIG = 32 * 2**20  # bytes: ten times the largest known tokenizer config
 MAX_CODE = 4 * 2**20  # bytes: parsing takes a hundred times as much memory
-_PIECE = 2**16  # bytes read at a time: deflate makes at most a thousand times as many of them
-_ABOUT_THE_BODY = ("content-encoding", "content-length", "transfer-encoding")
 
 T = TypeVar("T")
-
-
-class _Transport(httpx2.BaseTransport):
-    """Sends huggingface_hub's requests over our connections, and bounds their answers.
-
-    Args:
-        endpoint: the only origin that gets the token: a listing's next page may have an address
-            on any server.
-    """
-
-    def __init__(self, endpoint: str, connections: Connections) -> None:
-        self._endpoint, self._connections = endpoint, connections
-        self._sent = 0
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Sends a GET.
-
-        Raises:
-            AttemptFailed: no answer, or the server is busy.
-            IncompleteError: no trusted TLS connection.
-            UsageError: the environment names a proxy that cannot be used.
-            ValueError: an address or an answer that no Hub gives.
-        """
-        url, headers = str(request.url), {**request.headers, "accept-encoding": "gzip"}
-        self._sent += 1
-        if problem := problem_with_address(url):
-            raise ValueError(f"{url[:200]!a}: {problem}")
-        if self._sent > MAX_REQUESTS:
-            raise ValueError(f"more than {MAX_REQUESTS} requests")
-        if origin_of(url) != origin_of(self._endpoint):
-            headers.pop("authorization", None)
-        with (
-            self._connections.errors(without_credentials(self._endpoint)),
-            closing(self._connections.request("GET", url, headers)) as response,
-        ):
-            check_status(response.status, response.headers)
-            if response.headers.get("Content-Encoding", "gzip") not in ("gzip", "identity"):
-                raise ValueError("an answer compressed in an unknown way")
-            body = bytearray()
-            for piece in response.stream(_PIECE, decode_content=True):
-                body += piece
-                if len(body) > MAX_ANSWER:
-                    raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
-        kept = [(k, v) for k, v in response.headers.items() if k.lower() not in _ABOUT_THE_BODY]
-        return httpx2.Response(response.status, headers=kept, content=bytes(body), request=request)
 
 
 @dataclass(frozen=True)
@@ -143,17 +83,7 @@ class Hub:
                 "Copy it again: export HF_TOKEN=hf_...; or look at the file that `hf auth login` "
                 f"wrote, {constants.HF_TOKEN_PATH}",
             )
-        # With telemetry, the client asks huggingface.co (whatever our endpoint is) for parts of its
-        # User-Agent, and behind a firewall it waits for the answer.
-        constants.HF_HUB_DISABLE_TELEMETRY = True
-        self._api = HfApi(
-            self.endpoint,
-            token=self._token or False,
-            library_name="airlift",
-            library_version=__version__,
-        )
-        transport = _Transport(self.endpoint, downloader.connections)
-        set_client_factory(lambda: httpx2.Client(transport=transport, follow_redirects=True))
+        self._api = HubApi(self.endpoint, self._token, downloader.connections)
         self._errors = HubErrors(self.name, bool(self._token), self._api)
 
     @property
@@ -174,7 +104,7 @@ class Hub:
         """
 
         def pin() -> Repository:
-            info: Any = self._api.repo_info(id, repo_type=kind, revision=revision)
+            info: Any = self._api.info(kind, id, revision)
             card = vars(info.card_data) if info.card_data else {}
             if not is_hex(info.sha, 40):
                 raise ValueError(f"it does not say which commit `{revision}` is")
@@ -197,8 +127,6 @@ class Hub:
     def files(self, what: str, repository: Repository) -> dict[str, RemoteFile]:
         """Path -> file, for all files of a repository at its commit.
 
-        Reads the tree, with one request per thousand files.
-
         Raises:
             StageError: as for `repository`.
         """
@@ -206,14 +134,11 @@ class Hub:
 
         def listing() -> dict[str, RemoteFile]:
             files: dict[str, RemoteFile] = {}
-            for entry in self._api.list_repo_tree(
-                id, recursive=True, revision=commit, repo_type=kind
-            ):
-                if isinstance(entry, RepoFile):
-                    file = _file(entry)
-                    if file.path in files:  # a page that links to itself lists files again
-                        raise ValueError(f"{file.path!a} is listed twice")
-                    files[file.path] = file
+            for entry in self._api.files(kind, id, commit):
+                file = _file(entry)
+                if file.path in files:  # a page that links to itself lists files again
+                    raise ValueError(f"{file.path!a} is listed twice")
+                files[file.path] = file
                 if len(files) > MAX_FILES:
                     raise ValueError(f"there are more than {MAX_FILES:,} files")
             return files

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 import httpx2
-from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     DisabledRepoError,
     GatedRepoError,
@@ -21,6 +20,7 @@ from huggingface_hub.errors import (
 
 from stage.download.retry import AttemptFailed
 from stage.errors import IncompleteError, StageError, UsageError, suggest
+from stage.hub.api import HubApi
 
 # What huggingface_hub raises on a malformed answer.
 MALFORMED = (
@@ -51,7 +51,7 @@ class HubErrors:
         api: asks the Hub once more.
     """
 
-    def __init__(self, name: str, has_token: bool, api: HfApi) -> None:
+    def __init__(self, name: str, has_token: bool, api: HubApi) -> None:
         self._name, self._has_token, self._api = name, has_token, api
 
     def api_error(
@@ -138,7 +138,7 @@ class HubErrors:
         seen = "with your token" if self._has_token else "without a token"
         other = "dataset" if kind == "model" else "model"
         try:
-            exists = self._api.repo_exists(id, repo_type=other)
+            exists = self._api.exists(other, id)
         except (AttemptFailed, IncompleteError, *MALFORMED):
             exists = False
         if exists:
@@ -152,8 +152,7 @@ class HubErrors:
 
     def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
         try:
-            refs = self._api.list_repo_refs(id, repo_type=kind)
-            names = [ref.name for ref in [*refs.branches, *refs.tags]]
+            names = self._api.revisions(kind, id)
         except (AttemptFailed, IncompleteError, *MALFORMED):
             names = []
         hint = f"It has: {', '.join(names[:12])}." if names else f"See {_page(kind, id)}/refs."

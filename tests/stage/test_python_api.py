@@ -9,9 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import get_session
 
 import stage
 from tests.stage.bundles import make_bundle
+from tests.support.staging import Laptop
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,3 +86,17 @@ def test_another_bundle_is_a_finding_and_a_wrong_argument_is_an_error(tmp_path: 
         assert caught.value.exit_code == 2
     with pytest.raises(stage.StageError, match="no such folder"):
         stage.verify(tmp_path / "none")
+
+
+def test_a_fetch_leaves_the_huggingface_hub_of_a_notebook_alone(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client is one for the whole process: a notebook deletes and uploads with it."""
+    theirs, telemetry = get_session(), constants.HF_HUB_DISABLE_TELEMETRY
+    monkeypatch.chdir(laptop.folder)
+    endpoint = laptop.hub.endpoint
+    stage.fetch("tiny.yaml", "bundle", endpoint=endpoint, offline_check=False, quiet=True)
+    assert get_session() is theirs and constants.HF_HUB_DISABLE_TELEMETRY == telemetry
+    with pytest.raises(HfHubHTTPError):  # this Hub deletes nothing
+        HfApi(endpoint, token="hf_tester").delete_repo("acme/other")
+    assert not laptop.hub.requests("delete", method="GET")

@@ -138,6 +138,10 @@ def next_page(url: Callable[[Place], str]) -> Prepare:
     )
 
 
+def only_the_hub_was_asked(place: Place) -> None:
+    assert not [path for path, _ in place.liar.requests if path.startswith("/stolen")]
+
+
 def token_went_nowhere(place: Place) -> None:
     """The token goes only to its own origin: `127.0.0.1`, not `localhost`."""
     leaked = [path for path, token in place.liar.requests if token and path.startswith("/stolen")]
@@ -307,8 +311,15 @@ CASES = [
     Case(
         "next page elsewhere",
         5,
-        ("404",),
+        NO_SENSE,
         next_page(lambda place: place.liar.url("/stolen", "localhost")),
+        after=only_the_hub_was_asked,
+    ),
+    Case(
+        "listing redirects elsewhere",
+        5,
+        ("404",),
+        elsewhere(lambda place: place.liar.url("/stolen", "localhost"), TREE),
         after=token_went_nowhere,
     ),
     Case("commit a branch", 5, ("which commit",), info(sha="main")),
