@@ -236,7 +236,10 @@ def disk_needed(config: RunConfig, shape: ModelShape) -> int:
     checkpoint holds the weights and Adam's two moments in fp32 (12 bytes per parameter) and a
     second copy of the weights (4). With LoRA, it holds these for the trained parameters only; at
     ZeRO stage 3 it also holds all weights (4). The exported model is whole if LoRA is merged.
+    It is 0 where the number of parameters is not known.
     """
+    if not shape.num_parameters:
+        return 0
     if shape.num_trained is not None:
         may_be_stage_3 = config.engine.name == "deepspeed" and config.engine.zero in ("auto", 3)
         frozen = 4 * shape.num_parameters if may_be_stage_3 and not config.quantization else 0

@@ -262,6 +262,9 @@ def _check_model(
     if fits and wanted is not None:
         rows = embedding_rows(shape, shapes)
         of_texts = _Look.at_texts(job, rows, wanted, ahead=ahead)
+    if of_model is not None and not shape.num_parameters:
+        shape = shape_of(config, model, *of_model.add_to(found))
+        of_model = None
     total = _check_run(found, job, shape, length, ranks, device)
     if ahead and wanted is not None:
         check_data(found, config, wanted, total)
@@ -302,7 +305,7 @@ class _Look:
         engine = [config.engine.name, config.engine.wrap]
         versions = kept.versions("torch", "transformers", "deepspeed")
         theirs = (dict(config.deepspeed), config.precision, config.engine.zero, config.half)
-        basis = (versions, sums, config.task, config.model.init, engine, theirs)
+        basis = ("counted", versions, sums, config.task, config.model.init, engine, theirs)
         arguments = (config, model.asset, folder)
         return _Look.of("model", basis, with_torch.look, *arguments, python=python)
 
@@ -391,7 +394,7 @@ def _check_run(
     documents = plan = resumed = None
     if length is not None:
         documents = found.attempt(documents_of, config, model, length)
-    if device is not None and ranks is not None and length is not None:
+    if device is not None and ranks is not None and length is not None and shape.num_parameters:
         plan = found.attempt(decide, config, shape, device, ranks)
     elif ranks is not None:
         found.attempt(check_batch, config, ranks)
@@ -413,11 +416,17 @@ def _check_run(
     ]
     if config.task != "image-classification" and documents is not None:
         found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
-    found.details.append(
-        f"disk: up to {human_size(needed)} for "
-        f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
-    )
-    _describe_memory(found, config, shape, plan, device, ranks)
+    if shape.num_parameters:
+        found.details.append(
+            f"disk: up to {human_size(needed)} for "
+            f"{human_count(config.checkpoint.keep, 'checkpoint')} and the model"
+        )
+        _describe_memory(found, config, shape, plan, device, ranks)
+    else:
+        found.lines.append(
+            "memory and disk: not checked, because transformers has not counted the parameters "
+            "here; the ranks count them"
+        )
     found.lines += [resumed] if resumed else []
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision

@@ -153,7 +153,7 @@ def _blocks(text: str) -> dict[str, str]:
 
 def _adapt(blocks: dict[str, str], model: _Model) -> None:
     """Removes from an example what fits its own model only."""
-    length = ModelShape.of(model.settings, None).longest
+    length = ModelShape.of(model.settings).longest
     found = re.match(r"sequence_length: (\d+)", blocks.get("sequence_length", ""))
     if found and length and length < int(found[1]):
         blocks["sequence_length"] = f"sequence_length: {length}   # tokens: all that it takes\n"

@@ -2,7 +2,8 @@
 
 config.json and the shapes in the safetensors headers -> number of parameters, of trained parameters
 (LoRA), of quantised parameters. These are estimates where a checkpoint has other weight names than
-the model. The ranks look at the model itself.
+the model. The ranks look at the model itself. Without weights transformers counts the parameters
+(`with_torch.count`): no formula knows the experts, heads and towers of every architecture.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class ModelShape:
     """Counts of a model, from its config.json and its safetensors headers.
 
     Attributes:
-        num_parameters: of the model, without LoRA.
+        num_parameters: of the model, without LoRA; 0: not known, so nothing that follows from it
+            is known either (memory, disk, FLOPs).
         longest: the most tokens (or image patches) in a sequence; None: no limit.
         hidden: width of the hidden states.
         layers: number of layers.
@@ -87,30 +89,24 @@ class ModelShape:
     num_quantized: int = 0
 
     @staticmethod
-    def of(settings: Mapping[str, Any], num_parameters: int | None) -> ModelShape:
+    def of(settings: Mapping[str, Any], num_parameters: int = 0) -> ModelShape:
         """Reads the usual keys of a Hugging Face config.json.
 
         Args:
             settings: the content of config.json.
-            num_parameters: the count from the weights; None: no weights, it is estimated.
+            num_parameters: the count; 0: not known.
         """
         text = text_settings(settings)
 
         def first(*names: str) -> int:
             return next((int(text[n]) for n in names if isinstance(text.get(n), int)), 0)
 
-        hidden, layers, vocabulary = (
-            first("hidden_size", "n_embd", "dim"),
-            first("num_hidden_layers", "n_layer", "n_layers"),
-            first("vocab_size"),
-        )
-        estimate = 12 * layers * hidden**2 + vocabulary * hidden
         return ModelShape(
-            num_parameters or estimate,
+            num_parameters,
             _longest(settings.get("model_type"), first),
-            hidden,
-            layers,
-            vocabulary,
+            first("hidden_size", "n_embd", "d_model", "dim"),
+            first("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+            first("vocab_size"),
         )
 
 
@@ -216,14 +212,17 @@ def check_targets(config: RunConfig, targets: Sequence[str], modules: Sequence[s
             )
 
 
-def shape_of(config: RunConfig, model: ModelInput) -> ModelShape:
+def shape_of(config: RunConfig, model: ModelInput, counted: int = 0) -> ModelShape:
     """Returns the counts of a run's model, with the trained and quantised parameters.
+
+    Args:
+        counted: the number of parameters by `with_torch.count`, for a model without weights.
 
     Raises:
         UsageError: a safetensors header cannot be read, or a LoRA target matches no weight.
     """
     shapes = weight_shapes(model)
-    number = None if shapes is None else sum(math.prod(shape) for shape in shapes.values())
+    number = counted if shapes is None else sum(math.prod(shape) for shape in shapes.values())
     shape = grown(ModelShape.of(model.settings, number), model)
     targets = targets_in_peft(model.settings.get("model_type")) if config.lora else []
     return with_lora(shape, config, shapes, targets)
@@ -240,7 +239,8 @@ def grown(shape: ModelShape, model: ModelInput) -> ModelShape:
         return shape
     tables = 1 if model.settings.get("tie_word_embeddings", True) else 2
     more = (rows - shape.vocabulary) * shape.hidden * tables
-    return replace(shape, vocabulary=rows, num_parameters=shape.num_parameters + more)
+    number = shape.num_parameters and shape.num_parameters + more
+    return replace(shape, vocabulary=rows, num_parameters=number)
 
 
 def describe_new_tokens(shape: ModelShape, model: ModelInput) -> str:
@@ -249,7 +249,7 @@ def describe_new_tokens(shape: ModelShape, model: ModelInput) -> str:
     if not rows:
         return ""
     number = human_count(len(model.new_tokens) + len(model.new_special_tokens), "token")
-    before = ModelShape.of(model.settings, 1).vocabulary
+    before = ModelShape.of(model.settings).vocabulary
     room = f"the embedding has room for them ({before} rows)"
     if rows > before:
         room = f"the embedding grows from {before} to {rows} rows, which begin near their mean"
@@ -257,7 +257,9 @@ def describe_new_tokens(shape: ModelShape, model: ModelInput) -> str:
 
 
 def human_parameters(count: int) -> str:
-    """`1,234 parameters`, `0.43 M parameters`, `22.7 M parameters`."""
+    """`1,234 parameters`, `0.43 M parameters`, `22.7 M parameters`, `parameters not known`."""
+    if not count:
+        return "parameters not known"
     if count < 10_000:
         return human_count(count, "parameter")
     return f"{count / 1e6:.{1 if count >= 10_000_000 else 2}f} M parameters"

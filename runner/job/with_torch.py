@@ -24,11 +24,14 @@ IN_LAYER = re.compile(r"\.\d+\.")
 TOGETHER = "Stage config.json and weights again, both from one revision: see `stage show BUNDLE`."
 
 
-def look(config: RunConfig, asset: str, path: Path) -> Findings:
+def look(config: RunConfig, asset: str, path: Path) -> tuple[Findings, list[int]]:
     """Builds the model as a rank does, without memory for its weights.
 
     Args:
         path: the folder with config.json, and the weights if the run begins with some.
+
+    Returns:
+        What is wrong, and the number of the model's parameters: of one item if it is built.
     """
     import transformers
 
@@ -43,20 +46,36 @@ def look(config: RunConfig, asset: str, path: Path) -> Findings:
         try:
             known = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
         except ValueError:
-            return found  # the child without torch says why
+            return found, []  # the child without torch says why
         made, info = _load(config, path, known)
     except Exception as error:
         if shortage(error):
             raise
         _explain(found, config, path, error, settings)
-        return found
+        return found, []
     judge(found, asset, info, settings, _kept_part(config, made))
     if config.engine.name == "fsdp" and "layer" in (config.engine.wrap or {}):
         from runner.training.engines.fsdp import blocks_of
 
         with found.keeping():
             found.lines.append(f"engine.wrap: {blocks_of(made, config)[1]}")
-    return found
+    return found, [_number_of(made)]
+
+
+def count(config: RunConfig, path: Path) -> int:
+    """Returns the number of parameters of the model that the ranks make.
+
+    Args:
+        path: the folder with config.json, and the weights if the run begins with some.
+    """
+    import transformers
+
+    known = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+    return _number_of(_load(config, path, known)[0])
+
+
+def _number_of(made: Any) -> int:
+    return sum(parameter.numel() for parameter in made.parameters())
 
 
 def check_ds_config(config: RunConfig) -> None:

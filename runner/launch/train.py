@@ -146,7 +146,7 @@ def prepare_in_sandbox(run: Job, *, in_job: bool) -> None:
     Raises:
         StageError: the child raised it, or was killed.
     """
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
     wanted = recipes(run.config, run.inputs, length)
     every = [recipe for several in wanted.values() for recipe in several]
     if all(is_prepared(recipe, run.folder.stores) for recipe in every):

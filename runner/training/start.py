@@ -33,7 +33,8 @@ from runner.errors import (
 )
 from runner.inputs import on_site, running_tree, unreadable
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
-from runner.job.shapes import Device
+from runner.job.shapes import Device, shape_of
+from runner.job.with_torch import count
 from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.launch.resolved import Resolved, tried_with, write
@@ -187,14 +188,19 @@ def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Re
         assert resolved is not None
         check_facts(found)
         config, device = resolved.job.config, weakest(found)
-        plan = decide(config, resolved.shape, device, ranks.world_size)
+        shape, model = resolved.shape, resolved.job.inputs.model
+        if not shape.num_parameters:  # no weights: the launcher could not count
+            shape = shape_of(config, model, count(config, config.model.folder or model.path))
+        plan = decide(config, shape, device, ranks.world_size)
         sequences = len(open_data(resolved)[1])
         few = check_step(config, sequences, plan.total)
         notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
         steps = num_steps(config, sequences, plan.total)
-        whole = replace(resolved, plan=plan, device=device, steps=steps, notes=tuple(notes))
+        whole = replace(
+            resolved, shape=shape, plan=plan, device=device, steps=steps, notes=tuple(notes)
+        )
         bound = whole.bound
         if bound is not None and bound.tried_with == tried_with(whole):
             whole = replace(whole, plan=with_micro(config, plan, bound))

@@ -146,7 +146,7 @@ def prepare_trials(run: Job, start: Start) -> int:
     # Each trial is a run folder, and expects prepared data beside it.
     if not link.is_symlink():
         link.symlink_to(Path("..") / link.name)
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
     wanted = recipes(run.config, run.inputs, length)["train"]
     return sum(len(Store(store_path(recipe, run.folder.stores))) for recipe in wanted)
 

@@ -149,7 +149,7 @@ def doubt(run: Job, checkpoint: Path | None) -> str:
     same = bundle in (None, run.inputs.bundle_id)
     if checkpoint is None or same or not _holds_out_a_share(run):
         return ""
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
     now = data_key(recipes(run.config, run.inputs, length)["train"])
     with suppress(OSError, ValueError):  # the ranks name it
         if read_state(checkpoint).signature.get("data") == now:

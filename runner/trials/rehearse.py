@@ -46,6 +46,7 @@ from runner.trials.layers import LEAST, Small, cut, narrowed, number_of_layers
 from runner.trials.small_run import (
     MORE_ROWS,
     RANKS,
+    counted_shape,
     memory_here,
     memory_needed,
     small_run,
@@ -132,7 +133,7 @@ def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | N
 def _zero_of_job(run: Job, device: Device | None, ranks: int) -> int | None:
     if device is None:
         return None
-    return decide(run.config, shape_of(run.config, run.inputs.model), device, ranks).zero
+    return decide(run.config, counted_shape(run.config, run.inputs.model), device, ranks).zero
 
 
 def _in_folder(

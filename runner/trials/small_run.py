@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner.child import in_child
 from runner.config.engine import BatchConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
@@ -22,6 +23,7 @@ from runner.job.memory import state_needed
 from runner.job.plan import decide, sequence_length
 from runner.job.shapes import Device, ModelShape, shape_of
 from runner.job.texts import bytes_of_text
+from runner.job.with_torch import count
 from runner.run_folder.layout import RunFolder
 
 RANKS = 2
@@ -124,7 +126,7 @@ def _limited(
 
 def _limits(run: Job, reads: int) -> list[dict[str, int]]:
     """`limit` of each dataset: the rows that are read of each split."""
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings, None))
+    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
     limits: list[dict[str, int]] = [{} for _ in run.inputs.datasets]
     for role, several in recipes(run.config, run.inputs, length).items():
         sequences = RANKS * STEPS if role == "train" else RANKS
@@ -143,13 +145,27 @@ def _rows(recipe: Recipe, sequences: int, role: str) -> int:
     return max(ROWS[role], math.ceil(sequences * recipe.sequence_length * BYTES_OF_A_TOKEN / size))
 
 
+def counted_shape(config: RunConfig, model: ModelInput) -> ModelShape:
+    """Returns the counts of a run's model; transformers counts where the model has no weights.
+
+    Raises:
+        StageError: as for `shape_of`, or transformers does not build the model.
+    """
+    shape = shape_of(config, model)
+    if shape.num_parameters:
+        return shape
+    path = config.model.folder or model.path
+    remedy = "Run it where there is more memory."
+    return shape_of(config, model, in_child(count, (config, path), "counting parameters", remedy))
+
+
 def memory_needed(config: RunConfig, model: ModelInput) -> int:
     """Bytes of this machine's memory that the ranks of a rehearsal need.
 
     Raises:
         StageError: as for `decide`.
     """
-    shape = shape_of(config, model)
+    shape = counted_shape(config, model)
     plan = decide(config, shape, Device.cpu(2**62), RANKS)
     state = state_needed(config, shape, RANKS)[plan.zero]
     # Rank 0 holds all weights once more while it loads and exports them.

@@ -233,7 +233,7 @@ OF_MODELS = (
     Row("runner/job/with_torch.py", "Stage config.json and weights again, both from one revision:",
         (("stage show BUNDLE", "run",
          "both from one revision", "run cp bundle/data/models/tiny-bert/config.json m"),),
-        does=lambda w: look(w.config(), "m", Path() / "m").raise_errors(),
+        does=lambda w: look(w.config(), "m", Path() / "m")[0].raise_errors(),
         given="cp -r bundle/data/models/tiny-bert m\n"
         """sed -i 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 9/' m/config.json"""),
     Row(CHILD, "Tokenizer and model do not belong together: stage both from one repository.",

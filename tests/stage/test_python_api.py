@@ -96,7 +96,7 @@ def test_a_fetch_leaves_the_huggingface_hub_of_a_notebook_alone(
     monkeypatch.chdir(laptop.folder)
     endpoint = laptop.hub.endpoint
     stage.fetch("tiny.yaml", "bundle", endpoint=endpoint, offline_check=False, quiet=True)
-    assert get_session() is theirs and constants.HF_HUB_DISABLE_TELEMETRY == telemetry
+    assert get_session() is theirs and telemetry == constants.HF_HUB_DISABLE_TELEMETRY
     with pytest.raises(HfHubHTTPError):  # this Hub deletes nothing
         HfApi(endpoint, token="hf_tester").delete_repo("acme/other")
     assert not laptop.hub.requests("delete", method="GET")

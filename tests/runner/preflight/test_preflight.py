@@ -272,7 +272,10 @@ def test_a_model_without_weights_is_only_good_for_scratch(
         name: d for name, d in inputs.model.digests.items() if not name.endswith(".safetensors")
     }
     bare = replace(inputs, model=replace(inputs.model, digests=digests))
-    assert check(replace(config, model=replace(config.model, init="scratch")), bare, folder, 2)
+    said = check(replace(config, model=replace(config.model, init="scratch")), bare, folder, 2)
+    assert "model tiny-bert: bert, parameters not known, init scratch" in said
+    assert any(line.startswith("memory and disk: not checked") for line in said)
+    assert not any("the memory fits" in line for line in said)
     with pytest.raises(UsageError, match="`tiny-bert` has no weights"):
         check(replace(config, lora=LoraConfig()), bare, folder, 2)
 
