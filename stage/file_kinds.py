@@ -21,6 +21,11 @@ ENVIRONMENT = "an environment.yml"
 DS_CONFIG = "a ds_config.json"
 ACCELERATE = "a file of `accelerate config`"
 REQUIREMENTS = "a list of requirements"
+UV_LOCK = "a lock of uv"
+POETRY_LOCK = "a lock of poetry"
+PIXI_LOCK = "a lock of pixi"
+PYLOCK = "a pylock.toml"
+EXPLICIT = "conda's explicit list"
 REPORT = "a verification report"
 TABLE = "a table (CSV)"
 JSON = "JSON data"
@@ -42,6 +47,7 @@ _TOKEN = re.compile(
     r'(?:(?P<key>"(?:\\.|[^"\\])*"|[A-Za-z_][\w.-]*)\s*:)|"(?:\\.|[^"\\])*"|(?P<mark>[\[\]{}])'
 )
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import [\w.(*]|\A#!.*\bpython", re.MULTILINE)
+_TABLE = re.compile(r"^\[\[(packages?)\]\]|^\[", re.MULTILINE)
 _SHELL = re.compile(r"#!.*sh\b")
 _REQUIREMENT = re.compile(
     r"(-[\w-]+[= ].+)"  # an option; or a name, extras, and a version, an address or a marker
@@ -61,6 +67,17 @@ _USE = {
     "--config_file {} SCRIPT.py.",
     REQUIREMENTS: "An environment.yml names it: "
     "dependencies: [python=3.11, pip, {{pip: [-r {name}]}}].",
+    UV_LOCK: "In its folder: uv export --frozen --format requirements-txt --no-emit-project "
+    "-o r.txt; an environment.yml names that: "
+    "dependencies: [python=3.11, pip, {{pip: [-r r.txt]}}].",
+    POETRY_LOCK: "In its folder: poetry export -o r.txt (of poetry-plugin-export); an "
+    "environment.yml names that: dependencies: [python=3.11, pip, {{pip: [-r r.txt]}}].",
+    PIXI_LOCK: "In its folder: pixi workspace export conda-environment environment.yml.",
+    PYLOCK: "Install it and list that: uv venv v; uv pip sync --python v {}; "
+    "uv pip freeze --python v > r.txt; an environment.yml names that: "
+    "dependencies: [python=3.11, pip, {{pip: [-r r.txt]}}].",
+    EXPLICIT: "Install it and export that: conda create -n x --file {}; "
+    "conda env export -n x --no-builds > environment.yml.",
     REPORT: "A patch repairs what it lists: stage patch BUNDLE --report {} -o PATCH.",
     TABLE: "A manifest names it: stage init {}.",
     JSON: "A dataset of JSON lines is named in a manifest: stage init {}.",
@@ -92,14 +109,15 @@ def kinds_of(start: bytes) -> list[str]:
     Args:
         start: the content, or its beginning.
     """
-    start = start[:MAX_START].removeprefix(b"\xef\xbb\xbf")
-    if start.startswith(b"PAR1"):
+    text = _text(start)
+    if text.startswith("PAR1"):
         return [PARQUET]
-    text = start.decode("utf-8", "ignore")
     if _SHELL.match(text):
         return [JOB if "\n#SBATCH " in text else SHELL]
     if _IMPORT.search(text):
         return [PYTHON]
+    if kind := _lock_of_another_tool(text):
+        return [kind]
     is_json = _JSON.match(text) is not None
     keys = _top_keys(text)
     found = {
@@ -107,6 +125,7 @@ def kinds_of(start: bytes) -> list[str]:
         LOCK: is_json and "assets" in keys and re.search(_ONLY_IN_LOCKS, text),
         MANIFEST: "assets" in keys,
         RUN_FILE: "task" in keys,
+        PIXI_LOCK: {"version", "environments"} <= keys,
         CONDA_LOCK: {"package", "metadata"} <= keys or {"package", "version"} <= keys,
         PROFILE: "glibc" in keys,
         ENVIRONMENT: "dependencies" in keys,
@@ -137,6 +156,9 @@ def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> 
         UsageError: it is another kind of file: which, what it is for, and how to get the wanted.
     """
     kinds = kinds_of(start)
+    # Names alone are a table's column or a text as well, but nothing in place of an environment.yml
+    if not kinds and wanted == ENVIRONMENT and _is_requirements(_text(start), names_alone=True):
+        kinds = [REQUIREMENTS]
     if _is_other(kinds, wanted):
         if (wanted, kinds[0]) == (DS_CONFIG, ACCELERATE) and (named := _NAMED.search(start)):
             named_file = named[1].decode(errors="replace")
@@ -200,7 +222,24 @@ def _is_table(text: str) -> bool:
     return False
 
 
-def _is_requirements(text: str) -> bool:
+def _text(start: bytes) -> str:
+    return start[:MAX_START].removeprefix(b"\xef\xbb\xbf").decode("utf-8", "ignore")
+
+
+def _lock_of_another_tool(text: str) -> str | None:
+    """Which lock in TOML, or of conda, it is: by what is before its first table; None: no such."""
+    if re.search(r"^@EXPLICIT\s*$", text, re.MULTILINE):
+        return EXPLICIT
+    table = _TABLE.search(text)
+    if table is None or not table[1]:
+        return None
+    keys = set(re.findall(r"^([\w-]+)\s*=", text[: table.start()], re.MULTILINE))
+    if table[1] == "packages":
+        return PYLOCK if "lock-version" in keys else None
+    return UV_LOCK if {"version", "requires-python"} <= keys else None if keys else POETRY_LOCK
+
+
+def _is_requirements(text: str, *, names_alone: bool = False) -> bool:
     lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
     found = [_REQUIREMENT.fullmatch(line) for line in lines if line and line[0] != "#"]
-    return all(found) and any(match and (match[1] or match[2]) for match in found)
+    return all(found) and any(match and (names_alone or match[1] or match[2]) for match in found)

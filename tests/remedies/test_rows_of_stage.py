@@ -322,6 +322,8 @@ ENVIRONMENTS = (
     Row(PIP, "Name the package and the folder of its wheel: `--find-links FOLDER` and `NAME==",
         (("(?<=`)--find-links FOLDER` and `NAME==VERSION", LINE),), pip("/home/me/mine.whl"), read,
         code=3, fill={"NAME": "mine", "VERSION": "1", "` and `": "', '"}),
+    Row(PIP, "Omit quotes and commas: {}", (("(?<=commas: )jsonpickle", LINE),),
+        pip("'jsonpickle',"), read),
     Row(PIP, "pip wants two: {}=={}", (("(?<=two: )torch==2.5", LINE),), pip("torch=2.5"), read),
     Row("stage/environment/spec/urls.py", "export {}=..., then again.",
         (("(?<=export )NO_SUCH=[.]{3}", "export"),),

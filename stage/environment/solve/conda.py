@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -23,7 +24,7 @@ from stage.digests import hash_file
 from stage.environment.solve import rattler
 from stage.environment.solve.conflicts import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
-from stage.environment.spec.environment_yml import EnvironmentSpec
+from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
 from stage.errors import IncompleteError, PolicyError, StageError, UsageError
@@ -31,7 +32,8 @@ from stage.progress import Reporter
 from stage.sandbox import isolated
 
 EXECUTABLES = ("micromamba", "mamba", "conda")
-
+OLDEST_PYTHON = (3, 10)
+"""airlift itself is in every environment."""
 
 Solver = tuple[Path | None, str]
 """A conda, mamba or micromamba, or None for py-rattler; and the reason for the choice."""
@@ -75,7 +77,8 @@ def lock_conda(
         kept: packages of an earlier lock, kept where that is possible.
 
     Raises:
-        UsageError: no channels; no solution, with the solver's message.
+        UsageError: no channels; a Python that is too old; two requirements on one package that
+            cannot be joined; no solution, with the solver's message.
         IncompleteError: a channel cannot be reached.
     """
     if not spec.channels:
@@ -85,7 +88,8 @@ def lock_conda(
             "For example channels: [conda-forge]. For a site's own torch, the profile has to say "
             "what it provides: run env-probe.sh with the site's module loaded.",
         )
-    asked = {dependency.name: dependency.text for dependency in spec.conda}
+    asked = _asked(spec)
+    _check_python(asked.get("python"), spec)
     asked.setdefault("pip", "pip")  # `conda-lock install` needs it for the other half
     if kept := _answering(asked, list(kept)):
         pins = {
@@ -101,16 +105,72 @@ def lock_conda(
     return _solve(spec, profile, solver, asked)
 
 
+def python_too_old(place: str, what: str) -> UsageError:
+    """The error for an environment whose Python is older than airlift's oldest."""
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return UsageError(
+        f"{place}: {what}: airlift, which is in every environment, needs {oldest}.",
+        f"Ask for python={oldest} or newer.",
+    )
+
+
+def _asked(spec: EnvironmentSpec) -> dict[str, str]:
+    """Name -> requirement; of several on one package, which conda holds together, one is made.
+
+    Raises:
+        UsageError: some on one package cannot be held together.
+    """
+    found: dict[str, list[CondaDependency]] = {}
+    for dependency in spec.conda:
+        found.setdefault(dependency.name, []).append(dependency)
+    several = {name: listed for name, listed in found.items() if len(listed) > 1}
+    asked = {name: listed[0].text for name, listed in found.items()}
+    questions = [[dependency.text for dependency in listed] for listed in several.values()]
+    for (name, listed), (joined, problem) in zip(
+        several.items(), _ask("join", questions) if questions else (), strict=True
+    ):
+        if problem:
+            written = " and ".join(f"`{dependency.text}`" for dependency in listed)
+            raise UsageError(
+                f"{listed[-1].place}: {written} cannot be joined: {problem}.", "Keep one of them."
+            )
+        asked[name] = joined
+    return asked
+
+
+def _check_python(wanted: str | None, spec: EnvironmentSpec) -> None:
+    """Refuses a requirement that only Pythons older than airlift's oldest meet.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if wanted is None:
+        return
+    minors = range(OLDEST_PYTHON[1] + 20)
+    versions = [(minor, patch) for minor in minors for patch in range(30)]
+    questions = [[wanted, "python", f"3.{minor}.{patch}", "0"] for minor, patch in versions]
+    fitting = [v for v, fits in zip(versions, _ask("matches", questions), strict=True) if fits]
+    if fitting and fitting[-1] < (OLDEST_PYTHON[1], 0):
+        place = next(d.place for d in spec.conda if d.name == "python")
+        raise python_too_old(place, f"`{wanted}`")
+
+
+def _ask(what: str, questions: list[list[str]]) -> list[Any]:
+    """The answers of `rattler`, in a child process."""
+    done = subprocess.run(
+        isolated(rattler.__name__, what),
+        input=json.dumps(questions), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    answers: list[Any] = json.loads(done.stdout)
+    return answers
+
+
 def _answering(asked: Mapping[str, str], kept: list[Package]) -> list[Package]:
     """The locked packages that still satisfy the spec's requirement on them, or have none."""
     pairs = [[asked[p.name], p.name, p.version, p.build] for p in kept if p.name in asked]
     if not pairs:
         return kept
-    command = isolated(rattler.__name__, "matches")
-    done = subprocess.run(
-        command, input=json.dumps(pairs), capture_output=True, text=True, check=True
-    )
-    matches = dict(zip((name for _, name, _, _ in pairs), json.loads(done.stdout), strict=True))
+    matches = dict(zip((name for _, name, _, _ in pairs), _ask("matches", pairs), strict=True))
     return [p for p in kept if matches.get(p.name, True)]
 
 

@@ -20,7 +20,13 @@ from packaging.version import Version
 from stage.environment.check.check import torch_limit, torch_that_fits, verdicts
 from stage.environment.check.needs import Needs
 from stage.environment.image.own_wheel import own_requirements
-from stage.environment.solve.conda import Solver, choose_solver, lock_conda
+from stage.environment.solve.conda import (
+    OLDEST_PYTHON,
+    Solver,
+    choose_solver,
+    lock_conda,
+    python_too_old,
+)
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import address_to_ask, choose_indexes
 from stage.environment.solve.pip import lock_pip
@@ -37,9 +43,6 @@ from stage.environment.spec.urls import without_secrets
 from stage.errors import PolicyError, UsageError
 from stage.files import check_folder_of, human_count, join_limited, write_atomically
 from stage.progress import Reporter
-
-OLDEST_PYTHON = (3, 10)
-"""airlift itself is in every environment."""
 
 
 def answers(lock: EnvironmentLock, spec: EnvironmentSpec, profile: Profile) -> bool:
@@ -250,11 +253,7 @@ def _python(
     else:
         version = next(package.version for package in packages if package.name == "python")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
-        oldest = ".".join(map(str, OLDEST_PYTHON))
-        raise UsageError(
-            f"{place}: Python {version}: airlift, which is in every environment, needs {oldest}.",
-            f"Ask for python={oldest} or newer.",
-        )
+        raise python_too_old(place, f"Python {version}")
     if packages and not any(dependency.name == "python" for dependency in spec.conda):
         reporter.note(f"python {version}: the newest that fits the rest: {spec.path} names none")
     return version

@@ -3,6 +3,7 @@
     --version | info --json
     create --dry-run --json [--override-channels] --channel C... --prefix P SPEC...   solve
     matches < [[SPEC, NAME, VERSION, BUILD]...]                     airlift's: whether each matches
+    join < [[SPEC...]...]             airlift's: [one spec for each list, why there is none] of each
 
 The target platform and the virtual packages are in conda's variables, CONDA_SUBDIR and
 CONDA_OVERRIDE_*. It is always a child process, see `run_and_exit`.
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
         print("conda 24.11.0")  # conda-lock makes the calls above to this version
         return 0
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("command", choices=("info", "create", "matches"))
+    parser.add_argument("command", choices=("info", "create", "matches", "join"))
     parser.add_argument("--channel", "-c", action="append", default=[], dest="channels")
     parser.add_argument("--prefix", "-p", default="")
     call, rest = parser.parse_known_args(arguments)
@@ -40,7 +41,8 @@ def main(arguments: list[str]) -> int:
     if call.command == "info":
         print(json.dumps({"pkgs_dirs": [os.environ.get("CONDA_PKGS_DIRS", "")]}))
     else:
-        print(json.dumps(_matches(json.load(sys.stdin))))
+        answer = _matches if call.command == "matches" else _join
+        print(json.dumps(answer(json.load(sys.stdin))))
     return 0
 
 
@@ -87,6 +89,20 @@ def _matches(questions: list[list[str]]) -> list[bool]:
         )
         for spec, name, version, build in questions
     ]
+
+
+def _join(several: list[list[str]]) -> list[list[str]]:
+    # conda's own rule, which conda-lock has for the dependencies of packages.
+    from conda_lock._vendor.conda.models.match_spec import MatchSpec
+
+    answers = []
+    for specs in several:
+        try:
+            (joined,) = MatchSpec.merge([MatchSpec(spec) for spec in specs])
+            answers.append([str(joined), ""])
+        except Exception as error:  # noqa: BLE001 - conda raises many kinds
+            answers.append(["", " ".join(str(error).split())])
+    return answers
 
 
 def _virtual_packages() -> list[Any]:

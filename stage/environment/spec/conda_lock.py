@@ -37,6 +37,8 @@ LOCK_NAME = "conda-lock.yml"
 VERSION = 1
 OURS = {"made_by": "stage env lock"}
 MANAGERS = ("conda", "pip")
+INSTALLED = ("main", "dev")
+"""The categories that `conda-lock install` installs; the others only where it is asked for them."""
 SCHEMES = ("https", "http", "file")
 REMEDY = "Make the lock again: stage env lock ENVIRONMENT.yml --profile PROFILE"
 
@@ -162,7 +164,12 @@ class EnvironmentLock:
         rows = [_entry(entry, number, where) for number, entry in enumerate(entries)]
         stated = metadata.get("platforms") or [row.text("platform") for row in rows]
         platform = _platform(sorted({str(n) for n in stated}), where, platform, metadata)
-        packages = [_package(row) for row in rows if row.text("platform") == platform]
+        packages = [
+            _package(row)
+            for row in rows
+            if row.text("platform") == platform
+            and (row.maybe("category", str) or "main") in INSTALLED
+        ]
         lock = EnvironmentLock(
             platform=platform,
             content_hash=str(_mapping(metadata.get("content_hash")).get(platform) or ""),

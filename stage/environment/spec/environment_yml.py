@@ -129,6 +129,8 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
         "virtual_packages": profile.virtual_packages(),
         "compute_capability": profile.compute_capability,
         **({"provides": profile.provides} if profile.provides else {}),
+        # Until 0.3 the last of several requirements on one package was asked for alone.
+        **({"joined": True} if len({d.name for d in spec.conda}) < len(spec.conda) else {}),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stage.digests import is_hex
 from stage.environment.spec.urls import expand, without_secrets
@@ -39,6 +40,10 @@ are found while resolving.
 """
 
 _VCS = re.compile(r"^(git|hg|svn|bzr)\+|^git@|^git://|^ssh://")
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(?=$|[\[(<>=!~;@])")
+_EGG = re.compile(r"[#&]egg=([\w.-]+)")
+_REPOSITORY = "a repository is no package: its build differs from day to day"
+_EDITABLE = "an editable install points at a folder of this machine"
 _PER_REQUIREMENT = re.compile(r"\s--(hash|config-settings?|global-option|install-option)\b")
 _ANYTHING_BUT_HASH = re.compile(r"--(?!hash)[\w-]+")
 
@@ -120,18 +125,18 @@ def read_pip_section(
             does not exist.
         PolicyError: an editable install, a local path, a version control system.
     """
-    reader, mistakes = _Reader(variables), Mistakes()
+    reader = _Reader(variables)
     for text, place in lines:
-        with mistakes:
+        with reader.mistakes:
             reader.line(text, place, folder)
-    mistakes.check(str(folder))
+    reader.mistakes.check(str(folder))
     return reader.section
 
 
 class _Reader:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
-        self.section = PipSection()
+        self.section, self.mistakes = PipSection(), Mistakes()
         self._open_files: list[Path] = []
 
     def line(self, text: str, place: str, folder: Path, *, constraint: bool = False) -> None:
@@ -141,12 +146,9 @@ class _Reader:
         if text.startswith("-"):
             self._option(text, place, folder)
         else:
+            if not constraint:
+                _check_not_ours(_NAME.match(text), text, place)
             requirement = _requirement(text, place)
-            if canonicalize_name(requirement.name) in _OURS and not constraint:
-                problem = f"{place}: `{text}`: airlift is always included."
-                if requirement.name == "airlift":
-                    problem += " The index has another program of that name."
-                raise UsageError(problem, "Remove this line.")
             known = self.section.constraints if constraint else self.section.requirements
             known.append(requirement)
 
@@ -182,8 +184,9 @@ class _Reader:
             case "--only-binary" | "--prefer-binary" | "--require-hashes":
                 pass  # always so
             case "-e" | "--editable":
-                reason = "an editable install points at a folder of this machine"
-                raise _cannot_travel(value, place, reason)
+                _check_not_ours(_EGG.search(value), text, place)
+                is_remote = _VCS.match(value)
+                raise _cannot_travel(value, place, _REPOSITORY if is_remote else _EDITABLE)
             case _:
                 raise UsageError(
                     f"{place}: the option `{flag}` has no effect in a lock.",
@@ -212,9 +215,23 @@ class _Reader:
             if line.endswith("\\"):
                 pending += line[:-1] + " "
                 continue
-            self.line(pending + line, f"{path}:{first}", path.parent, constraint=constraint)
+            with self.mistakes:
+                self.line(pending + line, f"{path}:{first}", path.parent, constraint=constraint)
             pending = ""
         self._open_files.pop()
+
+
+def _check_not_ours(name: re.Match[str] | None, text: str, place: str) -> None:
+    """Refuses airlift itself, from wherever a line takes it (`pip freeze` names a folder).
+
+    Raises:
+        UsageError: group 1 of `name` is airlift.
+    """
+    if name and canonicalize_name(name[1]) in _OURS:
+        problem = f"{place}: `{without_secrets(text)}`: airlift is always included."
+        if name[1] == "airlift":
+            problem += " The index has another program of that name."
+        raise UsageError(problem, "Remove this line.")
 
 
 def _split_option(text: str, place: str) -> tuple[str, str]:
@@ -239,6 +256,7 @@ def _split_option(text: str, place: str) -> tuple[str, str]:
 def _requirement(text: str, place: str) -> PipRequirement:
     match = _PER_REQUIREMENT.search(text)
     text, tail = (text[: match.start()].strip(), text[match.start() :]) if match else (text, "")
+    text = _with_name_of_wheel(text)
     if refusal := _refusal(text, place):
         raise refusal
     try:
@@ -247,6 +265,8 @@ def _requirement(text: str, place: str) -> PipRequirement:
         single = re.fullmatch(r"([A-Za-z0-9._-]+)=([^=].*)", text)
         remedy = "Write it in pip's notation: name, name==1.2, name>=1,<2"
         remedy = f"pip wants two: {single[1]}=={single[2]}" if single else remedy
+        if (bare := text.strip("'\", ")) != text:
+            remedy = f"Omit quotes and commas: {bare}"
         raise UsageError(f"{place}: `{text}`: {str(error).splitlines()[0]}.", remedy) from None
     if requirement.url and (refusal := _refusal(requirement.url, place, direct=True)):
         raise refusal
@@ -257,6 +277,18 @@ def _requirement(text: str, place: str) -> PipRequirement:
         url=requirement.url,
         sha256=_hashes(tail, text, place),
     )
+
+
+def _with_name_of_wheel(text: str) -> str:
+    """`https://.../NAME-1.0-py3-none-any.whl` -> `NAME @ https://...`; else the text as it is."""
+    address = text.partition(" ")[0]
+    if not address.startswith(("https://", "http://")):
+        return text
+    try:
+        name = parse_wheel_filename(unquote(urlsplit(address).path).rpartition("/")[2])[0]
+    except (InvalidWheelFilename, ValueError):
+        return text
+    return f"{name} @ {text}"
 
 
 def _hashes(tail: str, text: str, place: str) -> tuple[str, ...]:
@@ -274,9 +306,8 @@ def _hashes(tail: str, text: str, place: str) -> tuple[str, ...]:
 def _refusal(text: str, place: str, *, direct: bool = False) -> StageError | None:
     """Why a requirement, or the URL of a direct one, cannot be locked; None if it can be."""
     if _VCS.match(text):
-        reason = "a repository is no package: its build differs from day to day"
-        return _cannot_travel(text, place, reason)
-    bare = not re.match(r"[A-Za-z0-9]", text) or (
+        return _cannot_travel(text, place, _REPOSITORY)
+    bare = re.match(r"[./~\\]", text) or (
         "://" not in text
         and "@" not in text
         and ("/" in text.partition(";")[0] or text.endswith((".whl", ".tar.gz")))

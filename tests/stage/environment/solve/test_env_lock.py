@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scripts.lib.conda.channel import index as index_channel
 from scripts.lib.conda.channel import write_package
 from stage.environment.solve.conda import write_lookalike
+from tests.remedies.obeyed import in_it, obeys
 from tests.stage.environment.solve.conftest import A800, Desk
 from tests.support.environment.channel import greeter
 from tests.support.environment.laptop import MANIFEST
@@ -57,6 +60,37 @@ def test_locking_again_is_the_same_bytes_though_newer_releases_came(desk: Desk) 
     (desk.folder / "environment.yml").write_text(f"# a comment is no change\n{text}")
     assert "still matches" in desk.locked()
     assert desk.lock_path.read_bytes() == before
+
+
+def test_two_requirements_on_one_package_both_hold(desk: Desk) -> None:
+    """The channel has greeter 1.0 and 1.1; conda holds `>=1.0` and `<1.1` together."""
+    desk.write(conda=("greeter>=1.0", "greeter<1.1"))
+    desk.locked("--update", "greeter")
+    assert desk.versions["greeter"] == "1.0"
+    before = desk.lock_path.read_bytes()
+    assert "unchanged" in desk.locked() and desk.lock_path.read_bytes() == before
+
+
+@obeys("stage/environment/solve/conda.py", "Keep one of them.")
+def test_what_cannot_be_joined_is_refused_before_the_solve(desk: Desk) -> None:
+    desk.write(conda=("greeter=1.0=*_a", "greeter=1.0=*_b"))
+    said = desk.refused(2, "--update", "greeter")
+    assert "environment.yml:8: `greeter` and `greeter=1.0=*_a` and `greeter=1.0=*_b`" in said
+    desk.write(conda=("greeter=1.0",))
+    desk.locked("--update", "greeter")
+
+
+@obeys("stage/environment/solve/conda.py", "Ask for python={} or newer.")
+@pytest.mark.parametrize("old", ["python=3.8", "python<3.10", "python==3.9.18"])
+def test_a_python_that_is_too_old_is_refused_before_the_solve(desk: Desk, old: str) -> None:
+    text = (desk.folder / "environment.yml").read_text()
+    unreachable = text.replace(desk.channel.as_uri(), "http://127.0.0.1:9/none")
+    (desk.folder / "environment.yml").write_text(unreachable.replace("python=3.11", f"'{old}'"))
+    said = desk.refused(2)
+    assert f"environment.yml:4: `{old}`: airlift, which is in every environment, needs 3.10" in said
+    newer = in_it(said, r"python=3\.1\d").replace("3.10", "3.11")  # this channel's
+    (desk.folder / "environment.yml").write_text(text.replace("python=3.11", newer))
+    desk.locked()
 
 
 def test_update_moves_one_and_leaves_the_rest(pip_desk: Desk) -> None:

@@ -38,6 +38,11 @@ def with_pip(folder: Path, *lines: str, **variables: str) -> EnvironmentSpec:
             PolicyError,
             "`git+https://g.example/x` cannot be locked",
         ),
+        ("-e git+https://g.example/x", PolicyError, "a repository is no package"),
+        ("'jsonpickle',", UsageError, "Omit quotes and commas: jsonpickle"),
+        ("airlift-hpc @ file:///home/me/airlift", UsageError, "Remove this line."),
+        ("-e git+https://g.example/a@1#egg=airlift_hpc", UsageError, "Remove this line."),
+        ("./airlift", PolicyError, "pip wheel --no-deps ./airlift -w wheels"),
         ("./mine", PolicyError, "pip wheel --no-deps ./mine -w wheels"),
         ("/home/me/mine.whl", PolicyError, "--find-links FOLDER"),
         (
@@ -95,6 +100,22 @@ def test_a_file_that_is_no_environment(tmp_path: Path, text: str, words: str) ->
     with pytest.raises(UsageError) as refused:
         load(tmp_path, text)
     assert words in str(refused.value)
+
+
+def test_all_mistakes_of_a_requirements_file_are_listed_together(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("tool==1==2\ngit+https://g.example/b.git\n-r b.txt\n-e .\n")
+    (tmp_path / "b.txt").write_text("./local\n")
+    with pytest.raises(StageError) as refused:
+        with_pip(tmp_path, "numpy=1", "-r a.txt")
+    said = str(refused.value)
+    for place in ("environment.yml:5", "a.txt:1", "a.txt:2", "b.txt:1", "a.txt:4"):
+        assert f"{place}: " in said
+
+
+def test_the_name_of_a_wheel_is_in_its_address(tmp_path: Path) -> None:
+    address = "https://h.example/whl/some_tool-1.0%2Bcu118-cp311-cp311-linux_x86_64.whl"
+    pip = with_pip(tmp_path, address, f"{address} ; python_version > '3'").pip
+    assert [(r.name, r.url) for r in pip.requirements] == [("some-tool", address)] * 2
 
 
 def test_requirements_files_are_followed_and_their_lines_told(tmp_path: Path) -> None:
