@@ -54,7 +54,7 @@ def look(config: RunConfig, asset: str, path: Path) -> tuple[Findings, list[int]
         _explain(found, config, path, error, settings)
         return found, []
     judge(found, asset, info, settings, _kept_part(config, made))
-    if config.engine.name == "fsdp" and "layer" in (config.engine.wrap or {}):
+    if config.engine.name == "fsdp":
         from runner.training.engines.fsdp import blocks_of
 
         with found.keeping():

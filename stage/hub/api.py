@@ -13,7 +13,10 @@ from urllib.parse import quote
 import httpx2
 from huggingface_hub import DatasetInfo, ModelInfo, RepoFile, SpaceInfo
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-from huggingface_hub.utils import hf_raise_for_status, validate_repo_id
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-exports without `as`
+    hf_raise_for_status,
+    validate_repo_id,
+)
 
 from stage.download.http import Connections, origin_of, without_credentials
 from stage.download.retry import check_status
@@ -127,7 +130,7 @@ class HubApi:
             page = self._ask(kind, id, f"/tree/{commit}", query)
             for entry in page.json():
                 if entry["type"] == "file":
-                    yield RepoFile(**entry)
+                    yield RepoFile(**entry)  # type: ignore[no-untyped-call]
             following = page.links.get("next", {}).get("url")
             query = httpx2.URL(following).params if following else None
 

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, get_session
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import get_session
 
 import stage
 from tests.stage.bundles import make_bundle

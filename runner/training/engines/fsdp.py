@@ -25,7 +25,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count
 from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
-from runner.training.engines.compiling import compile_blocks, no_split_classes
+from runner.training.engines.compiling import compile_blocks, compile_model, no_split_classes
 from runner.training.engines.native import NativeEngine
 from runner.training.weights import Weights
 
@@ -40,7 +40,8 @@ class FSDPEngine(NativeEngine):
         self.notes = (f"engine.wrap: {why}",)
         if config.compile:
             why = "FSDP2 gathers their weights one by one"
-            self.notes = (*self.notes, compile_blocks(blocks, why))
+            how = compile_blocks(blocks, why) if blocks else compile_model(module)
+            self.notes = (*self.notes, how)
         mesh = init_device_mesh(device.type, (plan.world_size,))
         policy = MixedPrecisionPolicy()
         if plan.precision != "fp32":
@@ -89,6 +90,8 @@ def blocks_of(module: nn.Module, config: RunConfig) -> tuple[list[nn.Module], st
     known = {str(layer)} if layer else no_split_classes(module)
     found = Counter(type(m).__name__ for m in module.modules() if type(m).__name__ in known)
     names = {name for name, count in found.items() if layer or count > 1}
+    if found and not names:
+        return [], "the model repeats no layer: all its weights are gathered as one"
     chosen = [m for m in module.modules() if type(m).__name__ in names and not _owned(m) & tied]
     if not chosen:
         problem = "the model does not name its layers."

@@ -93,12 +93,13 @@ def _matches(questions: list[list[str]]) -> list[bool]:
 
 def _join(several: list[list[str]]) -> list[list[str]]:
     # conda's own rule, which conda-lock has for the dependencies of packages.
-    from conda_lock._vendor.conda.models.match_spec import MatchSpec
+    from conda_lock._vendor.conda.models import match_spec
 
+    spec_class: Any = match_spec.MatchSpec
     answers = []
     for specs in several:
         try:
-            (joined,) = MatchSpec.merge([MatchSpec(spec) for spec in specs])
+            (joined,) = spec_class.merge([spec_class(spec) for spec in specs])
             answers.append([str(joined), ""])
         except Exception as error:  # noqa: BLE001 - conda raises many kinds
             answers.append(["", " ".join(str(error).split())])
