@@ -271,7 +271,8 @@ def describe(road: Road, parts: Mapping[str, int], there: There | None) -> str:
     if there and there.lock_id not in ("", road.here.id):  # which of its files differ?
         send = f"at most {human_size(parts['bundle'])}"
     listed = ", ".join(f"{name} {human_size(size)}" for name, size in parts.items() if size)
-    return f"to send: {send}; there at most {most}: {listed}"
+    unknown = "" if parts["checkpoints"] else ", and checkpoints of a size that is not known here"
+    return f"to send: {send}; there at most {most}: {listed}{unknown}"
 
 
 def _to_send(parts: Mapping[str, int], there: There | None) -> int:

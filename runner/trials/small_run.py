@@ -154,9 +154,9 @@ def counted_shape(config: RunConfig, model: ModelInput) -> ModelShape:
     shape = shape_of(config, model)
     if shape.num_parameters:
         return shape
-    path = config.model.folder or model.path
+    what = (config, config.model.folder or model.path)
     remedy = "Run it where there is more memory."
-    return shape_of(config, model, in_child(count, (config, path), "counting parameters", remedy))
+    return shape_of(config, model, in_child(count, what, "counting parameters", remedy))
 
 
 def memory_needed(config: RunConfig, model: ModelInput) -> int:

@@ -89,7 +89,8 @@ def lock_conda(
             "what it provides: run env-probe.sh with the site's module loaded.",
         )
     asked = _asked(spec)
-    _check_python(asked.get("python"), spec)
+    if "python" in asked:
+        _check_python(asked["python"], spec)
     asked.setdefault("pip", "pip")  # `conda-lock install` needs it for the other half
     if kept := _answering(asked, list(kept)):
         pins = {
@@ -118,36 +119,32 @@ def _asked(spec: EnvironmentSpec) -> dict[str, str]:
     """Name -> requirement; of several on one package, which conda holds together, one is made.
 
     Raises:
-        UsageError: some on one package cannot be held together.
+        UsageError: one is none, or some on one package cannot be held together.
     """
     found: dict[str, list[CondaDependency]] = {}
     for dependency in spec.conda:
         found.setdefault(dependency.name, []).append(dependency)
-    several = {name: listed for name, listed in found.items() if len(listed) > 1}
-    asked = {name: listed[0].text for name, listed in found.items()}
-    questions = [[dependency.text for dependency in listed] for listed in several.values()]
-    for (name, listed), (joined, problem) in zip(
-        several.items(), _ask("join", questions) if questions else (), strict=True
-    ):
+    answers = _ask("join", [[one.text for one in listed] for listed in found.values()])
+    for listed, (_, problem) in zip(found.values(), answers, strict=True):
         if problem:
-            written = " and ".join(f"`{dependency.text}`" for dependency in listed)
+            written = " and ".join(f"`{one.text}`" for one in listed)
             raise UsageError(
-                f"{listed[-1].place}: {written} cannot be joined: {problem}.", "Keep one of them."
+                f"{listed[-1].place}: {written}: {problem}.",
+                "Keep one of them." if len(listed) > 1 else "Write name, name=1.2 or name>=1,<2.",
             )
-        asked[name] = joined
-    return asked
+    return {
+        name: joined if len(listed) > 1 else listed[0].text
+        for (name, listed), (joined, _) in zip(found.items(), answers, strict=True)
+    }
 
 
-def _check_python(wanted: str | None, spec: EnvironmentSpec) -> None:
+def _check_python(wanted: str, spec: EnvironmentSpec) -> None:
     """Refuses a requirement that only Pythons older than airlift's oldest meet.
 
     Raises:
         UsageError: it is one.
     """
-    if wanted is None:
-        return
-    minors = range(OLDEST_PYTHON[1] + 20)
-    versions = [(minor, patch) for minor in minors for patch in range(30)]
+    versions = [(minor, patch) for minor in range(OLDEST_PYTHON[1] + 20) for patch in range(30)]
     questions = [[wanted, "python", f"3.{minor}.{patch}", "0"] for minor, patch in versions]
     fitting = [v for v, fits in zip(versions, _ask("matches", questions), strict=True) if fits]
     if fitting and fitting[-1] < (OLDEST_PYTHON[1], 0):

@@ -83,12 +83,14 @@ def _matches(questions: list[list[str]]) -> list[bool]:
     import rattler
     from rattler.package import BuildString
 
-    return [
-        rattler.MatchSpec(spec).matches(
-            rattler.PackageRecord(name, version, BuildString(build), 0, "linux-64")
-        )
-        for spec, name, version, build in questions
-    ]
+    def matches(spec: str, name: str, version: str, build: str) -> bool:
+        record = rattler.PackageRecord(name, version, BuildString(build), 0, "linux-64")
+        try:
+            return rattler.MatchSpec(spec).matches(record)
+        except Exception:  # noqa: BLE001 - of many kinds: no spec. The solver says so
+            return False
+
+    return [matches(*question) for question in questions]
 
 
 def _join(several: list[list[str]]) -> list[list[str]]:

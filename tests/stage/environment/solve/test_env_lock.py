@@ -188,3 +188,15 @@ def test_a_manifest_has_its_environment_locked_first_and_a_stale_lock_is_told(
     assert (
         refused.returncode == 2 and "changed since conda-lock.yml was written" in refused.stderr
     ), refused.stderr
+
+
+@obeys("stage/environment/solve/conda.py", "Write name, name=1.2 or name>=1,<2.")
+def test_a_requirement_that_is_none_is_refused_in_words(desk: Desk) -> None:
+    text = (desk.folder / "environment.yml").read_text()
+    for wrong in ("python=>=3.10", "python=>>3"):
+        (desk.folder / "environment.yml").write_text(text.replace("python=3.11", f"'{wrong}'"))
+        said = desk.refused(2)
+        assert f"environment.yml:4: `{wrong}`: Invalid" in said
+    written = in_it(said, "name>=1").replace("name", "python").replace("1", "3.11")
+    (desk.folder / "environment.yml").write_text(text.replace("python=3.11", written))
+    desk.locked()
