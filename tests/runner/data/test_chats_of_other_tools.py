@@ -148,7 +148,7 @@ def samples(run_file: str = "r.yaml") -> list[tuple[str, str]]:
     """Of each sample of a run: the text, and that of what is learned."""
     config = RunConfig.load(Path(run_file))
     inputs = resolve(config, Path("b"))
-    length, _ = sequence_length(config, ModelShape.of(inputs.model.settings, None))
+    length, _ = sequence_length(config, ModelShape.of(inputs.model.settings))
     (recipe,) = recipes(config, inputs, length)["train"]
     store = prepare(recipe, Path("stores"), print)
     names = AutoTokenizer.from_pretrained(inputs.model.path).convert_ids_to_tokens
