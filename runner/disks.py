@@ -7,12 +7,14 @@ server. Nothing is written to the home folder.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pwd
 import re
 import stat
 import tempfile
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 from runner.errors import UsageError
@@ -136,7 +138,7 @@ def local_folder(environ: Mapping[str, str], mounts: str) -> tuple[Path, str]:
 def cache_variables(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The variables of compiler caches that are not set yet, with folders in `folder`. Pure."""
     names = [name for name in CACHES if not environ.get(name)]
-    return {name: str(folder / name.lower().removesuffix("_dir")) for name in names}
+    return {name: str(folder / _folder_name(name)) for name in names}
 
 
 def user_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -182,6 +184,7 @@ def use_local_caches(environ: MutableMapping[str, str]) -> list[str]:
     except UsageError as error:
         folder = own_folder(LAST_RESORT / folder.name)
         lines.append(f"compiler caches are in {folder}: {error.message}")
+    clear_builds(folder)
     environ.update(cache_variables(environ, folder))
     return lines
 
@@ -206,6 +209,27 @@ def own_folder(folder: Path) -> Path:
             "Set TMPDIR to a folder of yours on this node's disk.",
         )
     return folder
+
+
+def clear_builds(folder: Path) -> None:
+    """Removes the locks of killed builds, unless another process uses this folder of caches.
+
+    torch waits without end for the file `lock` of a build, which stays when the process is killed
+    (torch.utils.file_baton): a job that is requeued to the same node would wait for its own start
+    before. The folder counts as used as long as this process lives, or what it becomes.
+    """
+    with suppress(OSError):  # a full disk, or one without locks
+        mark = os.open(folder / "builds.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        os.set_inheritable(mark, True)
+        with suppress(BlockingIOError):  # another process uses the folder
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for lock in (folder / _folder_name("TORCH_EXTENSIONS_DIR")).glob("*/lock"):
+                lock.unlink()
+        fcntl.flock(mark, fcntl.LOCK_SH)
+
+
+def _folder_name(variable: str) -> str:
+    return variable.lower().removesuffix("_dir")
 
 
 def _own_name(environ: Mapping[str, str]) -> str:

@@ -28,6 +28,7 @@ import yaml
 from runner import offline
 from runner.disks import (
     cache_variables,
+    clear_builds,
     job_folder,
     local_folder,
     own_folder,
@@ -105,6 +106,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     folder = base / "exec" / hub.bundle_id[:12]
     serve_beside(hub.serve, _cleaner(base, lock, environ))
     sys.path[:] = of_script
+    clear_builds(compiled)  # the server, which ends later than the script, does not use it
     write_hub_cache(hub.repositories, folder / "hub")
     between, notes = variables_between_nodes(environ)
     variables = environment(environ, hub.address, folder, compiled) | between

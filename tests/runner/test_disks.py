@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -44,6 +47,27 @@ def test_what_the_user_set_stays_and_a_network_disk_in_it_is_told(
     inside = [value for name, value in environ.items() if name in CACHES]
     assert len(inside) == 2 and all(value.startswith(f"{tmp_path}/{OWN}") for value in inside)
     assert (tmp_path / f"{OWN}-local").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_rank_waits_for_a_build_that_runs_and_not_for_one_of_a_killed_start(
+    tmp_path: Path,
+) -> None:
+    """torch keeps waiting for the file `lock`, also for that of a job that was requeued."""
+    lock = tmp_path / f"{OWN}-7" / "torch_extensions" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.parents[2].chmod(0o700)
+    use = "import os; from runner.disks import use_local_caches; use_local_caches(os.environ); "
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    run = [sys.executable, "-c", f"{use} print(); input(); os.kill(os.getpid(), 9)"]
+    lock.touch()
+    for _ in ("launcher and ranks of a start", "the start after it was killed"):
+        with subprocess.Popen(run, env=environ, stdin=PIPE, stdout=PIPE) as rank:
+            assert rank.stdout is not None and rank.stdout.readline()
+            assert not lock.exists()
+            lock.touch()
+            subprocess.run([sys.executable, "-c", use], env=environ, check=True)
+            assert lock.exists()
+            rank.communicate(b"\n")
 
 
 def test_compiled_code_that_another_user_could_have_put_there_is_not_loaded(

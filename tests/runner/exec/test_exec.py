@@ -190,6 +190,39 @@ def test_two_scripts_of_one_node_share_its_caches_and_a_job_leaves_nothing(node:
     wait_for(lambda: not Path(caches[0]).exists())
 
 
+BUILD = """
+import os, time
+from torch.utils.file_baton import FileBaton
+folder = os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], "cpu_adam")
+os.makedirs(folder, exist_ok=True)
+print("builds" if FileBaton(os.path.join(folder, "lock")).try_acquire() else "waits", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_job_that_is_requeued_to_the_same_node_does_not_wait_for_its_killed_build(
+    node: Cluster,
+) -> None:
+    """torch's lock of the killed start was still there: five restarts without a word."""
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
+
+    def begin(**more: str) -> tuple[subprocess.Popen[str], str]:
+        process = start(node, "python", "-c", BUILD, offline=False, **slurm, **more)
+        assert process.stdout is not None
+        return process, process.stdout.readline()
+
+    first, says = begin()
+    assert says == "builds\n"
+    beside, says = begin()
+    assert says == "waits\n"  # the first one lives
+    for process in (first, beside):
+        process.kill()
+        process.communicate()
+    again, says = begin(SLURM_RESTART_COUNT="1")
+    again.kill()
+    assert says == "builds\n", again.communicate()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_disk_without_locks_keeps_the_caches_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
