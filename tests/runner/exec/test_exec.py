@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.run import environment
 from runner.inputs import HubRepository
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.ranks.test_mpi import open_mpi
 from tests.support.waiting import wait_for
@@ -313,8 +316,7 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     assert f"srun --ntasks-per-node=1 {once} x.py" in note(["python", "x.py"], eight)
     assert f"{once} --no-python python -c 1" in note(["python", "-c", "1"], eight)
     two = {**eight, "SLURM_STEP_NUM_NODES": "2"}
-    assert "trains alone on each node" in note(["torchrun", "x.py"], two)
-    assert "there write --nnodes=$SLURM_NNODES" in note(["sh", "-c", "torchrun x.py"], two)
+    assert f"torchrun {MEET} --nproc-per-node=4 x.py" in note(["python", "x.py"], two)
     for command, environ in (
         (["torchrun", "x.py"], eight),
         (["torchrun", "--rdzv-endpoint=n1:29500", "x.py"], two),
@@ -337,6 +339,13 @@ MACHINES = (
 )
 
 
+# LLaMA-Factory reads these, and starts torchrun itself: in each rank, if torchrun started it.
+FACTORY = (
+    "FORCE_TORCHRUN=1 NNODES=$SLURM_NNODES NODE_RANK=$SLURM_NODEID MASTER_PORT=29500 "
+    "NPROC_PER_NODE=${{NPROC_PER_NODE:-{}}}"
+)
+
+
 @pytest.mark.parametrize(
     ("command", "nodes", "tasks", "line"),
     [
@@ -346,11 +355,11 @@ MACHINES = (
         ),
         (
             "accelerate launch --num_processes=2 x.py", 2, 1,
-            f"sh -c 'accelerate launch --num_processes=2 {MACHINES.format(2)} x.py'",
+            f"sh -c 'accelerate launch --num_processes=2 --multi_gpu {MACHINES.format(2)} x.py'",
         ),
         (
             "python -m accelerate.commands.launch -m pkg", 2, 1,
-            "sh -c 'python -m accelerate.commands.launch "
+            "sh -c 'python -m accelerate.commands.launch --multi_gpu "
             f"{MACHINES.format('${SLURM_GPUS_ON_NODE:-1}')} -m pkg'",
         ),
         ("deepspeed --num_gpus=2 x.py", 2, 1, f"sh -c 'torchrun {MEET} --nproc-per-node=2 x.py'"),
@@ -375,6 +384,13 @@ MACHINES = (
             "./prog x.py'",
         ),
         ("bash x.sh", 2, 1, "bash x.sh"),
+        (
+            "llamafactory-cli train x.yaml a=1", 2, 1,
+            f"sh -c '{FACTORY.format('${SLURM_GPUS_ON_NODE:-1}')} llamafactory-cli train x.yaml "
+            "a=1'",
+        ),
+        ("env A=1 lmf train x", 2, 4, f"sh -c '{FACTORY.format(4)} env A=1 lmf train x'"),
+        ("llamafactory-cli train x", 1, 4, "llamafactory-cli train x"),
     ],
 )  # fmt: skip
 def test_the_line_for_all_nodes_keeps_the_users_words_and_number_of_processes(
@@ -382,7 +398,8 @@ def test_the_line_for_all_nodes_keeps_the_users_words_and_number_of_processes(
 ) -> None:
     """It was `srun --ntasks-per-node=1 ... accelerate launch x.py`: each node trained alone."""
     monkeypatch.chdir(tmp_path)
-    Path("fsdp.yaml").write_text("num_machines: 1\nnum_processes: 2\n")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    Path("fsdp.yaml").write_text("distributed_type: FSDP\nnum_machines: 1\nnum_processes: 2\n")
     srun = f"srun --ntasks-per-node=1 --ntasks={nodes} runner exec --bundle 'my b' -- "
     assert exec_module.on_each_node(command.split(), Path("my b"), nodes, tasks) == srun + line
 
@@ -408,6 +425,179 @@ def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
         assert process.returncode == 2
         line = f"{by} runner exec --bundle {node.bundle} -- {shlex.join(command)}\n"
         assert not err if rank else line in err and "the whole training 4 times" in err
+
+
+ONE_MACHINE = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmixed_precision: bf16\n"
+FILES = {
+    "no.yaml": f"{ONE_MACHINE}distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: false\n",
+    "plain-no.yaml": f"{ONE_MACHINE}distributed_type: NO\nnum_processes: 1\nuse_cpu: false\n",
+    "gpus.yaml": f"{ONE_MACHINE}distributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n",
+    "cpus.yaml": f"{ONE_MACHINE}distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n",
+    "ds.yaml": f"{ONE_MACHINE}distributed_type: DEEPSPEED\nnum_processes: 2\nuse_cpu: false\n"
+    "deepspeed_config: {zero_stage: 2}\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "launcher", "processes", "on_cpu"),
+    [
+        ("--config_file no.yaml", "multi_gpu_launcher", 2, False),
+        ("--config_file plain-no.yaml", "multi_gpu_launcher", 2, False),
+        ("--config_file gpus.yaml", "multi_gpu_launcher", 4, False),
+        ("--config_file ds.yaml", "deepspeed_launcher", 4, False),
+        ("--config_file no.yaml --use_fsdp", "multi_gpu_launcher", 2, False),
+        ("--config_file cpus.yaml", "multi_gpu_launcher", 4, True),
+        ("--cpu --num_processes 3", "multi_gpu_launcher", 6, True),
+        ("", "multi_gpu_launcher", 2, False),
+    ],
+)
+def test_accelerate_itself_starts_the_ranks_of_all_nodes_by_the_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    launcher: str,
+    processes: int,
+    on_cpu: bool,
+) -> None:
+    """With `NO` in its file, or without one, it started one process per node, each alone."""
+    launch = importlib.import_module("accelerate.commands.launch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "default_config_file", str(tmp_path / "none.yaml"))
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    once = exec_module.on_each_node(
+        shlex.split(f"accelerate launch {options} x.py"), Path("b"), nodes=2
+    )
+    line = shlex.split(once)[-1]
+    assert line.startswith("ACCELERATE_USE_CPU=true ") is on_cpu
+    words = subprocess.run(
+        ["sh", "-c", line.replace("accelerate launch", "printf '%s\\n'", 1)],
+        env={"SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "192.0.2.1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    chosen: list[tuple[str, int, int]] = []
+    for name in [name for name in vars(launch) if name.endswith("_launcher")]:
+        monkeypatch.setattr(
+            launch,
+            name,
+            lambda *a, by=name: chosen.append((by, a[-1].num_processes, a[-1].num_machines)),
+        )
+    launch.launch_command(launch.launch_command_parser().parse_args(words))
+    assert chosen == [(launcher, processes, 2)]
+
+
+TORCHRUN = "import os; print('RANK', os.environ['RANK'], 'OF', os.environ['WORLD_SIZE'])\n"
+CLI = """#!/bin/sh
+# As llamafactory/launcher.py starts it, on a machine whose GPUs it does not see.
+[ "$1 $FORCE_TORCHRUN" = "train 1" ] || exec python envs.py
+exec torchrun --nnodes ${NNODES:-1} --node_rank ${NODE_RANK:-0} --nproc_per_node $NPROC_PER_NODE \\
+    --master_addr $MASTER_ADDR --master_port $MASTER_PORT envs.py
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --standalone --nproc-per-node=1 envs.py",
+        "accelerate launch --config_file no.yaml envs.py",
+        "accelerate launch --cpu envs.py",
+        "./llamafactory-cli train x.yaml",
+        "bash job.sh",
+    ],
+)
+@obeys("runner/exec/run.py", "All nodes together: ")
+def test_a_launcher_that_knows_of_no_other_node_is_refused_with_the_line_that_trains_once(
+    node: Cluster, command: str
+) -> None:
+    """It was a note: both nodes trained, into one folder. The line runs here as on two nodes."""
+    for name, text in {**FILES, "envs.py": TORCHRUN, "llamafactory-cli": CLI}.items():
+        (node.folder / name).write_text(text)
+    (node.folder / "llamafactory-cli").chmod(0o755)
+    script = node.folder / "job.sh"
+    script.write_text("#!/bin/bash\n# --rdzv-endpoint=n1:29500\ncd .\ntorchrun envs.py\n")
+    step = {**TWO_NODES, "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n[1-2]",
+            "SLURM_LOCALID": "0", "HF_HOME": str(node.folder)}  # fmt: skip
+    said = []
+    for rank in ("0", "1"):
+        process = start(
+            node, *command.split(), offline=False, **step, SLURM_PROCID=rank, SLURM_NODEID=rank
+        )
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2
+        said.append(err)
+    assert said[1] == "" and "on each of 2 nodes" in said[0], said
+    assert ("cannot start processes on several nodes" in said[0]) is ("--cpu" in command)
+    printed_line = in_it(said[0], "(?<=All nodes together: ).*(?=[.] One node only)")
+    if printed_line.startswith("there write "):
+        line_of_node = printed_line.removeprefix("there write ") + " envs.py"
+    else:
+        srun = shlex.split(printed_line.partition(" (for CPUs")[0])
+        line_of_node = srun[srun.index("-c") + 1]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        line_of_node = line_of_node.replace("29500", str(free.getsockname()[1]))
+    path = f"{BIN}:{os.environ['PATH']}"
+    alone = {**os.environ, "PATH": path, "MASTER_ADDR": "127.0.0.1", "SLURM_NNODES": "2",
+             "SLURM_JOB_ID": "7", "HF_HOME": str(node.folder)}  # fmt: skip
+    both = [
+        subprocess.Popen(
+            ["sh", "-c", line_of_node],
+            cwd=node.folder,
+            env={**alone, "SLURM_NODEID": number},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in ("0", "1")
+    ]
+    printed = [process.communicate(timeout=120) for process in both]
+    ranks = sorted(re.findall(r"RANK \d OF \d", " ".join(out for out, _ in printed)))
+    assert ranks == ["RANK 0 OF 2", "RANK 1 OF 2"], printed
+
+
+SRUN_OF_TWO = """#!/bin/sh
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE="1(x2)" SLURM_NTASKS=2
+export SLURM_STEP_NODELIST="n[1-2]" SLURM_LOCALID=0
+for n in 0 1; do SLURM_NODEID=$n SLURM_PROCID=$n "$@"; done
+"""
+
+
+@obeys("runner/exec/run.py", "In that line, write after ")
+def test_a_job_script_that_starts_ranks_by_srun_is_not_started_once_per_node(
+    node: Cluster, tmp_path: Path
+) -> None:
+    """Its own remedy started the script on each node, and so the training twice."""
+    script = node.folder / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2\nFIRST=$(srun --nodes=1 hostname)\n"
+        "# srun python old.py\n"
+        'srun python -c \'import os; print(os.environ["SLURM_PROCID"], "AIRLIFT_BUNDLE" in '
+        "os.environ)'\n"
+    )
+    script.chmod(0o755)
+    process = start(node, "./job.sh", offline=False, **TWO_NODES)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "job.sh:5: `srun` starts processes on 2 nodes" in err
+    assert "--ntasks-per-node" not in err
+    put, command = re.findall("options: (.*? --)[.] Then start it without: (.*)", err)[0]
+    script.write_text(script.read_text().replace("\nsrun ", f"\nsrun {put} "))
+    (tmp_path / "srun").write_text(SRUN_OF_TWO)
+    (tmp_path / "srun").chmod(0o755)
+    path = f"{tmp_path}:{BIN}:{os.environ['PATH']}"
+    done = subprocess.run(
+        shlex.split(command),
+        cwd=node.folder,
+        env=node.environment(TMPDIR=str(tmp_path / "local"), PATH=path, **TWO_NODES),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "0 True\n1 True\n", done.stderr
+    for line in ("srun python x.py", 'L="srun -n 2"; $L python x.py', "if true; then srun x; fi"):
+        process = start(node, "bash", "-c", line, offline=False, **TWO_NODES)
+        assert "bash:1: `srun` starts" in process.communicate(timeout=60)[1]
 
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
