@@ -16,18 +16,28 @@ BUNDLE_VARIABLE = "AIRLIFT_BUNDLE"
 
 
 def _look_for_bundle(
-    context: click.Context, parameter: click.Parameter, given: Path | None
+    context: click.Context, parameter: click.Parameter, several: tuple[Path, ...]
 ) -> Path | None:
     """The bundle of --bundle, of AIRLIFT_BUNDLE, or ./bundle; None: there is none.
 
     It prints a choice that is not given on the command line.
+
+    Raises:
+        UsageError: several are given.
     """
 
     def note(text: str) -> None:
         if not context.params.get("quiet"):
             print_line(text, err=True)
 
-    if given is not None:
+    if len(several) > 1:
+        raise UsageError(
+            f"{context.command_path}: --bundle is given {len(several)} times, and one is read: "
+            f"{', '.join(map(str, several))}.",
+            f"Keep one: --bundle {quoted(several[-1])}. One bundle can hold all: list the assets "
+            "in one manifest.",
+        )
+    for given in several:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "ENVIRONMENT":
             note(f"bundle: {given} (as {BUNDLE_VARIABLE} says)")
@@ -38,13 +48,15 @@ def _look_for_bundle(
     return None
 
 
-def _find_bundle(context: click.Context, parameter: click.Parameter, given: Path | None) -> Path:
+def _find_bundle(
+    context: click.Context, parameter: click.Parameter, several: tuple[Path, ...]
+) -> Path:
     """The same, where a bundle is needed.
 
     Raises:
-        UsageError: none is given, and `./bundle` is not the only bundle here.
+        UsageError: several are given; or none, and `./bundle` is not the only bundle here.
     """
-    found = _look_for_bundle(context, parameter, given)
+    found = _look_for_bundle(context, parameter, several)
     if found is not None or context.resilient_parsing or context.params.get("to"):
         return found or Path("bundle")  # with --to, it is made here first
     names, run = _bundles_here(), context.params.get("run")
@@ -85,9 +97,19 @@ def _bundles_here() -> list[str]:
     return sorted(path.name for path in Path().iterdir() if holds_bundle(path))
 
 
+class _Bundles(click.Option):
+    """An option that may come twice, so that this can be said; its variable is one path."""
+
+    def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
+        value = self.resolve_envvar_value(ctx)
+        return None if value is None else (value,)
+
+
 def _bundle_option(callback: Callable[..., Path | None], help: str) -> Callable[..., Any]:
     return click.option(
         "--bundle",
+        cls=_Bundles,
+        multiple=True,
         type=click.Path(path_type=Path),
         envvar=BUNDLE_VARIABLE,
         show_envvar=True,

@@ -122,6 +122,12 @@ ADVICE = (
         'the script, as in the line `... is answered by OWNER/NAME` ("Salesforce/wikitext")',
     ),
     (
+        "nothing is uploaded from here|Token is required|LocalTokenNotFound",
+        "nothing is uploaded from a compute node, and no login is needed to read the bundle: take "
+        "push_to_hub, create_repo and login() out of the script, save into a folder, and upload "
+        "that from a machine with internet",
+    ),
+    (
         "RepositoryNotFound|not a valid model identifier|LocalEntryNotFound|DatasetNotFound"
         "|Repo id must|Incorrect path_or_model_id",
         "the bundle has nothing under that name: see the line `asked for, not here`, and `stage "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -30,16 +31,23 @@ _LISTS = re.compile(r"/api/(models|datasets|spaces)/?")
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+\S*")
 _CONVERSIONS = "refs/convert/"
 _NO_DATE = "1970-01-01T00:00:00.000Z"
+_READ_ONLY = (
+    "nothing is uploaded from here, because a bundle is only read. Save into a folder "
+    "(save_pretrained, output_dir; no push_to_hub), and upload that from a machine with internet."
+)
 _TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 
 
 def answer(request: Request, catalogue: Catalogue) -> Answer:
     """The Hub's answer."""
+    address = Address.parse(request.path)
+    asks = address is not None and address.verb == "paths-info"  # with the paths in its body
+    if request.method not in ("GET", "HEAD") and not asks:
+        return replace(error_answer(403, _READ_ONLY), note=f"{request.path}: {_READ_ONLY}")
     if match := _LISTS.fullmatch(request.path):
         return _list(catalogue, match[1], request)
     if request.path.startswith("/api/whoami-v2"):
         return error_answer(401, "This Hub serves a bundle and has no users.")
-    address = Address.parse(request.path)
     if address is None:
         return error_answer(404, "This Hub serves a bundle: no such address.")
     found = catalogue.find(address.kind, address.name)

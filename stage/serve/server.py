@@ -169,7 +169,7 @@ class _Handler(HubHandler):
         except ConnectionError:
             self.close_connection = True
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_GET
 
     def changed(self, body: FileBody, how: str) -> Answer:
         """Prints it too: libraries hide what a server says."""
