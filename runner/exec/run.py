@@ -53,6 +53,7 @@ from runner.inputs import (
     check_site,
     open_hub,
     running_tree,
+    with_hub,
 )
 from runner.isolation import isolate, note_for_script
 from runner.launch.place import MPI_VARIABLES, Task, task_of, variables_between_nodes
@@ -65,15 +66,6 @@ MULTI_NODE_LAUNCHERS = frozenset(
 
 LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "bash", "sh"})
 """Commands that set the variables of ranks themselves, or may."""
-
-REMOVED_VARIABLES = (
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "HF_DATASETS_OFFLINE",
-    "HF_EVALUATE_OFFLINE",
-    "TRANSFORMERS_CACHE",
-)
-"""Variables that would stop libraries from using the server, or old libraries from the cache."""
 
 LAST_WORDS = Path(last_words.__file__)
 NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
@@ -159,21 +151,21 @@ def environment(
             are as large as the data, and a node's own disk may be small.
         compiled: the folder of compiler caches.
     """
-    variables = {name: value for name, value in environ.items() if name not in REMOVED_VARIABLES}
+    of_hub = {
+        "HF_ENDPOINT": address,
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "HUGGINGFACE_HUB_CACHE": str(folder / "hub"),  # its name before huggingface_hub 0.17
+    }
+    variables = with_hub(environ, of_hub)
     variables |= {**cache_variables(variables, compiled), **user_variables(variables)}
     theirs = environ.get("HF_DATASETS_CACHE")
     datasets = Path(theirs) / f"airlift-{folder.name}" if theirs else folder / "datasets"
     quiet = {
         name: value for name, value in offline.VARIABLES.items() if not name.endswith("_OFFLINE")
     }
-    direct = {name: _with_loopback(environ.get(name, "")) for name in ("no_proxy", "NO_PROXY")}
     return {
         **variables,
         **quiet,
-        **direct,
-        "HF_ENDPOINT": address,
-        "HF_HUB_CACHE": str(folder / "hub"),
-        "HUGGINGFACE_HUB_CACHE": str(folder / "hub"),  # its name before huggingface_hub 0.17
         "HF_DATASETS_CACHE": str(datasets),
         "HF_EVALUATE_CACHE": environ.get("HF_EVALUATE_CACHE") or str(folder / "evaluate"),
         "HF_MODULES_CACHE": environ.get("HF_MODULES_CACHE") or str(folder / "modules"),
@@ -447,12 +439,6 @@ def _note_on_line_ends(script: str, start: bytes) -> str:
     if not script or b"\r\n" not in start:
         return ""
     return f"{script} has the line ends of Windows: sed -i 's/\\r$//' {shlex.quote(script)}"
-
-
-def _with_loopback(hosts: str) -> str:
-    """Adds loopback to a no_proxy list: else the site's proxy would be asked for our server."""
-    have = [host.strip() for host in hosts.split(",") if host.strip()]
-    return ",".join([*have, *(host for host in ("127.0.0.1", "localhost") if host not in have)])
 
 
 def _program(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:

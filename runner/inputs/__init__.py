@@ -553,6 +553,8 @@ def _split(
 
 HUB_IN_CHILDREN = Path(children.__file__)
 """A file that each Python of a script loads, so that its children ask the same Hub."""
+with_hub = children.with_hub
+"""The variables of a script, with those of the Hub that is served here."""
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,33 @@
 `stage trace` and `runner exec` put a copy of this file as `sitecustomize.py` into a folder on
 PYTHONPATH, so each Python of the script loads it (Library Reference, "site"). `subprocess.run(...,
 env={...})` drops all variables but those named, ours too; an audit hook (PEP 578) adds them again.
+A shell script that sets such variables itself comes after us, too: they are put back.
 It imports nothing of airlift and has the syntax of Python 3.6. A `sitecustomize` of the environment
 is loaded as if this one were not there.
 """
 
 import os
 import sys
-from typing import Any, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 SHARED = (
     *("HF_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE"),
     *("HF_EVALUATE_CACHE", "HF_MODULES_CACHE", "TRANSFORMERS_CACHE", "HF_HUB_DISABLE_XET"),
     *("HF_HUB_DISABLE_TELEMETRY", "HF_UPDATE_DOWNLOAD_COUNTS", "PYTHONPATH", "AIRLIFT_STRAYS"),
-    "AIRLIFT_BUNDLE",
+    *("AIRLIFT_BUNDLE", "AIRLIFT_HUB"),
     *("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"),
 )
 """Variables of a Hub's clients, as far as they are set."""
 STRAYS = "AIRLIFT_STRAYS"
 """Names the file for commands whose variables cannot be changed, a line each."""
+
+HUB = "AIRLIFT_HUB"
+"""Has the variables of the Hub that is served here, as JSON."""
+REMOVED = (
+    *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE"),
+    "TRANSFORMERS_CACHE",
+)
+"""Variables that stop libraries from asking a Hub, or old libraries from using the cache."""
 
 _ENVIRONMENTS = {"subprocess.Popen": 3, "os.exec": 2, "os.posix_spawn": 2, "os.spawn": 3}
 """Audit event -> the place of the new variables among its arguments; after the command's words."""
@@ -45,6 +54,51 @@ def share(event: str, arguments: Tuple[Any, ...]) -> None:
             file.write(" ".join(text.split()) + "\n")
 
 
+def is_in_the_way(name: str, value: str) -> bool:
+    """Whether a variable keeps a script from a Hub on loopback: huggingface_hub reads no socks."""
+    is_off = name in REMOVED and value not in ("", "0")
+    return is_off or (name.lower().endswith("_proxy") and value.startswith("socks"))
+
+
+def with_hub(environ: Mapping[str, str], ours: Dict[str, str]) -> Dict[str, str]:
+    """The variables of a script whose Hub is served here.
+
+    Args:
+        ours: those that name this Hub, and its caches.
+    """
+    import json
+
+    kept = {name: value for name, value in environ.items() if not is_in_the_way(name, value)}
+    proxies = {name: with_loopback(kept.get(name, "")) for name in ("no_proxy", "NO_PROXY")}
+    return {**kept, **proxies, **ours, HUB: json.dumps(ours)}
+
+
+def with_loopback(hosts: str) -> str:
+    """Adds loopback to a no_proxy list: else a proxy would be asked for what is served here."""
+    have = [host.strip() for host in hosts.split(",") if host.strip()]
+    return ",".join([*have, *(host for host in ("127.0.0.1", "localhost") if host not in have)])
+
+
+def put_back() -> None:
+    """Undoes what a shell script set after the start, such as HF_ENDPOINT, and prints it."""
+    import json
+
+    before = dict(os.environ)
+    ours = json.loads(before[HUB])
+    after = with_hub(before, ours)
+    changed = sorted(n for n in before if n not in after or (n in ours and before[n] != ours[n]))
+    changed += [name for name in ours if name not in before]
+    for name in before.keys() - after.keys():
+        del os.environ[name]
+    os.environ.update(after)
+    if changed and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        sys.stderr.write(
+            "airlift: set anew since the start, and put back, because the Hub is served here: %s\n"
+            % ", ".join(changed)
+        )
+        sys.stderr.flush()
+
+
 def load_the_next() -> None:
     """Loads the `sitecustomize` that this file hides, if there is one."""
     import importlib.machinery
@@ -60,6 +114,8 @@ def load_the_next() -> None:
 
 
 if __name__ == "sitecustomize":
+    if HUB in os.environ:
+        put_back()
     if hasattr(sys, "addaudithook"):  # Python 3.8
         sys.addaudithook(share)
     try:

@@ -43,7 +43,7 @@ def answer(request: Request, catalogue: Catalogue) -> Answer:
     address = Address.parse(request.path)
     asks = address is not None and address.verb == "paths-info"  # with the paths in its body
     if request.method not in ("GET", "HEAD") and not asks:
-        return replace(error_answer(403, _READ_ONLY), note=f"{request.path}: {_READ_ONLY}")
+        return replace(error_answer(405, _READ_ONLY), note=f"{request.path}: {_READ_ONLY}")
     if match := _LISTS.fullmatch(request.path):
         return _list(catalogue, match[1], request)
     if request.path.startswith("/api/whoami-v2"):

@@ -40,7 +40,6 @@ CACHES = (
     "HF_MODULES_CACHE",
 )
 """Caches that are empty for the script: what is in a cache already is not always asked for."""
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 # RFC 9110, 7.6.1; `Host` is that of the other connection.
 _HOP_BY_HOP = frozenset(
     (
@@ -174,17 +173,14 @@ def url_lines(traced: Traced) -> list[str]:
 
 def environment(environ: Mapping[str, str], address: str, folder: Path) -> dict[str, str]:
     """The script's variables: the recorder is its Hub and its proxy; caches are in the folder."""
-    removed = {*OFFLINE, "all_proxy", "ALL_PROXY"}
-    kept = {name: value for name, value in environ.items() if name not in removed}
+    of_hub = {"HF_ENDPOINT": address, **{name: str(folder / name.lower()) for name in CACHES}}
     proxies = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
     return {
-        **kept,
+        **children.with_hub(environ, of_hub),
         **dict.fromkeys(proxies, address),
         **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost"),
-        **{name: str(folder / name.lower()) for name in CACHES},
         children.STRAYS: str(folder / _STRAYS),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), environ.get("PYTHONPATH")))),
-        "HF_ENDPOINT": address,
         "HF_HUB_DISABLE_XET": "1",  # so that files come over HTTP, and are seen
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_UPDATE_DOWNLOAD_COUNTS": "0",

@@ -57,6 +57,8 @@ COMMAND_LINE = (
     Row("runner/cli/options.py", "Give it: --bundle {}; or set it once: export {}=FOLDER",
         (("--bundle [^;]*", "words"), ("(?<=export )[A-Z_]+=FOLDER", "export")),
         given="ln -s bundle another", fill={"FOLDER": "bundle"}),
+    Row("runner/cli/options.py", "Keep one: --bundle {}. One bundle can hold all: list the",
+        (("--bundle bundle", "words"),), tail="--bundle other --bundle bundle"),
     Row("runner/cli/start.py", "runner submit RUN --to CLUSTER; without: runner submit RUN",
         (("runner submit RUN --bundle BUNDLE", "instead {} --print"),), does=f"{PRINT} --logout"),
     Row("runner/cli/start.py", "runner train --help", (("runner train --help", "show"),),

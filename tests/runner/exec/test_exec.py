@@ -102,7 +102,27 @@ def test_a_script_for_two_ranks_finds_model_and_dataset_by_their_names(node: Clu
     wait_for(lambda: not servers(node))
 
 
-def test_every_way_to_ask_the_hub_is_answered_whatever_the_shell_had_set(node: Cluster) -> None:
+# What people have in their .bashrc on a cluster, or in a job script, as centres advise it. Each
+# would break it.
+THEIRS = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_ENDPOINT": "https://hf-mirror.com",
+    "HF_HUB_CACHE": "/nonexistent/cache",
+    "HF_HOME": "/nonexistent/home",
+    "http_proxy": "http://proxy.invalid:3128",
+    "HTTPS_PROXY": "socks5://proxy.invalid:1080",
+    "all_proxy": "socks://proxy.invalid:1080",
+    "no_proxy": ".site",
+}
+JOB = "".join(f"export {name}={value}\n" for name, value in THEIRS.items()) + "python ask.py\n"
+
+
+@pytest.mark.parametrize("in_script", [False, True])
+def test_every_way_to_ask_the_hub_is_answered_whatever_the_shell_sets(
+    node: Cluster, in_script: bool
+) -> None:
     (node.folder / "ask.py").write_text("""
 import json, os
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
@@ -116,17 +136,12 @@ sha = HfApi().model_info("acme/tiny-bert").sha
 print(json.dumps([files, "chapters" in card, rows[0], sorted(streamed), sha]))
 """)
     (node.folder / "mine.csv").write_text("User,Prompt\nann,draw a cat\n")
-    # What people have in their .bashrc on a cluster, each of which would break it.
-    theirs = {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_ENDPOINT": "https://hf-mirror.com",
-        "http_proxy": "http://proxy.invalid:3128",
-        "https_proxy": "http://proxy.invalid:3128",
-        "HF_HUB_CACHE": "/nonexistent/cache",
-    }
-    done = run(node, "python", "ask.py", **theirs)
+    (node.folder / "job.sh").write_text(JOB)
+    done = run(node, "bash", "job.sh") if in_script else run(node, "python", "ask.py", **THEIRS)
     assert done.returncode == 0, done.stderr
+    said = re.findall("airlift: .* and put back, .* here: (.*)\n", done.stderr)
+    changed = "HF_DATASETS_OFFLINE, HF_ENDPOINT, HF_HUB_CACHE, HF_HUB_OFFLINE, HTTPS_PROXY, "
+    assert said == [changed + "TRANSFORMERS_OFFLINE, all_proxy"] * in_script
     files, card, row, columns, sha = json.loads(done.stdout.splitlines()[-1])
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
     assert card and row == {"User": "ann", "Prompt": "draw a cat"} and "text" in columns
@@ -250,6 +265,31 @@ def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node:
     assert "see the line `asked for, not here`" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "HfApi(token='hf_x').create_repo('me/mine', exist_ok=True)",
+        "HfApi(token='hf_x').upload_file(path_or_fileobj=b'x', path_in_repo='a', repo_id='me/a')",
+        "HfApi(token='hf_x').delete_repo('acme/tiny-bert')",
+        "HfApi(token='hf_x').create_branch('acme/tiny-bert', branch='b')",
+        "create_repo('me/mine')",
+    ],
+)
+def test_what_would_write_to_the_hub_is_told_that_nothing_is_uploaded_from_here(
+    node: Cluster, call: str
+) -> None:
+    """It was a 404, and no word; or the advice to stage the repository."""
+    code = f"from huggingface_hub import HfApi, create_repo; {call}"
+    done = run(node, "python", "-c", code)
+    assert done.returncode == 1
+    assert re.search("runner exec: /api/.*: nothing is uploaded from here", done.stderr), (
+        done.stderr
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("runner exec: nothing is uploaded from a compute node"), done.stderr
+    assert "asked for, not here" not in done.stderr
+
+
 def test_a_file_that_left_the_bundle_meanwhile_is_named_at_the_end(node: Cluster) -> None:
     """`stage push --delete` into the bundle of a running job."""
     copy = node.folder.parent / "copy"
@@ -291,6 +331,8 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
         "NO_PROXY": "127.0.0.1,localhost",
         "PYTHONPATH": "/tmp/a/exec/abc/python:/p",
         "HF_ENDPOINT": where[0],
+        "AIRLIFT_HUB": '{"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HUB_CACHE": '
+        '"/tmp/a/exec/abc/hub", "HUGGINGFACE_HUB_CACHE": "/tmp/a/exec/abc/hub"}',
         "HF_HUB_CACHE": "/tmp/a/exec/abc/hub",
         "HUGGINGFACE_HUB_CACHE": "/tmp/a/exec/abc/hub",
         "HF_DATASETS_CACHE": "/d/airlift-abc",

@@ -331,6 +331,19 @@ time.sleep(60)
         assert fetched.returncode == 0, fetched.stderr
 
 
+def test_a_job_script_that_sets_the_hub_itself_is_recorded(source: TestHub, tmp_path: Path) -> None:
+    """With HF_HUB_OFFLINE=1, which centres advise, nothing was asked, and so nothing written."""
+    (tmp_path / "job.sh").write_text(
+        "export HF_HUB_OFFLINE=1 HF_ENDPOINT=http://127.0.0.1:9 all_proxy=socks://127.0.0.1:9\n"
+        f'{sys.executable} -c "from huggingface_hub import hf_hub_download as get; '
+        "get('acme/other', 'config.json')\"\n"
+    )
+    done = trace(tmp_path, source, "bash", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "put back, because the Hub is served here: HF_ENDPOINT, HF_HUB_OFFLINE" in done.stderr
+    assert "model: acme/other" in (tmp_path / "my.yaml").read_text()
+
+
 def test_a_child_with_variables_of_its_own_is_recorded_or_named(
     source: TestHub, tmp_path: Path
 ) -> None:
