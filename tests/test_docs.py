@@ -34,6 +34,26 @@ def commands() -> set[str]:
     return below(stage.cli.main, "stage") | below(runner.cli.main, "runner")
 
 
+def test_every_module_and_path_of_the_repository_that_a_page_names_is_there() -> None:
+    """CONTRIBUTING named two modules that nobody had written."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    ours = ("stage", "runner", "scripts", "tests")
+    missing = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        modules = re.findall(r"python3? -m ([a-z_][\w.]*)", text)
+        paths = re.findall(r"(?<![\w/.:~$*-])((?:docs|scripts|tests|envs|\.ci)/[\w./-]*\w)", text)
+        paths += re.findall(r"`((?:stage|runner)/[\w./-]*\w)`", text)
+        for name in modules:
+            path = ROOT / name.replace(".", "/")
+            if name.split(".")[0] in ours and not (
+                path.is_dir() or path.with_suffix(".py").exists()
+            ):
+                missing.append((page.name, name))
+        missing += [(page.name, path) for path in paths if not (ROOT / path).exists()]
+    assert missing == []
+
+
 def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> None:
     """Strict: a dead link or anchor, and a page that no other page leads to, end the build."""
     pytest.importorskip("mkdocs_click", reason="the extra `dev` is not installed")

@@ -79,7 +79,8 @@ def exec_(bundle: Path, to: str | None, command: tuple[str, ...]) -> None:
     if to is not None:
         raise UsageError(
             "runner exec: --to is for run files; a command of your own is started there by hand.",
-            f"stage push bundle {to}:work/bundle; then on {to}, in work/: "
+            f"rsync -a --exclude /bundle ./ {to}:work/; stage push bundle {to}:work/bundle; then "
+            f"on {to}, in work/: "
             "sh bundle/data/envs/ASSET/bootstrap.sh env; . env/activate; "
             "srun runner exec --bundle bundle -- COMMAND",
         )

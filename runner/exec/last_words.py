@@ -43,7 +43,7 @@ ADVICE = (
     (
         "CUDA_HOME does not exist|does not match the version torch was compiled with"
         "|inja is required|ninja not being installed|ds_opt_adam|Error building extension"
-        "|Unable to JIT load",
+        r"|Unable to JIT load|(\w+)/\1(_v\d+)?\.so: cannot open",
         "DeepSpeed compiles here and could not: the compiler's own error is the first error above. "
         "It needs `ninja` on PATH and the CUDA of your torch: `module load` the one of "
         "python -c 'import torch; print(torch.version.cuda)'. torch's own optimizer needs none",

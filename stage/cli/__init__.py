@@ -224,9 +224,11 @@ def fetch(
     if not dry_run and not quiet:
         from stage.carry.clusters import to_option
         from stage.errors import quoted
+        from stage.serve.trace import traced_command
 
         say(f"bundle id {outcome.bundle_id}")
-        if to := to_option(Path.cwd()):
+        script = traced_command(manifest)
+        if (to := to_option(Path.cwd())) and not script:
             say(f"next: runner init TASK --bundle {quoted(bundle)} -o runs/NAME.yaml")
             its = "" if bundle == Path("bundle") else f" --bundle {quoted(bundle)}"
             say(f"      or, with a run file: runner submit runs/NAME.yaml{its} {to}")
@@ -235,6 +237,8 @@ def fetch(
                 f"next: stage push {quoted(bundle)} {quoted(f'me@cluster:{bundle.name}')}   "
                 "(or any transfer, then there: stage verify)"
             )
+        if script:
+            say(f"      then there: runner exec --bundle {quoted(bundle.name)} -- {script}")
 
 
 @main.command()

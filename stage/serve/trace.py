@@ -49,6 +49,7 @@ _HOP_BY_HOP = frozenset(
 )
 _PIECE = 64 * 1024
 _STRAYS = "strays"
+_ASKED = "# What this asked for: "
 _TIMEOUT_S = 60.0
 _TIME_TO_END_S = 10.0
 """After an interruption, for the script to end by itself, and again after SIGTERM."""
@@ -140,7 +141,9 @@ def _run(command: list[str], variables: dict[str, str]) -> tuple[int, BaseExcept
 
 def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str:
     """The text for a manifest of what a run asked for."""
-    lines = [f"# What this asked for: {as_shown(' '.join(shlex.join(command).split()))}"]
+    # A folder per project: push knows another project's bundle by its name.
+    name = manifest.resolve().parent.name if manifest.stem == "manifest" else manifest.stem
+    lines = [f"{_ASKED}{as_shown(' '.join(shlex.join(command).split()))}"]
     if traced.interrupted is not None:
         lines.append("# It was interrupted: what it would have asked for later is not here.")
     elif traced.status:
@@ -150,13 +153,19 @@ def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str
     lines += [
         f"# Next: {shlex.join(['stage', 'fetch', manifest.name, '-o', 'bundle'])}",
         f"format: {FORMAT}",
-        f"name: {scalar(manifest.stem)}",
+        f"name: {scalar(name or manifest.stem)}",
         "assets:",
         *asset_lines(traced.entries),
     ]
     lines += [f"  # {line}" for line in url_lines(traced)]
     lines += [f"  # asked over https, which hides the rest: {as_shown(h)}" for h in traced.hosts]
     return "\n".join(lines) + "\n"
+
+
+def traced_command(manifest: Path) -> str:
+    """The command for which `manifest_text` made this manifest; empty: it is another one."""
+    first = manifest.read_text("utf-8").partition("\n")[0]
+    return first.removeprefix(_ASKED) if first.startswith(_ASKED) else ""
 
 
 def url_lines(traced: Traced) -> list[str]:

@@ -15,6 +15,8 @@ ADVISED = {
     "X5": ("Unable to JIT load the fused_adam op due to ninja not being installed", "`ninja`"),
     "X7": ("'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'", "first error above"),
     "X8": ("Error building extension 'fused_adam'", "the compiler's own error"),
+    "another rank's build": ("/tmp/x/deepspeed_shm_comm/deepspeed_shm_comm.so: cannot open "
+                             "shared object file: No such file or directory", "first error"),
     "L1": ("No module named 'mpi4py'", "torchrun"),
     "L5": ("port: 29500 ... EADDRINUSE", "MASTER_PORT"),
     "N8": ("The connection to the C10d store has failed", "--rdzv-endpoint"),

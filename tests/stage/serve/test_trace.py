@@ -331,6 +331,27 @@ time.sleep(60)
         assert fetched.returncode == 0, fetched.stderr
 
 
+def test_a_traced_project_has_a_name_of_its_own_and_the_next_line_is_for_its_script(
+    source: TestHub, tmp_path: Path
+) -> None:
+    """All were called `manifest`: a push of one replaced another, and advised --delete."""
+    code = "from huggingface_hub import hf_hub_download as get; get('acme/other', 'config.json')"
+    ids = {}
+    for name in ("speech", "vision"):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = trace(folder, source, sys.executable, "-c", code, options=("-o", "manifest.yaml"))
+        assert done.returncode == 0, done.stderr
+        (folder / "clusters.yaml").write_text("there: {host: me@far, folder: work}\n")
+        fetched = stage(folder, source, "fetch", "manifest.yaml", "-o", "b", "--no-offline-check")
+        assert fetched.returncode == 0, fetched.stderr
+        ids[name] = Manifest.load(folder / "manifest.yaml").name
+        assert "runner init" not in fetched.stdout
+        there = f"then there: runner exec --bundle b -- {shlex.join([sys.executable, '-c', code])}"
+        assert "next: stage push b " in fetched.stdout and there in fetched.stdout
+    assert ids == {"speech": "speech", "vision": "vision"}
+
+
 def test_a_job_script_that_sets_the_hub_itself_is_recorded(source: TestHub, tmp_path: Path) -> None:
     """With HF_HUB_OFFLINE=1, which centres advise, nothing was asked, and so nothing written."""
     (tmp_path / "job.sh").write_text(
