@@ -419,6 +419,8 @@ def _is_shell(command: Sequence[str]) -> bool:
 
 def _shell_script(command: Sequence[str]) -> tuple[str, bytes]:
     """The file that bash or sh would read, if any, and the beginning of what it would run."""
+    if _launcher(command)[0]:  # perhaps started by a line for sh, as pip writes it
+        return "", b""
     if Path(command[0]).name not in ("bash", "sh"):
         try:
             start = read_start(Path(command[0]), 2**16)

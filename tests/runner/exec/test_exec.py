@@ -355,6 +355,7 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
 
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
     once = "--ntasks=1 runner exec --bundle 'my bundle' -- torchrun --standalone --nproc-per-node=8"
+    assert "trains alone in each task" in note(["python", "x.py"], eight)
     assert f"srun --ntasks-per-node=1 {once} x.py" in note(["python", "x.py"], eight)
     assert f"{once} --no-python python -c 1" in note(["python", "-c", "1"], eight)
     two = {**eight, "SLURM_STEP_NUM_NODES": "2"}
