@@ -14,7 +14,8 @@ from stage.bundle.bundle import TAG_MANIFEST, Bundle, holds_bundle
 from stage.bundle.verifier import VERIFIER as VERIFIER
 from stage.bundle.verifier import state_folder
 from stage.carry.clusters import Cluster
-from stage.carry.push import push as push  # for runner.remote.disk
+from stage.carry.push import drop_from_memory as drop_from_memory  # for runner.remote.disk
+from stage.carry.push import push as push
 from stage.carry.push import run_rsync
 from stage.carry.ssh import PushTarget, RemoteShell, connected
 from stage.digests import hash_file
@@ -66,13 +67,17 @@ class Here:
         return found
 
     @property
+    def locked_id(self) -> str:
+        """The id of the bundle that the lock describes; empty: it is not locked."""
+        path = self.manifest.lock_path
+        return hash_file(path).sha256 if path.is_file() else ""
+
+    @property
     def id(self) -> str | None:
         """The id of the finished bundle that the lock describes; None: it is not here."""
         is_sealed = holds_bundle(self.bundle) and (self.bundle / TAG_MANIFEST).is_file()
-        if not is_sealed or not self.manifest.lock_path.is_file():
-            return None
-        found = Bundle.open(self.bundle).id
-        return found if found == hash_file(self.manifest.lock_path).sha256 else None
+        found = Bundle.open(self.bundle).id if is_sealed else None
+        return found if found == self.locked_id else None
 
     @property
     def size(self) -> int:

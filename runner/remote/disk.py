@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runner.disks import disk_type, read_mounts
@@ -23,9 +23,9 @@ from runner.errors import (
 )
 from runner.inputs import Bundle, state_folder
 from runner.inputs.far import PushTarget
-from runner.inputs.staged import Reporter, push
+from runner.inputs.staged import Reporter, drop_from_memory, push
+from runner.remote.plan import sha256_of
 
-_GO = Path(__file__).with_name("go.sh")
 _FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file
 
@@ -55,33 +55,37 @@ def check(disk: Path, bundle: Path) -> list[str]:
     return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
 
 
-def write(
-    disk: Path, bundle: Path, files: Mapping[str, bytes], plan_text: str, *, quiet: bool
-) -> list[str]:
-    """Writes all that the run needs to a disk, and reads the bundle back; lines on what is next.
+def write(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: bool) -> list[str]:
+    """Writes all that the run needs to a disk, and reads it back; lines on what is next.
 
-    `files`: name in `runs/` -> content. `plan_text`: of `.airlift/plan`.
+    `files`: path on the disk -> text: run files, `go.sh` and `.airlift/plan`.
     """
     check(disk, bundle)
     target = PushTarget(None, str(disk.absolute() / "bundle"))
     state = state_folder(os.environ)
     with Reporter(quiet=quiet) as bar:
         done = push(bundle, target, ssh="ssh", delete="all", reporter=bar, quiet=quiet, state=state)
-    if not done.report["ok"]:
-        first = done.report["findings"][0]
-        raise DamageError(
-            f"{target}: written twice, and not as it was read here: {as_shown(first['path'])}.",
-            "Take another disk; this one loses bytes.",
-        )
-    texts = {f"runs/{name}": content for name, content in files.items()}
-    texts |= {".airlift/plan": plan_text.encode(), "go.sh": _GO.read_bytes()}
-    texts[".airlift/carried"] = b""  # by it, go.sh knows that it stands on the disk
-    for name, content in texts.items():
+    _check_read([f"bundle/{finding['path']}" for finding in done.report["findings"]], disk)
+    sums = [f"{sha256_of(files[name])}  {name}\n" for name in (".airlift/plan", "go.sh")]
+    # By this file, go.sh knows that it stands on the disk.
+    texts = {**files, ".airlift/carried": "".join(sums)}
+    for name, text in texts.items():
         (disk / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(disk / name, content)
+        write_atomically(disk / name, text.encode())
+    drop_from_memory(disk / name for name in texts)
+    _check_read([n for n, text in texts.items() if (disk / n).read_bytes() != text.encode()], disk)
     return [
-        f"{disk}: bundle, runs/{', runs/'.join(files)} and go.sh; every byte was read back",
+        f"{disk}: bundle, {', '.join(files)}; every byte was read back",
         f"next: eject it; on the cluster: sh {quoted(disk)}/go.sh FOLDER",
         f"its results: there, sh FOLDER/go.sh --results {quoted(disk)}",
         f"      and here: runner pull RUN --to {quoted(disk)}/",
     ]
+
+
+def _check_read(damaged: Sequence[str], disk: Path) -> None:
+    """Raises DamageError if anything was read back otherwise than it was written."""
+    if damaged:
+        raise DamageError(
+            f"{disk}: written, and not as it was read here: {as_shown(damaged[0])}.",
+            "Take another disk; this one loses bytes.",
+        )

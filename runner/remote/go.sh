@@ -23,18 +23,29 @@ owner() { cat .airlift/lock/holder 2>/dev/null; } # WALK HOST PID
 silence() {                                       # seconds since the last beat, by its disk's clock
   touch .airlift/now
   set -- $(stat -c %Y .airlift/lock/beat 2>/dev/null || stat -c %Y .airlift/lock 2>/dev/null)
-  say $(($(stat -c %Y .airlift/now) - ${1:-0}))
+  set -- $(($(stat -c %Y .airlift/now) - ${1:-0}))
+  [ "$1" -ge -60 ] || set -- 9999 # the clock was put back: no sign of life
+  say $(($1 > 0 ? $1 : 0))
 }
 is_dead() {
   [ -d .airlift/lock ] && silent=$(silence) || return 1
   [ "$silent" -lt 60 ] || return 0
   set -- $(owner)
-  [ "$silent" -ge 15 ] && [ "${2:-}" = "$(uname -n)" ] && ! kill -0 "$3" 2>/dev/null
+  [ "${2:-}" = "$(uname -n)" ] && ! kill -0 "$3" 2>/dev/null || return 1
+  [ "$silent" -ge 15 ] || say "go.sh was killed here: its step is given 15 s to show that it lives"
+  until [ "$silent" -ge 15 ]; do # another machine may have this name
+    sleep 1
+    set -- "$silent"
+    silent=$(silence)
+    [ "$silent" -ge "$1" ] || return 1
+  done
 }
 take_lock() {
   [ -f "${from:-.}/.airlift/plan" ] ||
     stop 2 "${from:-$PWD} has no .airlift/plan." \
       "runner submit RUN --to ... on the laptop writes it."
+  [ -z "$from" ] || is_written "$from" || stop 1 \
+    "$from: go.sh and .airlift/plan are not those that were written together: damaged?" "$rewrite"
   mkdir -p .airlift && dead=$(owner)
   if is_dead && mv .airlift/lock ".airlift/dead.$$" 2>/dev/null; then
     # Another took it over since it was looked at? Then it is given back.
@@ -98,6 +109,10 @@ in_queue() { # the state of a job that waits or runs; `?`: Slurm does not answer
   states=$(in_setup "$@" </dev/null 2>/dev/null | sed '1,/^@@$/d')
   case $states in *nvalid\ job\ id*) ;; *[!A-Z_$newline]*) say '?' ;; *) say "$states" ;; esac
 }
+readers() { # the jobs that wait or run here, of any name
+  set -- sh -c 'echo; echo @@; squeue -h -u "$(id -un)" -o "%A %o"'
+  in_setup "$@" </dev/null 2>/dev/null | sed "1,/^@@\$/d" | grep -F " $(pwd -P)/output/" | cut -d' ' -f1
+}
 find_python() { # sets `python`: 3.6 or newer, or empty; and takes four cores, of a login node
   code='import os, random, sys
 if sys.version_info < (3, 6): sys.exit(1)
@@ -115,20 +130,30 @@ run() { # the runner of the environment, or what SETUP brings
 }
 
 # --- The steps. `is_STEP`: whether it is done; `do_STEP` does it.
+is_written() { # FOLDER: whether plan and script in it are those that the laptop wrote to the disk
+  said=$(cd "$1" && sha256sum -c "$from/.airlift/carried" 2>/dev/null)
+  [ "$said" = ".airlift/plan: OK${newline}go.sh: OK" ]
+}
+is_intact() { # the run file, and what it names: as the plan has them
+  (cd "$RUNS" && say "$INPUTS" | sha256sum -c) >/dev/null 2>&1
+}
 is_copy() { # from a carried disk
-  [ ! -s .airlift/damaged ] && cmp -s "$from/bundle/$seal" "bundle/$seal" &&
-    cmp -s "$from/.airlift/plan" .airlift/plan
+  [ ! -s .airlift/damaged ] && cmp -s "$from/bundle/$seal" "bundle/$seal" && is_written . && is_intact
 }
 do_copy() { # each file whole or not at all; the seal of the bundle, and this script, at the end
   [ ! -f bundle/stage.lock ] ||
     [ "$(tail -n 2 bundle/stage.lock)" = "$(tail -n 2 "$from/bundle/stage.lock")" ] ||
     stop 2 "$PWD/bundle is another bundle. Nothing was changed." \
       "Give a folder of its own: sh go.sh FOLDER"
+  cmp -s "$from/bundle/stage.lock" bundle/stage.lock || [ -z "$(readers)" ] ||
+    stop 2 "$PWD/bundle has other data, and these jobs read it: $(echo $(readers)). Nothing was \
+changed." "Let them end, or take a folder of its own: sh go.sh FOLDER"
+  (cd "$from" && is_intact) || stop 1 "$from/$RUNS: a file is damaged or missing." "$rewrite"
   rm -f "bundle/$seal"
   [ ! -f .airlift/damaged ] ||
     while IFS= read -r file; do rm -f "bundle/$file"; done <.airlift/damaged
   rm -f .airlift/damaged
-  (cd "$from" && find bundle -type f ! -path "bundle/$seal" && find "bundle/$seal" runs -type f &&
+  (cd "$from" && find bundle -type f ! -path "bundle/$seal" && find "bundle/$seal" "$RUNS" -type f &&
     say ".airlift/plan${newline}go.sh") |
     while IFS= read -r file; do
       size=$(stat -c %s "$from/$file")
@@ -140,8 +165,10 @@ do_copy() { # each file whole or not at all; the seal of the bundle, and this sc
         stop 5 "$file could not be copied." "$space"
     done || exit
   find bundle -type f | while IFS= read -r file; do [ -f "$from/$file" ] || rm -f "$file"; done
+  is_written . && is_intact || stop 5 "$PWD: not all bytes came from $from." "Run it again."
 }
-# Whether the receipt of a full reading still covers this bundle, by its own verifier's rules.
+# 0: the receipt of a full reading still covers this bundle, by its own verifier's rules; 3: it
+# does not; else: there is no receipt.
 receipt='import json, os, runpy, sys, time
 from pathlib import Path
 its, lines, root = runpy.run_path("bundle/stage-verify.py"), [], Path("bundle")
@@ -152,7 +179,7 @@ for folder, _, names in os.walk("bundle/data"):
 digests = [its["sha256_of"]((root / its[name]).read_bytes()) for name in ("LOCK", "TAG_MANIFEST")]
 same = digests == [sys.argv[1], known["seal"]] and known["digest"] == its["stamp_of"](lines, 0).digest
 is_young = known["began"] > time.time() - its["EXPIRES_S"]
-sys.exit(not (same and is_young and known["format"] == its["RECEIPT_FORMAT"]))'
+sys.exit(0 if same and is_young and known["format"] == its["RECEIPT_FORMAT"] else 3)'
 is_verify() { [ -n "$python" ] && "$python" -I -c "$receipt" "$BUNDLE_ID" 2>/dev/null; }
 do_verify() { if [ "$VERIFY" = job ]; then verify_in_job; else verify_here; fi; }
 verify_here() {
@@ -205,17 +232,18 @@ manifest bring one (stage init --profile FILE writes the entry), or name the lin
   mkdir -p envs && in_setup nice -n 10 sh "bundle/data/envs/$ENVIRONMENT/bootstrap.sh" "$prefix"
 }
 submitted() { cat "$OUTPUT/submitted" 2>/dev/null; } # the number that `runner submit` wrote last
-is_check() {                                         # whether a job of this very plan waits or runs
-  plan=$(say "$BUNDLE_ID $ENV_DIGEST $OPTIONS $SUBMIT $SETUP" | cat - "runs/$RUN" | digest)
-  grep -q "^$plan " .airlift/asked 2>/dev/null &&
-    [ "$(cat .airlift/asked)" != "$plan $(submitted)" ] &&
-    case $(in_queue "$(submitted)") in '' | '?') false ;; *) job=$(submitted) ;; esac
+is_check() { # whether a job of this very plan, whose digest is in the name RUNS, waits or runs
+  is_intact && grep -qsF "/$RUNS/" "$OUTPUT/submit.sbatch" && set -- $(submitted) && [ $# = 1 ] &&
+    case $(in_queue "$1") in '' | '?') false ;; *) job=$1 ;; esac
 }
-do_check() { eval "set -- $OPTIONS" && run check "runs/$RUN" --bundle bundle --output "$OUTPUT" "$@"; }
+do_check() {
+  is_intact || stop 1 "$PWD/$RUNS: a file is not what was submitted, or is missing." \
+    "On the laptop, the same runner submit again: it sends it."
+  eval "set -- $OPTIONS" && run check "$RUNS/$RUN" --bundle bundle --output "$OUTPUT" "$@"
+}
 is_submit() { [ "$job" != 0 ]; }
-do_submit() { # `asked`: the digest of the plan, and the number of the job there was before
-  say "$plan $(submitted)" >.airlift/asked.new && mv -f .airlift/asked.new .airlift/asked || exit 5
-  eval "set -- $OPTIONS $SUBMIT" && run submit -q "runs/$RUN" --bundle bundle --output "$OUTPUT" "$@"
+do_submit() {
+  eval "set -- $OPTIONS $SUBMIT" && run submit -q "$RUNS/$RUN" --bundle bundle --output "$OUTPUT" "$@"
 }
 record() { say "$WALK $* $(($(date +%s) - began))" >>.airlift/steps; }
 step() {
@@ -291,7 +319,7 @@ stop_it() {
 
 read_plan() {
   WALK=0 RUN='' OUTPUT='' BUNDLE_ID='' ENVIRONMENT='' ENV_DIGEST='' VERIFY='' PARTITION=''
-  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT=''
+  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT='' RUNS='' INPUTS=''
   . "${from:-.}/.airlift/plan"
   prefix=$PWD/envs/$ENVIRONMENT-$(printf %.16s "$ENV_DIGEST")
   [ "$VERIFY" != job ] || export XDG_STATE_HOME="$PWD/.airlift/state" # a node may have no home folder
@@ -302,6 +330,7 @@ main() {
   trap '' HUP PIPE
   newline='
 ' seal=tagmanifest-sha256.txt from='' job=0
+  rewrite="Write the disk again, on the laptop: runner submit RUN --to DISK/"
   space="Free space or quota there, then run it again: it goes on."
   here=$(cd "$(dirname "$0")" && pwd -P) || exit 5
   case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac ||
@@ -329,8 +358,12 @@ goes on. Later: sh ~/work/go.sh --results '$here'"
   trap 'kill $! 2>/dev/null; end 5' INT TERM
   find_python
   [ -z "$from" ] || step copy
-  for name in verify environment check submit; do step "$name"; done
-  [ "$(cat .airlift/asked)" = "$plan $(submitted)" ] || job=$(submitted)
+  for name in verify environment check; do step "$name"; done
+  is_verify
+  [ $? -ne 3 ] || step verify # a file changed since
+  before=$(submitted)
+  step submit
+  [ "$(submitted)" = "$before" ] || job=$(submitted)
   end 0
 }
 main "$@"

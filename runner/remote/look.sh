@@ -1,4 +1,4 @@
-# What is in a cluster's folder: sh look.sh FOLDER ENVIRONMENT FILE...   (the files in runs/ that a run needs)
+# What is in a cluster's folder: sh look.sh FOLDER ENVIRONMENT OUTPUT RUNS INPUTS   (as in the plan)
 # Prints `name=value` lines; writes nothing.
 
 answer() { printf '%s=%s\n' "$1" "$2"; }
@@ -15,11 +15,8 @@ answer folder "$(pwd -P)"
 # Its keys are sorted, and `name` is the last.
 answer name "$(tail -n 2 bundle/stage.lock 2>/dev/null | sed -n 's/^ *"name": "\(.*\)"$/\1/p')"
 answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
-[ -f .airlift/plan ] && answer plan "$(sed 1d .airlift/plan | digest)"
-[ -f .airlift/result ] && answer result "$(sed 1q .airlift/plan) $(cat .airlift/result)"
 [ -n "$2" ] && answer airlift "$("$2/bin/python3" -c 'import stage; print(stage.__version__)' 2>/dev/null)"
-shift 2
-[ -f "runs/$1" ] && answer run_digest "$(cd runs && cat -- "$@" 2>/dev/null | digest)"
-answer readers "$(grep -lsF "runs/$1" output/*/submit.sbatch | tr '\n' ' ')" # of jobs that were, too
+grep -qsF "/$4/" "$3/submit.sbatch" && answer made yes
+(cd "$4" && printf '%s\n' "$5" | sha256sum -c) >/dev/null 2>&1 && answer intact yes
 squeue -h -u "$(id -un)" -o 'job=%A|%T|%o' || answer noqueue yes
 exit 0

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,9 @@ from runner.inputs.far import Cluster, find_cluster
 from runner.inputs.staged import VERIFIER, Here, Manifest
 from runner.job.devices import check_precision_on
 
-RUNS, ENVS, OUTPUT = "runs", "envs", "output"
+ENVS, OUTPUT = "envs", "output"
 """Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""
+_GO = Path(__file__).with_name("go.sh")
 NO_RUNNER = "runner --version   # must work there: no environment asset or slurm.setup brings it"
 _OF_CLUSTER = {
     "slurm.partition": "partition",
@@ -42,7 +43,7 @@ class Road:
     Attributes:
         overrides: the `--set` texts of the user.
         axes: the `--array` texts.
-        files: name in `runs/` there -> the text of it: the run file first, then what it names.
+        files: name there -> the text of it: the run file first, then what it names.
     """
 
     config: RunConfig
@@ -138,28 +139,52 @@ class Road:
         return f"{ENVS}/{self.environment}-{str(self.env_facts.get('tree', 'DIGEST'))[:16]}"
 
     def plan(self, bundle_id: str) -> dict[str, str]:
-        """The plan for `go.sh`, without its walk."""
-        return {
+        """The plan for `go.sh`, without its walk.
+
+        RUNS is the folder of `files` there. It has a digest of all that makes the job in its name:
+        so no other submit writes to it, and the script of a job says which plan made it.
+        """
+        job = {
             "RUN": self.config.path.name,
             "OUTPUT": self.output,
             "BUNDLE_ID": bundle_id,
             "ENVIRONMENT": self.environment or "",
+            "SETUP": "\n".join(self.surroundings),
+            "OPTIONS": shlex.join(self.options),
+            "SUBMIT": shlex.join(self.for_submit),
+            "INPUTS": self.inputs,
+        }
+        return {
+            **job,
+            "RUNS": f"runs-{sha256_of(json.dumps(job))[:16]}",
             "ENV_DIGEST": str(self.env_facts.get("tree", "")),
             "VERIFY": self.cluster.verify,
             "AIRLIFT": __version__,
             "PARTITION": self._chosen("slurm.partition") or "",
             "ACCOUNT": str(self._chosen("slurm.options.account") or ""),
             "TIME": self._chosen("slurm.time") or "",
-            "SETUP": "\n".join(self.surroundings),
-            "OPTIONS": shlex.join(self.options),
-            "SUBMIT": shlex.join(self.for_submit),
-            "INPUTS": sha256_of(json.dumps(self.files, sort_keys=True)),
         }
+
+    @property
+    def inputs(self) -> str:
+        """`files`, as sha256sum lists them."""
+        return "\n".join(f"{sha256_of(text)}  {name}" for name, text in self.files.items())
+
+    @property
+    def runs(self) -> str:
+        """The folder of `files` there."""
+        locked = self.here.locked_id
+        return self.plan(locked)["RUNS"] if locked else "runs-DIGEST"
+
+    def sent(self, plan: Mapping[str, str]) -> dict[str, str]:
+        """What `go.sh` needs there besides the bundle: path -> text, the plan at the end."""
+        files = {f"{plan['RUNS']}/{name}": text for name, text in self.files.items()}
+        return {**files, "go.sh": _GO.read_text("utf-8"), ".airlift/plan": plan_text(plan)}
 
     def commands(self) -> dict[str, str]:
         """Step -> the command that a person would type for it: here, then there."""
         target, manifest = self.cluster.target, quoted(self.here.manifest.path)
-        bundle, run = quoted(self.here.bundle), quoted(f"{RUNS}/{self.config.path.name}")
+        bundle, run = quoted(self.here.bundle), quoted(f"{self.runs}/{self.config.path.name}")
         folder, (first, *others) = self.env_folder, "\n".join(self.surroundings).split("\n")
         asset = f"sh bundle/data/envs/{self.environment}/bootstrap.sh {folder}"
         active = f". {folder}/activate && " if folder else ""
@@ -173,6 +198,11 @@ class Road:
             "check": f"{active}runner check {check}",
             "submit": f"{active}runner submit {check} {shlex.join(self.for_submit)}".rstrip(),
         }
+
+
+def plan_text(plan: Mapping[str, str]) -> str:
+    """Assignments of sh, as `go.sh` reads them."""
+    return "".join(f"{key}={shlex.quote(value)}\n" for key, value in plan.items())
 
 
 def sha256_of(text: str) -> str:
@@ -214,7 +244,7 @@ def _files(config: RunConfig) -> dict[str, str]:
         if not path.is_relative_to(folder):
             raise UsageError(
                 f"{config.place('engine.config')}: engine.config: {path} is not in {folder}, "
-                f"which becomes {RUNS}/ there.",
+                "which alone is sent.",
                 f"Move it beside the run file: engine: {{config: {path.name}}}",
             )
         files[path.relative_to(folder).as_posix()] = path.read_text("utf-8")

@@ -33,8 +33,8 @@ from runner.job.access import disk_needed
 from runner.job.shapes import shape_of
 from runner.remote import disk
 from runner.remote.follow import states_in
-from runner.remote.plan import OUTPUT, Road, sha256_of
-from runner.remote.there import End, There, plan_digest, plan_text, sending, understood, walk
+from runner.remote.plan import OUTPUT, Road
+from runner.remote.there import End, There, plan_digest, sending, understood, walk
 
 _THERE = ("verify", "environment", "check", "submit")
 DAMAGED = ".airlift/damaged"
@@ -72,10 +72,9 @@ def start(
 def _to_disk(road: Road, quiet: bool) -> int:
     bundle_id = _fetch(road)
     _show(road, "push", False)
-    plan = plan_text({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
-    files = {name: text.encode() for name, text in road.files.items()}
+    files = road.sent({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
     folder = Path(road.cluster.target.folder)
-    print_line("\n".join(disk.write(folder, road.here.bundle, files, plan, quiet=quiet)))
+    print_line("\n".join(disk.write(folder, road.here.bundle, files, quiet=quiet)))
     if road.environment is None:
         _show(road, "environment", False)
     return 0
@@ -113,9 +112,8 @@ def steps_done(road: Road, there: There | None) -> set[str]:
     found |= {"fetch"}
     if there is not None and there.bundle_id == bundle_id:
         found |= {"push"} | ({"environment"} if there.airlift else set())
-        its_plan = there.plan == plan_digest(road.plan(bundle_id))
-        if (job := there.job_of(road)) and job[0] == there.made and its_plan:
-            found |= {*_THERE}
+        if there.job_of(road) and there.made and there.intact:
+            found |= {"environment", "check", "submit"}
     return found
 
 
@@ -126,7 +124,7 @@ def _seen_there(remote: RemoteShell, road: Road, there: There) -> set[str]:
         return set()
     status = f"{go} --runner status {quoted(road.output)} --json"
     answer = remote.ask(f"{go} --is-verified >/dev/null 2>&1 && echo verify; {status} 2>/dev/null")
-    is_finished = answer.code == 0 and there.plan == plan_digest(road.plan(bundle_id))
+    is_finished = answer.code == 0 and there.made != ""
     with understood(remote):
         is_finished = is_finished and states_in(answer.text) == {"finished"}
     is_verified = answer.text.startswith("verify\n")
@@ -150,11 +148,10 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
         environment = 0 if there.airlift else parts["environment"]
         check_room(remote, _to_send(parts, there) + environment)
         _push(remote, road, bundle_id, quiet)
-    plan, done = road.plan(bundle_id), steps_done(road, there)
-    done |= set[str]() if "submit" in done else _seen_there(remote, road, there)
+    plan, done = road.plan(bundle_id), steps_done(road, there) | _seen_there(remote, road, there)
     for name in _THERE:
         _show(road, name, name in done)
-    if "submit" in done:
+    if done >= {*_THERE}:
         return _say_job(road, *(there.job_of(road) or (0, "")))
     end = _walk(remote, road, plan)
     if end.code and not There.look(remote, road).bundle_id:
@@ -242,17 +239,13 @@ def _check_job(road: Road, there: There) -> None:
         own += "; or let them end" if jobs else f". If nobody needs that one: {rm}"
         what += f"; jobs that wait or run read it: {jobs}" if jobs else ""
         raise UsageError(f"{target}: {what}. Nothing was sent.", own)
-    if there.run_digest in ("", sha256_of("".join(road.files.values()))):
-        return
-    for job, state, script in queued:
-        if script in there.readers.split():
-            raise UsageError(
-                f"{road.config.path}: job {job} ({state.lower()}) writes {Path(script).parent} "
-                "there. It was submitted with another text of this file, and reads it when it "
-                "starts. Nothing was sent.",
-                f"Let it end, or: ssh {target.bare_host} scancel {job}. For a run beside it, take "
-                "another run file and `name:`.",
-            )
+    if (job := there.job_of(road)) and here.is_locked and not there.made:
+        raise UsageError(
+            f"{road.config.path}: job {job[0]} ({job[1].lower()}) writes {road.output} there. It "
+            "was submitted with another text of this file, or with other options or data.",
+            f"Let it end, or: ssh {target.bare_host} scancel {job[0]}. For a run beside it, give "
+            "this one another name: --set name=NAME",
+        )
 
 
 def sizes(road: Road) -> dict[str, int]:
@@ -312,6 +305,8 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
             ) from None
         if end is not None and (end.walk == begun or end.plan == plan_digest(plan)):
             return end
+        if end is not None:
+            _check_job(road, There.look(remote, road))  # which that other walk may have made
         lost += end is None
         if lost == 2:
             raise IncompleteError(

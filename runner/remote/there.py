@@ -19,13 +19,13 @@ from pathlib import Path
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, say
 from runner.inputs.far import Answer, RemoteShell
 from runner.processes import is_alive
-from runner.remote.plan import Road, sha256_of
+from runner.remote.plan import Road, plan_text, sha256_of
 
 _BEAT_S, _DEAD_AFTER_S = 15, 60  # of who sends; by the clock of that disk
 _LIVES_S = 60  # a go.sh that was seen within this time is at work
 _BEGINS_WITHIN_S = 20.0
 _MOST = 60_000  # bytes of a log in one answer
-_HERE = Path(__file__).parent
+_LOOK = Path(__file__).with_name("look.sh")
 # `--state` prints WALK HOST PID SECONDS, or `none`.
 _IS_ALIVE = (
     f'is_alive() {{ s=$(sh go.sh --state) && [ "${{s##* }}" -lt {_LIVES_S} ]; }} 2>/dev/null'
@@ -62,31 +62,28 @@ class There:
         folder: its absolute path; empty: it is not there yet.
         bundle_id: of the finished bundle in it; empty: none. `kib`: of what is in `bundle/`.
         lock_id, name: of the bundle in it, finished or not; empty: none.
-        run_digest: of the run file there and what it names. `readers`: scripts that name it.
-        plan: of the last plan, without its walk.
+        made: `yes`: the newest script in the run's folder is of this very plan.
+        intact: `yes`: the run file of this plan is there, and what it names.
         airlift: its version in the environment there; empty: that is not there. `slurm`: `yes`.
-        made: the job that the last plan's walk made; 0: none, or it did not end well.
         jobs: (number, state, script) of those in the queue.
     """
 
-    made: int
     jobs: tuple[tuple[int, str, str], ...]
     folder: str = ""
     bundle_id: str = ""
     lock_id: str = ""
     name: str = ""
     kib: str = ""
-    run_digest: str = ""
-    readers: str = ""
-    plan: str = ""
+    made: str = ""
+    intact: str = ""
     airlift: str = ""
     slurm: str = ""
 
     @staticmethod
     def look(remote: RemoteShell, road: Road) -> There:
         """Asks all of it in one session; writes nothing."""
-        words = shlex.join([remote.folder, road.env_folder, *road.files])
-        script = f"set -- {words}\n{(_HERE / 'look.sh').read_text('utf-8')}"
+        words = [remote.folder, road.env_folder, road.output, road.runs, road.inputs]
+        script = f"set -- {shlex.join(words)}\n{_LOOK.read_text('utf-8')}"
         text = as_shown(remote.run(script, f"{remote.target}: cannot look there"))
         lines = [line.partition("=") for line in text.splitlines()]
         found = {key: value for key, _, value in lines if key != "job"}
@@ -97,10 +94,7 @@ class There:
             )
         with understood(remote):
             jobs = [value.split("|", 2) for key, _, value in lines if key == "job"]
-            planned, *result = found.get("result", "").split()[:4] or [""]
-            is_last = result[:2] == [planned.removeprefix("WALK="), "0"]
             return There(
-                made=int(result[2]) if is_last else 0,
                 jobs=tuple((int(job[0]), job[1], job[2]) for job in jobs if len(job) == 3),
                 **{key: found[key] for key in found.keys() & There.__annotations__},
             )
@@ -111,23 +105,19 @@ class There:
         return next(((job, state) for job, state, its in self.jobs if its == script), None)
 
 
-def plan_text(plan: Mapping[str, str]) -> str:
-    """Assignments of sh, as `go.sh` reads them."""
-    return "".join(f"{key}={shlex.quote(value)}\n" for key, value in plan.items())
-
-
 def plan_digest(plan: Mapping[str, str]) -> str:
     """Of a plan without its walk, which is the first line of the file there."""
     return sha256_of(plan_text(plan))
 
 
 _TAKE = f"""
-mkdir -p "$1/.airlift" && cd "$1" || exit 1
+(umask 022 && mkdir -p "$1/.airlift") && cd "$1" || exit 1
 lock=.airlift/sending dead=.airlift/dead-sending.$$
 : >.airlift/now
 holder=$(cat $lock/holder 2>/dev/null)
 if beat=$(stat -c %Y $lock/beat 2>/dev/null || stat -c %Y $lock 2>/dev/null); then
-  if [ $(($(stat -c %Y .airlift/now) - beat)) -lt {_DEAD_AFTER_S} ] && [ "$holder" != "$3" ]
+  age=$(($(stat -c %Y .airlift/now) - beat))  # far below 0: that disk's clock was put back
+  if [ $age -lt {_DEAD_AFTER_S} ] && [ $age -gt -{_DEAD_AFTER_S} ] && [ "$holder" != "$3" ]
   then echo "$holder"; exit 0; fi
   mv $lock $dead 2>/dev/null
   if [ "$(cat $dead/holder 2>/dev/null)" = "$holder" ]; then rm -rf $dead
@@ -179,9 +169,7 @@ def sending(remote: RemoteShell) -> Iterator[None]:
 def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | None:
     """Sends run file, `go.sh` and plan, and starts `go.sh`, detached."""
     walk = secrets.token_hex(8)
-    files = {f"runs/{name}": text for name, text in road.files.items()}
-    files["go.sh"] = (_HERE / "go.sh").read_text("utf-8")
-    files[".airlift/plan"] = plan_text({"WALK": walk, **plan})
+    files = road.sent({"WALK": walk, **plan})
     # `cat` names a full disk; the printf of some shells does not.
     put = 'mkdir -p "${1%/*}" && printf %s "$2" | cat >"$1.new" && mv "$1.new" "$1" || exit 1'
     lines = [
@@ -189,7 +177,9 @@ def begin(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> str | Non
         f"put() {{ {put}; }}",
         f"cd {shlex.quote(remote.folder)} || exit 1",
         "is_alive && exit 0",
+        "mask=$(umask) && umask 022",  # a shell obeys them: they are written by their owner alone
         *(f"put {shlex.quote(f'./{name}')} {shlex.quote(text)}" for name, text in files.items()),
+        "umask $mask",
         "(setsid nohup sh go.sh </dev/null >/dev/null 2>&1 &)",
         "echo begun",
     ]

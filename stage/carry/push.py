@@ -219,7 +219,8 @@ def _send(
 ) -> None:
     """Sends all files, the tag manifest last; with `delete`, removes others there."""
     root, target = bundle.root, remote.target
-    script = f"mkdir -p {shlex.quote(remote.folder)}"
+    # The first file shows that it is ours, should the disk end after some folders and files.
+    script = f"mkdir -p {shlex.quote(remote.folder)} && : >>{remote.inside(layout.BAGIT)}"
     if found.lock_sha256 != bundle.id:  # until all is there, it is no finished bundle
         script += f" && rm -f {' '.join(remote.inside(name) for name in layout.SEAL)}"
     remote.run(script, f"{target}: cannot make the folder, or remove an old tag manifest")
@@ -428,7 +429,7 @@ _PROBE = """
 d={folder}
 if [ ! -e "$d" ]; then echo "state=nothing there"
 elif [ ! -d "$d" ]; then echo "refused=a file"
-elif [ -z "$(ls -A "$d")" ]; then echo "state=nothing there"
+elif ! find "$d" ! -type d 2>&1 | read -r first; then echo "state=nothing there"
 elif [ -f "$d/{tags}" ]; then echo "state=a bundle is there"
 elif [ -f "$d/{bagit}" ] || [ -f "$d/{info}" ]; then echo "state=part of a bundle is there"
 else echo "refused=a folder with other things in it"; fi
@@ -503,7 +504,7 @@ def verify_remote(
     """
     folder = shlex.quote(remote.folder)
     if remote.target.host is None:
-        _drop_from_memory(Path(remote.target.folder))
+        drop_from_memory(Path(remote.target.folder).rglob("*"))
         wait_until_at_rest(Path(remote.target.folder))
         found = verify(Path(remote.target.folder), state=state)
         with suppress(OSError):  # the verdict holds without
@@ -536,14 +537,14 @@ def verify_remote(
     )
 
 
-def _drop_from_memory(root: Path) -> None:
+def drop_from_memory(paths: Iterable[Path]) -> None:
     """Writes files out and forgets their pages, so that who reads them reads the disk.
 
     Only where the system can (Linux): elsewhere what is read may be what was just written.
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    for path in root.rglob("*"):
+    for path in paths:
         with suppress(OSError):  # the verification names it
             if path.is_file() and not path.is_symlink():
                 with open(path, "rb") as file:

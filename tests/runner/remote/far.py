@@ -7,7 +7,6 @@ tested in tests/site. `sleep` is 20 times as fast.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import runner.remote
+from runner.remote.plan import plan_text, sha256_of
 from tests.stage.bundles import make_bundle
 
 GO = Path(runner.remote.__file__).with_name("go.sh")
@@ -40,13 +40,20 @@ echo "runner $*" >>"$FAR/calls"
 echo "runner $1 speaks"
 case $1 in
   check) [ ! -f "$FAR/check" ] || exit "$(cat "$FAR/check")" ;;
-  submit)  # as the real one: it finds the job that an earlier call made
+  submit)  # as the real one: it finds the job that an earlier call made, or refuses
     mkdir -p output/my && : >>"$FAR/queue"
-    [ -s "$FAR/queue" ] || echo 17 >>"$FAR/queue"
+    echo "runner train $PWD/$3" >"$FAR/script"
+    if [ ! -s "$FAR/queue" ]; then mv "$FAR/script" output/my/submit.sbatch && echo 17 >"$FAR/queue"
+    else cmp "$FAR/script" output/my/submit.sbatch || exit 2; fi
     cp "$FAR/queue" output/my/submitted.new && mv output/my/submitted.new output/my/submitted ;;
 esac
 """,
-    "squeue": '! grep -qs "$3" "$FAR/queue" "$FAR/verifying" || echo PENDING',
+    "squeue": """\
+case $2 in
+  -j) ! grep -qs "$3" "$FAR/queue" "$FAR/verifying" || echo PENDING ;;
+  -u) ! [ -s "$FAR/queue" ] || echo "17 $PWD/output/my/submit.sbatch" ;;
+esac
+""",
     # The job that verifies: it waits for the file `node`, then runs what --wrap says.
     "sbatch": """\
 echo "sbatch $*" >>"$FAR/calls"
@@ -62,6 +69,13 @@ echo 21
 }
 
 
+def plan_of(text: str, **changes: str) -> dict[str, str]:
+    """A plan for a run file `my.yaml`."""
+    job = {"RUN": "my.yaml", "OUTPUT": "output/my", "INPUTS": f"{sha256_of(text)}  my.yaml"}
+    job |= {key: value for key, value in changes.items() if key != "WALK"}
+    return {"WALK": "w1", **job, "RUNS": f"runs-{sha256_of(plan_text(job))[:16]}", **changes}
+
+
 class Far:
     """A folder on a cluster.
 
@@ -71,14 +85,13 @@ class Far:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.notes = folder / "work", folder / "bin", folder / "notes"
-        for made in (self.folder / ".airlift", self.folder / "runs", self.bin, self.notes):
+        for made in (self.folder / ".airlift", self.bin, self.notes):
             made.mkdir(parents=True)
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool) or tool)
         for name, text in PROGRAMS.items():
             self.add(name, text)
         shutil.copy(GO, self.folder)
-        (self.folder / "runs/my.yaml").write_text("name: my\n")
         self.id = make_bundle(self.folder / "bundle", big=False).id
         self.plan()
 
@@ -87,10 +100,13 @@ class Far:
         (self.bin / name).write_text(f"#!/bin/sh\n{text}\n")
         (self.bin / name).chmod(0o755)
 
-    def plan(self, **changes: str) -> None:
-        keys = {"WALK": "w1", "RUN": "my.yaml", "OUTPUT": "output/my", "BUNDLE_ID": self.id}
-        text = "".join(f"{key}={shlex.quote(text)}\n" for key, text in {**keys, **changes}.items())
-        (self.folder / ".airlift/plan").write_text(text)
+    def plan(self, text: str = "name: my\n", **changes: str) -> str:
+        """Sends run file and plan, as a submit does; returns the folder of the run file."""
+        plan = plan_of(text, **{"BUNDLE_ID": self.id, **changes})
+        (self.folder / plan["RUNS"]).mkdir(exist_ok=True)
+        (self.folder / plan["RUNS"] / "my.yaml").write_text(text)
+        (self.folder / ".airlift/plan").write_text(plan_text(plan))
+        return plan["RUNS"]
 
     @property
     def environ(self) -> dict[str, str]:

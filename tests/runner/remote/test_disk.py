@@ -15,13 +15,13 @@ import pytest
 from runner.errors import DamageError, StageError
 from runner.remote import disk as carried
 from runner.remote.disk import check, write
+from runner.remote.plan import plan_text
 from runner.remote.pull import Disk, bring
-from runner.remote.there import plan_text
 from stage.bundle.verify import verify
 from stage.carry import push as pushing
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
-from tests.runner.remote.far import Far, each_shell
+from tests.runner.remote.far import GO, Far, each_shell, plan_of
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import WEIGHTS, flip
 
@@ -41,7 +41,10 @@ def test_it_is_refused_before_a_byte_is_written(
     monkeypatch.setattr(carried, "read_mounts", str)
     usage = shutil.disk_usage(disk)._replace(free=1000)
     bad = {"ok": False, "findings": [{"path": "data/x"}]}
-    with monkeypatch.context() as patch, pytest.raises(DamageError, match="read here: data/x"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(DamageError, match="here: bundle/data/x"),
+    ):
         patch.setattr(carried, "push", lambda *_, **__: SimpleNamespace(report=bad))
         put(disk, bundle)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -50,11 +53,11 @@ def test_it_is_refused_before_a_byte_is_written(
     assert list(disk.iterdir()) == []
 
 
-def put(disk: Path, bundle: Path, **changes: str) -> list[str]:
+def put(disk: Path, bundle: Path, text: str = "name: my\n") -> list[str]:
     """Writes a run to a disk."""
-    keys = {"WALK": "w1", "RUN": "my.yaml", "OUTPUT": "output/my"}
-    plan = {**keys, "BUNDLE_ID": verify(bundle, "fast").bundle_id or "", **changes}
-    return write(disk, bundle, {"my.yaml": b"name: my\n"}, plan_text(plan), quiet=True)
+    plan = plan_of(text, BUNDLE_ID=verify(bundle, "fast").bundle_id or "")
+    files = {f"{plan['RUNS']}/my.yaml": text, "go.sh": GO.read_text()}
+    return write(disk, bundle, {**files, ".airlift/plan": plan_text(plan)}, quiet=True)
 
 
 @pytest.fixture
@@ -203,6 +206,9 @@ def test_a_copy_that_is_cut_or_damaged_is_copied_again(tmp_path: Path, shell: li
     shutil.rmtree(disk)
     disk.mkdir()
     put(disk, make_bundle(tmp_path / "newer", files={"data/files/notes/a": b"1"}, big=False).root)
+    done = far.go(shell, far.folder, go=disk / "go.sh")
+    assert done.returncode == 2 and "these jobs read it: 17. Nothing was" in far.read("log")
+    (far.notes / "queue").write_text("")
     assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0, far.read("log")
     assert not (far.folder / "bundle" / WEIGHTS).exists() and verify(far.folder / "bundle").ok
     other = make_bundle(tmp_path / "other", big=False, name="other").root
@@ -211,6 +217,45 @@ def test_a_copy_that_is_cut_or_damaged_is_copied_again(tmp_path: Path, shell: li
     assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 2
     assert "is another bundle. Nothing was changed." in far.read("log")
     assert verify(far.folder / "bundle").ok
+
+
+def test_a_run_file_that_the_disk_does_not_keep_is_not_said_to_be_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, disk = make_bundle(tmp_path / "bundle", big=False).root, tmp_path / "disk"
+    disk.mkdir()
+    rots = lambda _: [flip(path) for path in disk.glob("runs-*/my.yaml")]  # noqa: E731
+    monkeypatch.setattr(carried, "drop_from_memory", rots)
+    with pytest.raises(DamageError, match="read here: runs-"):
+        put(disk, bundle)
+
+
+@each_shell
+def test_a_byte_of_run_file_plan_or_script_that_rots_on_the_disk_submits_nothing(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    disk, far = tmp_path / "disk", Far(tmp_path / "cluster")
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    disk.mkdir()
+    for stale in ("name: other\n", "name: my\nsteps: 5\n"):  # an earlier submit to the disk
+        put(disk, bundle, stale)
+    shutil.rmtree(far.folder)
+    (run_file,) = (path for path in disk.glob("runs-*/my.yaml") if b"5" in path.read_bytes())
+    for path in (run_file, disk / ".airlift/plan", disk / ".airlift/carried", disk / "go.sh"):
+        whole = path.read_bytes()
+        for damage in (lambda at=path, old=whole: flip(at, len(old) - 2), path.unlink, None):
+            damage() if damage else path.write_bytes(whole[: len(whole) // 2])
+            if path.name != "go.sh" or path.exists():
+                done = far.go(shell, far.folder, go=disk / "go.sh")
+                assert done.returncode and far.calls == [], f"{path}: {done.stdout}"
+            path.write_bytes(whole)
+    assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0
+    assert (far.folder / run_file.parent.name / "my.yaml").read_bytes() == run_file.read_bytes()
+    # A byte there, later: it is copied again. Without the disk: refused.
+    (far.notes / "queue").write_text("")
+    flip(far.folder / run_file.parent.name / "my.yaml")
+    assert far.go(shell).returncode == 1 and len(far.calls) == 2
+    assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0 and len(far.calls) == 4
 
 
 def test_what_is_read_back_is_the_disk_and_not_the_memory(ext4: Path, tmp_path: Path) -> None:
@@ -230,8 +275,8 @@ def test_what_is_read_back_is_the_disk_and_not_the_memory(ext4: Path, tmp_path: 
     ).stdout.strip()
     subprocess.run(["blockdev", "--flushbufs", device], check=True)
     assert verify(ext4 / "bundle").ok  # the kernel's memory answers
-    pushing._drop_from_memory(ext4 / "bundle")
+    pushing.drop_from_memory((ext4 / "bundle").rglob("*"))
     assert [finding.path for finding in verify(ext4 / "bundle").findings] == [WEIGHTS]
     put(ext4, bundle)  # it is seen, and written again
-    pushing._drop_from_memory(ext4 / "bundle")
+    pushing.drop_from_memory((ext4 / "bundle").rglob("*"))
     assert verify(ext4 / "bundle").ok

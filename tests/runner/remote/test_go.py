@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -18,14 +20,18 @@ ALL = [
     for step in ("verify", "environment", "check", "submit")
     for line in (f"{step} begin 0", f"{step} {'skipped' if step == 'environment' else 'done'} 0")
 ]
+FLIP = """\
+import os, sys
+status = os.stat(sys.argv[1])
+with open(sys.argv[1], "r+b") as file:
+    byte = file.read(1)[0]
+    file.seek(0)
+    file.write(bytes([byte ^ 1]))
+os.utime(sys.argv[1], ns=(status.st_atime_ns, status.st_mtime_ns))"""
 SKIPPED = [
     line
     for step in ("verify", "environment", "check", "submit")
     for line in (f"{step} begin 0", f"{step} skipped 0")
-]
-CALLS = [
-    "runner check runs/my.yaml --bundle bundle --output output/my --set a=b c",
-    "runner submit -q runs/my.yaml --bundle bundle --output output/my --set a=b c --array seed=1,2",
 ]
 
 
@@ -36,11 +42,13 @@ def far(tmp_path: Path) -> Far:
 
 @each_shell
 def test_a_run_reaches_the_queue_and_a_second_walk_skips_all(far: Far, shell: list[str]) -> None:
-    far.plan(OPTIONS="--set 'a=b c'", SUBMIT="--array seed=1,2")
+    runs = far.plan(OPTIONS="--set 'a=b c'", SUBMIT="--array seed=1,2")
     done = far.go(shell)
     assert (done.returncode, far.read("result")) == (0, "w1 0 17\n"), done.stderr + far.read("log")
     assert far.steps == ALL
-    assert far.calls == CALLS
+    words = f"{runs}/my.yaml --bundle bundle --output output/my --set a=b c"
+    calls = [f"runner check {words}", f"runner submit -q {words} --array seed=1,2"]
+    assert far.calls == calls
     log = far.read("log")
     assert (
         "== w1 verify\n" in log and "runner submit speaks" in log and f"bundle id {far.id}" in log
@@ -50,14 +58,49 @@ def test_a_run_reaches_the_queue_and_a_second_walk_skips_all(far: Far, shell: li
     far.plan(WALK="w2", OPTIONS="--set 'a=b c'", SUBMIT="--array seed=1,2")
     done = far.go(shell)
     assert (done.returncode, far.read("result")) == (0, "w2 0 17\n"), done.stderr
-    assert far.steps == ALL + SKIPPED and far.calls == CALLS
+    assert far.steps == ALL + SKIPPED and far.calls == calls
 
     # A changed file: read again. A job of another run file: `runner submit` decides.
     flip(far.folder / "bundle" / WEIGHTS)
     flip(far.folder / "bundle" / WEIGHTS)
-    (far.folder / "runs/my.yaml").write_text("name: my\nseed: 2\n")
+    far.plan("name: my\nseed: 2\n")
+    assert far.go(shell).returncode == 2
+    assert far.steps[16:] == [*ALL[:-1], "submit failed 2"] and len(far.calls) == 4
+
+
+@each_shell
+def test_another_text_under_the_name_of_a_job_that_waits_is_no_obstacle_to_its_own(
+    far: Far, shell: list[str]
+) -> None:
+    """Two laptops, one name: the second is refused; the first, and its job, have what was asked."""
+    mine = far.plan("name: my\nsteps: 5\n")
     assert far.go(shell).returncode == 0
-    assert far.steps[16:] == ALL and len(far.calls) == 4
+    other = far.plan("name: my\nsteps: 777\n", WALK="w2")
+    for _ in range(2):
+        assert far.go(shell).returncode == 2 and far.read("result") == "w2 2 0\n"
+    assert f"/{mine}/my.yaml" in (far.folder / "output/my/submit.sbatch").read_text()
+    assert (far.folder / mine / "my.yaml").read_text() == "name: my\nsteps: 5\n" != other
+    far.plan("name: my\nsteps: 5\n", WALK="w3")
+    assert far.go(shell).returncode == 0 and far.read("result") == "w3 0 17\n"
+    assert far.steps[-1] == "submit skipped 0"
+
+
+@each_shell
+def test_a_run_file_that_is_not_the_one_of_the_plan_is_refused(far: Far, shell: list[str]) -> None:
+    runs = far.plan("name: my\nsteps: 5\n")
+    for change in (lambda path: path.write_text("name: my\nsteps: 7\n"), Path.unlink):
+        change(far.folder / runs / "my.yaml")
+        assert far.go(shell).returncode == 1 and far.calls == []
+        assert f"{runs}: a file is not what was submitted, or is missing." in far.read("log")
+
+
+@each_shell
+def test_what_is_damaged_after_it_was_verified_is_not_submitted(far: Far, shell: list[str]) -> None:
+    words = (shutil.which("python3") or "", "-c", FLIP, str(far.folder / "bundle" / WEIGHTS))
+    far.add("runner", shlex.join(words))
+    assert far.go(shell).returncode == 1
+    assert far.steps[-3:] == ["check done 0", "verify begin 0", "verify failed 1"]
+    assert far.read("damaged") == f"{WEIGHTS}\n" and not (far.notes / "queue").exists()
 
 
 @each_shell
@@ -120,10 +163,12 @@ def test_killed_at_ten_moments_it_ends_with_one_job(tmp_path: Path, shell: list[
         while len(states(far)) < moment and running.poll() is None:
             time.sleep(0.005)
         kill_all(running)
-        if (far.folder / ".airlift/lock").exists():
-            assert far.go(shell).returncode == 75  # its silence is short yet
-            has_name = far.read("lock/holder") != ""  # else it was killed before it wrote that
-            far.age_lock(16 if has_name else 61)
+        waits = (far.folder / ".airlift/lock").exists()
+        if waits and far.read("lock/holder") == "":  # it was killed before it wrote that
+            assert far.go(shell).returncode == 75
+            far.age_lock(61)
+        elif waits:
+            far.age_lock(13)  # 2 s are waited for
         done = far.go(shell)
         assert done.returncode == 0, f"{moment}: {done.stderr}{far.read('log')}"
         assert far.read("result") == "w1 0 17\n"
@@ -186,6 +231,12 @@ def test_a_dead_lock_is_taken_over_and_a_living_one_is_not(far: Far, shell: list
     far.age_lock(61)
     assert far.go(shell).returncode == 0 and far.steps == ALL
     assert far.go(shell, "--state").stdout == "none\n"
+    lock.mkdir()  # the clock of that disk was an hour ahead, and is put right
+    (lock / "holder").write_text("w0 login7 1\n")
+    (lock / "beat").touch()
+    far.age_lock(-3600)
+    assert far.go(shell, "--state").stdout == "w0 login7 1 9999\n"
+    assert far.go(shell).returncode == 0
     lock.mkdir()  # killed before it wrote its name
     assert far.go(shell).returncode == 75
     then = lock.stat().st_mtime - 61

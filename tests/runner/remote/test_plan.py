@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from runner.errors import UsageError, __version__
 from runner.inputs.staged import Here
 from runner.remote import submit
 from runner.remote.plan import Road
-from runner.remote.there import There, plan_digest
+from runner.remote.there import There
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.remote.conftest import RUN
 
@@ -67,17 +66,18 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
         **dict.fromkeys(("ACCOUNT", "ENVIRONMENT", "ENV_DIGEST", "PARTITION", "TIME"), ""),
         "AIRLIFT": __version__,
         "BUNDLE_ID": "0" * 64,
-        "INPUTS": hashlib.sha256(json.dumps({"my.yaml": RUN}).encode()).hexdigest(),
+        "INPUTS": f"{hashlib.sha256(RUN.encode()).hexdigest()}  my.yaml",
         "OPTIONS": f"--set {setup}",
         "OUTPUT": "output/my",
         "RUN": "my.yaml",
+        "RUNS": plan["RUNS"],
         "SETUP": '. ~/x y\nexport A="1 2"',
         "SUBMIT": "--array seed=1,2",
         "VERIFY": "login",
     }
     assert found.named == str(folder / "runs/my.yaml")
     assert road(folder, overrides=["name=b"], axes=["seed=1,2"]).named == "b"
-    there = f"runs/my.yaml --bundle bundle --set {setup}"
+    there = f"runs-DIGEST/my.yaml --bundle bundle --set {setup}"
     assert found.commands() == {
         "lock": f"stage lock {folder}/manifests/small.yaml",
         "fetch": f"stage fetch {folder}/manifests/small.yaml -o {folder}/bundle",
@@ -129,17 +129,28 @@ def test_a_run_without_its_manifest_is_refused(folder: Path, manifest: str, said
         road(folder)
 
 
+def test_what_makes_another_job_has_another_folder(folder: Path) -> None:
+    plan = road(folder).plan("0" * 64)
+    others = [road(folder, overrides=["seed=2"]), road(folder, axes=["seed=1,2"])]
+    (folder / "runs/my.yaml").write_text(RUN.replace("steps: 4", "steps: 777"))
+    found = [plan, *(other.plan("0" * 64) for other in (*others, road(folder)))]
+    found.append(road(folder).plan("1" * 64))
+    assert len({plan["RUNS"] for plan in found}) == len(found)
+    moved = replace(road(folder).cluster, verify="job")
+    assert replace(road(folder), cluster=moved).plan("1" * 64)["RUNS"] == found[-1]["RUNS"]
+
+
 SENT = {"lock", "fetch", "push", "environment"}
 
 
 @pytest.mark.parametrize(
     ("change", "done"),
     [
-        ({}, SENT | {*submit._THERE}),
-        ({"made": 16}, SENT),
-        ({"plan": "another"}, SENT),
+        ({}, SENT | {"check", "submit"}),
+        ({"made": ""}, SENT),
+        ({"intact": ""}, SENT),
         ({"jobs": ((17, "PENDING", "/far/output/other/submit.sbatch"),)}, SENT),
-        ({"airlift": "", "made": 0}, SENT - {"environment"}),
+        ({"airlift": "", "made": ""}, SENT - {"environment"}),
         ({"bundle_id": "1" * 64}, {"lock", "fetch"}),
     ],
 )
@@ -150,8 +161,8 @@ def test_a_step_is_done_where_bundle_plan_and_job_are_those_of_this_run(
     monkeypatch.setattr(Here, "is_locked", True)
     found = road(folder)
     there = There(
-        17, ((17, "PENDING", "/far/output/my/submit.sbatch"),), "/far", "0" * 64,
-        plan=plan_digest(found.plan("0" * 64)), airlift="0.2.0",
+        ((17, "PENDING", "/far/output/my/submit.sbatch"),), "/far", "0" * 64,
+        made="yes", intact="yes", airlift="0.2.0",
     )  # fmt: skip
     assert submit.steps_done(found, replace(there, **change)) == done
 

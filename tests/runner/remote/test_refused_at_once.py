@@ -34,10 +34,14 @@ def test_a_cluster_without_slurm_and_one_without_a_runner(laptop: Laptop, progra
     shown = laptop.runner("submit", "runs/my.yaml", *TO, "--dry-run")
     for line in ("lock         stage lock manifests/small.yaml", "stage fetch ", "stage push "):
         assert line in shown
-    assert "runner submit runs/my.yaml --bundle bundle" in shown and not laptop.there.exists()
+    assert re.search(r"runner submit runs-\w+/my.yaml --bundle bundle", shown)
+    assert "runs-DIGEST" not in shown and not laptop.there.exists()
 
 
 @obeys("runner/remote/submit.py", "Give this one a folder of its own: {}")
+@obeys(
+    "runner/remote/submit.py", "Let it end, or: ssh {} scancel {}. For a run beside it, give this"
+)
 def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: Path) -> None:
     made, lock = slurm(programs), laptop.there / "bundle/stage.lock"
     lock.parent.mkdir(parents=True)
@@ -53,9 +57,9 @@ def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: 
     lock.write_text('{\n "name": "made"\n}\n')  # with other data
     said = laptop.runner("submit", "runs/my.yaml", *TO, "--dry-run")
     assert re.search(r"to send: at most \d+ kB; ", said), said
-    script = laptop.there / "output/old/submit.sbatch"
+    script = laptop.there / "output/my/submit.sbatch"
     script.parent.mkdir(parents=True)
-    script.write_text("runner train runs/my.yaml\n")
+    script.write_text("runner train runs-0/my.yaml\n")
     made[1].write_text(f"#!/bin/sh\necho 'job=24|PENDING|{script}'\n")
     said = laptop.runner("submit", "runs/my.yaml", *TO, code=2)
     assert "jobs that wait or run read it: 24" in said and "let them end" in said, said
@@ -64,10 +68,11 @@ def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: 
     assert "squeue does not answer there" in said and "no second job is made" in said, said
     made[1].write_text(f"#!/bin/sh\necho 'job=24|PENDING|{script}'\n")
     shutil.copy(laptop.folder / "manifests/small.lock", lock)
-    (laptop.there / "runs").mkdir()
-    (laptop.there / "runs/my.yaml").write_text("another text, which job 24 is to read\n")
-    said = laptop.runner("submit", "runs/my.yaml", *TO, "--set", "name=b", code=2)
-    assert "job 24 (pending) writes output/old there" in said, said
+    said = laptop.runner("submit", "runs/my.yaml", *TO, code=2)
+    assert "job 24 (pending) writes output/my there. It was submitted with another text" in said
+    beside = in_it(said, "--set name=NAME").replace("NAME", "b").split()
+    said = laptop.runner("submit", "runs/my.yaml", *TO, *beside, code=2)
+    assert "job 24" not in said and "has no environment asset" in said  # it goes on
     for path in made:
         path.unlink()
 

@@ -80,23 +80,33 @@ def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -
     (name,) = begun - {None}
     assert {end for _, end in found} == {End(str(name), 5, 0, plan_digest(plan))}
     assert f"== {name} verify" in "".join(seen[0])
-    assert (folder / "runs/my.yaml").read_text() == RUN
+    assert (folder / plan["RUNS"] / "my.yaml").read_text() == RUN
     again = ["".join(text) for text in seen]
     one(0)  # it is not taken for the end of the first
     assert found[-1][0] not in begun and again[0] in "".join(seen[0])
 
 
-@pytest.mark.parametrize(
-    ("result", "made"), [("w1 0 16", 16), ("w0 0 16", 0), ("w1 5 16", 0), ("w0 0", 0), ("", 0)]
-)
-def test_a_job_is_that_of_the_last_plan_only_if_its_own_walk_ended_well(
-    road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: str, made: int
+def test_a_job_is_of_this_plan_only_if_its_script_says_so(
+    road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a run would not be submitted, or another's job would be taken for its own."""
     monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch="exit 0", squeue="exit 0"))
-    notes = tmp_path / "there/.airlift"
-    notes.mkdir()
-    (notes / "plan").write_text("WALK=w1\nRUN=my.yaml\n")
-    (notes / "result").write_text(f"{result}\n")
-    with connected(PushTarget(None, str(notes.parent))) as remote:
-        assert There.look(remote, road).made == made
+    folder = tmp_path / "there"
+    script = folder / "output/my/submit.sbatch"
+    script.parent.mkdir(parents=True)
+
+    def found() -> tuple[str, str]:
+        with connected(PushTarget(None, str(folder))) as remote:
+            there = There.look(remote, road)
+            return there.made, there.intact
+
+    (tmp_path / "manifests/small.lock").write_text("{}")
+    script.write_text(f"exec runner train {folder}/runs-0123456789abcdef/my.yaml\n")
+    assert found() == ("", "")
+    script.write_text(f"exec runner train {folder}/{road.runs}/my.yaml\n")
+    assert found() == ("yes", "")  # a clean-up took its run file
+    (folder / road.runs).mkdir()
+    (folder / road.runs / "my.yaml").write_text(RUN)
+    assert found() == ("yes", "yes")
+    (folder / road.runs / "my.yaml").write_text(RUN + " ")
+    assert found() == ("yes", "")
