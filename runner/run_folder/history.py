@@ -27,7 +27,14 @@ from runner.errors import (
     suggest_path,
 )
 from runner.run_folder.columns import Columns, number
-from runner.run_folder.layout import ENDED_EARLY, EXPORTED, PULLED, WEIGHTS_OF, RunFolder
+from runner.run_folder.layout import (
+    ENDED_EARLY,
+    EXPORTED,
+    PULLED,
+    WEIGHTS_OF,
+    RunFolder,
+    metrics_line,
+)
 from runner.slurm import job_array
 
 SCRIPT = "submit.sbatch"
@@ -288,7 +295,7 @@ def _metrics(
                     continue
                 for raw in lines:
                     is_rare = _is_rare(raw)
-                    line = _line(raw) if is_read or is_rare else {}
+                    line = metrics_line(raw) if is_read or is_rare else {}
                     if line:
                         yield line, is_rare
                     # A last line without a line break is still being written.
@@ -304,16 +311,6 @@ def _metrics(
 
 def _is_rare(raw: bytes) -> bool:
     return any(word in raw for word in _RARE)
-
-
-def _line(raw: bytes) -> dict[str, Any] | None:
-    """Reads one line of metrics; None if it is damaged or incomplete."""
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    step = found.get("step") if isinstance(found, dict) else None
-    return found if isinstance(step, int) and abs(step) <= 2**53 else None
 
 
 def memory_by_phase(lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -133,22 +133,34 @@ class MetricsLog:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({key: _finite(value) for key, value in values.items()}) + "\n")
 
-    def cut_back(self, step: int) -> None:
-        """Removes the lines after `step`, from which the run resumes."""
+    def cut_back(self, step: int) -> str:
+        """Removes the lines after `step`, from which the run resumes.
+
+        Returns:
+            What is missing of the steps before: a disk or a power cut took it. Empty: nothing.
+        """
+        kept = list(read_metrics(self._path)) if self._path.exists() else []
+        kept = [line for line in kept if line["step"] <= step]
         if self._path.exists():
-            kept = [line for line in read_metrics(self._path) if line["step"] <= step]
             write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        lost = step - len({line["step"] for line in kept if "loss" in line})
+        return f"{self._path}: {lost} of the {step} steps so far cannot be read in it" * (lost > 0)
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a `metrics.jsonl`; an incomplete last line of a killed run is skipped."""
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                if line.endswith("\n"):
-                    raise
+    """The lines of a `metrics.jsonl`; what is damaged, or not whole yet, is skipped."""
+    with open(path, "rb") as file:
+        yield from filter(None, map(metrics_line, file))
+
+
+def metrics_line(raw: bytes) -> dict[str, Any] | None:
+    """Reads one line of metrics; None if it is damaged or incomplete."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    step = found.get("step") if isinstance(found, dict) else None
+    return found if isinstance(step, int) and abs(step) <= 2**53 else None
 
 
 def _finite(value: Any) -> Any:

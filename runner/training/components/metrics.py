@@ -166,16 +166,12 @@ class _Logs:
 
     Args:
         metrics: the file.
-        resumed_step: the run resumes after it.
         open_boards: opens the other logs, at the first line.
     """
 
-    def __init__(
-        self, metrics: Path, resumed_step: int, open_boards: Callable[[], list[_Board | _Wandb]]
-    ) -> None:
+    def __init__(self, metrics: Path, open_boards: Callable[[], list[_Board | _Wandb]]) -> None:
         self._open_boards = open_boards
         self._metrics = MetricsLog(metrics)
-        self._metrics.cut_back(resumed_step)
         self._lines: Queue[Mapping[str, Any] | Literal["flush", "close"]] = Queue()
         self._problem: BaseException | None = None
         # A daemon: a rank that gives up must not wait for a dead file system.
@@ -253,9 +249,10 @@ class Observer:
         """Opens the logs and drops what they have after `resumed_step`, where the run resumes."""
         if not self._active:
             return
-        self._logs = _Logs(
-            self._folder.metrics, resumed_step, lambda: self._open_boards(resumed_step)
-        )
+        metrics = self._folder.metrics
+        if lost := MetricsLog(metrics).cut_back(resumed_step):
+            self.say(f"warning: {lost}")
+        self._logs = _Logs(metrics, lambda: self._open_boards(resumed_step))
         if self._console.err.isatty():
             from tqdm import tqdm
 
