@@ -40,6 +40,28 @@ def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
     assert inside.returncode == 2 and "lies inside" in inside.stderr
 
 
+def test_what_our_own_push_left_on_a_disk_without_inodes_is_gone_on_with(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """Folders alone are nobody's; and the first file that is written shows whose the rest is."""
+    there = tmp_path / "disk/bundle"
+    (there / "data/models").mkdir(parents=True)
+    (there / "data/mine.txt").write_text("mine")
+    said = push_here(bundle, there).stderr
+    assert "is a folder with other things in it" in said and (there / "data/mine.txt").exists()
+    (there / "data/mine.txt").unlink()
+    small = f"mount -t tmpfs -o nr_inodes=12 tmpfs {there}"
+    if os.geteuid() == 0 and subprocess.run(small.split(), capture_output=True).returncode == 0:
+        try:
+            assert push_here(bundle, there).returncode == 5
+            assert (there / "bagit.txt").exists()
+            subprocess.run(f"mount -o remount,nr_inodes=99 {there}".split(), check=True)
+            assert push_here(bundle, there).returncode == 0 and verify(there).ok
+        finally:
+            subprocess.run(["umount", "-l", there], check=True)
+    assert push_here(bundle, there).returncode == 0 and verify(there).ok
+
+
 @pytest.mark.parametrize("by_ssh", [True, False], ids=["ssh", "here"])
 def test_a_file_with_other_names_there_is_replaced_and_what_has_the_other_names_stays_sound(
     sshd: Sshd, tmp_path: Path, by_ssh: bool
