@@ -161,6 +161,10 @@ def bring(
         if checkpoints and not any("checkpoints/" in name for name in held | {*listed}):
             refused.append(("checkpoints", "there is none"))
         results = [result for name, result in listed.items() if group_of(name) not in held]
+        inner = {path for r in results for path in Path(r.name).parents} - {Path()}
+        if linked := [path for path in inner if (folder / path).is_symlink()]:
+            problem = f"{linked[0]} in it is a link to another folder. Nothing was changed."
+            raise _refused(folder, problem, origin, run)
         _check_room(folder, results)
         with reporter.bytes_bar("compared", sum(result.size for result in results)) as count:
             wrong = [r.name for r in results if not _bring(source, run, folder, r, count)]
@@ -201,11 +205,15 @@ def read_listing(text: str) -> tuple[dict[str, Result], list[tuple[str, str]]]:
     return results, refused
 
 
-def _mark(folder: Path) -> dict[str, Any]:
-    """What an earlier pull noted in a folder: `source`, `files`; empty: nothing can be read."""
-    with suppress(OSError, ValueError):
-        return {**json.loads((folder / PULLED).read_bytes())}
-    return {}
+def _mark(folder: Path) -> tuple[str, set[str]]:
+    """What an earlier pull noted in a folder: source and files; empty where it cannot be read."""
+    found: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads((folder / PULLED).read_bytes())
+    mark = found if isinstance(found, dict) else {}
+    source, files = mark.get("source"), mark.get("files")
+    names = map(str, files if isinstance(files, list) else ())
+    return source if isinstance(source, str) else "", {*filter(_NAME.fullmatch, names)}
 
 
 def _not_for(folder: Path, origin: str) -> str:
@@ -214,18 +222,22 @@ def _not_for(folder: Path, origin: str) -> str:
         return ""
     if not (folder / PULLED).exists():
         return "is not a folder that `runner pull` made: a run of this machine?"
-    came = _mark(folder).get("source", origin)
-    return "" if came == origin else f"has results of {came}, and these are of {origin}."
+    came, _ = _mark(folder)
+    return "" if came in ("", origin) else f"has results of {came}, and these are of {origin}."
+
+
+def _refused(folder: Path, problem: str, origin: str, run: str) -> UsageError:
+    near = folder if folder.name not in ("", "..") else folder / run
+    others = (Path(f"{near}-{n}") for n in itertools.count(2))
+    other = next(path for path in others if not _not_for(path, origin))
+    return UsageError(f"{folder}: {problem}", f"Give another: -o {quoted(other)}")
 
 
 @contextmanager
 def _own(folder: Path, origin: str, run: str) -> Iterator[None]:
     """Holds a folder that is for this source; else UsageError."""
     if problem := _not_for(folder, origin):
-        near = folder if folder.name not in ("", "..") else folder / run
-        others = (Path(f"{near}-{n}") for n in itertools.count(2))
-        other = next(path for path in others if not _not_for(path, origin))
-        raise UsageError(f"{folder}: {problem}", f"Give another: -o {quoted(other)}")
+        raise _refused(folder, problem, origin, run)
     parts = folder / PARTS
     parts.mkdir(parents=True, exist_ok=True)
     with open(parts / "lock", "w") as lock:
@@ -307,7 +319,7 @@ def _hash(file: BinaryIO, digest: hashlib._Hash, count: Callable[[int], object])
 def _put_in_place(folder: Path, origin: str, right: Sequence[Result]) -> None:
     """Renames what came; removes what an earlier pull brought of the same model, and is no more."""
     names = {result.name for result in right}
-    earlier = {name for name in _mark(folder).get("files", ()) if _NAME.fullmatch(name)}
+    _, earlier = _mark(folder)
     mark = {"source": origin, "files": sorted(earlier | names)}
     write_atomically(folder / PULLED, json.dumps(mark, indent=1).encode())
     groups = {group_of(name) for name in names}

@@ -235,6 +235,42 @@ def test_a_byte_that_changes_during_the_pull_is_refused_by_name(laptop: Laptop, 
     assert results(far).items() <= got.items() and not (here / ".pull").exists()
 
 
+def test_what_becomes_a_pipe_there_is_not_waited_for(laptop: Laptop, far: Path) -> None:
+    own, mkfifo = f"{far}/model/config.json", shutil.which("mkfifo")
+    hostile(laptop, far, f"2 {DIGEST} model/config.json", then=f"rm {own}; {mkfifo} {own}")
+    said = laptop.runner("pull", "my", "--to", "far", code=5)
+    assert "model/config.json: is no file" in said and "cannot be read there" in said
+
+
+def test_a_folder_here_that_became_a_link_is_not_written_through(far: Path, tmp_path: Path) -> None:
+    disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
+    assert bring(disk, "my", out, checkpoints=False) == 0
+    mine = tmp_path / "mine"
+    (out / "model").rename(mine)
+    (mine / "config.json").write_text("mine")
+    (out / "model").symlink_to(mine)
+    before = files(mine)
+    with pytest.raises(StageError, match="model in it is a link to another folder") as refused:
+        bring(disk, "my", out, checkpoints=False)
+    assert files(mine) == before and not (out / ".pull").exists()
+    assert (
+        bring(disk, "my", Path(in_it(refused.value.remedy, r"(?<=-o )\S+")), checkpoints=False) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "torn", [b"[]", b'{"files": 5}', b'{"files": [1, null]}', b'{"source": {}}', b"\0", b""]
+)
+def test_a_torn_mark_of_an_earlier_pull_is_no_obstacle(
+    far: Path, tmp_path: Path, torn: bytes
+) -> None:
+    disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
+    out.mkdir()
+    (out / "pulled.json").write_bytes(torn)
+    assert bring(disk, "my", out, checkpoints=False) == 0
+    assert results(far).items() <= files(out).items()
+
+
 def on_disk(folder: Path, root: Path, run: str = "my") -> Disk:
     """A carried disk with the results of a run, as `go.sh --results` writes them."""
     own, to = results(root), folder / "results" / run
