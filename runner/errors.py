@@ -6,6 +6,7 @@ Only this module and `inputs` import `stage`.
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 from stage import __version__
 from stage.cli.base import Choice, Group, json_option, print_json, quiet_option, silent
@@ -129,7 +130,9 @@ class CommandGroup(Group):
     """The command group of `runner`: here a run fills the disk, not the store of bundles."""
 
     program = "runner"
-    free_space = f"Free space there (older runs, checkpoints), or choose {OTHER_DISK}"
+
+    def free_space(self, folder: Path) -> str:
+        return f"Free space there (older runs, checkpoints), or choose {OTHER_DISK}"
 
 
 class LostPeerError(IncompleteError):

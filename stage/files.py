@@ -223,12 +223,13 @@ def sync_disk(folder: Path) -> bool:
     return True
 
 
-def check_space(folder: Path, needed: int) -> None:
+def check_space(folder: Path, needed: int, more: str = "") -> None:
     """Checks whether the disk has enough space.
 
     Args:
         folder: of the files to write; its nearest existing parent is checked.
         needed: bytes.
+        more: what else can be freed there.
 
     Raises:
         IncompleteError: it has not; states how much is missing.
@@ -238,9 +239,7 @@ def check_space(folder: Path, needed: int) -> None:
         raise IncompleteError(
             f"{folder}: {human_size(needed)} are needed and {human_size(free)} are free: "
             f"{human_size(needed - free)} are missing. Nothing was written.",
-            f"Free {human_size(needed - free)} there (files of the shared store that no bundle "
-            "has: `find ~/.cache/airlift/store -type f -links 1 -delete`), or choose another "
-            "folder with -o.",
+            f"Free {human_size(needed - free)} there{more}, or choose another folder with -o.",
         )
 
 

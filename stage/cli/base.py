@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
@@ -39,11 +39,12 @@ class Group(click.Group):
     """
 
     program = "stage"
-    free_space = (
-        "Free space there (files of the shared store that no bundle has: "
-        "`find ~/.cache/airlift/store -type f -links 1 -delete`)"
-    )
-    """The remedy for a full disk."""
+
+    def free_space(self, folder: Path) -> str:
+        """The remedy for a full disk."""
+        from stage.staging.store import clearing, store_from
+
+        return f"Free space there{clearing(store_from(os.environ), folder)}"
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ def say(text: str, *, err: bool = False) -> None:
 _NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
-def _from_os_error(error: OSError, free_space: str) -> StageError:
+def _from_os_error(error: OSError, free_space: Callable[[Path], str]) -> StageError:
     """An error of the file system with its remedy. Most are a full disk or quota."""
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if error.errno in (
@@ -301,7 +302,7 @@ def _from_os_error(error: OSError, free_space: str) -> StageError:
     if error.errno in _NO_SUCH_PLACE:
         return UsageError(f"{what}.", "No file can be at that path: give another.")
     remedies = {
-        errno.ENOSPC: f"The disk is full. {free_space}",
+        errno.ENOSPC: "The disk is full. " + free_space(Path(str(error.filename or "."))),
         errno.ENOMEM: "There is not enough memory (`ulimit -v`, the job's memory)",
         errno.EAGAIN: "No more processes can be started (`ulimit -u`)",
         errno.EFBIG: "No file may be larger here (`ulimit -f`, or that disk)",

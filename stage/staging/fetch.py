@@ -44,7 +44,7 @@ from stage.staging.plan import FetchOutcome, Plan, check_space_for_local, print_
 from stage.staging.prechecks import check_complete_for_loading, check_nesting
 from stage.staging.resolve import check_names, look_at_local, read_previous, resolve
 from stage.staging.sources.source import AssetSource, Progress, Run, connect, open_sources
-from stage.staging.store import Sharing
+from stage.staging.store import Sharing, clearing
 from stage.staging.working_folder import WorkFolder, alone_in
 from stage.threads import together
 from stage.version import __version__
@@ -85,10 +85,11 @@ def fetch_manifest(
         plan = Plan.of(lock, folder, sharing)
         if options.dry_run:
             print_plan(plan, lock, root, folder, reporter)
+            check_space(root, plan.space, clearing(options.store, root))
             files, size = len(lock.files), lock.size
             return FetchOutcome(root, manifest.lock_path, None, files, size, dry_run=True)
         stale = folder.stale({file.path for file in lock.files})
-        check_space(root, plan.space)
+        check_space(root, plan.space, clearing(options.store, root))
         resolved = _resolved(lock, previous, sources)
         if resolved.assets:
             write_lock(resolved, manifest.lock_path)

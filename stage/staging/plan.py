@@ -10,7 +10,7 @@ from stage.files import check_space, free_space, human_count, human_size
 from stage.lock.model import LockedAsset, LockedFile
 from stage.lock.write import Lockfile
 from stage.progress import Reporter
-from stage.staging.store import SharedStore, Sharing
+from stage.staging.store import SharedStore, Sharing, clearing
 from stage.staging.working_folder import WorkFolder
 
 # Times the size of its packages: the image, and the packages unpacked until the image is made.
@@ -121,7 +121,8 @@ def check_space_for_local(
     here = set(folder.sizes.values())
     if store is not None and store.shares_disk_with(root):
         here |= store.sizes()
-    check_space(root, sum(size for size in coming if size not in here) - folder.partial_size)
+    needed = sum(size for size in coming if size not in here) - folder.partial_size
+    check_space(root, needed, clearing(store, root))
 
 
 def print_plan(
@@ -131,7 +132,6 @@ def print_plan(
 
     Raises:
         UsageError: the folder has files that no fetch wrote.
-        IncompleteError: the disk has too little space.
     """
     states = {file.path: "share" for file in plan.shared}
     states |= {file.path: "fetch" for file in plan.downloads}
@@ -173,4 +173,3 @@ def print_plan(
         unchecked.append(f"whether {names} can be unpacked and converted{only}")
     unchecked.append("whether everything loads without network")
     reporter.note(f"--dry-run did not check: {'; '.join(unchecked)}")
-    check_space(root, plan.space)

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 from stage.digests import FileDigests, hash_file
-from stage.errors import UsageError
+from stage.errors import UsageError, quoted
 from stage.files import human_count, human_size
 from stage.lock.model import LockedFile
 from stage.paths import PARTIAL_SUFFIX
@@ -89,6 +89,14 @@ def store_from(environ: Mapping[str, str]) -> SharedStore | None:
     )
     root = Path(named) if named else cache / "airlift/store"
     return SharedStore(root, Path(hub)) if root.is_absolute() else None
+
+
+def clearing(store: SharedStore | None, folder: Path) -> str:
+    """What clears the store, for a remedy; empty where that frees nothing for a folder."""
+    if store is None or not store.root.is_dir() or not store.shares_disk_with(folder):
+        return ""
+    find = f"find {quoted(store.root)} -type f -links 1 -delete"
+    return f" (files of the shared store that no bundle on that disk has: `{find}`)"
 
 
 class Sharing:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.hubs import STRANGER_TOKEN
 from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop
 
@@ -174,3 +178,23 @@ def test_a_refusal_leaves_neither_folders_nor_a_lock(
         done = laptop.fetch("new/deeper/bundle", **store)
         assert done.returncode == 5 and "are missing. Nothing was written" in done.stderr
         assert sorted(laptop.folder.rglob("*")) == before
+
+
+@obeys("stage/files.py", "Free {} there{}, or choose another folder with -o.")
+def test_on_a_full_disk_the_store_is_cleared_only_where_that_frees_something(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(laptop.folder)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    store = laptop.folder / "my cache/airlift/store"
+    store.mkdir(parents=True)
+    (store / "old").write_text("of no bundle")
+    monkeypatch.delenv("AIRLIFT_STORE", raising=False)
+    cache = {"XDG_CACHE_HOME": str(store.parents[1])}
+    said = laptop.fetch("bundle", **cache).stderr
+    subprocess.run(in_it(said, "(?<=`)find [^`]*"), shell=True, check=True)
+    assert not (store / "old").exists() and store.is_dir()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if Path(elsewhere).stat().st_dev != laptop.folder.stat().st_dev:
+            said = laptop.fetch("bundle", AIRLIFT_STORE=elsewhere).stderr
+            assert " are missing. Nothing was written.\n  -> Free " in said and "find" not in said
