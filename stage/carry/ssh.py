@@ -15,6 +15,7 @@ import select
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -225,7 +226,9 @@ class RemoteShell:
             sink(part)
             came += len(part)
 
-        code, said = self._run(f"{before}\ntail -c +{offset + 1} {self.inside(path)}", take)
+        file = self.inside(path)  # a pipe would be waited for, for ever
+        is_file = f"[ ! -e {file} ] || [ -f {file} ] || {{ echo {file}: is no file >&2; exit 1; }}"
+        code, said = self._run(f"{before}\n{is_file}\ntail -c +{offset + 1} {file}", take)
         print(said, end="", file=sys.stderr)
         if code != 0:
             raise IncompleteError(
@@ -424,24 +427,37 @@ def socket_folder() -> Path:
     """The folder of our connections: short, and nobody else's.
 
     Raises:
-        UsageError: it belongs to somebody else, or others may write to it.
+        UsageError: others may enter it; or it belongs to somebody else, and so does the other one.
     """
     # Not set in cron, which may use what a terminal opened.
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     folder = Path(runtime, "airlift")
-    fits = len(os.fsencode(folder)) + 1 + _NAME <= _MAX_SOCKET and not re.search(r"\s|%", runtime)
-    if not fits or not runtime.startswith("/") or not os.access(runtime, os.W_OK):
+    if not _fits(folder) or not os.access(runtime, os.W_OK):
         folder = Path(f"/tmp/airlift-{os.getuid()}")
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    is_ours = folder.is_dir() and not folder.is_symlink() and status.st_uid == os.getuid()
-    if not is_ours or status.st_mode & 0o077:
+    own = Path(os.environ.get("HOME", ""), ".ssh/airlift")
+    if not _make_ours(folder) and folder.lstat().st_uid != os.getuid() and _fits(own):
+        folder = own  # in /tmp, a name that somebody else took cannot be removed
+    if not _make_ours(folder):
         raise UsageError(
             f"{folder}: not a folder that only you can enter. Whoever can would have your logins.",
             f"Look whose it is, then remove it: rm -r {quoted(folder)}",
         )
     return folder
+
+
+def _fits(folder: Path) -> bool:
+    """Whether it can be the folder of a socket for ssh."""
+    is_short = len(os.fsencode(folder)) + 1 + _NAME <= _MAX_SOCKET
+    return is_short and folder.is_absolute() and not re.search(r"\s|%", str(folder))
+
+
+def _make_ours(folder: Path) -> bool:
+    """Makes a folder, unless it is there; whether it is ours alone."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    status = folder.lstat()
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_ours and not status.st_mode & 0o077
 
 
 def _command(ssh: str) -> list[str]:

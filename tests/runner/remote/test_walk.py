@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -110,3 +111,18 @@ def test_a_job_is_of_this_plan_only_if_its_script_says_so(
     assert found() == ("yes", "yes")
     (folder / road.runs / "my.yaml").write_text(RUN + " ")
     assert found() == ("yes", "")
+
+
+def test_what_a_shell_there_obeys_is_written_by_its_owner_alone(road: Road, tmp_path: Path) -> None:
+    """A login node for project groups: umask 002."""
+    mask = os.umask(0o002)
+    try:
+        with connected(PushTarget(None, str(tmp_path / "new"))) as remote:
+            with there.sending(remote):
+                pass
+            assert there.begin(remote, road, road.plan("0" * 64))
+    finally:
+        os.umask(mask)
+    found = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    ours = [path for path in found if path.name in ("new", "go.sh", "plan", "my.yaml", ".airlift")]
+    assert len(ours) == 5 and not [path for path in ours if path.stat().st_mode & 0o022]

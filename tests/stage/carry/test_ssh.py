@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -267,6 +268,29 @@ def test_sockets_lie_in_a_folder_that_is_short_and_only_ours(
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"/tmp/{'long/' * 20}")
     assert socket_folder() == Path(f"/tmp/airlift-{os.getuid()}")
     assert len(str(socket_folder() / ("x" * 40))) <= 86
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a folder of another user")
+def test_a_folder_in_tmp_that_another_user_took_first_locks_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uid = 54321
+    home, taken = Path(tempfile.mkdtemp(dir="/tmp")), Path(f"/tmp/airlift-{uid}")
+    own = home / ".ssh/airlift"
+    own.mkdir(mode=0o700, parents=True)
+    os.chown(own, uid, -1)
+    taken.mkdir(mode=0o700)  # of root
+    try:
+        for name, value in (("XDG_RUNTIME_DIR", "/nowhere"), ("HOME", str(home))):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+        assert socket_folder() == own
+        own.chmod(0o755)
+        with pytest.raises(UsageError, match="only you can enter"):
+            socket_folder()
+    finally:
+        shutil.rmtree(home)
+        shutil.rmtree(taken, ignore_errors=True)
 
 
 @pytest.mark.parametrize(
