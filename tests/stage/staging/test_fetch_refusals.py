@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.remedies.obeyed import in_it, obeys
+from tests.remedies.obeyed import in_it
 from tests.support.servers.hubs import STRANGER_TOKEN
 from tests.support.staging import DATASET, LANDING, MANIFEST, MODEL, Laptop
 
@@ -180,7 +180,6 @@ def test_a_refusal_leaves_neither_folders_nor_a_lock(
         assert sorted(laptop.folder.rglob("*")) == before
 
 
-@obeys("stage/files.py", "Free {} there{}, or choose another folder with -o.")
 def test_on_a_full_disk_the_store_is_cleared_only_where_that_frees_something(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
