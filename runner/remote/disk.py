@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from runner.disks import disk_type, read_mounts
@@ -69,17 +70,28 @@ def write(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: bool) ->
     sums = [f"{sha256_of(files[name])}  {name}\n" for name in (".airlift/plan", "go.sh")]
     # By this file, go.sh knows that it stands on the disk.
     texts = {**files, ".airlift/carried": "".join(sums)}
+    before = _run_on(disk)
     for name, text in texts.items():
         (disk / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(disk / name, text.encode())
     drop_from_memory(disk / name for name in texts)
     _check_read([n for n, text in texts.items() if (disk / n).read_bytes() != text.encode()], disk)
+    other = f"note: go.sh there took {before}; now it takes this run alone"
     return [
+        *[other] * (before not in ("", _run_on(disk))),
         f"{disk}: bundle, {', '.join(files)}; every byte was read back",
         f"next: eject it; on the cluster: sh {quoted(disk)}/go.sh FOLDER",
         f"its results: there, sh FOLDER/go.sh --results {quoted(disk)}",
         f"      and here: runner pull RUN --to {quoted(disk)}/",
     ]
+
+
+def _run_on(disk: Path) -> str:
+    """The run folder in the plan on a disk; empty: there is no plan."""
+    with suppress(OSError):
+        text = (disk / ".airlift/plan").read_text("utf-8", "replace")
+        return as_shown(text.partition("\nOUTPUT=")[2].partition("\n")[0])
+    return ""
 
 
 def _check_read(damaged: Sequence[str], disk: Path) -> None:

@@ -46,13 +46,13 @@ take_lock() {
       "runner submit RUN --to ... on the laptop writes it."
   [ -z "$from" ] || is_written "$from" || stop 1 \
     "$from: go.sh and .airlift/plan are not those that were written together: damaged?" "$rewrite"
-  mkdir -p .airlift && dead=$(owner)
+  dead=$(owner)
   if is_dead && mv .airlift/lock ".airlift/dead.$$" 2>/dev/null; then
     # Another took it over since it was looked at? Then it is given back.
     [ "$(cat ".airlift/dead.$$/holder" 2>/dev/null)" = "$dead" ] || mv ".airlift/dead.$$" .airlift/lock
     rm -rf ".airlift/dead.$$"
   fi
-  said=$(mkdir .airlift/lock 2>&1) || [ ! -d .airlift/lock ] ||
+  said=$({ mkdir -p .airlift && mkdir .airlift/lock; } 2>&1) || [ ! -d .airlift/lock ] ||
     stop 75 "another go.sh is at work here: $(owner)" "tail -f '$PWD/.airlift/log' follows it."
   [ -d .airlift/lock ] || stop 5 "$PWD cannot be written: ${said##*: }." \
     "Correct that, or take another folder of yours that the compute nodes see; then run it again."
@@ -87,6 +87,7 @@ end() { # exit code: writes the result
     *)
       [ -t 1 ] || tail -n 10 .airlift/log >&2
       say "$PWD/.airlift/log has all words; correct that, then run it again: it goes on"
+      [ -z "$from" ] || [ "$code" != 1 ] || say "Where the disk itself is damaged: $rewrite"
       ;;
   esac
   exit "$code"
@@ -141,6 +142,9 @@ is_copy() { # from a carried disk
   [ ! -s .airlift/damaged ] && cmp -s "$from/bundle/$seal" "bundle/$seal" && is_written . && is_intact
 }
 do_copy() { # each file whole or not at all; the seal of the bundle, and this script, at the end
+  count=$(sed -n 's/^Payload-Oxum: [0-9]*\.//p' "$from/bundle/bag-info.txt")
+  [ "$(find "$from/bundle/data" -type f | grep -c .)" -ge "${count:-1}" ] ||
+    stop 1 "$from/bundle: files are missing. Nothing was changed." "$rewrite"
   [ ! -f bundle/stage.lock ] ||
     [ "$(tail -n 2 bundle/stage.lock)" = "$(tail -n 2 "$from/bundle/stage.lock")" ] ||
     stop 2 "$PWD/bundle is another bundle. Nothing was changed." \
@@ -184,6 +188,9 @@ is_verify() { [ -n "$python" ] && "$python" -I -c "$receipt" "$BUNDLE_ID" 2>/dev
 do_verify() { if [ "$VERIFY" = job ]; then verify_in_job; else verify_here; fi; }
 verify_here() {
   sleep 3 # a file that was changed in this moment would get no receipt
+  { [ ! -f bundle/stage-verify.py ] || (cd bundle && grep '  stage-verify\.py$' "$seal" | sha256sum -c); } \
+    >/dev/null 2>&1 || { say stage-verify.py >.airlift/damaged && stop 1 \
+    "bundle/stage-verify.py is damaged." "Send the bundle again: it replaces it."; }
   [ -z "$python" ] || [ ! -f bundle/stage-verify.py ] ||
     exec nice -n 10 "$python" -I bundle/stage-verify.py --id "$BUNDLE_ID" --jobs 4 \
       --failed .airlift/damaged bundle

@@ -239,6 +239,11 @@ def test_a_byte_of_run_file_plan_or_script_that_rots_on_the_disk_submits_nothing
     disk.mkdir()
     for stale in ("name: other\n", "name: my\nsteps: 5\n"):  # an earlier submit to the disk
         put(disk, bundle, stale)
+    plan = (disk / ".airlift/plan").read_text()
+    (disk / ".airlift/plan").write_text(plan.replace("output/my", "output/other"))
+    assert put(disk, bundle, stale)[0] == (
+        "note: go.sh there took output/other; now it takes this run alone"
+    )
     shutil.rmtree(far.folder)
     (run_file,) = (path for path in disk.glob("runs-*/my.yaml") if b"5" in path.read_bytes())
     for path in (run_file, disk / ".airlift/plan", disk / ".airlift/carried", disk / "go.sh"):
@@ -256,6 +261,34 @@ def test_a_byte_of_run_file_plan_or_script_that_rots_on_the_disk_submits_nothing
     flip(far.folder / run_file.parent.name / "my.yaml")
     assert far.go(shell).returncode == 1 and len(far.calls) == 2
     assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0 and len(far.calls) == 4
+
+
+@each_shell
+def test_a_disk_that_lost_files_takes_nothing_from_a_sound_copy(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    disk, far = tmp_path / "disk", Far(tmp_path / "cluster")
+    bundle = make_bundle(tmp_path / "bundle", big=False).root
+    disk.mkdir()
+    put(disk, bundle)
+    shutil.rmtree(far.folder)
+    assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0, far.read("log")
+    (far.notes / "queue").write_text("")
+    (disk / "bundle" / WEIGHTS).unlink()
+    for lost in ("tagmanifest-sha256.txt", "stage.lock", ""):
+        shutil.rmtree(disk / "bundle") if not lost else (disk / "bundle" / lost).unlink()
+        done = far.go(shell, far.folder, go=disk / "go.sh")
+        assert done.returncode == 1 and "Write the disk again" in done.stderr, lost
+        assert "files are missing. Nothing was changed." in far.read("log")
+        assert verify(far.folder / "bundle").ok
+    said = put(disk, bundle, "name: my\nsteps: 5\n")
+    assert not said[0].startswith("note:") and (disk / "bundle" / WEIGHTS).exists()
+    flip(disk / "bundle/stage-verify.py", 900)  # a program that checks is no program any more
+    shutil.rmtree(far.folder)
+    done = far.go(shell, far.folder, go=disk / "go.sh")
+    assert done.returncode == 1 and "stage-verify.py is damaged." in done.stderr
+    assert "Where the disk itself is damaged: Write the disk again" in done.stdout
+    assert far.read("damaged") == "stage-verify.py\n"
 
 
 def test_what_is_read_back_is_the_disk_and_not_the_memory(ext4: Path, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_killed_at_ten_moments_it_ends_with_one_job(tmp_path: Path, shell: list[
             assert far.go(shell).returncode == 75
             far.age_lock(61)
         elif waits:
-            far.age_lock(13)  # 2 s are waited for
+            far.age_lock(14)  # 1 s is waited for
         done = far.go(shell)
         assert done.returncode == 0, f"{moment}: {done.stderr}{far.read('log')}"
         assert far.read("result") == "w1 0 17\n"
