@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import IncompleteError
+from runner.errors import IncompleteError, UsageError
 from runner.inputs.far import PushTarget, connected
+from runner.inputs.staged import Here
 from runner.remote import submit, there
 from runner.remote.plan import Road
 from runner.remote.there import End, There, plan_digest, walk
@@ -85,6 +86,25 @@ def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -
     again = ["".join(text) for text in seen]
     one(0)  # it is not taken for the end of the first
     assert found[-1][0] not in begun and again[0] in "".join(seen[0])
+
+
+def test_the_job_that_another_laptops_walk_made_is_seen_before_a_walk_begins_again(
+    road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joined that walk, which was for another text under the same name."""
+    script = tmp_path / "there/output/my/submit.sbatch"
+    queue = f"echo 'job=17|PENDING|{script}'"
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin", sbatch="exit 0", squeue=queue))
+    monkeypatch.setattr(Here, "is_locked", True)
+    script.parent.mkdir(parents=True)
+    script.write_text(f"exec runner train {tmp_path}/there/runs-0123456789abcdef/my.yaml\n")
+    answers = iter([(None, End("w0", 0, 17, ""))])
+    monkeypatch.setattr(submit, "walk", lambda *_: next(answers))
+    with (
+        connected(PushTarget(None, str(tmp_path / "there"))) as remote,
+        pytest.raises(UsageError, match=r"job 17 \(pending\) writes output/my there"),
+    ):
+        submit._walk(remote, road, road.plan("0" * 64))
 
 
 def test_a_job_is_of_this_plan_only_if_its_script_says_so(
