@@ -79,7 +79,6 @@ def test_the_job_reads_the_text_of_the_laptop_that_is_told_so(
     laptops: tuple[Laptop, Laptop], later: Callable[[Path], bool]
 ) -> None:
     first, second = laptops
-    is_begun = False
     with ThreadPoolExecutor() as pool:
         one = pool.submit(code_of, first)
         wait_for(lambda: later(first.there))
