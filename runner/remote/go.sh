@@ -52,7 +52,7 @@ take_lock() {
     [ "$(cat ".airlift/dead.$$/holder" 2>/dev/null)" = "$dead" ] || mv ".airlift/dead.$$" .airlift/lock
     rm -rf ".airlift/dead.$$"
   fi
-  said=$({ mkdir -p .airlift && mkdir .airlift/lock; } 2>&1) || [ ! -d .airlift/lock ] ||
+  said=$({ umask 022 && mkdir -p .airlift && mkdir .airlift/lock; } 2>&1) || [ ! -d .airlift/lock ] ||
     stop 75 "another go.sh is at work here: $(owner)" "tail -f '$PWD/.airlift/log' follows it."
   [ -d .airlift/lock ] || stop 5 "$PWD cannot be written: ${said##*: }." \
     "Correct that, or take another folder of yours that the compute nodes see; then run it again."
@@ -142,6 +142,7 @@ is_copy() { # from a carried disk
   [ ! -s .airlift/damaged ] && cmp -s "$from/bundle/$seal" "bundle/$seal" && is_written . && is_intact
 }
 do_copy() { # each file whole or not at all; the seal of the bundle, and this script, at the end
+  umask 022 # a shell obeys some of them: they are written by their owner alone
   count=$(sed -n 's/^Payload-Oxum: [0-9]*\.//p' "$from/bundle/bag-info.txt")
   [ "$(find "$from/bundle/data" -type f | grep -c .)" -ge "${count:-1}" ] ||
     stop 1 "$from/bundle: files are missing. Nothing was changed." "$rewrite"
@@ -340,7 +341,7 @@ main() {
   rewrite="Write the disk again, on the laptop: runner submit RUN --to DISK/"
   space="Free space or quota there, then run it again: it goes on."
   here=$(cd "$(dirname "$0")" && pwd -P) || exit 5
-  case ${1:-} in '' | --*) cd "$here" ;; *) mkdir -p "$1" && cd "$1" && from=$here ;; esac ||
+  case ${1:-} in '' | --*) cd "$here" ;; *) (umask 022 && mkdir -p "$1") && cd "$1" && from=$here ;; esac ||
     stop 5 "${1:-$here} cannot be used: the reason is above." "Give a folder where you may write."
   [ "$from" != "$(pwd -P)" ] || from=
   [ -n "$from" ] || [ ! -f .airlift/carried ] || stop 2 \

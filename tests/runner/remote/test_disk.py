@@ -272,7 +272,12 @@ def test_a_disk_that_lost_files_takes_nothing_from_a_sound_copy(
     disk.mkdir()
     put(disk, bundle)
     shutil.rmtree(far.folder)
+    mask = os.umask(0o002)  # a login node for project groups
     assert far.go(shell, far.folder, go=disk / "go.sh").returncode == 0, far.read("log")
+    os.umask(mask)
+    obeyed = (far.folder, *far.folder.glob("go.sh"), *far.folder.glob("runs-*/*"))
+    obeyed += (far.folder / ".airlift", far.folder / ".airlift/plan")
+    assert [path for path in obeyed if path.stat().st_mode & 0o022] == []
     (far.notes / "queue").write_text("")
     (disk / "bundle" / WEIGHTS).unlink()
     for lost in ("tagmanifest-sha256.txt", "stage.lock", ""):
