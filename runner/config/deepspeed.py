@@ -141,13 +141,14 @@ def _check_filled_in(path: Path, text: str) -> None:
         UsageError: a variable of a shell is in it.
     """
     plain = _without_comments(text)
-    if found := re.search(r"\$\{?[A-Za-z_]\w*\}?", plain):
+    if found := re.search(r"\$(\{?[A-Za-z_]\w*\}?|\(+[^)\n]*\)+)", plain):
         filled = path.with_stem(f"{path.stem}-filled")
         raise UsageError(
-            f"{path}:{plain.count(chr(10), 0, found.start()) + 1}: `{found[0]}` is a variable of a "
-            "shell, and nothing has filled it in.",
-            "Set its variables as the job script does (export), then: "
-            f"envsubst < {quoted(path)} > {quoted(filled)}   and name that file in engine.config.",
+            f"{path}:{plain.count(chr(10), 0, found.start()) + 1}: `{found[0]}` is for a shell, "
+            "and no shell has filled it in.",
+            "Run the lines of the job script that write this file (cat <<EOF). Or export its "
+            f"variables, then: envsubst < {quoted(path)} > {quoted(filled)}   and name that file "
+            "in engine.config.",
         )
 
 
@@ -194,11 +195,16 @@ def place_of(path: Path, key: str) -> str:
         key: dotted; its last part is looked for.
     """
     name = re.escape(key.rpartition(".")[2])
+    text = _text_of(path)
+    found = re.search(rf'(?<![\w-])"?{name}"?\s*:', text)
+    return f"{path}:{text.count(chr(10), 0, found.start()) + 1}" if found else str(path)
+
+
+def _text_of(path: Path) -> str:
+    """The text for a message; empty where it cannot be read, as in a container without the file."""
     with suppress(OSError, UnicodeDecodeError):
-        text = path.read_text(encoding="utf-8-sig")
-        if found := re.search(rf'(?<![\w-])"?{name}"?\s*:', text):
-            return f"{path}:{text.count(chr(10), 0, found.start()) + 1}"
-    return str(path)
+        return path.read_text(encoding="utf-8-sig")
+    return ""
 
 
 @dataclass(frozen=True)

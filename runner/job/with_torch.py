@@ -18,6 +18,7 @@ from runner.config.data import TASKS, data_of
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, shortage
 from runner.job.findings import Findings
+from runner.job.installed import is_installed
 from runner.job.plan import TrainingPlan
 
 IN_LAYER = re.compile(r"\.\d+\.")
@@ -38,7 +39,7 @@ def look(config: RunConfig, asset: str, path: Path) -> tuple[Findings, list[int]
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     found = Findings()
-    if config.engine.config is not None:
+    if config.engine.config is not None and is_installed("deepspeed"):
         found.attempt(check_ds_config, config)
     settings: dict[str, Any] = {}
     try:

@@ -427,16 +427,17 @@ def test_a_section_that_is_null_is_absent(tmp_path: Path, section: str) -> None:
     assert ds_config(config, plan_of(config, "fp32"))["zero_optimization"]["stage"] == 1
 
 
-@obeys(FILE, "Set its variables as the job script does")
+@obeys(FILE, "Run the lines of the job script that write this file")
 def test_the_text_of_a_here_document_is_to_be_filled_in(tmp_path: Path, bundle: Path) -> None:
     theirs = '{\n  "train_micro_batch_size_per_gpu": $MB,\n  "zero_optimization": {"stage": $S}\n}'
     said = refused(tmp_path, bundle, theirs)
-    assert "ds.json:2: `$MB` is a variable of a shell" in said
+    assert "ds.json:2: `$MB` is for a shell" in said
     command = said[said.index("envsubst") :].partition("   and")[0]
     assert command.replace(f"{tmp_path}/", "") == "envsubst < ds.json > ds-filled.json"
     filled = theirs.replace("$MB", "4").replace("$S", "2")  # what envsubst writes
     passes(tmp_path, filled)
-    assert "`${USE}` is a variable" in refused(tmp_path, bundle, '{"fp16": {"enabled": ${USE}}}')
+    assert "`${USE}` is for a shell" in refused(tmp_path, bundle, '{"fp16": {"enabled": ${USE}}}')
+    assert "`$((2 * MB))` is for" in refused(tmp_path, bundle, '{"train_batch_size": $((2 * MB))}')
     assert load(tmp_path, '{"train_batch_size": 8}  // $MB comes later').batch.total == 8
 
 
