@@ -546,9 +546,10 @@ exec torchrun --nnodes ${NNODES:-1} --node_rank ${NODE_RANK:-0} --nproc_per_node
     [
         "torchrun --standalone --nproc-per-node=1 envs.py",
         "accelerate launch --config_file no.yaml envs.py",
-        "accelerate launch --cpu envs.py",
-        "./llamafactory-cli train x.yaml",
-        "bash job.sh",
+        # Each takes ten seconds: the other ways to write the line are nightly.
+        pytest.param("accelerate launch --cpu envs.py", marks=pytest.mark.slow),
+        pytest.param("./llamafactory-cli train x.yaml", marks=pytest.mark.slow),
+        pytest.param("bash job.sh", marks=pytest.mark.slow),
     ],
 )
 @obeys("runner/exec/run.py", "All nodes together: ")

@@ -213,8 +213,11 @@ CASES = [
     Case(
         "environment without a lock or a profile",
         2,
-        ("there is no notes/a.conda-lock.yml, and no `profile` to make it for",),
-        fetch(asset(environment="notes/a.txt")),
+        ("there is no notes/e.conda-lock.yml, and no `profile` to make it for",),
+        fetch(
+            asset(environment="notes/e.yml"),
+            lambda place: place.write("notes/e.yml", "dependencies: [python=3.11]\n"),
+        ),
     ),
     Case(
         "profile that is not there",

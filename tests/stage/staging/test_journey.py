@@ -26,7 +26,7 @@ STORY = {
     "stage/staging/sources/source.py",
     "stage/staging/sources/hub.py",
 }
-MOST = 18
+MOST = 19
 
 
 def imported(files: set[str]) -> set[str]:
@@ -40,7 +40,7 @@ def imported(files: set[str]) -> set[str]:
     return found
 
 
-def test_a_reader_opens_at_most_18_files(hub: TestHub, stage: Callable[..., Result]) -> None:
+def test_a_reader_opens_at_most_19_files(hub: TestHub, stage: Callable[..., Result]) -> None:
     hub.commit("models", "acme/tiny", {"config.json": b'{"model_type": "bert"}'})
     Path("m.yaml").write_text("format: 1\nassets:\n  tiny: {model: acme/tiny}\n")
     ends = {HubSource.resolve.__code__, HubSource.fetch.__code__}
