@@ -17,6 +17,9 @@ stop() { # exit code, what, what to do
   exit "$1"
 }
 digest() { sum=$(sha256sum) && say "${sum%% *}"; }
+# A shell runs a file that is cut between two commands, as if it were whole.
+[ "$(tail -n 1 "$0")" = 'main "$@"' ] ||
+  stop 1 "$0: the end of this file is missing." "On the laptop, the same command again writes it."
 
 # --- The lock is a folder. `beat` in it is touched while its owner, or that one's step, lives.
 owner() { cat .airlift/lock/holder 2>/dev/null; } # WALK HOST PID

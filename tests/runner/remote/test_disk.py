@@ -219,6 +219,23 @@ def test_a_copy_that_is_cut_or_damaged_is_copied_again(tmp_path: Path, shell: li
     assert verify(far.folder / "bundle").ok
 
 
+@each_shell
+@pytest.mark.parametrize("cut", [len('main "$@"\n'), len(' "$@"\n')])
+def test_a_script_whose_last_line_is_cut_does_not_end_with_0(
+    tmp_path: Path, shell: list[str], cut: int
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    put(disk, make_bundle(tmp_path / "bundle", big=False).root)
+    script = disk / "go.sh"
+    script.write_bytes(script.read_bytes()[:-cut])
+    far = Far(tmp_path / "cluster")
+    done = far.go(shell, far.folder, go=script)
+    assert done.returncode == 1 and "the end of this file is missing" in done.stderr
+    put(disk, tmp_path / "bundle")  # the same command again writes it
+    assert far.go(shell, far.folder, go=script).returncode == 0, far.read("log")
+
+
 def test_a_run_file_that_the_disk_does_not_keep_is_not_said_to_be_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
