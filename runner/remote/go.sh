@@ -161,7 +161,9 @@ changed." "Let them end, or take a folder of its own: sh go.sh FOLDER"
   [ ! -f .airlift/damaged ] ||
     while IFS= read -r file; do rm -f "bundle/$file"; done <.airlift/damaged
   rm -f .airlift/damaged
-  (cd "$from" && find bundle -type f ! -path "bundle/$seal" && find "bundle/$seal" "$RUNS" -type f &&
+  # macOS writes such files beside others on a disk of another system; a bundle may have its own.
+  grep -q '/\._' "$from/bundle/manifest-sha256.txt" && own= || own='._*'
+  (cd "$from" && find bundle -type f ! -path "bundle/$seal" ! -name "$own" && find "bundle/$seal" "$RUNS" -type f &&
     say ".airlift/plan${newline}go.sh") |
     while IFS= read -r file; do
       size=$(stat -c %s "$from/$file")

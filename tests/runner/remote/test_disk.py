@@ -220,6 +220,21 @@ def test_a_copy_that_is_cut_or_damaged_is_copied_again(tmp_path: Path, shell: li
 
 
 @each_shell
+def test_what_macos_writes_beside_the_files_of_a_disk_stays_there(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    disk, far = tmp_path / "disk", Far(tmp_path / "cluster")
+    shutil.rmtree(far.folder / "bundle")
+    disk.mkdir()
+    put(disk, make_bundle(tmp_path / "bundle", big=False).root)
+    for path in [disk / "bundle/bagit.txt", *disk.rglob("vocab.txt")]:
+        path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7")
+    done = far.go(shell, far.folder, go=disk / "go.sh")
+    assert done.returncode == 0, far.read("log")
+    assert not list(far.folder.rglob("._*")) and verify(far.folder / "bundle").ok
+
+
+@each_shell
 @pytest.mark.parametrize("cut", [len('main "$@"\n'), len(' "$@"\n')])
 def test_a_script_whose_last_line_is_cut_does_not_end_with_0(
     tmp_path: Path, shell: list[str], cut: int
