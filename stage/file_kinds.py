@@ -64,7 +64,7 @@ _USE = {
     ENVIRONMENT: "Lock it: stage env lock {} --profile PROFILE.",
     DS_CONFIG: "A run file names it: engine: {{name: deepspeed, config: {name}}}.",
     ACCELERATE: "Its own launcher reads it: runner exec --bundle BUNDLE -- accelerate launch "
-    "--config_file {} SCRIPT.py.",
+    "--config_file {} SCRIPT.py",
     REQUIREMENTS: "An environment.yml names it: "
     "dependencies: [python=3.11, pip, {{pip: [-r {name}]}}].",
     UV_LOCK: "In its folder: uv export --frozen --format requirements-txt --no-emit-project "
@@ -157,7 +157,9 @@ def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> 
     """
     kinds = kinds_of(start)
     # Names alone are a table's column or a text as well, but nothing in place of an environment.yml
-    if not kinds and wanted == ENVIRONMENT and _is_requirements(_text(start), names_alone=True):
+    # (nor is a .txt, whatever mistakes its lines have).
+    is_list = Path(path).suffix == ".txt" or _is_requirements(_text(start), names_alone=True)
+    if not kinds and wanted == ENVIRONMENT and is_list:
         kinds = [REQUIREMENTS]
     if _is_other(kinds, wanted):
         if (wanted, kinds[0]) == (DS_CONFIG, ACCELERATE) and (named := _NAMED.search(start)):

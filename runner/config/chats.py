@@ -28,8 +28,8 @@ ANSWERED = (
     *("generation", "summary", "message_2", "chosen"),
 )
 """The names of an answer, likewise."""
-ROLES = {"human": "user", "gpt": "assistant"}
-"""What ShareGPT calls the two who speak."""
+ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+"""What ShareGPT calls those who speak, and LLaMA-Factory a call of a tool and its answer."""
 KNOWN = ("system", "user", "assistant", "tool")
 """Roles that keep their names; most chat templates have no others."""
 
@@ -48,6 +48,7 @@ class Naming:
         is_strict: whether other roles than `roles` and `KNOWN` are refused.
         given: the roles that the run file renames.
         are_pairs: each item is a question and its answer, under the keys `role` and `content`.
+        unread: other keys of such a pair, which are not learned.
     """
 
     role: str
@@ -56,6 +57,7 @@ class Naming:
     is_strict: bool
     given: Mapping[str, str]
     are_pairs: bool = False
+    unread: tuple[str, ...] = ()
 
     @staticmethod
     def of(kind: str, fields: Mapping[str, str], roles: Mapping[str, str]) -> Naming | None:
@@ -84,7 +86,10 @@ class Naming:
         asked = [name for name in ASKED if _has(members, name, "string") and not fields]
         answered = [name for name in ANSWERED if _has(members, name, "string")]
         if asked and answered:
-            return Naming(asked[0], answered[0], {}, False, {}, are_pairs=True)
+            pair = (asked[0], answered[0])
+            others = re.findall(r"(?:^|, )([^:,]+): ", members)
+            unread = tuple(name for name in others if name not in pair)
+            return Naming(*pair, {}, False, {}, are_pairs=True, unread=unread)
         return None
 
     def renamed(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -117,7 +122,9 @@ class Naming:
     def describe(self) -> str:
         """Says what is renamed, with the reason; empty: nothing."""
         if self.are_pairs:
-            return f"`{self.role}` is read as the user's message, `{self.content}` as the answer"
+            beside = f"; not read, and not learned: {', '.join(self.unread)}" if self.unread else ""
+            pair = f"`{self.role}` is read as the user's message, `{self.content}` as the answer"
+            return pair + beside
         if not self.is_strict and not self.given:
             return ""
         parts = []

@@ -127,7 +127,8 @@ def load(path: Path, place: str) -> dict[str, Any]:
             f"{place}: {path} cannot be read: {error}", f"Look at it: ls -l {quoted(path)}"
         ) from None
     except ValueError as error:  # of hjson or json: both have these two attributes
-        line, why = getattr(error, "lineno", 1), getattr(error, "msg", error)
+        line, why = getattr(error, "lineno", 1), str(getattr(error, "msg", error))
+        why = "a value is missing" if "quoteless" in why else why  # a word of hjson
         raise UsageError(f"{path}:{line}: not JSON: {why}", "Correct that line.") from None
     if not isinstance(data, dict):
         raise UsageError(f"{path}: a ds_config.json is one JSON object, in braces.", "Write {...}.")
@@ -141,11 +142,13 @@ def _check_filled_in(path: Path, text: str) -> None:
         UsageError: a variable of a shell is in it.
     """
     plain = _without_comments(text)
-    if found := re.search(r"\$(\{?[A-Za-z_]\w*\}?|\(+[^)\n]*\)+)", plain):
+    found = list(re.finditer(r"\$(\{[A-Za-z_]\w*\}|[A-Za-z_]\w*|\(+[^)\n]*\)+)", plain))
+    if found:
         filled = path.with_stem(f"{path.stem}-filled")
+        names = ", ".join(dict.fromkeys(f"`{one[0]}`" for one in found))
         raise UsageError(
-            f"{path}:{plain.count(chr(10), 0, found.start()) + 1}: `{found[0]}` is for a shell, "
-            "and no shell has filled it in.",
+            f"{path}:{plain.count(chr(10), 0, found[0].start()) + 1}: {names}: for a shell, and no "
+            "shell has filled it in.",
             "Run the lines of the job script that write this file (cat <<EOF). Or export its "
             f"variables, then: envsubst < {quoted(path)} > {quoted(filled)}   and name that file "
             "in engine.config.",
@@ -295,7 +298,9 @@ class _Theirs:
         said = {key: v for key, (_, v) in self.found.items() if self.given(key) in (None, "auto")}
         for key, value in said.items():
             if isinstance(self.data.get(key.partition(".")[0], {}), dict | str):
-                self.lines.put(self.data, key.split("."), value, str(self.path))
+                their_key = self.found[key][0]
+                place = f"{place_of(self.path, their_key)}: {their_key}"
+                self.lines.put(self.data, key.split("."), value, place)
         return Merged(
             rest=rest,
             keys=tuple(said),
@@ -341,10 +346,13 @@ class _Theirs:
         zero = self.rest.get("zero_optimization")
         old = [key for key in REMOVED_FROM_ZERO if isinstance(zero, dict) and key in zero]
         for key in (*old, *(key for key in self.rest if key in REMOVED)):
+            instead = "What it did, DeepSpeed no longer does."
+            if key == "amp":
+                instead = "Instead of it, enable `fp16` or `bf16`."
             self.refuse(
                 key,
                 f"DeepSpeed has removed `{key}`, and refuses a file that has it.",
-                f"Remove `{key}` with all that is in it. What it did, DeepSpeed no longer does.",
+                f"Remove `{key}` with all that is in it. {instead}",
             )
         for key in [key for key in self.rest if key not in KNOWN | REMOVED]:
             if key.startswith("_"):  # how JSON is given a comment
@@ -443,14 +451,25 @@ class _Theirs:
         if kind != "auto" and chosen is None:
             self.refuse(
                 "optimizer",
-                f"optimizer.type {kind} is not supported by this version.",
+                f"optimizer.type {kind} is not supported by `runner train`.",
                 "Use AdamW, Lion or SGD; or remove `optimizer` and set optimizer.name in the run "
                 "file.",
             )
         elif chosen is not None:
             self.found["optimizer.name"] = ("optimizer.type", chosen[0])
-            for name, value in chosen[1].items():
+            params = optimizer.get("params") or {}
+            # DeepSpeed then makes torch's AdamW, which has another default.
+            torchs = {"weight_decay": 0.01} if params.get("torch_adam") else {}
+            for name, value in (chosen[1] | torchs).items():
                 self.default(f"optimizer.{name}", value, f"optimizer.params.{name}")
+            decay = self.found.get("optimizer.weight_decay", ("", 0.01))[1]
+            if params.get("adam_w_mode") is False and decay:
+                self.refuse(
+                    "adam_w_mode",
+                    "adam_w_mode: false is Adam with the decay in its gradient (L2). `runner "
+                    "train` has AdamW alone.",
+                    "Write true, or a weight_decay of 0, with which both are the same.",
+                )
         elif not optimizer:
             with_it = "" if "scheduler" in self.rest else ", with its schedule"
             reason = f"{self.path.name} has none, and DeepSpeed no default"
@@ -463,7 +482,7 @@ class _Theirs:
     def read_offload(self) -> None:
         """Reads where optimizer and weights are. The settings themselves stay in `rest`."""
         zero = self.rest.get("zero_optimization") or {}
-        stage = self.found.get("engine.zero", ("", 3))[1]
+        stage, moved = self.found.get("engine.zero", ("", 3))[1], list[str]()
         for name in [name for name in OFFLOADS if zero.get(name) is not None]:
             if stage == 0 or (name == "offload_param" and stage in (1, 2)):
                 del zero[name]
@@ -478,9 +497,15 @@ class _Theirs:
             if device == "nvme":
                 self.found["engine.offload"] = (f"{key}.device", device)
                 self.found_or_auto(f"{key}.nvme_path", "engine.nvme_path", path)
+            if stage == 3 and device in ("cpu", "nvme"):
+                moved.append(name)
             if device == "auto":
                 del zero[name]
                 self.note(key, "as engine.offload", 'its device is "auto"')
+        if len(moved) == 1 and "engine.offload" in self.found:
+            what = "the optimizer" if moved == ["offload_optimizer"] else "the weights"
+            reason = f"{moved[0]} alone: {what}, and nothing else"
+            self.note("engine.offload", self.found["engine.offload"][1], reason)
 
     def read_precision(self) -> tuple[str, ...]:
         """Reads which of bf16 and fp16 is on; returns what `precision: auto` may become."""
@@ -524,7 +549,7 @@ class _Theirs:
         if name not in SCHEDULES:
             self.refuse(
                 "scheduler",
-                f"scheduler.type {name} is not supported by this version.",
+                f"scheduler.type {name} is not supported by `runner train`.",
                 suggest(str(name), SCHEDULES, f"Use one of {', '.join(SCHEDULES)}."),
             )
             return

@@ -26,14 +26,20 @@ def choices_as_comments(choices: Iterable[Choice]) -> str:
     return "\n".join(["# Automatic choices, with reasons:", *lines, ""]) if lines else ""
 
 
-def of_ds_config(notes: Iterable[Choice]) -> list[str]:
+def of_ds_config(notes: Iterable[Choice], choices: Iterable[Choice] = ()) -> list[str]:
     """Returns a line for each decision about the user's ds_config.json that it does not ask for.
 
     Args:
         notes: of the run file.
+        choices: all of it: those for an "auto" of that file are on one line.
     """
     found = [note for note in notes if note.group and '"auto"' not in note.reason]
-    return [f"{note.group}: {line}" for note in found for line in choice_lines([note])]
+    lines = [f"{note.group}: {line}" for note in found for line in choice_lines([note])]
+    autos = [choice for choice in choices if choice.group.startswith('"auto" in ')]
+    if autos:
+        values = ", ".join(f"{choice.key} {shown(choice.value)}" for choice in autos)
+        lines.append(f"{autos[0].group}: {values}  (the run file's value, or its default)")
+    return lines
 
 
 def shown(value: object) -> str:

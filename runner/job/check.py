@@ -18,7 +18,7 @@ from typing import Any
 from runner import kept
 from runner.child import Child
 from runner.config.data import data_of
-from runner.config.explain import of_ds_config
+from runner.config.explain import choice_lines, of_ds_config
 from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe, documents_of, recipes
 from runner.disks import read_mounts
@@ -132,7 +132,7 @@ def check_ahead(
     found = check_everything(job, ranks, device, ahead=True)
     found.errors[:0] = early.errors
     found.others += early.others
-    found.lines += of_ds_config(config.notes)
+    found.lines += of_ds_config(config.notes, config.explain())
     if not any(data.validation for data in job.inputs.datasets):
         found.note(
             "nothing is held out: no loss is measured on rows that the model does not train on, "
@@ -427,6 +427,9 @@ def _check_run(
             "memory and disk: not checked, because transformers has not counted the parameters "
             "here; the ranks count them"
         )
+    if plan is not None and config.engine.config is not None:
+        told = ("engine.zero", "batch.global", "accumulation")
+        found.lines += choice_lines(choice for choice in plan.choices if choice.key in told)
     found.lines += [resumed] if resumed else []
     total, micro = (plan.total, plan.micro) if plan else (config.batch.total, config.batch.micro)
     precision = plan.precision if plan else config.precision
@@ -455,6 +458,8 @@ def _describe_memory(
     device: Device | None,
     world_size: int | None,
 ) -> None:
+    if plan is not None:
+        config = replace(config, precision=plan.precision)  # type: ignore[arg-type]
     if world_size is not None:
         state = state_needed(config, shape, world_size)
         ranks, by = human_count(world_size, "rank"), ", by ZeRO stage,"

@@ -107,7 +107,8 @@ def check_accumulation(
 ) -> None:
     """Finds another accumulation in the user's ds_config.json than the run will have."""
     chosen = accumulation_of(config, total, micro, ranks)
-    if config.accumulation in (None, chosen.value):
+    divides = total % (micro * ranks) == 0  # else the batch itself is refused
+    if config.accumulation in (None, chosen.value) or not divides:
         return
     theirs = ranks * micro * (config.accumulation or 1)
     found.warn(

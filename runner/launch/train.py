@@ -314,5 +314,7 @@ def report_devices(
 
 def _explain(run: Job, *, verbose: bool) -> None:
     config = run.config
-    for line in choice_lines(config.explain()) if verbose else of_ds_config(config.notes):
+    for line in (
+        choice_lines(config.explain()) if verbose else of_ds_config(config.notes, config.explain())
+    ):
         print_line(line)

@@ -464,6 +464,8 @@ class Reader:
             whole = {int, types.NoneType} & {*options}
             example = max(3, int(key.at_least or 0)) if whole else 0.001
             like = f"Write a number: {key.name}: {example}"
+            if _in_quotes(options, value):
+                like = f"Write it without quotes: {value}"
         if {int, float} & {*options} and isinstance(value, str) and "," in value:
             array = f"runner submit RUN --array {dotted(where)}=A,B"
             return f"Give one. Several are several runs: {array}"

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import signature
@@ -25,7 +25,15 @@ from torch import nn
 
 from runner.config.deepspeed import HALF, OFFLOADS, named_in, place_of
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count, isolated, shortage
+from runner.errors import (
+    StageError,
+    UsageError,
+    human_count,
+    isolated,
+    join_errors,
+    nearest_name,
+    shortage,
+)
 from runner.job.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
 from runner.training.components.device import DTYPES
@@ -126,43 +134,62 @@ def check_settings(config: RunConfig, settings: Mapping[str, Any]) -> None:
         settings: of `ds_config`.
 
     Raises:
-        UsageError: it does not, with DeepSpeed's words and the file's line.
+        UsageError: it does not; all mistakes, with DeepSpeed's words and the file's lines.
     """
     from deepspeed.runtime.config import DeepSpeedConfig
+
+    wanted = settings["data_types"].get("param_dtype")
+    path, errors = Path(config.engine.config or ""), list[StageError]()
+    if wanted and config.precision not in ("auto", wanted):
+        said = f"param_dtype {wanted} and a precision of {config.precision}"
+        errors.append(_refused(path, "param_dtype", said))
+    errors += _asked(path, lambda: DeepSpeedConfig(dict(settings)))
+    if "scheduler" in config.deepspeed:
+        errors += _asked(path, lambda: DeepSpeedRate(config, num_steps=1000))
+    errors += _unknown_parameters(config, path)
+    if errors:
+        raise join_errors(errors, "mistakes", str(path))
+
+
+def _asked(path: Path, ask: Callable[[], object]) -> list[StageError]:
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
     from pydantic import ValidationError
 
     try:
-        DeepSpeedConfig(dict(settings))
-        if "scheduler" in config.deepspeed:
-            DeepSpeedRate(config, num_steps=1000)
-        _check_parameters(config)
-        wanted = settings["data_types"].get("param_dtype")
-        if wanted and config.precision not in ("auto", wanted):
-            raise ValueError(f"param_dtype {wanted} and a precision of {config.precision}")
+        ask()
     except ValidationError as error:
-        wrong = error.errors()[0]
-        key = ".".join(map(str, wrong["loc"]))
-        said = f"{error.title}: {f'{key}: ' if key else ''}{wrong['msg']}"
+        models = {model.__name__: model for model in DeepSpeedConfigModel.__subclasses__()}
+        fields = getattr(models.get(error.title), "model_fields", {})
+        known = [name for key, field in fields.items() for name in (field.alias or key,)]
+        found = []
+        for wrong in error.errors():
+            key = ".".join(map(str, wrong["loc"]))
+            is_unknown = wrong["type"] == "extra_forbidden"
+            said = f"{error.title}: {f'{key}: ' if key else ''}{wrong['msg']}"
+            found.append(_refused(path, key, said, known if is_unknown else ()))
+        return found
     except Exception as error:
         if shortage(error):
             raise
-        said, key = " ".join(str(error).split()) or type(error).__name__, ""
-    else:
-        return
-    path = Path(config.engine.config or "")
-    key = key or named_in(said, path)
-    raise UsageError(
+        said = " ".join(str(error).split()) or type(error).__name__
+        return [_refused(path, named_in(said, path), said)]
+    return []
+
+
+def _refused(path: Path, key: str, said: str, known: Iterable[str] = ()) -> StageError:
+    near = nearest_name(key, known)
+    meant = f"Write `{near}`, if that is meant; else correct" if near else "Correct"
+    return UsageError(
         f"{place_of(path, key) if key else path}: DeepSpeed {version('deepspeed')} refuses it: "
         f"{said}",
-        f"Correct or remove `{key}` there." if key else "Correct it there.",
-    ) from None
+        f"{meant} or remove `{key}` there." if key else "Correct it there.",
+    )
 
 
-def _check_parameters(config: RunConfig) -> None:
+def _unknown_parameters(config: RunConfig, path: Path) -> list[StageError]:
     """Finds settings of the user's optimizer that none of DeepSpeed's for it takes.
 
-    Raises:
-        TypeError: there is one; so would the optimizer itself, which needs a compiler.
+    DeepSpeed would find them while it makes the optimizer, which needs a compiler.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
     from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
@@ -176,9 +203,9 @@ def _check_parameters(config: RunConfig) -> None:
     for kind in kinds.get(config.optimizer.name, ()):
         known |= signature(kind).parameters.keys()
     begin = "optimizer.params."
-    for note in config.notes:
-        if note.key.startswith(begin) and note.key.removeprefix(begin) not in known:
-            raise TypeError(f"{note.key} is unknown to its {config.optimizer.name}")
+    names = [n.key.removeprefix(begin) for n in config.notes if n.key.startswith(begin)]
+    what = f"none of its optimizers for {config.optimizer.name} has"
+    return [_refused(path, name, f"{what} {name}", known) for name in names if name not in known]
 
 
 def _is_plain(plan: TrainingPlan) -> bool:
@@ -190,8 +217,8 @@ def note_on_sums(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The line to print about the types in which gradients are added up."""
     added, sent = settings["data_types"]["grad_accum_dtype"], settings["communication_data_type"]
     return (
-        f"gradients: added up in {added} and reduced in {sent} "
-        "(data_types.grad_accum_dtype and communication_data_type of a ds_config.json)",
+        f"gradients: added up in {added} and reduced in {sent} (a ds_config.json may change it: "
+        "data_types.grad_accum_dtype, communication_data_type)",
     )
 
 
@@ -218,7 +245,7 @@ class DeepSpeedEngine:
         settings = ds_config(config, plan, pin=device.type == "cuda")
         if config.engine.config is not None:
             check_settings(config, settings)
-        if plan.precision != "fp32":
+        if plan.precision != "fp32" or "communication_data_type" in config.deepspeed:
             self.notes = note_on_sums(settings)
         # DeepCompile replaces the compiler's backend, and needs the whole model in one graph.
         deepcompile = bool(dict(settings.get("compile", {})).get("deepcompile"))

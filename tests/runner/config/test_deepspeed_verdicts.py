@@ -114,7 +114,7 @@ def test_what_deepspeed_has_removed_is_refused(tmp_path: Path, bundle: Path, key
         (
             {"optimizer": {"type": "Adam", "params": {"weight_deacy": 0.1}}},
             "ds.json:5",
-            "optimizer.params.weight_deacy is unknown to its adamw",
+            "none of its optimizers for adamw has weight_deacy",
         ),
     ],
 )
@@ -127,7 +127,45 @@ def test_deepspeed_judges_its_own_values_with_the_line(
         check_ds_config(config)
     said = str(caught.value).replace(f"{tmp_path.resolve()}/", "")
     assert place in said and words in said, said
+    if "weight_deacy" in words:
+        assert "-> Write `weight_decay`, if that is meant; else correct or remove" in said
     check_ds_config(load(tmp_path, {}))
+
+
+def test_all_that_deepspeed_refuses_is_printed_at_once(tmp_path: Path) -> None:
+    theirs = {
+        "optimizer": {"type": "Adam", "params": {"weight_deacy": 0.1}},
+        "fp16": {"enable": True, "loss_scal": 0},
+        "scheduler": {"type": "WarmupLR", "params": {"warm_steps": 3}},
+    }
+    with pytest.raises(UsageError) as caught:
+        check_ds_config(load(tmp_path, theirs))
+    said = str(caught.value)
+    assert said.count("DeepSpeed 0.") == 4 and "4 mistakes" in said
+    assert "Write `enabled`, if that is meant" in said
+
+
+def test_adam_with_l2_is_not_taken_for_adamw(tmp_path: Path, bundle: Path) -> None:
+    theirs = {"type": "Adam", "params": {"adam_w_mode": False, "weight_decay": 0.1}}
+    said = refused(tmp_path, bundle, {"optimizer": theirs})
+    assert "ds.json:5: adam_w_mode: false is Adam with the decay in its gradient" in said
+    theirs["params"] = {"adam_w_mode": False}
+    assert load(tmp_path, {"optimizer": theirs}).optimizer.weight_decay == 0.0
+    theirs["params"] = {"torch_adam": True}  # torch's own default
+    assert load(tmp_path, {"optimizer": theirs}).optimizer.weight_decay == 0.01
+
+
+def test_a_wrong_value_is_named_with_its_line_and_its_own_key(tmp_path: Path, bundle: Path) -> None:
+    said = refused(tmp_path, bundle, {"gradient_clipping": "0.5"})
+    assert "ds.json:2: gradient_clipping: `optimizer.clip` must be a number" in said
+    assert "-> Write it without quotes: 0.5" in said
+    assert load(tmp_path, {"gradient_clipping": 0.5}).optimizer.clip == 0.5
+
+
+def test_what_auto_became_is_printed_on_one_line(tmp_path: Path) -> None:
+    config = load(tmp_path, {"gradient_clipping": "auto", "fp16": {"enabled": True}})
+    line = of_ds_config(config.notes, config.explain())[-1]
+    assert line == '"auto" in ds.json: optimizer.clip 1.0  (the run file\'s value, or its default)'
 
 
 def test_check_and_train_print_deepspeeds_verdict_and_no_traceback(
@@ -431,13 +469,13 @@ def test_a_section_that_is_null_is_absent(tmp_path: Path, section: str) -> None:
 def test_the_text_of_a_here_document_is_to_be_filled_in(tmp_path: Path, bundle: Path) -> None:
     theirs = '{\n  "train_micro_batch_size_per_gpu": $MB,\n  "zero_optimization": {"stage": $S}\n}'
     said = refused(tmp_path, bundle, theirs)
-    assert "ds.json:2: `$MB` is for a shell" in said
+    assert "ds.json:2: `$MB`, `$S`: for a shell" in said
     command = said[said.index("envsubst") :].partition("   and")[0]
     assert command.replace(f"{tmp_path}/", "") == "envsubst < ds.json > ds-filled.json"
     filled = theirs.replace("$MB", "4").replace("$S", "2")  # what envsubst writes
     passes(tmp_path, filled)
-    assert "`${USE}` is for a shell" in refused(tmp_path, bundle, '{"fp16": {"enabled": ${USE}}}')
-    assert "`$((2 * MB))` is for" in refused(tmp_path, bundle, '{"train_batch_size": $((2 * MB))}')
+    assert "`${USE}`: for a shell" in refused(tmp_path, bundle, '{"fp16": {"enabled": ${USE}}}')
+    assert "`$((2 * MB))`: for" in refused(tmp_path, bundle, '{"train_batch_size": $((2 * MB))}')
     assert load(tmp_path, '{"train_batch_size": 8}  // $MB comes later').batch.total == 8
 
 

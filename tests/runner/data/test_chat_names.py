@@ -113,3 +113,18 @@ def test_the_keys_of_a_message_are_its_own_and_an_answer_is_a_text() -> None:
         "list<item: struct<role: string, calls: list<item: struct<name: string>>, content: string>>"
     )
     assert Naming.of(calls, {}, {}) is not None
+
+
+def test_a_third_key_of_a_pair_is_named_as_not_learned() -> None:
+    """`system` beside `human` and `assistant` was in no sample, without a word."""
+    kind = "list<element: struct<system: string, human: string, assistant: string, n: int64>>"
+    naming = Naming.of(kind, {}, {})
+    assert naming is not None and naming.are_pairs
+    assert naming.describe().endswith("as the answer; not read, and not learned: system, n")
+
+
+def test_what_a_tool_says_is_not_read_as_an_answer() -> None:
+    naming = Naming.of("list<element: struct<from: string, value: string>>", {}, {})
+    assert naming is not None
+    talk = [{"from": "function_call", "value": "f()"}, {"from": "observation", "value": "7"}]
+    assert [message["role"] for message in naming.renamed(talk)] == ["assistant", "tool"]

@@ -74,6 +74,13 @@ def test_a_lock_of_another_tool_is_named_with_the_way_on(tmp_path: Path, name: s
         assert way in done.err
 
 
+def test_a_text_file_with_mistakes_is_still_a_list_of_requirements(tmp_path: Path) -> None:
+    (tmp_path / "reqs.txt").write_text("tool==1==2\n./local\nhttps://example.org/latest.whl\n")
+    (tmp_path / "p.yml").write_text(PROFILE)
+    done = run_stage(tmp_path, "env", "lock", "reqs.txt", "--profile", "p.yml")
+    assert done.code == 2 and "this is a list of requirements, not an environment.yml" in done.err
+
+
 def test_a_table_of_something_else_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "Cargo.lock").write_text('version = 3\n\n[[package]]\nname = "a"\n')
     (tmp_path / "p.yml").write_text(PROFILE)
