@@ -436,6 +436,14 @@ class _Theirs:
                 "batch: `runner train` lets DeepSpeed count them.",
                 "Remove it.",
             )
+        for key in ("zenflow", "offload_optimizer.super_offload"):
+            if _get(self.rest, f"zero_optimization.{key}"):
+                self.refuse(
+                    key,
+                    f"zero_optimization.{key} works with an optimizer of DeepSpeed's own alone, "
+                    "and `runner train` uses torch's.",
+                    "Remove it.",
+                )
         autocast = self.rest.get("torch_autocast") or {}
         if _get(autocast, "enabled"):
             reason = (

@@ -342,6 +342,17 @@ def test_an_accumulation_that_nothing_counts_is_refused(tmp_path: Path, bundle: 
 
 
 @pytest.mark.parametrize(
+    "zero", [{"zenflow": {"topk_ratio": 0.1}}, {"offload_optimizer": {"super_offload": True}}]
+)
+def test_what_needs_an_optimizer_of_deepspeeds_own_is_refused(
+    tmp_path: Path, bundle: Path, zero: dict[str, Any]
+) -> None:
+    """A file with zenflow once ended in the ranks, after a check that said 0."""
+    said = refused(tmp_path, bundle, {"zero_optimization": {"stage": 2, **zero}})
+    assert "works with an optimizer of DeepSpeed's own alone" in said
+
+
+@pytest.mark.parametrize(
     ("stage", "name"), [("0", "offload_optimizer"), (2, "offload_param"), (1, "offload_param")]
 )
 def test_what_a_stage_does_not_offload_is_left_out(
