@@ -22,6 +22,7 @@ from runner.config.deepspeed_keys import (
     CLIP,
     KNOWN,
     OPTIMIZERS,
+    REFUSED,
     REMOVED,
     REMOVED_FROM_ZERO,
     SCHEDULES,
@@ -287,7 +288,7 @@ class _Theirs:
         accumulation = self.take_accumulation()
         self.default("optimizer.clip", CLIP, "gradient_clipping")
         self.check_zero()
-        self.check_ranks()
+        self.check_refused()
         for key in [key for key in WITHOUT_EFFECT if key in self.rest]:
             value = self.rest.pop(key)
             as_ours = key == "zero_allow_untested_optimizer"
@@ -406,49 +407,21 @@ class _Theirs:
                     f'Write "{key}": {whole}, or "auto".',
                 )
 
-    def check_ranks(self) -> None:
-        """Every rank has its own part of the data: the loop scales losses and reads rows so."""
-        parallel = {
-            "sequence_parallel_size": self.rest.pop("sequence_parallel_size", 1),
-            "tensor_parallel.autotp_size": _get(self.rest, "tensor_parallel.autotp_size"),
-            "tensor_parallel.tp.tp_size": _get(self.rest, "tensor_parallel.tp.tp_size"),
-            "expert_parallel.enabled": _get(self.rest, "expert_parallel.enabled"),
-        }
-        for key, value in parallel.items():
-            if value not in (None, 0, 1) or value is True:
+    def check_refused(self) -> None:
+        """Refuses what DeepSpeed takes, and the loop or its optimizer does not go with."""
+        for key, (harmless, why) in REFUSED.items():
+            value = _get(self.rest, key)
+            if str(value).lower() not in harmless:
                 self.refuse(
                     key,
-                    f"{key}: {value}: the ranks of `runner train` are all data-parallel.",
-                    f"Remove `{key.partition('.')[0]}`; or run a script of your own that sets it "
-                    "up: runner exec --bundle BUNDLE -- python SCRIPT.",
+                    f"{key}: {_shown(value)}: {why}.",
+                    f"Remove `{key.removesuffix('.enabled')}`; or run a script of your own that "
+                    "uses it: runner exec --bundle BUNDLE -- python SCRIPT.",
                 )
-        if str(self.rest.get("gradient_allreduce_op", "")).lower() == "sum":
-            self.refuse(
-                "gradient_allreduce_op",
-                "gradient_allreduce_op: sum would multiply the gradient by the number of ranks: "
-                "the loss of `runner train` is a mean over all of them.",
-                "Remove it.",
-            )
-        if self.rest.get("managed_gradient_accumulation") is False:
-            self.refuse(
-                "managed_gradient_accumulation",
-                "managed_gradient_accumulation: false would update the weights after each micro "
-                "batch: `runner train` lets DeepSpeed count them.",
-                "Remove it.",
-            )
-        for key in ("zenflow", "offload_optimizer.super_offload"):
-            if _get(self.rest, f"zero_optimization.{key}"):
-                self.refuse(
-                    key,
-                    f"zero_optimization.{key} works with an optimizer of DeepSpeed's own alone, "
-                    "and `runner train` uses torch's.",
-                    "Remove it.",
-                )
+        self.rest.pop("sequence_parallel_size", None)
         autocast = self.rest.get("torch_autocast") or {}
         if _get(autocast, "enabled"):
-            reason = (
-                "DeepSpeed computes under autocast; weights and memory are those of `precision`"
-            )
+            reason = "DeepSpeed computes in it; weights and memory are those of `precision`"
             self.note("torch_autocast", _get(autocast, "dtype") or True, reason)
 
     def read_optimizer(self) -> None:

@@ -49,6 +49,28 @@ WITHOUT_EFFECT = {
     "zero_force_ds_cpu_optimizer": "torch's optimizer is used, also with offload",
 }
 """Key -> why it changes nothing in a run of ours. A file with one is accepted, with a line."""
+_PARALLEL = "the ranks of `runner train` are all data-parallel"
+_OF_ITS_OWN = "it works with an optimizer of DeepSpeed's own alone, and `runner train` uses torch's"
+_OFF = ("none", "false", "0")  # str() of None, too: an absent key
+REFUSED = {
+    "sequence_parallel_size": ((*_OFF, "1"), _PARALLEL),
+    "tensor_parallel.autotp_size": ((*_OFF, "1"), _PARALLEL),
+    "tensor_parallel.tp.tp_size": ((*_OFF, "1"), _PARALLEL),
+    "expert_parallel.enabled": (_OFF, _PARALLEL),
+    "gradient_allreduce_op": (
+        ("none", "mean"),
+        "a sum would multiply the gradient by the number of ranks, as the loss of `runner train` "
+        "is a mean over all of them",
+    ),
+    "managed_gradient_accumulation": (
+        ("none", "true"),
+        "it would update the weights after each micro batch, which `runner train` lets DeepSpeed "
+        "count",
+    ),
+    "zero_optimization.zenflow": (_OFF, _OF_ITS_OWN),
+    "zero_optimization.offload_optimizer.super_offload": (_OFF, _OF_ITS_OWN),
+}
+"""Key -> the values that change nothing, and why all others are refused."""
 CLIP = 1.0
 """What `gradient_clipping` is in DeepSpeed 0.19 where a file has none; before, it was 0."""
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {

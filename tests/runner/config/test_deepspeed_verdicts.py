@@ -326,19 +326,19 @@ def test_ranks_that_are_not_data_parallel_are_refused(
 ) -> None:
     said = refused(tmp_path, bundle, theirs)
     assert "the ranks of `runner train` are all data-parallel" in said
-    assert f"Remove `{next(iter(theirs))}`; or run a script" in said
+    assert f"Remove `{next(iter(theirs))}" in said and "; or run a script" in said
     passes(tmp_path, {})
 
 
 def test_a_sum_of_gradients_over_the_ranks_is_refused(tmp_path: Path, bundle: Path) -> None:
     said = refused(tmp_path, bundle, {"gradient_allreduce_op": "SUM"})
-    assert "would multiply the gradient by the number of ranks" in said
+    assert "gradient_allreduce_op: SUM: a sum would multiply the gradient" in said
     passes(tmp_path, {})
 
 
 def test_an_accumulation_that_nothing_counts_is_refused(tmp_path: Path, bundle: Path) -> None:
     said = refused(tmp_path, bundle, {"managed_gradient_accumulation": False})
-    assert "would update the weights after each micro batch" in said and "-> Remove it." in said
+    assert "would update the weights after each micro batch" in said
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_what_needs_an_optimizer_of_deepspeeds_own_is_refused(
 ) -> None:
     """A file with zenflow once ended in the ranks, after a check that said 0."""
     said = refused(tmp_path, bundle, {"zero_optimization": {"stage": 2, **zero}})
-    assert "works with an optimizer of DeepSpeed's own alone" in said
+    assert "it works with an optimizer of DeepSpeed's own alone" in said
 
 
 @pytest.mark.parametrize(
