@@ -72,7 +72,7 @@ REFUSED = {
 }
 """Key -> the values that change nothing, and why all others are refused."""
 CLIP = 1.0
-"""What `gradient_clipping` is in DeepSpeed 0.19 where a file has none; before, it was 0."""
+"""What `gradient_clipping` is in DeepSpeed 0.19.8 where a file has none; older versions have 0."""
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("adamw", {"lr": 1e-3, "weight_decay": 0.0}),
     "adamw": ("adamw", {"lr": 1e-3, "weight_decay": 0.0}),
