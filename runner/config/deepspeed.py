@@ -81,6 +81,7 @@ SECTIONS = (
     "zero_optimization.offload_param",
     *HALF,
     "tensor_parallel",
+    "data_types",
 )
 
 
@@ -522,6 +523,7 @@ class _Theirs:
         """Reads the names and peak of a scheduler; the loop asks DeepSpeed's own for each rate."""
         scheduler = self.rest.pop("scheduler", {})
         name, params = scheduler.get("type"), dict(scheduler.get("params") or {})
+        name = name if name is None else str(name)
         if name is None and _get(self.rest, "optimizer.type") is not None:
             self.default("schedule.name", "constant", "scheduler")
             self.default("schedule.warmup", 0.0, "scheduler")

@@ -214,6 +214,8 @@ def test_contradictions_name_both_places_all_at_once(tmp_path: Path) -> None:
             "`zero_optimization.offload_optimizer` must be {...}",
         ),
         ('{"scheduler": "WarmupLR"}', "`scheduler` must be {...}"),
+        ('{"scheduler": {"type": ["WarmupLR"]}}', "scheduler.type ['WarmupLR'] is not supp"),
+        ('{"data_types": "fp32"}', "`data_types` must be {...}"),
         ('{"scheduler": {"type": "OneCycle"}}', "scheduler.type OneCycle is not supported"),
         ('{"zero_optimization": {"stage": 5}}', "`engine.zero` must be"),
         ('{"train_micro_batch_size_per_gpu": 0}', "`batch.micro` must be at least 1"),
