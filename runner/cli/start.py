@@ -137,9 +137,10 @@ def _next(run: Job, processes: int | None, *, has_cluster: bool) -> str:
 def prepare(
     run: Path, bundle: Path, output: Path | None, overrides: tuple[str, ...], quiet: bool
 ) -> None:
-    """Tokenise the data once, outside the ranks.
+    """Check RUN, tokenise its data, and make its folder ready.
 
-    `train` does it too, if it was not done.
+    `train` does it too, where it starts the ranks. Under torchrun, mpirun or a srun of yours, do it
+    once before.
 
     \b
     Example:
@@ -147,12 +148,12 @@ def prepare(
     """
     from runner import isolation, offline
     from runner.job.job import Job
-    from runner.launch.train import check_and_prepare
+    from runner.launch.train import make_ready
 
     offline.set_variables(os.environ)
     with silent(if_=quiet):
         isolation.isolate(os.environ, print_line)
-        check_and_prepare(Job.load(run, bundle, output, overrides))
+        make_ready(Job.load(run, bundle, output, overrides), os.environ)
 
 
 @click.command()
@@ -181,7 +182,8 @@ def train(
 ) -> None:
     """Train what RUN describes. Resumes from the newest checkpoint.
 
-    Inside a Slurm job srun starts the ranks; on one machine, --processes.
+    Inside a Slurm job srun starts the ranks; on one machine, --processes. Under torchrun, mpirun or
+    a srun of yours it is one rank, after `runner prepare`.
 
     \b
     Examples:
@@ -191,7 +193,8 @@ def train(
     """
     from runner.closed_pipe import outlive_readers
     from runner.job.job import Job
-    from runner.launch.train import begin
+    from runner.launch.place import Start
+    from runner.launch.train import set_up
     from runner.launch.train import train as train_run
 
     outlive_readers()
@@ -203,11 +206,12 @@ def train(
         if run is not None:
             load = partial(Job.load, run, bundle, output, overrides)
             options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
-            start = begin(processes, os.environ)
+            start = Start.of(os.environ, processes)
             if start is None:
-                from runner.training.rank import be_rank_of_others
+                from runner.training.rank import join
 
-                be_rank_of_others(load, rank.WORKS["train"], os.environ, **options)
+                join(load, rank.WORKS["train"], os.environ, **options)
+            set_up(os.environ)
             sys.exit(train_run(load(), start, environ=os.environ, **options))
         from runner.launch.reproduce import reproduce
 

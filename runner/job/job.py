@@ -9,7 +9,7 @@ from pathlib import Path
 from runner import inputs as inputs_module
 from runner.config.explain import choices_as_comments
 from runner.config.run_config import RunConfig
-from runner.errors import OTHER_RUN
+from runner.errors import OTHER_RUN, quoted
 from runner.inputs import Inputs
 from runner.job.partition import Partition, ask_partition
 from runner.run_folder.history import changed_since, describe_finished
@@ -58,6 +58,15 @@ class Job:
         if wanted not in self.partitions:
             self.partitions[wanted] = ask_partition(wanted)
         return self.partitions[wanted]
+
+    def command(self, name: str) -> str:
+        """The command `runner NAME` for this run, to be typed."""
+        words = ["runner", name, self.config.path, "--bundle", self.bundle]
+        for override in self.overrides:
+            words += ["--set", override]
+        if self.folder.root != (Path("output") / self.config.name).absolute():
+            words += ["--output", self.folder.root]
+        return " ".join(map(quoted, words))
 
     def member(self, name: str, overrides: Sequence[str]) -> Job:
         """A run of a sweep, in a folder below this one's."""

@@ -17,6 +17,7 @@ Kind = Literal["done", "stopped", "failed", "hung", "no_memory"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TAIL_LINES = 20
+STOPPED_AND_SAVED = "stopped by a signal; run the same command again to resume"
 _ALLOCATORS = ("bad_alloc", "MemoryError", "can't allocate memory", "Cannot allocate memory")
 """What C++, Python and torch print when memory runs out on a CPU."""
 
@@ -124,7 +125,7 @@ def _stopped(ended: Ended) -> tuple[str, ...]:
             "from there",
         )
     if ended.saved:
-        return ("stopped by a signal; run the same command again to resume",)
+        return (STOPPED_AND_SAVED,)
     return (
         "stopped by a signal before a checkpoint was saved: run the same command again, it starts "
         "from the beginning",

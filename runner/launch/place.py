@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.errors import UsageError
 from runner.launch import network
@@ -31,7 +32,6 @@ from runner.slurm.environment import (
     tasks_per_node,
 )
 from runner.slurm.jobs import over_job
-from runner.slurm.script import STOPPED as STOPPED
 
 RANK_FLAG = "AIRLIFT_RANK"
 """Set to 1 in every rank that Airlift starts."""
@@ -72,15 +72,17 @@ class Start:
     Attributes:
         on_node: the number of ranks on each node.
         job: the Slurm job, whose ranks srun starts on all its nodes; None: ranks on this machine.
+        num_nodes: the number of nodes.
     """
 
     on_node: int = 1
     job: SlurmJobEnvironment | None = None
+    num_nodes: int = 1
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return self.on_node * (self.job.num_nodes if self.job else 1)
+        return self.on_node * self.num_nodes
 
     @staticmethod
     def in_job(environ: Mapping[str, str]) -> Start:
@@ -92,7 +94,7 @@ class Start:
         job = SlurmJobEnvironment.from_environ(environ)
         if job is None:
             raise UsageError("this is not inside a Slurm job", "Submit it with `runner submit`.")
-        return Start(tasks_per_node(job), job)
+        return Start(tasks_per_node(job), job, job.num_nodes)
 
     @staticmethod
     def of(environ: Mapping[str, str], processes: int | None = None) -> Start | None:
@@ -123,10 +125,9 @@ class Start:
             UsageError: MASTER_ADDR points to another node, or there is no address.
         """
         hosts = host_names(self.job.nodes) if self.job else []
-        num_nodes = self.job.num_nodes if self.job else 1
-        if num_nodes > 1 and environ.get(VARIABLES["node_rank"]) != "0":  # an salloc shell
+        if self.num_nodes > 1 and environ.get(VARIABLES["node_rank"]) != "0":  # an salloc shell
             return Master("", "the ranks find its address")
-        return network.locate(environ.get("MASTER_ADDR", ""), hosts, num_nodes, is_first=True)
+        return network.locate(environ.get("MASTER_ADDR", ""), hosts, self.num_nodes, is_first=True)
 
 
 def as_launcher(start: Start | None, command: str) -> Start:
@@ -158,9 +159,8 @@ def _start(environ: Mapping[str, str], processes: int | None) -> Start | None:
     # variables.
     task = _mpi_task(environ)
     if task is not None and task.world_size > 1:
-        _check_no_processes(
-            processes, f"mpirun has already started {task.world_size} processes", "mpirun"
-        )
+        started = f"mpirun has already started {task.world_size} processes"
+        _check_no_processes(processes, started, "mpirun")
         return None
     here = Start(processes or 1)
     job = SlurmJobEnvironment.from_environ(environ)
@@ -170,7 +170,7 @@ def _start(environ: Mapping[str, str], processes: int | None) -> Start | None:
     step = job.step
     if step is None:
         if processes is None:
-            return Start(tasks_per_node(job), job)
+            return Start(tasks_per_node(job), job, job.num_nodes)
         if job.num_nodes > 1:
             raise UsageError(
                 f"--processes {processes} starts ranks on one machine, but this job has "
@@ -247,6 +247,35 @@ def _hosts_of_other_jobs(environ: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(hosts))
 
 
+class RankNumbers(NamedTuple):
+    """The numbers of a rank, by torch's names."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @staticmethod
+    def of(environ: Mapping[str, str]) -> RankNumbers:
+        """Reads them from Airlift's or torchrun's variables, mpirun's, or Slurm's.
+
+        Raises:
+            UsageError: a variable is missing, or not a number.
+        """
+        if all(name in environ for name in TORCH_VARIABLES):
+            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+            whole = {"LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], **environ}
+            return RankNumbers(*(read_number(whole, name) for name in names))
+        task = task_of(environ)
+        if task is None:
+            missing = ", ".join(name for name in TORCH_VARIABLES if name not in environ)
+            raise UsageError(
+                f"this process should be a rank, but {missing} are not set",
+                f"unset {RANK_FLAG}, then start it with `runner train`.",
+            )
+        return task.numbers
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """The number of this rank, the number of ranks, and where rank 0 listens.
@@ -277,16 +306,10 @@ class Place:
             UsageError: a variable is missing or contradicts another, or rank 0's address is
                 unknown.
         """
-        if all(name in environ for name in TORCH_VARIABLES):
-            place = _of_torch(environ)
-        elif (task := task_of(environ)) is not None:
-            place = _of_task(task, environ)
-        else:
-            missing = ", ".join(name for name in TORCH_VARIABLES if name not in environ)
-            raise UsageError(
-                f"this process should be a rank, but {missing} are not set",
-                f"unset {RANK_FLAG}, then start it with `runner train`.",
-            )
+        numbers = RankNumbers.of(environ)
+        is_torchs = all(name in environ for name in TORCH_VARIABLES)
+        task = None if is_torchs else task_of(environ)
+        place = _of_torch(numbers, environ) if task is None else _of_task(task, environ)
         if not (
             0 <= place.rank < place.world_size
             and 0 <= place.local_rank < place.local_world_size <= place.world_size
@@ -330,14 +353,6 @@ class Place:
         if on_one_node or network.is_loopback(self.master):
             return network.loopback_variables(environ, [name for _, name in socket.if_nameindex()])
         return network.interface_variables(environ, self.master, self.peers)
-
-
-def rank_number(environ: Mapping[str, str]) -> int | None:
-    """This rank's number, even if other variables are wrong; None: it has none."""
-    if all(name in environ for name in TORCH_VARIABLES):
-        return read_number(environ, "RANK")
-    task = task_of(environ)
-    return None if task is None else task.rank
 
 
 def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -398,6 +413,11 @@ class Task:
     port: int
     step: SlurmStep | None = None
 
+    @property
+    def numbers(self) -> RankNumbers:
+        """Its numbers as a rank."""
+        return RankNumbers(self.rank, self.world_size, self.local_rank, self.local_world_size)
+
     def locate_rank_0(self, given: str) -> Master:
         """Finds where rank 0 listens; `given` is MASTER_ADDR.
 
@@ -413,8 +433,8 @@ class Task:
             )
         if self.num_nodes > 1 and not given and not self.hosts:
             raise UsageError(
-                f"rank {self.rank} of {self.launcher} does not know where rank 0 is: MASTER_ADDR "
-                "is not set",
+                f"rank {self.rank} of {self.launcher} does not know where rank 0 is: "
+                "MASTER_ADDR is not set",
                 remedy,
             )
         is_elsewhere = self.rank == 0 and bool(self.hosts) and not self.on_first_host
@@ -457,16 +477,13 @@ def _mpi_task(environ: Mapping[str, str]) -> Task | None:
     """Reads the variables of an MPI launcher; None if it set none or not all of them."""
     for launcher, *names in MPI_VARIABLES:
         if all(environ.get(name) for name in names):
-            rank, world_size, local_rank, on_node = (read_number(environ, name) for name in names)
+            numbers = RankNumbers(*(read_number(environ, name) for name in names))
             hosts, host = _hosts_in_slurm(environ), network.here(environ)
             return Task(
                 launcher=launcher,
-                rank=rank,
-                world_size=world_size,
-                local_rank=local_rank,
-                local_world_size=on_node,
+                **numbers._asdict(),
                 hosts=hosts,
-                num_nodes=1 if on_node == world_size else 2,
+                num_nodes=1 if numbers.local_world_size == numbers.world_size else 2,
                 host=host,
                 on_first_host=bool(hosts) and network.same_host(hosts[0], host),
                 port=master_port(_job_number(environ), 0),
@@ -488,19 +505,14 @@ def _hosts_in_slurm(environ: Mapping[str, str]) -> list[str]:
     return host_names(nodes) if nodes else []
 
 
-def _of_torch(environ: Mapping[str, str]) -> Place:
+def _of_torch(numbers: RankNumbers, environ: Mapping[str, str]) -> Place:
     started_by = BY_HAND
     if environ.get(RANK_FLAG) == "1":
         started_by = OURS
     elif "TORCHELASTIC_RUN_ID" in environ or VARIABLES["step_id"] in environ:
         started_by = "torchrun or srun"
     return Place(
-        rank=read_number(environ, "RANK"),
-        world_size=read_number(environ, "WORLD_SIZE"),
-        local_rank=read_number(environ, "LOCAL_RANK"),
-        local_world_size=read_number(
-            {"LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], **environ}, "LOCAL_WORLD_SIZE"
-        ),
+        **numbers._asdict(),
         master=environ["MASTER_ADDR"],
         port=_port(environ["MASTER_PORT"]),
         started_by=started_by,
@@ -522,10 +534,7 @@ def _of_task(task: Task, environ: Mapping[str, str]) -> Place:
     else:
         notes = (master.ignored, where, _note_on_binding(environ))
     return Place(
-        rank=task.rank,
-        world_size=task.world_size,
-        local_rank=task.local_rank,
-        local_world_size=task.local_world_size,
+        **task.numbers._asdict(),
         master=master.address,
         port=_port(environ.get("MASTER_PORT") or str(task.port)),
         started_by=OURS if is_ours else task.launcher,

@@ -1,7 +1,7 @@
-"""What a rank does before torch is imported, and when it fails.
+"""The process of a rank: what it does before torch is imported, and how it ends.
 
-`become_rank` sets its limits and variables. In the run folder a rank has its heartbeat. `give_up`
-records why it fails, and ends it.
+`run_rank` is the frame around every kind of work. It sets limits and variables (`become_rank`), and
+records a failure in the run folder (`give_up`).
 """
 
 from __future__ import annotations
@@ -29,67 +29,53 @@ from runner.errors import (
 )
 from runner.inputs import check_site
 from runner.launch import network
-from runner.launch.place import BY_HAND, TORCH_VARIABLES, Place, rank_number
+from runner.launch.place import BY_HAND, TORCH_VARIABLES, Place, RankNumbers
 from runner.processes import raise_limits, threads_variable
 from runner.run_folder.heartbeat import Heartbeat, flight_prefix
 from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import HeldError
 
 RECORDED = 2000
 """How many collectives the flight recorder keeps; torch's own advice and newer default."""
 
 
-Find = Callable[[], RunFolder]
-
-
-@dataclass
+@dataclass(frozen=True)
 class Rank:
     """This process, a rank.
 
     Attributes:
-        heartbeat: where it shows that it is alive; None until the run folder is known.
-        find: finds the run folder, where the rank was not told it: it reads the run file.
+        heartbeat: shows in the run folder that it is alive.
     """
 
     place: Place
-    heartbeat: Heartbeat | None = None
-    find: Find | None = None
-
-    def enter(self, folder: RunFolder) -> Heartbeat:
-        """Begins to report in a run folder."""
-        self.heartbeat = Heartbeat(folder.logs, self.place.rank)
-        os.environ.update(flight_recorder(folder.logs, os.environ))
-        return self.heartbeat
+    heartbeat: Heartbeat
 
 
-def become_rank(
-    folder: RunFolder | None, environ: Mapping[str, str], find: Find | None = None
-) -> Rank:
+def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> Rank:
     """Does what each rank does before torch is imported.
 
     It starts the heartbeat, sets the rank's variables in `os.environ` and installs the tripwire.
 
     Args:
-        folder: of the run; None: not known yet.
-        find: finds it, for what the other ranks must know.
+        folder: of the run.
 
     Raises:
-        UsageError: as for `Place.of` and `check_site`.
+        UsageError: as for `RankNumbers.of`, `Place.of` and `check_site`.
     """
+    numbers = RankNumbers.of(environ)
     try:
-        rank = Rank(Place.of(environ), find=find)
+        place = Place.of(environ)
         check_site()
     except StageError as error:
-        is_first = rank_number(environ) == 0  # the other ranks wait for it
-        if is_first and (folder := folder or (find and find())) is not None:
+        if numbers.rank == 0:  # the other ranks wait for it
             Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
         raise
-    place = rank.place
+    heartbeat = Heartbeat(folder.logs, place.rank)
     raise_limits()
     variables, notes = place.network_variables(environ)
     os.environ.update(place.variables())
     os.environ.update(variables)
-    if folder is not None:
-        rank.enter(folder)
+    os.environ.update(flight_recorder(folder.logs, os.environ))
     threads, line = threads_variable(environ, 1)
     os.environ.update(threads)
     # Logs end in what a person should read, not in bars and in what libraries say of themselves.
@@ -101,7 +87,7 @@ def become_rank(
         for note in filter(None, said):
             print(note, flush=True)
     offline.tripwire([place.master])
-    return rank
+    return Rank(place, heartbeat)
 
 
 def check_interfaces(place: Place, environ: Mapping[str, str]) -> None:
@@ -176,19 +162,15 @@ def end_rank(code: int) -> NoReturn:
 
 
 def run_rank(
-    folder: RunFolder | None,
-    environ: Mapping[str, str],
-    work: Callable[[Rank], int | None],
-    find: Find | None = None,
+    folder: RunFolder, environ: Mapping[str, str], work: Callable[[Rank], int | None]
 ) -> NoReturn:
-    """Is a rank: does its work, and ends the process. Every rank of every command is started so.
+    """Does the work of a rank, and ends the process. Every rank of every command is started so.
 
     Args:
-        folder: of the run; None: a rank of another launcher, which learns it from rank 0.
-        work: returns the exit code; none: 0. It imports torch itself; this module does not.
-        find: finds the run folder of such a rank, where others must know how it failed.
+        folder: of the run.
+        work: returns the exit code; None: 0. It imports torch itself; this module does not.
     """
-    rank = become_rank(folder, environ, find)
+    rank = become_rank(folder, environ)
     try:
         check_interfaces(rank.place, environ)
         code = work(rank)
@@ -211,24 +193,21 @@ def give_up(rank: Rank, text: str, error: Exception) -> NoReturn:
     is_short = fault is not None and not isinstance(error, StageError | RecursionError)
     launched = rank.place.is_ours
     number = rank.place.rank
-    if number == 0 and rank.heartbeat is None and rank.find is not None:
-        with suppress(StageError, OSError):
-            rank.enter(rank.find())
-    heartbeat = rank.heartbeat
-    if heartbeat is not None:
-        try:
-            heartbeat.fail(
+    try:
+        # Where another launcher works in the run folder, its ranks record their failures there.
+        if not isinstance(error, HeldError):
+            rank.heartbeat.fail(
                 text,
                 code,
                 consequence=isinstance(error, LostPeerError | NeverMetError),
                 no_memory=isinstance(error, NoMemoryError) or is_short,
             )
-        except OSError:  # often because this disk is full: then the reason is in our output
-            launched = False
+    except OSError:  # often because this disk is full: then the reason is in our output
+        launched = False
     with suppress(OSError):
         sys.stdout.flush()
-    if launched and heartbeat is not None:
-        path = heartbeat.logs / f"rank-{number}.log"
+    if launched:
+        path = rank.heartbeat.logs / f"rank-{number}.log"
         with suppress(OSError), path.open("a", encoding="utf-8") as log:
             print(text, file=log)
     else:

@@ -1,8 +1,7 @@
 """Waits until rank 0 listens, and explains connections that failed.
 
-The ranks start at different times, so a refused connection alone is no error. Where the run folder
-is known, the other ranks watch rank 0's heartbeat (`runner.run_folder.heartbeat`) while they try to
-connect.
+The ranks start at different times, so a refused connection alone is no error. The other ranks watch
+rank 0's heartbeat (`runner.run_folder.heartbeat`) while they try to connect.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ LISTENS_S = 60.0
 """If rank 0 reports that it listens and refuses for this long, it listens elsewhere."""
 NO_WAY_S = 60.0
 """How long other errors than a refusal may last."""
-NO_LOGS_S = 55.0
-"""After this a rank reads the run file, to see whether rank 0 has failed."""
 SILENT_S = 1800.0
 """Rank 0 may need this long to import torch from a busy disk."""
 CLOCKS_DIFFER_S = 30.0
@@ -67,10 +64,9 @@ def wait_for_rank_0(
     rank: int,
     address: str,
     port: int,
-    logs: Path | None,
+    logs: Path,
     *,
     started: float,
-    find_logs: Callable[[], Path] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Returns as soon as a process listens at rank 0's address.
@@ -78,35 +74,32 @@ def wait_for_rank_0(
     Args:
         rank: the number of this rank.
         address: the address of rank 0, with its TCP port `port`.
-        logs: the folder of the heartbeat files; None: not known yet.
+        logs: the folder of the heartbeat files.
         started: when this rank was started, in seconds since 1970.
-        find_logs: finds that folder; asked where rank 0 does not listen for a minute.
         clock: returns monotonic seconds.
 
     Raises:
         NeverMetError: the address cannot be reached from this node.
         StageError: rank 0 failed; with its exit code.
     """
-    pulse, alive = (read_pulse(logs, 0) if logs else None), clock()
+    pulse, alive = read_pulse(logs, 0), clock()
     refused_since: float | None = None
     trouble, since = "", clock()
     while True:
-        failure = read_failure(logs, 0) if logs else None
-        if logs and failure is not None and failure.time > started - CLOCKS_DIFFER_S:
+        failure = read_failure(logs, 0)
+        if failure is not None and failure.time > started - CLOCKS_DIFFER_S:
             raise StageError(
                 f"rank 0 on {failure.host} failed before the ranks met.",
-                f"Its own error is in its log: {logs / 'rank-0.log'}",
+                f"See rank 0's output, or its log: {logs / 'rank-0.log'}",
                 exit_code=failure.code,
             )
         met = try_to_connect(address, port)
         if not met:
             return
         now = clock()
-        if logs is None and find_logs is not None and now - alive > NO_LOGS_S:
-            logs = find_logs()
         if met != trouble:
             trouble, since = met, now
-        seen = read_pulse(logs, 0) if logs else None
+        seen = read_pulse(logs, 0)
         if seen != pulse:
             pulse, alive = seen, now
             listens = pulse is not None and pulse.get("phase") == JOIN

@@ -7,6 +7,7 @@ difference is reported with its size and with the changes of the environment.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from typing import Any
 
 from runner.errors import UsageError, format_age, human_count
 from runner.job.job import Job
-from runner.launch.place import as_launcher
-from runner.launch.train import begin, train
+from runner.launch.place import Start, as_launcher
+from runner.launch.train import set_up, train
 from runner.run_folder.history import History
 
 _EXPLAINS = (
@@ -96,7 +97,8 @@ def reproduce(
             f"{then.folder.environment}: it does not record how many ranks there were.",
             "Give another run folder: this one is damaged, or an old version wrote it.",
         )
-    start = as_launcher(begin(processes, environ), "train --reproduce")
+    start = as_launcher(Start.of(environ, processes), "train --reproduce")
+    set_up(os.environ)
     if processes is None and start.job is None:
         start = replace(start, on_node=ranks)
     if start.world_size != ranks:

@@ -1,8 +1,8 @@
 """What is decided of a run, as data: `resolved.json` in its folder.
 
-The launcher writes what needs no device; rank 0 adds the plan and sends all of it to the other
-ranks, which open neither this file nor the run file nor the bundle's lock. Only a start reads what
-the same start wrote: another version of airlift need not know the format.
+The launcher, or `runner prepare`, writes what needs no device. Each rank reads it, and opens
+neither the run file nor the bundle's lock. Rank 0 adds the plan, and sends it to the others. Only
+the version of Airlift that wrote it reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from runner.data.prepare import store_path
 from runner.data.recipe import data_key, recipes
-from runner.errors import Mistakes
+from runner.errors import Mistakes, __version__
 from runner.job.job import Job
 from runner.job.partition import Partition
 from runner.job.plan import MicroBound, TrainingPlan, sequence_length
@@ -45,6 +45,7 @@ class Resolved:
         device: of each rank, known with the plan.
         steps: optimizer steps of the whole run, known with the plan.
         notes: lines that rank 0 prints before the first step.
+        version: of Airlift, which may change the format.
     """
 
     job: Job
@@ -58,6 +59,7 @@ class Resolved:
     device: Device | None = None
     steps: int = 0
     notes: tuple[str, ...] = ()
+    version: str = __version__
 
     @staticmethod
     def of(job: Job, **options: Any) -> Resolved:

@@ -16,14 +16,14 @@ from runner.job.job import Job
 from runner.launch.first_steps import halve_micro
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
-from runner.launch.place import STOPPED, Start
-from runner.launch.requeue import requeue
+from runner.launch.place import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.srun import run_srun
 from runner.launch.watch import HangDetector
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
+from runner.slurm.requeue import requeue
 
 TAIL_BYTES = 2**16
 """How much of a rank's log is read to find out why it ended."""
@@ -64,7 +64,7 @@ def rank_command(run: Job, start: Start, environ: Mapping[str, str], *arguments:
     return [*run.config.slurm.around_ranks, *argv] if start.job else argv
 
 
-def environment_for_ranks(run: Job, start: Start | None, environ: Mapping[str, str]) -> Path | None:
+def environment_for_ranks(run: Job, start: Start, environ: Mapping[str, str]) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:
@@ -73,7 +73,7 @@ def environment_for_ranks(run: Job, start: Start | None, environ: Mapping[str, s
     wanted, environment = run.config.environment, run.inputs.environment
     if wanted is None or environment is None:
         return None
-    if start is not None and start.job is not None:
+    if start.job is not None:
         words = run.config.slurm.srun
         return node_local.arrange(wanted.node_local, environment, environ, print_line, words=words)
     node_local.check_running(environment)
@@ -107,7 +107,7 @@ def start_ranks(
     for line in outcome.messages:
         say(line)
     if outcome.kind == "stopped" and start.job is not None:
-        requeue(start.job)
+        requeue(environ)
     return outcome
 
 
@@ -119,8 +119,7 @@ def _run(
     hang_after_s: float | None,
 ) -> Outcome:
     """Runs the ranks once; returns how they ended."""
-    stopped = folder.root / STOPPED
-    stopped.unlink(missing_ok=True)
+    folder.stopped.unlink(missing_ok=True)
     watch = HangDetector(folder.logs, start.world_size, hang_after_s)
     begun = {path.name: path.stat().st_size for path in folder.logs.glob("rank-*.log")}
     if start.job is None:
@@ -131,7 +130,7 @@ def _run(
     outcome = outcome_of(
         replace(
             ended,
-            saved=stopped.exists(),
+            saved=folder.stopped.exists(),
             newest=next((path.name for path in newest_first(folder.checkpoints)), ""),
             failure=next(iter(failures), None),
             num_failures=len(failures),
@@ -139,7 +138,7 @@ def _run(
         )
     )
     if start.job is not None or "SLURM_JOB_ID" not in environ:  # else the job's script looks for it
-        stopped.unlink(missing_ok=True)
+        folder.stopped.unlink(missing_ok=True)
     return outcome
 
 

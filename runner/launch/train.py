@@ -1,14 +1,13 @@
 """`runner train` and `runner prepare`: from a run file to running ranks.
 
 The launcher checks, prepares the data, decides what needs no device and writes the run folder, once
-for all ranks. Rank 0 of srun, torchrun or mpirun does the same work.
+for all ranks. For ranks of srun, torchrun or mpirun, `runner prepare` does the same.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from runner import inputs as inputs_module
@@ -32,33 +31,25 @@ from runner.job.installed import (
 from runner.job.job import Job
 from runner.job.plan import sequence_length
 from runner.job.shapes import Device, ModelShape
-from runner.launch.place import STOPPED, Place, Start
-from runner.launch.rank import Rank
+from runner.launch.place import Start
 from runner.launch.resolved import Resolved, write
-from runner.launch.start import environment_for_ranks, start_work
+from runner.launch.start import start_work
 from runner.processes import raise_limits
 from runner.run_folder.run_lock import hold_run_folder
 
 _PREPARING = ("preparing the data", "Run it on a machine with more memory, then train.")
-_CHECKING = ("checking the run", "Run it on a machine with more memory.")
 
 
-def begin(processes: int | None, environ: Mapping[str, str]) -> Start | None:
-    """Sets this process up; returns which ranks it starts. None: it is a rank of another launcher.
+def set_up(environ: MutableMapping[str, str], *, prints: bool = True) -> None:
+    """Sets this process up for a command that starts ranks, or for one of them.
 
     Args:
-        processes: the number of ranks on this machine. None: one, or those of the Slurm job.
-
-    Raises:
-        UsageError: as for `Start.of`.
+        environ: gets the variables.
+        prints: whether this process prints what it isolates.
     """
-    offline.set_variables(os.environ)
+    offline.set_variables(environ)
     raise_limits()
-    start = Start.of(environ, processes)
-    rank = environ.get("RANK") or environ.get("SLURM_PROCID") or "0"
-    prints = start is not None or rank == "0"
-    isolation.isolate(os.environ, print_line if prints else lambda _line: None)
-    return start
+    isolation.isolate(environ, print_line if prints else lambda _line: None)
 
 
 def train(
@@ -72,7 +63,7 @@ def train(
     """Trains, as a launcher.
 
     Args:
-        start: which ranks, of `begin`.
+        start: which ranks.
         dry_run: check and explain, but start nothing.
         verbose: whether details and all automatic choices are printed, too.
 
@@ -156,17 +147,31 @@ def prepare_in_sandbox(run: Job, *, in_job: bool) -> None:
     in_child(_prepare_offline, (run, length), *_PREPARING, python or ())
 
 
-def check_and_prepare(run: Job) -> None:
-    """Checks the run and prepares its data, by the Python of the ranks.
+def make_ready(run: Job, environ: Mapping[str, str]) -> None:
+    """Checks the run, prepares its data, and leaves its folder ready for ranks of any launcher.
+
+    Nothing in it depends on the machine or the number of ranks: rank 0 decides that.
 
     Raises:
         StageError: as for `check_everything` and `prepare_in_sandbox`.
-        UsageError: a package is missing.
+        UsageError: a package is missing; or another process works in the run folder.
     """
     if not python_of_ranks(run.config, run.inputs):
         check_installed(run.config, run.inputs, to_prepare(run.config), "preparing data")
+    _print_headline(run)
     check_everything(run, None, None).report(print_line)
-    prepare_in_sandbox(run, in_job=True)
+    if finished := run.finished():
+        print_line("\n".join(finished))
+        return
+    _explain(run, verbose=False)
+    run.folder.make()
+    with hold_run_folder(run.folder, environ):
+        prepare_in_sandbox(run, in_job=True)
+        run.write_config()
+        write(Resolved.of(run))
+    print_line(
+        f"{run.folder.root} is ready: each rank of your launcher is `{run.command('train')}`"
+    )
 
 
 def _prepare_offline(run: Job, length: int) -> None:
@@ -213,70 +218,6 @@ def failed_to_prepare(error: OSError, run: Job) -> StageError:
     return IncompleteError(
         f"{path}: {error.strerror or error}.", f"{remedy}, then run the same command again."
     )
-
-
-def dry_run_of_rank_0(run: Job, environ: Mapping[str, str], *, verbose: bool) -> None:
-    """Checks and explains, in rank 0 of another launcher; starts nothing."""
-    if finished := run.finished():
-        print_line("\n".join(finished))
-        return
-    place = Place.of(environ)
-    in_child(_check_as_launcher, (run, place, dict(environ), False, verbose), *_CHECKING)
-    print_line("dry run: nothing was started")
-
-
-@contextmanager
-def lead(
-    load: Callable[[], Job], rank: Rank, environ: Mapping[str, str], *, verbose: bool
-) -> Iterator[Resolved | None]:
-    """Does the launcher's work in rank 0 of another launcher, and holds the run folder meanwhile.
-
-    The work is done in a child process, because a rank imports torch and a launcher must not.
-
-    Args:
-        load: reads the run file and the bundle.
-        rank: this process; from here on it reports in the run folder.
-
-    Returns:
-        What is decided; None: the run is finished.
-
-    Raises:
-        StageError: the run cannot work.
-    """
-    run = load()
-    if finished := run.finished():
-        print_line("\n".join(finished))
-        yield None
-        return
-    run.folder.make()
-    with hold_run_folder(run.folder, environ):
-        (run.folder.root / STOPPED).unlink(missing_ok=True)
-        rank.enter(run.folder)
-        arguments = (run, rank.place, dict(environ), True, verbose)
-        resolved = in_child(_check_as_launcher, arguments, *_CHECKING)
-        run.write_config()
-        write(resolved)
-        yield resolved
-
-
-def _check_as_launcher(
-    run: Job,
-    place: Place,
-    environ: Mapping[str, str],
-    prepares: bool,
-    verbose: bool,
-) -> Resolved:
-    """Does what a launcher does before it starts ranks, in a child process of rank 0."""
-    _print_headline(run)
-    check_all_installed(run, None)
-    environment_for_ranks(run, None, environ)
-    own_torch = run.config.environment is None
-    device = devices.here(place.local_world_size, environ, own_torch=own_torch)
-    check_everything(run, place.world_size, device).report(print_line, verbose=verbose)
-    _explain(run, verbose=verbose)
-    if prepares:
-        prepare_in_sandbox(run, in_job=False)
-    return Resolved.of(run)
 
 
 def _device(

@@ -214,6 +214,8 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
         return None
     asked = settings_of(config)
     same = all(history.settings.get(key) == asked.get(key) for key in ("steps", "epochs"))
+    # After `runner prepare`, config.yaml is of the next start, and `num_steps` still of the last.
+    same = same and not _is_newer(folder.config, folder.environment)
     wanted = config.steps or (history.num_steps if same else None)
     if history.ended_early is not None:
         patience = "evaluation.patience"
@@ -223,6 +225,14 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
     if wanted is None or history.done < wanted or not history.is_exported:
         return None
     return f"finished already: {history.done} of {wanted} steps; its model: {history.model}"
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    """Whether a file was written after another one; not, if one of them is missing."""
+    try:
+        return path.stat().st_mtime > other.stat().st_mtime
+    except OSError:
+        return False
 
 
 _NOT_TRAINED_WITH = (

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, write_atomically
+from runner.slurm.requeue import STOPPED
 
 HOLDER = "holder"
 """The file in the folder of a lock."""
@@ -110,6 +111,11 @@ class RunFolder:
     def intent(self) -> Path:
         """The jobs there were before an sbatch whose answer has not come."""
         return self.root / "submit.intent"
+
+    @property
+    def stopped(self) -> Path:
+        """Rank 0 writes it, after a barrier, when all ranks have saved on a signal."""
+        return self.root / STOPPED
 
     @property
     def stores(self) -> Path:

@@ -32,6 +32,10 @@ GONE_AFTER_S = 300.0
 _TRIES = 5
 
 
+class HeldError(UsageError):
+    """Another process works in the run folder."""
+
+
 @dataclass(frozen=True)
 class RunLock:
     """The process that holds a run folder: the content of `running/holder`.
@@ -201,19 +205,19 @@ def _aside(lock: Path, name: str) -> Path:
     return lock.parent.with_name(f"{lock.parent.name}-left.{name}")
 
 
-def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> UsageError:
+def _refused(folder: RunFolder, lock: Path, holder: RunLock, me: RunLock) -> HeldError:
     if lock == folder.submitter:
-        return UsageError(
+        return HeldError(
             f"{folder.root}: {holder.describe()} submits this run.",
             f"Wait for its end; then see the job: runner status {quoted(folder.root)}",
         )
     if holder.is_gone_from(me.machine) and (step := holder.step()):
-        return UsageError(
+        return HeldError(
             f"{folder.root}: {holder.describe()} was killed, and its ranks still run "
             f"(step {step}).",
             f"scancel {step}; then run the same command again.",
         )
-    return UsageError(
+    return HeldError(
         f"{folder.root}: {holder.describe()} works in this run folder.",
         f"runner status {quoted(folder.root)}; wait for its end, or give the run {OTHER_RUN}.",
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runner.errors import UsageError
 from runner.slurm.job_array import Member
+from runner.slurm.requeue import FUNCTION, MAX_REQUEUES, STOPPED
 from runner.slurm.shell_variables import OF_RANKS
 
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
@@ -25,12 +26,6 @@ _NAMES_YOUR_LINE = """\
 trap '__code=$?; [ -z "$__line" ] || echo "error: $__line
   ended the job on ${HOSTNAME:-its node}, with exit code $__code.
   -> Correct that line, in the run file or in clusters.yaml." >&2' EXIT"""
-
-MAX_REQUEUES = 32
-"""A job is requeued at most this often: beyond that, something else than progress causes it."""
-
-STOPPED = "stopped"
-"""Rank 0 writes this file to the run folder, after a barrier, when all ranks saved on a signal."""
 
 SAVE_BEFORE_END_S = 300
 """How many seconds before the time limit the ranks get the signal to save."""
@@ -198,13 +193,11 @@ def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]
         f"--ntasks-per-node={ranks} "
         "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --kill-on-bad-exit=1 --label "
         f"{words} {command} || code=$?",
+        "",
+        FUNCTION,
+        "",
         "# Rank 0 writes that file when all ranks have saved on a signal.",
-        f'if [ -e "$stopped" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MAX_REQUEUES} ] &&',
-        '    scontrol show job "$SLURM_JOB_ID" --oneliner | grep -q " JobState=RUNNING "; then',
-        '    echo "job $SLURM_JOB_ID goes back in the queue (restart '
-        f'$((${{SLURM_RESTART_COUNT:-0}} + 1)) of at most {MAX_REQUEUES})"',
-        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
-        "fi",
+        f'if [ -e "$stopped" ]; then requeue_stopped_job {MAX_REQUEUES}; fi',
         'exit "$code"',
     ]
 

@@ -20,7 +20,6 @@ from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.job.plan import TrainingPlan
-from runner.launch.place import STOPPED
 from runner.run_folder.checkpoints import (
     TrainingState,
     check_not_past_the_end,
@@ -367,9 +366,7 @@ class Trainer:
     def request_continuation(self) -> None:
         """Leaves a file that says there is more to do. All ranks have saved before."""
         if self.ranks.is_first:
-            (self.folder.root / STOPPED).write_text(
-                f"{self.stop.received or 'a signal on another rank'}\n"
-            )
+            self.folder.stopped.write_text(f"{self.stop.received or 'a signal on another rank'}\n")
         self.observer.say(f"stopped by a signal after step {self.step}; saved")
         self.ranks.barrier()
 

@@ -1,132 +1,115 @@
 """A rank, from the start of its process to its work. Every rank of every kind of work is this.
 
-Rank 0 leaves a brief for the others, which read no file to join it. Under another launcher than
-ours rank 0 does the launcher's work first, while the others wait for the brief.
+The run folder is ready before a rank starts: our launcher, or `runner prepare`, has written
+`resolved.json` there. Each rank reads it; only the plan comes from rank 0.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import NoReturn
 
-from runner.errors import StageError, print_line
-from runner.job.installed import is_light
+from runner.errors import IncompleteError, StageError, print_line
+from runner.job import node_local
 from runner.job.job import Job
-from runner.launch.outcome import Ended, outcome_of
-from runner.launch.place import STOPPED, rank_number
+from runner.launch.outcome import STOPPED_AND_SAVED
+from runner.launch.place import Place, RankNumbers, Start
 from runner.launch.rank import Rank, run_rank
+from runner.launch.ready import check_ready
 from runner.launch.resolved import Resolved, read
-from runner.launch.train import check_all_installed, dry_run_of_rank_0, lead
+from runner.launch.train import check_all_installed, set_up, train
 from runner.run_folder.layout import RunFolder
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
-    from runner.training.components.process_group import Brief, NoBrief
 
 Work = Callable[[], Callable[..., None]]
 """Imports what a rank does with its trainer and the options of the work; that imports torch."""
-Lead = Callable[[Rank], AbstractContextManager[Resolved | None]]
-"""What rank 0 does before there is a brief, and while the ranks work; None: nothing is to do."""
 
 
 def be_rank(folder: RunFolder, work: Work, environ: Mapping[str, str]) -> NoReturn:
-    """Is a rank that our launcher started, and ends the process."""
+    """Does the work of a rank whose run folder is ready, and ends the process.
 
-    def begin(rank: Rank) -> None:
-        _work(work, lambda _rank: nullcontext(read(folder)), rank)
+    Raises:
+        StageError: this node does not see the run folder.
+    """
+    if not folder.resolved.is_file():  # before the heartbeat, which would make the folder
+        raise StageError(
+            f"{platform.node()} does not see {folder.root}.",
+            "Choose an --output on a disk that all nodes share.",
+            exit_code=1,
+        )
+    resolved = read(folder)
+    run_rank(folder, environ, lambda rank: _work(rank, resolved, work))
 
-    run_rank(folder, environ, begin)
+
+def _work(rank: Rank, resolved: Resolved, work: Work) -> int:
+    """Does the work; returns the exit code."""
+    from runner.training.start import run_work
+
+    run_work(rank, resolved, work())
+    # Our launcher looks for this file by itself; of another one, the exit code is all that it sees.
+    if rank.place.is_ours or not resolved.job.folder.stopped.exists():
+        return 0
+    if rank.place.rank == 0:
+        print_line(STOPPED_AND_SAVED)
+    return IncompleteError.exit_code
 
 
-def be_rank_of_others(
+def join(
     load: Callable[[], Job],
     work: Work,
-    environ: Mapping[str, str],
+    environ: MutableMapping[str, str],
     *,
     dry_run: bool,
     verbose: bool,
 ) -> NoReturn:
     """Is a rank that srun, torchrun or mpirun started, and ends the process.
 
-    Rank 0 also does the launcher's work; the others wait for it, and open no file of the run.
+    Each rank looks by itself whether the run folder is ready for what it was called with. So all of
+    them end at once where it is not, and none waits for another.
 
     Args:
         load: reads the run file and the bundle.
+        environ: gets the variables of a rank.
         dry_run: rank 0 checks and explains, and nothing is started.
-        verbose: whether details and all automatic choices are printed, too.
+        verbose: whether a dry run prints all automatic choices, too.
 
     Raises:
-        UsageError: packages are missing, or the rank does not know its place.
+        StageError: the rank cannot begin. One rank of each node raises it; the others end with its
+            exit code.
     """
-    if is_light():
-        check_all_installed(load(), None)
+    numbers = RankNumbers.of(environ)
+    set_up(environ, prints=numbers.rank == 0)
     if dry_run:
-        if rank_number(environ) == 0:
-            dry_run_of_rank_0(load(), environ, verbose=verbose)
+        if numbers.rank != 0:
+            raise SystemExit(0)
+        place = Place.of(environ)
+        num_nodes = place.world_size // place.local_world_size
+        start = Start(place.local_world_size, num_nodes=num_nodes)
+        raise SystemExit(train(load(), start, dry_run=True, environ=environ, verbose=verbose))
+    try:
+        run = load()
+        finished = run.finished()
+        if not finished:
+            _check_can_begin(run)
+    except StageError as error:
+        if numbers.local_rank == 0:
+            raise
+        raise SystemExit(error.exit_code) from None
+    if finished:
+        if numbers.rank == 0:
+            print_line("\n".join(finished))
         raise SystemExit(0)
-
-    def begin(rank: Rank) -> int:
-        folder = _work(work, lambda rank: lead(load, rank, environ, verbose=verbose), rank)
-        stopped = folder is not None and (folder.root / STOPPED).exists()
-        outcome = outcome_of(Ended(in_job=False, saved=stopped))
-        for line in outcome.messages if rank.place.rank == 0 else ():
-            print_line(line)
-        return outcome.exit_code
-
-    run_rank(None, environ, begin, lambda: load().folder)
+    be_rank(run.folder, work, environ)
 
 
-def _work(work: Work, lead: Lead, rank: Rank) -> RunFolder | None:
-    """Meets the other ranks and does the work.
-
-    Returns:
-        The run folder; None: there was nothing to do.
+def _check_can_begin(run: Job) -> None:
+    """Checks that this Python can train the run, and that the run folder is ready.
 
     Raises:
-        StageError: as for `train`; or rank 0 failed before the ranks met.
+        UsageError: packages are missing, this Python is not of the environment that the run file
+            names, or as for `check_ready`.
     """
-    from runner.training.components.process_group import NoBrief, open_store
-    from runner.training.start import train
-
-    store = open_store(rank)
-    with ExitStack() as stack:
-        brief, resolved = _brief(rank, store, lead, stack)
-        if isinstance(brief, NoBrief):
-            if brief.code:
-                raise StageError(
-                    f"rank 0 on {brief.host} failed before the ranks met.",
-                    "Its own error is in its output.",
-                    exit_code=brief.code,
-                )
-            return None
-        heartbeat = rank.heartbeat or rank.enter(brief.folder)
-        train(rank, heartbeat, brief, resolved, store, work())
-    return brief.folder
-
-
-def _brief(
-    rank: Rank, store: Store, lead: Lead, stack: ExitStack
-) -> tuple[Brief | NoBrief, Resolved | None]:
-    """The brief; rank 0 makes it, and has what is decided so far."""
-    from runner.training.components.process_group import (
-        Brief,
-        NoBrief,
-        send_brief,
-        wait_for_brief,
-    )
-
-    if rank.place.rank != 0:
-        return wait_for_brief(store, rank.place.rank), None
-    host, others = platform.node(), rank.place.world_size - 1
-    try:
-        resolved = stack.enter_context(lead(rank))
-    except Exception as error:
-        code = error.exit_code if isinstance(error, StageError) else 1
-        send_brief(store, NoBrief(code, host), others)
-        raise
-    brief = Brief.of(resolved) if resolved else NoBrief(0, host)
-    send_brief(store, brief, others)
-    return brief, resolved
+    check_all_installed(run, None)
+    if run.inputs.environment is not None:
+        node_local.check_running(run.inputs.environment)
+    check_ready(run)

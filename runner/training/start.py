@@ -1,6 +1,6 @@
-"""One rank: it joins the others, learns what is decided, and loads data, model and engine.
+"""One rank: it joins the others, learns the plan, and loads data, model and engine.
 
-`start` returns the `Trainer`; `train` does the work of the rank with it.
+`start` returns the `Trainer`; `run_work` does the work of the rank with it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from torch.distributed.distributed_c10d import Store
 
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
@@ -29,7 +29,6 @@ from runner.errors import (
     UsageError,
     as_shown,
     human_size,
-    quoted,
 )
 from runner.inputs import on_site, running_tree, unreadable
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
@@ -42,17 +41,18 @@ from runner.processes import threads_variable
 from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
+from runner.run_folder.run_lock import hold_run_folder
 from runner.training.components.batches import Order, Part
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
 from runner.training.components.metrics import Console, Observer, open_console
 from runner.training.components.optimization import Schedule
 from runner.training.components.process_group import (
-    Brief,
     RankFacts,
     Ranks,
     check_facts,
     is_lost_peer,
     meet,
+    open_store,
     weakest,
 )
 from runner.training.engines import make_engine
@@ -75,58 +75,50 @@ def to_the_end(trainer: Trainer) -> None:
         trainer.export()
 
 
-def train(
-    rank: Rank,
-    heartbeat: Heartbeat,
-    brief: Brief,
-    resolved: Resolved | None,
-    store: Store,
-    work: Callable[..., None],
-) -> None:
-    """Joins the other ranks, learns what is decided, builds the trainer, and does the work.
+def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
+    """Joins the other ranks, learns the plan, builds the trainer, and does the work.
 
     Args:
         rank: this rank.
-        heartbeat: where it shows that it is alive.
-        brief: what rank 0 left for the others.
-        resolved: what the launcher decided; in rank 0.
-        store: where the ranks meet.
+        resolved: what was decided before the ranks started.
         work: what to do with the trainer, and with the options of the work.
 
     Raises:
         UsageError: the data is not prepared, the checkpoint is of another run, or the plan is not
-            possible.
+            possible; without our launcher: another process works in the run folder.
         DamageError: a file of the bundle cannot be read.
         IncompleteError: the disk is full or gives an error, or another rank was lost.
         StageError: a loss or gradient is not finite; the ranks cannot reach each other.
     """
+    store = open_store(rank)
     stop = StopRequest()
     stop.listen()
-    place, folder = rank.place, brief.folder
+    place, job, folder = rank.place, resolved.job, resolved.job.folder
+    bundle = job.inputs.bundle
     facts: Device | None = None
     whole: Resolved | None = None
     trainer: Trainer | None = None
-    with open_console(folder.logs / f"rank-{place.rank}.log") as console:
+    with ExitStack() as held, open_console(folder.logs / f"rank-{place.rank}.log") as console:
         try:
-            device, facts = find_device(place.local_rank, place.local_world_size, brief.slurm)
+            device, facts = find_device(place.local_rank, place.local_world_size, job.config.slurm)
             threads = threads_variable(os.environ, 1)[0]["OMP_NUM_THREADS"]
             torch.set_num_threads(int(threads))
-            ranks = meet(rank, store, brief.engine, device.type)
-            seen = RankFacts.of(place, facts, gpu_uuid(device), brief.bundle)
+            ranks = meet(rank, store, job.config.engine.name, device.type)
+            if not place.is_ours:  # else our launcher has done it
+                ranks.from_first(lambda: _take(folder, held))
+            seen = RankFacts.of(place, facts, gpu_uuid(device), bundle)
             whole = decide_once(ranks, resolved, seen)
-            trainer = start(whole, ranks, device, facts, stop, console, heartbeat)
+            trainer = start(whole, ranks, device, facts, stop, console, rank.heartbeat)
             try:
                 work(trainer, **whole.options)
             finally:
                 trainer.observer.close()
         except OSError as error:
-            raise disk_error(error, brief.bundle, folder, trainer.step if trainer else 0) from None
+            raise disk_error(error, bundle, folder, trainer.step if trainer else 0) from None
         except SafetensorError as error:
             if (fault := write_error(error)) is None:
-                path = whole.job.inputs.model.path if whole else brief.bundle
-                raise unreadable(path, f"its weights: {error}") from None
-            step = trainer.step if trainer else 0
-            raise disk_error(fault, brief.bundle, folder, step) from None
+                raise unreadable(job.inputs.model.path, f"its weights: {error}") from None
+            raise disk_error(fault, bundle, folder, trainer.step if trainer else 0) from None
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 if whole is None or facts is None:
@@ -140,6 +132,21 @@ def train(
                 "Run the same command again: it resumes from the last checkpoint.",
             ) from None
         dist.destroy_process_group()
+
+
+def _take(folder: RunFolder, held: ExitStack) -> None:
+    """Takes the run folder, in rank 0: no other process may train in it meanwhile.
+
+    Only here, after the ranks have met, can the refusal reach all of them.
+
+    Args:
+        held: gives the folder back at its end.
+
+    Raises:
+        UsageError: another process works in it.
+    """
+    held.enter_context(hold_run_folder(folder, os.environ))
+    folder.stopped.unlink(missing_ok=True)
 
 
 def _no_memory_to_begin(error: BaseException, device: Device | None, place: Place) -> StageError:
@@ -157,8 +164,8 @@ def _no_memory_to_begin(error: BaseException, device: Device | None, place: Plac
 def _no_memory(
     error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, place: Place
 ) -> NoMemoryError:
-    """Explains a lack of memory. Nobody starts the ranks of another launcher again with a smaller
-    micro batch: they end with 2, because the run file has to say it.
+    """Explains a lack of memory. Only our launcher starts the ranks again with a smaller micro
+    batch: those of another one end with 2, because the run file has to say it.
     """
     when = f"after step {trainer.step}" if trainer else "while loading"
     config, plan = whole.job.config, whole.decided()
@@ -170,13 +177,14 @@ def _no_memory(
     return fault
 
 
-def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Resolved:
+def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
     """What is decided of the run, on every rank.
 
-    Rank 0 decides what the launcher could not, for the devices of all ranks, and writes it down.
+    Rank 0 decides what the launcher could not, for the devices of all ranks, writes it down, and
+    sends it to the others.
 
     Args:
-        resolved: what the launcher decided; in rank 0.
+        resolved: what was decided before the ranks started.
         facts: what this rank sees.
 
     Raises:
@@ -184,8 +192,7 @@ def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Re
     """
     found = ranks.gather(facts)
 
-    def decide_rest() -> Resolved:
-        assert resolved is not None
+    def decide_rest() -> dict[str, Any]:
         check_facts(found)
         config, device = resolved.job.config, weakest(found)
         shape, model = resolved.shape, resolved.job.inputs.model
@@ -197,17 +204,20 @@ def decide_once(ranks: Ranks, resolved: Resolved | None, facts: RankFacts) -> Re
         notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
-        steps = num_steps(config, sequences, plan.total)
-        whole = replace(
-            resolved, shape=shape, plan=plan, device=device, steps=steps, notes=tuple(notes)
-        )
-        bound = whole.bound
+        decided: dict[str, Any] = {
+            "shape": shape,
+            "plan": plan,
+            "device": device,
+            "steps": num_steps(config, sequences, plan.total),
+            "notes": tuple(notes),
+        }
+        whole, bound = replace(resolved, **decided), resolved.bound
         if bound is not None and bound.tried_with == tried_with(whole):
-            whole = replace(whole, plan=with_micro(config, plan, bound))
-        write(whole)
-        return whole
+            decided["plan"] = with_micro(config, plan, bound)
+        write(replace(resolved, **decided))
+        return decided
 
-    return ranks.from_first(decide_rest)
+    return replace(resolved, **ranks.from_first(decide_rest))
 
 
 def start(
@@ -288,8 +298,7 @@ def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
         UsageError: it is not prepared.
     """
     job = resolved.job
-    words = ("runner", "prepare", job.config.path, "--bundle", job.bundle)
-    command = " ".join(map(quoted, (*words, "--output", job.folder.root)))
+    command = job.command("prepare")
     opened = {
         role: [open_prepared(path, f"the data of `{role}`", command) for path in several]
         for role, several in resolved.stores.items()

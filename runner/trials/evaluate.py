@@ -6,6 +6,7 @@ removed when the measures are known.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,10 +26,10 @@ from runner.launch.place import Start, as_launcher
 from runner.launch.resolved import Resolved
 from runner.launch.start import start_work
 from runner.launch.train import (
-    begin,
     check_all_installed,
     prepare_in_sandbox,
     report_devices,
+    set_up,
 )
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.history import earlier_facts, earlier_settings, settings_of
@@ -195,7 +196,8 @@ def evaluate(
     Raises:
         StageError: it cannot work, or a rank failed.
     """
-    start = as_launcher(begin(processes, environ), "evaluate")
+    start = as_launcher(Start.of(environ, processes), "evaluate")
+    set_up(os.environ)
     chosen = choose(run, wanted)
     check_all_installed(run, start)
     read = [data.validation for data in run.inputs.datasets if data.validation]

@@ -134,6 +134,8 @@ def _programs(folder: Path, given: Mapping[str, Any]) -> None:
     for name, body in {
         "srun": ends,
         "scontrol": f"case $1 in show) {answers} ;; *) : >{folder}/requeued; {requeues} ;; esac",
+        # A requeued job waits a minute for its end, and Slurm is asked again after seconds.
+        "sleep": 'case $1 in 5 | 60) ;; *) exec /bin/sleep "$1" ;; esac',
         "squeue": over if slurm.get("over") else "echo RUNNING",
     }.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -168,7 +170,7 @@ AT_ONCE = 8
 
 
 def _wait_less() -> None:
-    """A requeued job waits a minute for its end, and Slurm is asked again after seconds."""
+    """Ranks that end, and those that srun left, are looked at less often."""
     real = time.sleep
     mock.patch.object(time, "sleep", lambda seconds: real(min(seconds, 0.02))).start()
     local.KILL_AFTER_S = 1.0

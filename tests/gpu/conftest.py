@@ -15,6 +15,7 @@ import torch
 from runner.job.job import Job
 from runner.launch.place import Place
 from runner.launch.rank import Rank
+from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join, open_store
 from runner.training.loop import Trainer
@@ -69,7 +70,8 @@ def joined(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        rank = Rank(Place.of(os.environ))
+        logs = tmp_path_factory.mktemp("logs")
+        rank = Rank(Place.of(os.environ), Heartbeat(logs, 0))
         join("deepspeed", device.type, rank.place, open_store(rank))
         yield variables
         torch.distributed.destroy_process_group()

@@ -325,8 +325,8 @@ SHOWN = (
     Row("runner/config/deepspeed.py", "Look at it: ls -l {}",
         (("ls -l [^ ]+", "run", "ds.json", "run rmdir {}; printf '{%s}' '' > {}"),),
         {"engine": {"name": "deepspeed", "config": "ds.json"}}, given="mkdir ds.json"),
-    Row("runner/launch/reach.py", "Its own error is in its log: {}",
-        (("(?<=in its log: )[^ ]+", "show cat {}"),), code=1,
+    Row("runner/launch/reach.py", "See rank 0's output, or its log: {}",
+        (("(?<=or its log: )[^ ]+", "show cat {}"),), code=1,
         does=lambda _: wait_for_rank_0(1, "127.0.0.1", 9, Path("logs"), started=0.0),
         files={"logs/rank-0.failure": json.dumps(FAILED), "logs/rank-0.log": "its error"}),
 )  # fmt: skip

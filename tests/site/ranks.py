@@ -23,12 +23,13 @@ from runner.job import submit as submission
 from runner.job.findings import Findings
 from runner.job.partition import ask_partition
 from runner.job.submit import submit
-from runner.launch import requeue, watch
-from runner.launch.place import STOPPED, Place, Start
+from runner.launch import watch
+from runner.launch.place import Place, Start
 from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
+from runner.slurm import requeue
 from runner.slurm.job_array import members
 from runner.slurm.script import SbatchRequest
 
@@ -95,7 +96,7 @@ def save_when_asked(folder: Path, place: Place) -> None:
         if place.rank == 0:
             while len(list(folder.glob("saved-*"))) < place.world_size:
                 time.sleep(0.01)
-            (folder / STOPPED).write_text("signal")
+            RunFolder(folder).stopped.write_text("signal")
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, stop)

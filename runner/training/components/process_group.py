@@ -1,8 +1,7 @@
 """What the ranks do together besides the engine's work: join, agree, wait, share small values.
 
-The ranks meet at a store, torch's, where rank 0 leaves a `Brief`: what a rank must know to join the
-others. `Ranks` uses a gloo group of its own, so it works the same on GPUs and CPUs and uses no
-device.
+The ranks meet at a store of torch. `Ranks` uses a gloo group of its own, so it works the same on
+GPUs and CPUs and uses no device.
 
 `check_facts` compares what the ranks see, before training; later they would only wait for each
 other. Decisions are not compared: rank 0 makes them, and sends them.
@@ -11,12 +10,10 @@ other. Decisions are not compared: rank 0 makes them, and sends them.
 from __future__ import annotations
 
 import os
-import pickle
 import platform
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,62 +24,17 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runner.config.run_config import SlurmConfig
-from runner.errors import LostPeerError, StageError, UsageError
+from runner.errors import StageError, UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
 from runner.launch.place import MEETING_FILE, Place
 from runner.launch.rank import Rank
 from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
-from runner.launch.resolved import Resolved
 from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix
-from runner.run_folder.layout import RunFolder
 
 T = TypeVar("T")
 GROUP_TIMEOUT = timedelta(hours=1)  # a rank may be busy with writing a large checkpoint
-STEP_TIMEOUT = timedelta(minutes=30)
-
-
-BRIEF, READ = "airlift/brief", "airlift/read"
-LOOK_EVERY_S = 0.1
-READ_S = 10.0
-"""How long a failed rank 0 waits until the others have read that."""
-
-
-@dataclass(frozen=True)
-class Brief:
-    """What a rank must know before it can join the others.
-
-    Attributes:
-        folder: the run folder.
-        bundle: its folder.
-        engine: `engine.name` of the run file.
-        slurm: what the run file requests of Slurm; it counts inside a job.
-    """
-
-    folder: RunFolder
-    bundle: Path
-    engine: str
-    slurm: SlurmConfig
-
-    @staticmethod
-    def of(resolved: Resolved) -> Brief:
-        """That of a run."""
-        job = resolved.job
-        return Brief(job.folder, job.inputs.bundle, job.config.engine.name, job.config.slurm)
-
-
-@dataclass(frozen=True)
-class NoBrief:
-    """That rank 0 has nothing for the ranks to do: the run is finished, or it failed.
-
-    Attributes:
-        code: its exit code.
-        host: its node.
-    """
-
-    code: int
-    host: str
+STEP_TIMEOUT = timedelta(minutes=30)  # torch's own default_pg_timeout; here for NCCL too
 
 
 @contextmanager
@@ -94,7 +46,7 @@ def _joining(rank: Rank) -> Iterator[None]:
     """
     place = rank.place
     try:
-        with rank.heartbeat.beating(JOIN) if rank.heartbeat else nullcontext():
+        with rank.heartbeat.beating(JOIN):
             yield
     except RuntimeError as error:
         explained = explain_joining(error, place.rank, place.master, place.port)
@@ -117,52 +69,15 @@ def open_store(rank: Rank) -> Store:
     place, file = rank.place, os.environ.get(MEETING_FILE)
     with _joining(rank):
         if file is None and place.rank != 0:
-            logs = rank.heartbeat.logs if rank.heartbeat else None
-            started = rank.heartbeat.started if rank.heartbeat else time.time()
-            find = rank.find
+            heartbeat = rank.heartbeat
             wait_for_rank_0(
-                place.rank,
-                place.master,
-                place.port,
-                logs,
-                started=started,
-                find_logs=find and (lambda: find().logs),
+                place.rank, place.master, place.port, heartbeat.logs, started=heartbeat.started
             )
         where = f"file://{file}" if file else "env://"
         opened = rendezvous(where, place.rank, place.world_size, timeout=STEP_TIMEOUT)
         store: Store = next(opened)[0]
     store.set_timeout(STEP_TIMEOUT)
     return store
-
-
-def send_brief(store: Store, brief: Brief | NoBrief, others: int) -> None:
-    """Leaves the brief for the other ranks; in rank 0, which keeps the store.
-
-    If it is about to end, it waits a moment until all have read why.
-    """
-    store.set(BRIEF, pickle.dumps(brief).hex())
-    over = time.monotonic() + READ_S
-    while isinstance(brief, NoBrief) and store.add(READ, 0) < others and time.monotonic() < over:
-        time.sleep(LOOK_EVERY_S)
-
-
-def wait_for_brief(store: Store, rank: int) -> Brief | NoBrief:
-    """The brief, as soon as rank 0 has left it: another launcher's may prepare the data first.
-
-    Raises:
-        LostPeerError: rank 0 is gone.
-    """
-    try:
-        while not store.check([BRIEF]):
-            time.sleep(LOOK_EVERY_S)
-        brief: Brief | NoBrief = pickle.loads(bytes.fromhex(store.get(BRIEF).decode()))
-        store.add(READ, 1)
-    except RuntimeError:
-        raise LostPeerError(
-            f"rank {rank} lost rank 0 before the ranks met; the output of rank 0 shows why.",
-            "Run the same command again.",
-        ) from None
-    return brief
 
 
 def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
@@ -182,12 +97,12 @@ def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
             # NCCL connects at the first use, not before.
             dist.all_reduce(torch.zeros(1, device=device))
         ranks = Ranks()
-    if (heartbeat := rank.heartbeat) is not None:
-        flight = flight_prefix(heartbeat.logs)
-        heartbeat.when_asked_for_stacks(
-            lambda: write_collectives(flight.with_name(f"{flight.name}{rank.place.rank}"))
-        )
-        heartbeat.beat(LOAD)
+    heartbeat = rank.heartbeat
+    flight = flight_prefix(heartbeat.logs)
+    heartbeat.when_asked_for_stacks(
+        lambda: write_collectives(flight.with_name(f"{flight.name}{rank.place.rank}"))
+    )
+    heartbeat.beat(LOAD)
     return ranks
 
 

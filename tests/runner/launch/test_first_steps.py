@@ -156,9 +156,10 @@ def test_a_guess_that_does_not_fit_is_halved_and_the_next_start_begins_with_it(
 def test_ranks_of_another_launcher_end_with_2_and_say_what_to_write(limited: Limited) -> None:
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    words = ("train", "big.yaml", "--output", str(limited.cluster.output("foreign")))
+    words = ("big.yaml", "--output", str(limited.cluster.output("foreign")))
+    assert limited.cluster.run("prepare", *words).returncode == 0
     ranks = [
-        limited.start(*words, **place, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)
+        limited.start("train", *words, **place, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)
     ]
     ended = [rank.communicate(timeout=300) for rank in ranks]
     said = "\n".join(f"{out}\n{err}" for out, err in ended)

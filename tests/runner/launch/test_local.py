@@ -13,7 +13,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import local as ranks_module
-from runner.launch.place import STOPPED, Place, Start, as_launcher
+from runner.launch.place import Place, Start, as_launcher
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
 from tests.remedies.obeyed import in_it, obeys
@@ -221,7 +221,7 @@ def test_a_stop_signal_reaches_every_rank_once_and_the_run_can_be_resumed(
     assert process.returncode == 5
     assert [(tmp_path / f"got-{rank}").read_text() for rank in range(2)] == [f"{arrives}\n"] * 2
     assert "run the same command again to resume" in said
-    assert not (tmp_path / STOPPED).exists()
+    assert not RunFolder(tmp_path).stopped.exists()
 
 
 def test_a_hangup_that_nohup_ignores_stops_nothing(tmp_path: Path, launcher: Launcher) -> None:

@@ -68,12 +68,11 @@ def test_a_number_of_threads_that_is_none_ends_no_rank(given: str, threads: str)
 def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_back(
     tmp_path: Path, number: int, code: int
 ) -> None:
-    killed = f'[ "$1" = requeue ] && kill -{number} $PPID && exit\n'
+    killed = f'[ "$1" = requeue ] && kill -{number} -$LAUNCHER && exit\n'  # and its children
     programs(tmp_path, scontrol=f"{killed}echo JobId=1234 JobState=RUNNING BatchFlag=1")
     launcher = (
-        "import os; from runner.launch.requeue import requeue;"
-        "from runner.slurm.environment import SlurmJobEnvironment as Job;"
-        "requeue(Job.from_environ(os.environ))"
+        "import os; from runner.slurm.requeue import requeue;"
+        "requeue({**os.environ, 'LAUNCHER': str(os.getpid())})"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     ended = subprocess.run(
@@ -82,6 +81,7 @@ def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_ba
         capture_output=True,
         text=True,
         check=False,
+        start_new_session=True,
     )
     assert ended.returncode == code and "error" not in ended.stderr, ended.stderr
     assert "goes back in the queue (restart 1 of at most 32)" in ended.stdout + ended.stderr

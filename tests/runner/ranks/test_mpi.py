@@ -5,17 +5,30 @@ Which rank each of them is, also those of MVAPICH2 and PALS: tests/golden/ranks.
 
 from __future__ import annotations
 
+import os
+import platform
+import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runner.errors import UsageError
+from runner.job.job import Job
+from runner.launch import ready
 from runner.launch.place import Place, variables_between_nodes
-from runner.run_folder.layout import read_metrics
+from runner.launch.resolved import Resolved, write
+from runner.run_folder.heartbeat import read_failures
+from runner.run_folder.layout import RunFolder, read_metrics
+from runner.run_folder.run_lock import hold_run_folder
+from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.launch.test_local import BATCH, STEP, found
+from tests.support.waiting import free_port, wait_for
 from tests.support.warm import warm_python
 
 SHORT = ("--set", "steps=2", "--set", "checkpoint.every=2", "--set", "engine.name=ddp")
@@ -120,15 +133,23 @@ def test_variables_that_do_not_say_all_are_refused_and_no_launcher_starts(
         found(environ)
 
 
-def start_ranks(
-    cluster: Cluster, launcher: Callable[[int, int, int], dict[str, str]], *options: str
-) -> list[subprocess.CompletedProcess[str]]:
+Launcher = Callable[[int, int, int], dict[str, str]]
+
+
+def begin_ranks(cluster: Cluster, launcher: Launcher, *options: str) -> list[subprocess.Popen[str]]:
     """Two real processes with the variables of a launcher."""
     words, python = ["train", "tiny.yaml", *SHORT, *options], warm_python()
-    processes = [
-        cluster.start(*words, python=python, **launcher(rank, 2, 2), MASTER_PORT="28471")
+    port = free_port()
+    return [
+        cluster.start(*words, python=python, **launcher(rank, 2, 2), MASTER_PORT=port)
         for rank in range(2)
     ]
+
+
+def start_ranks(
+    cluster: Cluster, launcher: Launcher, *options: str
+) -> list[subprocess.CompletedProcess[str]]:
+    processes = begin_ranks(cluster, launcher, *options)
     said = [process.communicate(timeout=300) for process in processes]
     return [
         subprocess.CompletedProcess([], process.returncode, *texts)
@@ -136,28 +157,110 @@ def start_ranks(
     ]
 
 
-def test_processes_with_mpis_variables_train_together_and_the_first_prepares(
+def prepare(cluster: Cluster, *options: str) -> str:
+    """`runner prepare`, as before `start_ranks`; what it prints."""
+    done = cluster.run("prepare", "tiny.yaml", *SHORT, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def codes(ended: list[subprocess.CompletedProcess[str]]) -> list[int]:
+    return [one.returncode for one in ended]
+
+
+def steps(cluster: Cluster) -> list[int]:
+    lines = read_metrics(cluster.output() / "metrics.jsonl")
+    return [line["step"] for line in lines if "loss" in line]
+
+
+@obeys("runner/launch/ready.py", "Once, before the ranks start: {}")
+def test_ranks_end_at_once_until_the_folder_is_ready_and_then_train_together(
     cluster: Cluster,
 ) -> None:
     cluster.write()
+    refused = start_ranks(cluster, open_mpi)
+    assert codes(refused) == [2, 2] and refused[1].stderr == "", refused
+    assert "is not ready for ranks: nothing was prepared in it" in refused[0].stderr
+    words = shlex.split(in_it(refused[0].stderr, r"(?<=ranks start: )runner prepare .*"))
+    assert "--set" in words
+    done = subprocess.run(
+        [warm_python(), "-m", *words], cwd=cluster.folder, env=cluster.environment(),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.count("train: prepared") == 1
+    assert (cluster.output() / "config.yaml").exists()
     first, second = start_ranks(cluster, open_mpi)
-    assert (first.returncode, second.returncode) == (0, 0), (first, second)
-    assert (
-        len([line for line in read_metrics(cluster.output() / "metrics.jsonl") if "loss" in line])
-        == 2
-    )
-    assert first.stdout.count("train: prepared") == 1 and "train: prepared" not in second.stdout
+    assert codes([first, second]) == [0, 0], (first, second)
+    assert steps(cluster) == [1, 2]
     again = start_ranks(cluster, open_mpi)
-    assert [done.returncode for done in again] == [0, 0]
+    assert codes(again) == [0, 0]
     assert "finished already" in again[0].stdout and again[1].stdout == ""
 
 
-def test_what_the_first_refuses_ends_the_others_with_its_code(cluster: Cluster) -> None:
+def test_a_folder_that_is_ready_for_another_run_is_refused_with_what_differs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cluster.write()
+    run = Job.load(path, cluster.bundle, cluster.output(), ("seed=7",))
+    run.folder.make()
+    write(Resolved.of(run))
+    assert ready.why_not_ready(run) == ""
+    load = partial(Job.load, path, cluster.bundle, cluster.output())
+    other = load(("seed=8",))
+    assert ready.why_not_ready(other) == "it was prepared with --set seed=7"
+    moved = replace(run, inputs=replace(run.inputs, bundle_id="0" * 64))
+    assert "it was prepared from bundle" in ready.why_not_ready(moved)
+    cluster.write(batch={"global": 16, "micro": 2})
+    assert ready.why_not_ready(load(("seed=7",))) == (f"{path} has changed since it was prepared")
+    monkeypatch.setattr(ready, "__version__", "9.9")
+    assert ready.why_not_ready(run).startswith("it was prepared by Airlift ")
+
+
+def test_ranks_that_a_signal_stops_end_with_5_and_go_on_without_another_prepare(
+    cluster: Cluster,
+) -> None:
+    cluster.write(engine={"name": "ddp"}, checkpoint={"every": 1000, "keep": 1})
+    long = ("--set", "steps=3000", "--set", "checkpoint.every=1000")
+    prepare(cluster, *long)
+    ranks = begin_ranks(cluster, mpich, *long)
+    wait_for(lambda: (cluster.output() / "metrics.jsonl").exists() and steps(cluster))
+    ranks[1].send_signal(signal.SIGTERM)
+    said = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [5, 5], said
+    assert "stopped by a signal; run the same command again to resume" in said[0][0]
+    assert "run the same command" not in said[1][0]
+    assert not (cluster.output() / "running").exists()
+    done = steps(cluster)[-1]
+    again = begin_ranks(cluster, mpich, *long)
+    wait_for(lambda: steps(cluster)[-1] > done)
+    for rank in again:
+        rank.send_signal(signal.SIGTERM)
+    resumed = [rank.communicate(timeout=300) for rank in again]
+    assert [rank.returncode for rank in again] == [5, 5], resumed
+    assert f"resumed from step-{done}" in resumed[0][0]
+
+
+def test_a_folder_in_which_another_launcher_works_is_refused_on_every_rank(
+    cluster: Cluster,
+) -> None:
+    cluster.write()
+    prepare(cluster)
+    folder = RunFolder(cluster.output())
+    with hold_run_folder(folder, os.environ):
+        refused = start_ranks(cluster, mpich)
+        assert codes(refused) == [2, 2], refused
+        assert all("works in this run folder" in one.stderr for one in refused)
+        assert read_failures(folder.logs) == []  # they would be those of the run that trains there
+        held = cluster.run("prepare", "tiny.yaml", *SHORT)
+        assert held.returncode == 2 and "works in this run folder" in held.stderr
+
+
+def test_what_the_plan_refuses_ends_all_ranks_with_its_code(cluster: Cluster) -> None:
     cluster.write(batch={"global": 9, "micro": 1})
-    first, second = start_ranks(cluster, mpich)
-    assert (first.returncode, second.returncode) == (2, 2), (first, second)
-    assert "batch.global 9 does not divide" in first.stderr
-    assert "rank 0" in second.stderr and "Traceback" not in first.stderr + second.stderr
+    prepare(cluster)
+    for one in start_ranks(cluster, mpich):
+        assert one.returncode == 2 and "batch.global 9 does not divide" in one.stderr, one
+        assert "Traceback" not in one.stderr
 
 
 def test_a_dry_run_of_ranks_checks_once_and_starts_nothing(cluster: Cluster) -> None:
@@ -166,3 +269,18 @@ def test_a_dry_run_of_ranks_checks_once_and_starts_nothing(cluster: Cluster) -> 
     assert (first.returncode, second.returncode, second.stdout) == (0, 0, ""), (first, second)
     assert "dry run: nothing was started" in first.stdout
     assert not cluster.output().exists()
+
+
+@obeys("runner/training/rank.py", "Choose an --output on a disk that all nodes share.")
+def test_a_node_that_does_not_see_the_run_folder_is_named(cluster: Cluster) -> None:
+    cluster.write()
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    done = cluster.run("rank", str(cluster.output("local")), "train", **place)
+    assert done.returncode == 1, done
+    assert f"{platform.node()} does not see {cluster.output('local')}" in done.stderr
+    assert not cluster.output("local").exists()
+    option = in_it(done.stderr, "--output")
+    prepare(cluster, option, str(cluster.output("shared")))
+    done = cluster.run("rank", str(cluster.output("shared")), "train", **place)
+    assert done.returncode == 0, done

@@ -99,16 +99,10 @@ def test_a_rank_0_that_listens_elsewhere_is_not_waited_for(
         reach.wait_for_rank_0(1, "127.0.0.1", port, tmp_path, started=time.time())
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_rank_0_that_gave_up_ends_the_others_with_its_code(
-    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, *, is_told: bool
-) -> None:
-    """Also after a while under a launcher of others, where the folder is in the run file."""
-    monkeypatch.setattr(reach, "NO_LOGS_S", 0.5)
+def test_a_rank_0_that_gave_up_ends_the_others_with_its_code(tmp_path: Path, port: int) -> None:
     Heartbeat(tmp_path, 0).fail("error: no such column", 2, consequence=False)
-    logs = (tmp_path, None) if is_told else (None, lambda: tmp_path)
     with pytest.raises(StageError, match=r"rank 0 on .* failed") as told:
-        reach.wait_for_rank_0(1, "127.0.0.1", port, logs[0], started=time.time(), find_logs=logs[1])
+        reach.wait_for_rank_0(1, "127.0.0.1", port, tmp_path, started=time.time())
     assert told.value.exit_code == 2
 
 

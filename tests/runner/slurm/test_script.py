@@ -158,7 +158,7 @@ def test_a_job_without_a_launcher_goes_back_in_the_queue_after_a_stop_alone(
     path = programs(
         tmp_path / "bin", sleep=":",
         srun=f"case $* in *train*) : >{tmp_path}/{leaves}; exit 3 ;; esac",
-        scontrol=f'echo "$*" >>{tmp_path}/asked; echo "JobId=7 JobState={state} Restarts=0"',
+        scontrol=f'echo "$*" >>{tmp_path}/asked; echo "JobId=7 BatchFlag=1 JobState={state} X=0"',
     )  # fmt: skip
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": restarts}
     script = sbatch_script(request_)

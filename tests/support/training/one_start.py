@@ -30,10 +30,9 @@ def begin(run: Job, place: Place, console: Console) -> Trainer:
     if dist.is_initialized():
         ranks = Ranks()
     else:
-        rank = Rank(place)
+        rank = Rank(place, Heartbeat(run.folder.logs, place.rank))
         ranks = meet(rank, open_store(rank), run.config.engine.name, device.type)
-    resolved = Resolved.of(run) if place.rank == 0 else None
     seen = RankFacts.of(place, facts, gpu_uuid(device), run.inputs.bundle)
-    whole = decide_once(ranks, resolved, seen)
+    whole = decide_once(ranks, Resolved.of(run), seen)
     heartbeat = Heartbeat(run.folder.logs, place.rank)
     return start(whole, ranks, device, facts, StopRequest(), console, heartbeat)
