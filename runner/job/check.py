@@ -193,7 +193,7 @@ def check_everything(
     if found.errors:
         return found  # a bundle that is closed must not be called damaged
     found.lines += filter(None, [on_site.whose_torch(where)])
-    verified = found.attempt(_check_verified, config, inputs)
+    verified = found.attempt(check_verified, config, inputs)
     if any(isinstance(error, DamageError) for error in found.errors):
         return found  # everything else would follow from it
     with found.keeping():
@@ -498,7 +498,16 @@ def _check_patience(config: RunConfig, inputs: Inputs) -> None:
         )
 
 
-def _check_verified(config: RunConfig, inputs: Inputs) -> str:
+def check_verified(config: RunConfig, inputs: Inputs) -> str:
+    """Checks that the bundle is not known to be damaged, and is verified where that is required.
+
+    Returns:
+        A line on it.
+
+    Raises:
+        StageError: as for `verification`.
+        PolicyError: it must be verified, and is not.
+    """
     known = verification(inputs.bundle, os.environ)
     command = (
         "stage verify "

@@ -213,13 +213,14 @@ def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
     except UsageError:
         return None
     asked = settings_of(config)
-    same = all(history.settings.get(key) == asked.get(key) for key in ("steps", "epochs"))
-    # After `runner prepare`, config.yaml is of the next start, and `num_steps` still of the last.
-    same = same and not _is_newer(folder.config, folder.environment)
+    # After `runner prepare`, config.yaml is of the next start, environment.json of the last one.
+    is_of_next = _is_newer(folder.config, folder.environment)
+    keys = ("steps", "epochs")
+    same = not is_of_next and all(history.settings.get(key) == asked.get(key) for key in keys)
     wanted = config.steps or (history.num_steps if same else None)
     if history.ended_early is not None:
         patience = "evaluation.patience"
-        if history.settings.get(patience) != asked.get(patience):
+        if is_of_next or history.settings.get(patience) != asked.get(patience):
             return None
         wanted = history.ended_early
     if wanted is None or history.done < wanted or not history.is_exported:

@@ -31,6 +31,8 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import on_site, running_tree, unreadable
+from runner.job.check import check_verified
+from runner.job.job import Job
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
 from runner.job.shapes import Device, shape_of
 from runner.job.with_torch import count
@@ -105,7 +107,7 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
             torch.set_num_threads(int(threads))
             ranks = meet(rank, store, job.config.engine.name, device.type)
             if not place.is_ours:  # else our launcher has done it
-                ranks.from_first(lambda: _take(folder, held))
+                ranks.from_first(lambda: _take(job, held))
             seen = RankFacts.of(place, facts, gpu_uuid(device), bundle)
             whole = decide_once(ranks, resolved, seen)
             trainer = start(whole, ranks, device, facts, stop, console, rank.heartbeat)
@@ -134,19 +136,21 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
         dist.destroy_process_group()
 
 
-def _take(folder: RunFolder, held: ExitStack) -> None:
-    """Takes the run folder, in rank 0: no other process may train in it meanwhile.
+def _take(job: Job, held: ExitStack) -> None:
+    """Takes the run folder in rank 0, and looks at the bundle, as our launcher does at each start.
 
-    Only here, after the ranks have met, can the refusal reach all of them.
+    Only here, after the ranks have met, can a refusal reach all of them.
 
     Args:
         held: gives the folder back at its end.
 
     Raises:
-        UsageError: another process works in it.
+        UsageError: another process works in the folder.
+        StageError: as for `check_verified`.
     """
-    held.enter_context(hold_run_folder(folder, os.environ))
-    folder.stopped.unlink(missing_ok=True)
+    held.enter_context(hold_run_folder(job.folder, os.environ))
+    check_verified(job.config, job.inputs)
+    job.folder.stopped.unlink(missing_ok=True)
 
 
 def _no_memory_to_begin(error: BaseException, device: Device | None, place: Place) -> StageError:

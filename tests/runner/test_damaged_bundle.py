@@ -90,7 +90,7 @@ def test_ranks_of_torchrun_refuse_it_without_a_launcher_of_ours(
 ) -> None:
     copy = Cluster(tmp_path, Path(shutil.copytree(cluster.bundle, tmp_path / "carried")))
     path = copy.write(engine={"name": "ddp"}, steps=2)
-    copy.prepare(path)
+    assert copy.run("prepare", path.name).returncode == 0
     (copy.bundle / "data/files/notes/notes.txt").unlink()
     done = copy.run(
         "train", "tiny.yaml", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",

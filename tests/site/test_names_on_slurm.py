@@ -40,11 +40,16 @@ class NamedSite:
         number = int(self.site.run("sbatch", "--parsable", f"{name}.sbatch").stdout)
         return self.site.wait_for_end(number), output.read_text()
 
-    def train(self, *arguments: str, output: str) -> str:
-        """The command of a short training, with the bundle in the user's home."""
+    def lines(self, *arguments: str, output: str) -> list[str]:
+        """The lines of a short training whose ranks a srun of the user's own starts."""
+        prepare, train = (self.command(n, *arguments, output=output) for n in ("prepare", "train"))
+        return [prepare, f"srun {train}"]
+
+    def command(self, name: str, *arguments: str, output: str) -> str:
+        """A command on a short training, with the bundle in the user's home."""
         words = (
             *RUNNER,
-            "train",
+            name,
             "tiny.yaml",
             "--bundle",
             "bundle",
@@ -83,7 +88,7 @@ def test_a_submitted_run_trains_on_two_nodes(named: NamedSite) -> None:
 def test_srun_in_a_script_of_the_users_own_prepares_once_and_trains_on_two_nodes(
     named: NamedSite,
 ) -> None:
-    ended, said = named.job("own", f"srun {named.train('--set sequence_length=32', output='own')}")
+    ended, said = named.job("own", *named.lines("--set sequence_length=32", output="own"))
     assert ended["JobState"] == "COMPLETED", said
     assert len(losses(named.site.home / "own")) == 4
     assert (named.site.home / "own" / "config.yaml").exists()
@@ -94,7 +99,7 @@ def test_srun_in_a_script_of_the_users_own_prepares_once_and_trains_on_two_nodes
 def test_the_usual_line_that_names_the_first_node_does_no_harm(named: NamedSite) -> None:
     first = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
     usual = f"export MASTER_ADDR={first} MASTER_PORT=29501"
-    ended, said = named.job("usual", usual, f"srun {named.train(output='usual')}")
+    ended, said = named.job("usual", usual, *named.lines(output="usual"))
     assert ended["JobState"] == "COMPLETED", said
     assert len(losses(named.site.home / "usual")) == 4
     assert "gloo and NCCL between nodes over eth0 (10.77.0.1)" in said, said

@@ -159,7 +159,8 @@ def test_ranks_of_another_launcher_end_with_2_and_say_what_to_write(limited: Lim
     words = ("big.yaml", "--output", str(limited.cluster.output("foreign")))
     assert limited.cluster.run("prepare", *words).returncode == 0
     ranks = [
-        limited.start("train", *words, **place, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)
+        limited.start("train", *words, **place, RANK=str(rank), LOCAL_RANK=str(rank))
+        for rank in range(2)
     ]
     ended = [rank.communicate(timeout=300) for rank in ranks]
     said = "\n".join(f"{out}\n{err}" for out, err in ended)

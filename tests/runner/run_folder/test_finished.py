@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +74,22 @@ def test_a_run_is_finished_that_has_done_all_that_its_file_asks_for(
     said = describe_finished(RunFolder(root), config(tmp_path, now))
     model = f"its model: {root}/model"
     assert said == (done and f"finished already: 8 of {done} steps; {model}")
+
+
+@pytest.mark.parametrize("recorded", [{}, {"ended_early": 8}])
+def test_a_folder_that_was_made_ready_for_another_start_is_not_finished(
+    ended: Callable[[str], RunFolder], tmp_path: Path, recorded: dict[str, int]
+) -> None:
+    """The steps that are recorded are those of the epochs before."""
+    folder = ended("epochs: 2")
+    facts = {"num_steps": 8, "exported_step": 8, **recorded}
+    folder.environment.write_text(json.dumps(facts))
+    os.utime(folder.environment, (0, 0))
+    folder.config.write_text(config(tmp_path, "epochs: 3").to_yaml())
+    assert describe_finished(folder, config(tmp_path, "epochs: 3")) is None
+    folder.environment.write_text(json.dumps(facts | {"num_steps": 12}))
+    os.utime(folder.config, (0, 0))
+    assert (describe_finished(folder, config(tmp_path, "epochs: 3")) is None) != bool(recorded)
 
 
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(
