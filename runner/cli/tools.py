@@ -14,7 +14,6 @@ from runner.cli.options import (
     processes_option,
     set_option,
 )
-from runner.config.data import TASKS
 from runner.errors import (
     Choice,
     UsageError,
@@ -24,6 +23,7 @@ from runner.errors import (
     silent,
     write_new,
 )
+from runner.tasks import TASKS
 
 
 @click.command()

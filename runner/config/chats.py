@@ -8,6 +8,7 @@ its answer (`{human, assistant}`). The names are those of the data of LLaMA-Fact
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,6 +139,24 @@ class Naming:
 
 def _has(members: str, name: str, kind: str = "") -> bool:
     return re.search(rf"(?:^|, ){re.escape(name)}: {kind}", members) is not None
+
+
+def format_columns(text: str) -> list[str]:
+    """Returns the columns that a `format` names, in order, each once.
+
+    Raises:
+        ValueError: braces do not pair, or hold something other than a column's name.
+    """
+    names = []
+    for _, name, spec, conversion in string.Formatter().parse(text):
+        if name is None:
+            continue
+        if not name or spec or conversion:
+            raise ValueError(
+                f"`{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}`"
+            )
+        names.append(name)
+    return list(dict.fromkeys(names))
 
 
 def unknown_role(where: str, role: str) -> UsageError:

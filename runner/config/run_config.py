@@ -17,13 +17,7 @@ from typing import Any, Literal
 import yaml
 
 from runner.config import deepspeed as config_deepspeed
-from runner.config.data import (
-    TASKS,
-    DatasetConfig,
-    EvaluationConfig,
-    PackingConfig,
-    check_instruction,
-)
+from runner.config.data import DatasetConfig, EvaluationConfig, PackingConfig
 from runner.config.engine import (
     BatchConfig,
     CheckpointConfig,
@@ -37,6 +31,7 @@ from runner.config.fields import Choice, check_unused_keys, every_key, unused_ke
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.overrides import override
+from runner.config.tasks import names, only_for, task_named
 from runner.errors import (
     HIDDEN,
     RUN_FILE,
@@ -59,8 +54,12 @@ FORMAT = 1
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
 Auto = Literal["auto"]
-_WITH_TOKENS = tuple(task for task in TASKS if task != "image-classification")
-_MASKED = ("task", ("masked-lm",))
+_WITH_TOKENS = only_for(lambda task: task.has_tokens)
+
+
+def _own_key_of(key: str) -> Callable[[], tuple[str, tuple[str, ...]]]:
+    """The `only` of a key that one task alone has."""
+    return only_for(lambda task: key in task.own_keys)
 
 
 def _folder_name(name: str) -> str:
@@ -138,11 +137,9 @@ class TokenizerConfig:
         add_special_tokens: as they stand, and left out when a text is decoded without special ones.
     """
 
-    add_tokens: tuple[str, ...] = setting(
-        (), "the model's own vocabulary", only=("task", _WITH_TOKENS)
-    )
+    add_tokens: tuple[str, ...] = setting((), "the model's own vocabulary", only=_WITH_TOKENS)
     add_special_tokens: tuple[str, ...] = setting(
-        (), "the model's own special tokens", only=("task", _WITH_TOKENS)
+        (), "the model's own special tokens", only=_WITH_TOKENS
     )
 
 
@@ -200,14 +197,10 @@ class RunConfig:
     format: int = setting()
     name: str = setting("auto", "the run file's name", convert=_folder_name)
     manifest: str | None = setting(None, is_path=True)
-    task: Literal[
-        "masked-lm",
-        "causal-lm",
-        "instruction",
-        "text-classification",
-        "token-classification",
-        "image-classification",
-    ] = setting(like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py")
+    task: str = setting(
+        takes=names,
+        like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py",
+    )
     bundle: BundleConfig = setting(BundleConfig)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
@@ -215,7 +208,7 @@ class RunConfig:
     tokenizer: TokenizerConfig = setting(TokenizerConfig)
     packing: PackingConfig = setting(PackingConfig)
     sequence_length: int | Auto = setting(
-        "auto", "the model's own, 512 at most", at_least=8, only=("task", _WITH_TOKENS)
+        "auto", "the model's own, 512 at most", at_least=8, only=_WITH_TOKENS
     )
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
     steps: int | None = setting(None, "follows from the epochs", at_least=1)
@@ -230,8 +223,12 @@ class RunConfig:
         False, "a third slower; only for what does not fit otherwise"
     )
     compile: bool = setting(False, "takes minutes at start, and a compiler on the compute nodes")
-    masked_share: float = setting(0.15, "as BERT", above=0, below=1, only=_MASKED)
-    whole_words: bool = setting(False, "each token is masked by itself, as BERT", only=_MASKED)
+    masked_share: float = setting(
+        0.15, "as BERT", above=0, below=1, only=_own_key_of("masked_share")
+    )
+    whole_words: bool = setting(
+        False, "each token is masked by itself, as BERT", only=_own_key_of("whole_words")
+    )
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
@@ -441,10 +438,10 @@ def _check_datasets(config: RunConfig, lines: Lines) -> None:
         both = "`dataset` and `datasets` are both given"
         what = both if config.dataset else "`dataset` is missing"
         raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
-    for number, source in enumerate(config.sources if config.task == "instruction" else ()):
+    for number, source in enumerate(config.sources):
         with lines.mistakes:
             where = ("dataset",) if config.dataset else ("datasets", number)
-            check_instruction(source, where, lines)
+            task_named(config.task).check_dataset(source, where, lines)
 
 
 def _check_tokens(config: RunConfig, lines: Lines) -> None:

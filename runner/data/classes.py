@@ -11,13 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from runner.config.tasks import task_named
 from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 
 NAMED = 5  # at most so many classes are named in a message
-FEW = 10  # of fewer texts, each can have a class of its own
 MOST_CLASSES = 1_000_000  # numbers beyond are no classes: a time, an id
 COLUMNS = "`stage show BUNDLE` lists the columns."
 LISTED, LONGEST = 8, 40  # at most so many where a store is described, and characters of each
@@ -93,8 +93,7 @@ def stated(split: SplitInput, column: str) -> list[str]:
 
 def read_classes(recipe: Recipe) -> Classes:
     """Finds the classes of a split. The errors are those of `classes_of`."""
-    data = recipe.dataset
-    column = data.tags if recipe.task == "token-classification" else data.label
+    column = getattr(recipe.dataset, task_named(recipe.task).class_key)
     is_limited = recipe.limit is not None and recipe.limit < recipe.split.rows
     return classes_of(recipe.split, column, is_limited=is_limited)
 
@@ -193,8 +192,7 @@ def united(train: Sequence[Classes], others: Sequence[Classes]) -> list[str]:
     by_number = [classes.kind == "numbers" for classes in (*train, *others)]
     if any(by_number) and not all(by_number):
         raise UsageError(
-            "some datasets name their classes, others number them: nothing says which belong "
-            "together.",
+            "some datasets name their classes, others number them: they cannot be matched.",
             "Stage them with the same kind of labels"
             + ("." if len({*by_number[: len(train)]}) > 1 else ", or set `validation: null`."),
         )
@@ -210,29 +208,3 @@ def united(train: Sequence[Classes], others: Sequence[Classes]) -> list[str]:
             "Choose another validation split, or `validation: null`.",
         )
     return names
-
-
-def doubt(recipe: Recipe, classes: Classes, dropped: int = 0) -> str:
-    """What is doubtful where nearly each text has a class of its own; empty: nothing.
-
-    The classes are those of all rows of the files, so they are compared with all of these rows.
-
-    Args:
-        recipe: what is read.
-        classes: those that were found.
-        dropped: rows that were left out.
-    """
-    import pyarrow.parquet as pq
-
-    if recipe.task != "text-classification" or classes.kind == "names":
-        return ""
-    texts = -dropped
-    for path in recipe.split.files:
-        with reading(path):
-            texts += pq.read_metadata(path).num_rows
-    if texts < FEW or len(classes.names) * 2 <= texts:
-        return ""
-    return (
-        f"split `{recipe.split.name}`: {len(classes.names)} classes in {texts} texts, nearly one "
-        f"for each: is `dataset.label: {recipe.dataset.label}` the right column?"
-    )

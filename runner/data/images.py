@@ -1,69 +1,20 @@
-"""Decodes images once, outside the ranks: parquet -> squares of uint8 pixels."""
+"""Decodes images once, outside the ranks: image files -> squares of uint8 pixels."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from runner.data.classes import class_of, is_blank, listed, read_classes
-from runner.data.recipe import Recipe, image_side
-from runner.data.store import Facts, Sample
-from runner.data.table import columns, row_of
-from runner.errors import UsageError, human_count
+from runner.config.data import DatasetConfig
+from runner.errors import UsageError
+from runner.inputs import ModelInput
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
 
-IMAGES_AT_ONCE = 100
 ORIENTATION = 274  # number of the EXIF tag
-
-
-def samples(recipe: Recipe) -> Generator[Sample, None, Facts]:
-    """Yields the decoded images of a split and their classes: `pixels` and `labels`.
-
-    Raises:
-        UsageError: a row has no image that can be decoded, or its label is no class; or no row is
-            left.
-    """
-    import numpy as np
-
-    classes, side = read_classes(recipe), image_side(recipe.dataset, recipe.model)
-    numbers, number, dropped = classes.numbers, 0, 0
-    for row, (image, label) in enumerate(_rows(recipe)):
-        if image is None or is_blank(label):
-            dropped += 1
-            continue
-        where = row_of(recipe.split, row)
-        labels = np.array([class_of(label, numbers, recipe.split, row)], np.int32)
-        if number == 0 and recipe.dataset.image_size == "auto":
-            side = min(side, *open_image(image, where).size)
-        yield {"pixels": decode(image, side, where).reshape(-1), "labels": labels}
-        number += 1
-    left_out = f"{human_count(dropped, 'row')} left out"
-    if number == 0:
-        raise UsageError(
-            f"split `{recipe.split.name}` has no rows"
-            + (f": {left_out}, without an image or a label." if dropped else "."),
-            "Look at the columns, or choose another split.",
-        )
-    return Facts(
-        recipe.to_json(),
-        f"{human_count(number, 'image')} of {side} x {side} pixels in {len(classes.names)} "
-        f"classes: {listed(classes.names)}",
-        [f"{left_out}: no image or no label"] if dropped else [],
-        class_names=classes.names,
-        class_kind=classes.kind,
-        side=side,
-    )
-
-
-def _rows(recipe: Recipe) -> Iterator[tuple[Any, Any]]:
-    image, label = recipe.dataset.image, recipe.dataset.label
-    for values in columns(recipe.split, [image, label], recipe.limit, IMAGES_AT_ONCE):
-        yield from zip(values[image], values[label], strict=True)
 
 
 def open_image(value: Any, where: str) -> Image.Image:
@@ -175,3 +126,20 @@ def decode(value: Any, side: int, where: str) -> NDArray[np.uint8]:
             (left, top, left + side, top + side)
         )
     return np.asarray(image, dtype=np.uint8)
+
+
+def image_side(dataset: DatasetConfig, model: ModelInput) -> int:
+    """Returns the side (pixels) of the square that images are stored as.
+
+    It is the run file's value, else the model's, else 224. If the run file gives none, images that
+    are smaller are not enlarged in the store.
+    """
+    if dataset.image_size != "auto":
+        return dataset.image_size
+    own = model.settings.get("image_size")
+    size = model.preprocessing.get("crop_size") or model.preprocessing.get("size")
+    known = [*own[:1]] if isinstance(own, list) else [own]
+    known += (
+        [size.get(k) for k in ("height", "shortest_edge")] if isinstance(size, dict) else [size]
+    )
+    return next((side for side in known if isinstance(side, int)), 224)

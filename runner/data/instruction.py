@@ -2,9 +2,8 @@
 
 A row becomes one text with the positions of the response in it. The text is tokenised as a whole,
 as it will be when the model is used. A token is learned if it holds a part of the response.
-`Writer.of`
-decides how a row becomes a text: by the columns of a `format`, by the chat template of the
-tokenizer, or as prompt, newline, response.
+`Writer.of` decides how a row becomes a text: by the columns of a `format`, by the chat template of
+the tokenizer, or as prompt, newline, response.
 
 A row whose response is empty is omitted, even if a template or a format writes an end after it. A
 model that learns only that end learns to say nothing.
@@ -21,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.config.chats import Naming, UnknownRoleError, unknown_role
 from runner.config.data import DatasetConfig
+from runner.config.tasks import task_named
 from runner.data.documents import Document
 from runner.data.recipe import Recipe
 from runner.data.table import columns, row_of
-from runner.data.tokenizing import fast_tokenizer, frame
+from runner.data.tokenizing import end_of_text, fast_tokenizer
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -288,8 +288,8 @@ def documents(
     """
     writer = Writer.of(recipe.dataset, tokenizer, recipe.split.columns)
     encode = _encoder(tokenizer)
-    names = list(dict.fromkeys(recipe.dataset.columns("instruction").values()))
-    ends = _ends(tokenizer) if writer.with_ends else ([], [])
+    names = list(dict.fromkeys(task_named(recipe.task).columns(recipe.dataset).values()))
+    ends = _ends(recipe.task, tokenizer) if writer.with_ends else ([], [])
     asked = recipe.dataset.prompt
     first = 0
     for values in columns(recipe.split, names, recipe.limit):
@@ -364,12 +364,12 @@ def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[A
     return lambda texts: fast.encode_batch(texts, add_special_tokens=False) if texts else []
 
 
-def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _ends(task: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Returns the ids before and after each text.
 
     The begin token is there if the tokenizer itself adds it, the end token always.
     """
-    bos, (_, eos, _) = tokenizer.bos_token_id, frame("instruction", tokenizer)
+    bos, eos = tokenizer.bos_token_id, end_of_text(task, tokenizer)
     begins = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
     return ([bos] if begins else []), [eos]
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runner.config.data import data_of
-from runner.data import images, labelled, tokens
+from runner.config.tasks import task_named
 from runner.data.classes import COLUMNS, Classes, united
 from runner.data.recipe import Recipe
-from runner.data.store import Facts, Sample, Store, write_store
+from runner.data.store import Store, write_store
 from runner.data.table import reading
 from runner.errors import UsageError, human_size
 from runner.inputs import check_file
@@ -61,7 +60,7 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> Store:
         temporary = stores / f"{recipe.key}.{platform.node()}-{os.getpid()}.tmp"
         _check_sources(recipe)
         try:
-            write_store(temporary, samples(recipe))
+            write_store(temporary, task_named(recipe.task).samples(recipe))
             temporary.chmod(0o444)
             if not path.exists():  # a faster process has the same
                 temporary.rename(path)
@@ -75,20 +74,6 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> Store:
     if store.facts.warning:
         say(f"warning: {store.facts.warning} {COLUMNS}")
     return store
-
-
-def samples(recipe: Recipe) -> Generator[Sample, None, Facts]:
-    """Yields the samples of a split; returns what is known of all of them.
-
-    Raises:
-        UsageError: as for `prepare`.
-    """
-    kind = data_of(recipe.task)
-    if kind == "images":
-        return images.samples(recipe)
-    if kind == "labelled":
-        return labelled.samples(recipe)
-    return tokens.joined(recipe) if recipe.documents == "joined" else tokens.whole(recipe)
 
 
 def _remove_abandoned(stores: Path) -> None:
@@ -158,14 +143,16 @@ def _check_sources(recipe: Recipe) -> None:
     """
     import pyarrow.parquet as pq
 
-    split, kind, rows = recipe.split, data_of(recipe.task), 0
-    wanted = None if split.part or kind == "labelled" else recipe.limit  # classes: of all rows
+    split, task, rows = recipe.split, task_named(recipe.task), 0
+    # The classes of texts are those of all rows. Of images, a file may have a hundred gigabytes.
+    needs_all = split.part is not None or (task.has_classes and task.has_tokens)
+    wanted = None if needs_all else recipe.limit
     for path, digest in zip(split.files, split.digests, strict=True):
         if wanted is None or rows < wanted:
             check_file(path, digest)
             with reading(path):
                 rows += pq.read_metadata(path).num_rows
-    if kind != "images":
+    if task.has_tokens:
         for name, digest in recipe.model.digests.items():
             if not name.endswith(".safetensors"):
                 check_file(recipe.model.path / name, digest)

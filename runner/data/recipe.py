@@ -7,15 +7,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.config.data import LANGUAGE, DatasetConfig, data_of, keys_of_task
+from runner.config.data import DatasetConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
-# Each kind of data has its own number: a fix in one kind leaves stores and checkpoints of the
-# others valid.
-FORMATS = {"texts": 1, "chats": 2, "labelled": 1, "images": 1}
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
 # that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
 # RoBERTa's positions begin after the padding index.
@@ -49,30 +47,19 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as data. The key is its digest."""
-        columns = self.dataset.columns(self.task)
-        settings = {
-            key: value
-            for key in keys_of_task(self.task)
-            if (value := getattr(self.dataset, key)) != {}
-        }
+        task = task_named(self.task)
+        settings = {key: value for key in task.keys if (value := getattr(self.dataset, key)) != {}}
         recipe = {
-            "format": FORMATS[data_of(self.task)],
+            "format": task.format,
             "task": self.task,
-            "columns": columns,
+            "columns": task.columns(self.dataset),
             **settings,
             "limit": self.limit,
             "data": list(self.split.digests),
         }
         if self.split.part is not None:
             recipe["part"] = asdict(self.split.part)
-        if self.task == "image-classification":
-            # Only the size of the model's images decides the content.
-            return recipe | {"side": image_side(self.dataset, self.model)}
-        return recipe | {
-            "sequence_length": self.sequence_length,
-            "documents": self.documents,
-            "tokenizer": self.model.tokenizer_digests,
-        }
+        return recipe | task.decides_samples(self)
 
     @property
     def key(self) -> str:
@@ -128,26 +115,27 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
     Raises:
         UsageError: the run file asks for a way that the task or the model does not allow.
     """
-    wanted, task = config.packing.documents, config.task
+    wanted, ways = config.packing.documents, task_named(config.task).packing
     kind = str(model.settings.get("model_type"))
     key, why_not = "packing.documents", _why_not_apart(model, sequence_length)
-    if data_of(task) in ("images", "labelled"):
+    if ways == ("alone",):
         if wanted not in ("auto", "alone"):
             raise UsageError(
-                f"{config.path}: {key}: {wanted}: samples of {task} are not packed.", "Omit it."
+                f"{config.path}: {key}: {wanted}: samples of {config.task} are not packed.",
+                "Omit it.",
             )
-        return Choice(key, "alone", "each sample has its own class, or classes")
-    if wanted == "joined" and task == "instruction":
+        return Choice(key, "alone", task_named(config.task).why_alone)
+    if wanted == "joined" and "joined" not in ways:
         raise UsageError(
             f"{config.path}: {key}: joined would cut samples in two and show one to another.",
             f"Set {key}: alone." if why_not else f"Set {key}: separate, or alone.",
         )
     if wanted == "separate" and why_not:
-        others = "alone" if task == "instruction" else "alone or joined"
+        others = "alone or joined" if "joined" in ways else "alone"
         raise UsageError(f"{config.path}: {key}: separate: {why_not}.", f"Set {key}: {others}.")
     if wanted != "auto":
         return Choice(key, wanted, "as the run file says")
-    if task in LANGUAGE:
+    if "joined" in ways:
         return Choice(key, "joined", "no token is padding, and no mask is needed")
     if why_not:
         return Choice(key, "alone", why_not)
@@ -167,20 +155,3 @@ def _why_not_apart(model: ModelInput, sequence_length: int) -> str | None:
             f"the mask would let it look back {sequence_length}"
         )
     return None
-
-
-def image_side(dataset: DatasetConfig, model: ModelInput) -> int:
-    """Returns the side (pixels) of the square that images are stored as.
-
-    It is the run file's value, else the model's, else 224. If the run file gives none, images that
-    are smaller are not enlarged in the store.
-    """
-    if dataset.image_size != "auto":
-        return dataset.image_size
-    own = model.settings.get("image_size")
-    size = model.preprocessing.get("crop_size") or model.preprocessing.get("size")
-    known = [*own[:1]] if isinstance(own, list) else [own]
-    known += (
-        [size.get(k) for k in ("height", "shortest_edge")] if isinstance(size, dict) else [size]
-    )
-    return next((side for side in known if isinstance(side, int)), 224)

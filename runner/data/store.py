@@ -10,9 +10,9 @@ Each column holds a list of numbers for each sample:
   image library and no time to decode (docs/adr/0015).
 - `labels`: the class of the sample; of words: one for each token, -100 where there is none.
 
-Record batches hold up to 10,000 samples or about 16 MB. What is known of all of them (`Facts`) is
-JSON in the metadata of the last one, which is empty. The file is written under a temporary name and
-renamed, and then it is read-only. So a store is complete or it does not exist.
+Record batches hold up to 10,000 samples or about 16 MB. What is known about all of them (`Facts`)
+is JSON in the metadata of the last one, which is empty. The file is written under a temporary name
+and renamed, and then it is read-only. So a store is complete or it does not exist.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import json
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from runner.errors import DamageError, quoted
 
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
 
 Sample: TypeAlias = "dict[str, NDArray[Any]]"  # column -> values
 FACTS = b"airlift"  # the key in the metadata
+R = TypeVar("R")
 BATCH_ROWS, BATCH_BYTES = 10_000, 2**24
-CHANNELS = 3
 IGNORED = -100
+"""The label of a place where nothing is predicted, as in `torch.nn.functional.cross_entropy`."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of all samples of a store.
+    """What is known about all samples of a store.
 
     Attributes:
         recipe: what was read, and how; its digest is the store's key.
@@ -65,43 +66,6 @@ class Facts:
     class_kind: str = ""
     side: int = 0
     begins: list[int] = field(default_factory=lambda: [0])
-
-    @property
-    def of_words(self) -> bool:
-        """Whether each word has a class, not each sample."""
-        return bool(self.recipe["task"] == "token-classification")
-
-
-class Rows(NamedTuple):
-    """A batch of sequences: arrays of shape (number, longest).
-
-    Behind the end of each sequence, `documents` is 0. `layout` is the store's `documents`: it
-    decides which attention mask the model needs.
-    """
-
-    ids: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    learned: NDArray[np.bool_]
-    layout: str = "joined"
-
-
-class LabelledRows(NamedTuple):
-    """A batch: int64 arrays of shape (number, longest); `labels` of texts: (number,).
-
-    `documents` is 0 behind the end of a sample, 1 in its first text and 2 in its second.
-    """
-
-    ids: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    layout: str = "alone"
-
-
-class Pictures(NamedTuple):
-    """A batch: pixels (uint8, shape (number, side, side, 3)), labels (int64, shape (number,))."""
-
-    pixels: NDArray[np.uint8]
-    labels: NDArray[np.int64]
 
 
 class Column(NamedTuple):
@@ -197,52 +161,13 @@ class Stores:
             for name, begins, values in self._columns[number]
         }
 
-    def rows(self, indices: Sequence[int]) -> Any:
-        """Returns samples by their numbers, each padded to the longest of them.
-
-        Returns:
-            `Rows`, `LabelledRows` or `Pictures`.
-        """
-        import numpy as np
-
-        rows = list(map(self.row, indices))
-        if side := self.facts.side:
-            pixels = np.stack([row["pixels"] for row in rows])
-            labels = np.concatenate([row["labels"] for row in rows], dtype=np.int64)
-            return Pictures(pixels.reshape(-1, side, side, CHANNELS), labels)
-        ids, documents = _padded(rows, "ids", np.int64), _padded(rows, "documents", np.int64, 1)
-        if not self.facts.class_names:
-            learned = _padded(rows, "learned", np.bool_, 1)
-            return Rows(ids, documents, learned, self.facts.documents)
-        if self.facts.of_words:
-            return LabelledRows(ids, documents, _padded(rows, "labels", np.int64, behind=IGNORED))
-        labels = np.concatenate([row["labels"] for row in rows], dtype=np.int64)
-        return LabelledRows(ids, documents, labels)
+    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], Facts], R]) -> R:
+        """Returns samples by their numbers, as what a task makes of them: `Objective.rows`."""
+        return of([self.row(index) for index in indices], self.facts)
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
         """Returns the number of tokens of each of these samples; of images, of values."""
         return [len(next(iter(self.row(index).values()))) for index in indices]
-
-
-def _padded(
-    rows: list[Sample], name: str, dtype: Any, otherwise: int = 0, behind: int = 0
-) -> NDArray[Any]:
-    """A column of a batch, shape (number, longest).
-
-    Args:
-        rows: the samples.
-        name: of the column.
-        dtype: of the result.
-        otherwise: the value of tokens in samples without this column.
-        behind: the value behind the end of a sample.
-    """
-    import numpy as np
-
-    lengths = [len(row["ids"]) for row in rows]
-    padded = np.full((len(rows), max(lengths)), behind, dtype)
-    for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        padded[number, :length] = row.get(name, otherwise)
-    return padded
 
 
 def write_store(path: Path, samples: Generator[Sample, None, Facts]) -> Facts:

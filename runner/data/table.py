@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,8 @@ from runner.inputs import SplitInput, unreadable
 T = TypeVar("T")
 
 ROWS_AT_ONCE = 1000  # bounds the memory
+MOST_ROWS = 20_000
+"""A check looks at no more: larger datasets fill a step, and to read them takes over a second."""
 
 
 def columns(
@@ -56,6 +58,36 @@ def row_of(split: SplitInput, number: int) -> str:
     if split.part is None:
         return f"split `{split.name}`, row {number}"
     return f"split `{split.name}`, row {split.part.place(number)} of the whole split"
+
+
+def first_batches(split: SplitInput, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
+    """Yields the first rows of a split's files: the number of the first one, and the batch.
+
+    Args:
+        split: the files.
+        names: the columns to read.
+    """
+    import pyarrow.parquet as pq
+
+    first = 0
+    for path in split.files:
+        with reading(path), pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=list(names)):
+                if first >= MOST_ROWS:
+                    return
+                yield first, batch
+                first += batch.num_rows
+
+
+def rows_of(split: SplitInput) -> int:
+    """The rows of a split's files, from their footers."""
+    import pyarrow.parquet as pq
+
+    number = 0
+    for path in split.files:
+        with reading(path):
+            number += pq.read_metadata(path).num_rows
+    return number
 
 
 @contextmanager

@@ -131,34 +131,25 @@ def is_sentencepiece(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def frame(task: str, tokenizer: PreTrainedTokenizerBase) -> Frame:
-    """Returns the special tokens of the sequences of a task.
+def end_of_text(task: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Returns the token between documents: the end of a text, else the separator.
 
-    Masked-lm sequences are `[CLS] text [SEP] text ... [SEP]`. Others have only the end-of-text
-    token between documents.
+    Args:
+        task: the name, for the message.
+        tokenizer: of the model.
 
     Raises:
-        UsageError: the tokenizer lacks a token that the task needs.
+        UsageError: the tokenizer has neither.
     """
-    if task == "masked-lm":
-        if tokenizer.mask_token_id is None:
-            raise UsageError(
-                f"masked-lm: the tokenizer in {tokenizer.name_or_path} has no mask token.",
-                "Use `task: causal-lm`, or a model such as BERT.",
-            )
-        if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
-            return Frame([tokenizer.cls_token_id], tokenizer.sep_token_id, [tokenizer.sep_token_id])
-    separator = (
-        tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token is not None:
+            return int(token)
+    raise UsageError(
+        f"{task}: the tokenizer in {tokenizer.name_or_path} has neither an end-of-text "
+        "nor a separator token.",
+        "Stage the tokenizer_config.json or special_tokens_map.json that names them, "
+        "or another model.",
     )
-    if separator is None:
-        raise UsageError(
-            f"{task}: the tokenizer in {tokenizer.name_or_path} has neither an end-of-text "
-            "nor a separator token.",
-            "Stage the tokenizer_config.json or special_tokens_map.json that names them, "
-            "or another model.",
-        )
-    return Frame([], int(separator), [])
 
 
 def word_begins(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.bool_]:
@@ -168,7 +159,7 @@ def word_begins(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.bool_]:
     between white space, with its punctuation.
 
     Raises:
-        UsageError: the tokenizer has no such borders.
+        UsageError: the tokenizer does not mark word boundaries.
     """
     import numpy as np
 
@@ -177,8 +168,9 @@ def word_begins(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.bool_]:
     is_first = _first_pieces(rules)
     if is_first is None:
         raise UsageError(
-            f"whole_words: the tokenizer in {tokenizer.name_or_path} shows no borders of words: it "
-            "is neither WordPiece nor byte-level BPE nor SentencePiece with tokenizer.json.",
+            f"whole_words: the tokenizer in {tokenizer.name_or_path} does not mark word "
+            "boundaries: it is neither WordPiece nor byte-level BPE nor SentencePiece with "
+            "tokenizer.json.",
             "Remove whole_words: each token is then masked by itself.",
         )
     vocabulary = tokenizer.get_vocab()

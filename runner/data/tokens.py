@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-from runner.data import instruction
+from runner.config.tasks import task_named
 from runner.data.documents import Document, Joiner, framed, token_ids
 from runner.data.packing import fill
 from runner.data.recipe import Recipe
 from runner.data.store import Facts, Sample
-from runner.data.tokenizing import frame, id_type, load_tokenizer
+from runner.data.tokenizing import id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Read: TypeAlias = (
+    "Callable[[Recipe, PreTrainedTokenizerBase, Counter[str]], Iterator[list[Document]]]"
+)
+"""Yields lists of documents of a split; counts the rows that become none."""
 
 # Documents that are packed together. This bounds the memory; the last sequences of each batch are
 # less full.
@@ -30,7 +35,8 @@ def joined(recipe: Recipe) -> Generator[Sample, None, Facts]:
             sequence.
     """
     tokenizer, tally = load_tokenizer(recipe.model), Counter[str]()
-    joiner = Joiner(frame(recipe.task, tokenizer), recipe.sequence_length, id_type(tokenizer))
+    frame = task_named(recipe.task).frame(tokenizer)
+    joiner = Joiner(frame, recipe.sequence_length, id_type(tokenizer))
     for documents in token_ids(recipe, tokenizer, tally):
         tally["texts"] += len(documents)
         for ids in joiner.add(documents):
@@ -53,8 +59,15 @@ def joined(recipe: Recipe) -> Generator[Sample, None, Facts]:
     )
 
 
-def whole(recipe: Recipe) -> Generator[Sample, None, Facts]:
+def whole(
+    recipe: Recipe, read: Read, left_out: Callable[[Counter[str]], list[str]]
+) -> Generator[Sample, None, Facts]:
     """Yields sequences of whole documents: `ids`, `documents`, and `learned` if not all is.
+
+    Args:
+        recipe: what to read.
+        read: reads the documents.
+        left_out: notes on the rows that `read` counted.
 
     Raises:
         UsageError: the tokenizer lacks a token that the task needs, or there is nothing to train
@@ -64,7 +77,7 @@ def whole(recipe: Recipe) -> Generator[Sample, None, Facts]:
 
     tokenizer, tally = load_tokenizer(recipe.model), Counter[str]()
     dtype = id_type(tokenizer)
-    for several in _in_chunks(_documents(recipe, tokenizer, tally)):
+    for several in _in_chunks(read(recipe, tokenizer, tally)):
         lengths = [len(document.ids) for document in several]
         # `alone`: each document has a sequence, however short it is.
         sequences = (
@@ -85,7 +98,7 @@ def whole(recipe: Recipe) -> Generator[Sample, None, Facts]:
             yield sample
         tally["texts"] += len(several)
         tally["sequences"] += len(sequences)
-    length, is_chat = recipe.sequence_length, recipe.task == "instruction"
+    length = recipe.sequence_length
     if not tally["sequences"]:
         raise UsageError(
             f"split `{recipe.split.name}`: nothing to train on: "
@@ -94,10 +107,7 @@ def whole(recipe: Recipe) -> Generator[Sample, None, Facts]:
             "Look at the columns, set a larger sequence_length, `too_long: cut`, or raise "
             "dataset.limit.",
         )
-    notes = [f"{human_count(tally['empty'], 'row')} left out: empty"]
-    if is_chat:
-        notes[0] += " or without an answer"
-        notes += [f"{tally['too_long']} too long", f"{tally['cut']} cut"]
+    notes = left_out(tally)
     if tally["no_prompt"]:
         notes.append(f"{tally['no_prompt']} kept with an empty prompt")
     full = tally["tokens"] / (tally["sequences"] * length)
@@ -110,15 +120,18 @@ def whole(recipe: Recipe) -> Generator[Sample, None, Facts]:
     )
 
 
-def _documents(
+def pieces(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
 ) -> Iterator[list[Document]]:
-    if recipe.task == "instruction":
-        yield from instruction.documents(recipe, tokenizer, tally)
-        return
-    built = frame(recipe.task, tokenizer)
+    """Yields the texts of a column as documents; those that are too long, in pieces."""
+    frame = task_named(recipe.task).frame(tokenizer)
     for several in token_ids(recipe, tokenizer, tally):
-        yield [piece for ids in several for piece in framed(ids, built, recipe.sequence_length)]
+        yield [piece for ids in several for piece in framed(ids, frame, recipe.sequence_length)]
+
+
+def empty_rows(tally: Counter[str]) -> list[str]:
+    """Notes on the rows without a text."""
+    return [f"{human_count(tally['empty'], 'row')} left out: empty"]
 
 
 def _in_chunks(parts: Iterator[list[Document]]) -> Iterator[list[Document]]:

@@ -16,10 +16,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
-from runner.config.columns import check_columns, place_of
+from runner.config.columns import place_of
 from runner.config.data import DatasetConfig
 from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import (
     DamageError,
     Mistakes,
@@ -476,7 +477,8 @@ def _dataset(
                     )
                 columns = {column.name: column.type for column in splits[which].schema}
                 if not mistakes.found and "task" not in unknown:
-                    check_columns(config.task, wanted, columns, which, where, mistakes, unknown)
+                    task = task_named(config.task)
+                    task.check_columns(wanted, columns, which, where, mistakes, unknown)
                 found[role] = _split(bundle, asset, which, splits[which], columns)
     if wanted.holds_out and "train" in found and "validation" not in unknown:
         with mistakes:

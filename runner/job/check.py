@@ -17,9 +17,9 @@ from typing import Any
 
 from runner import kept
 from runner.child import Child
-from runner.config.data import data_of
 from runner.config.explain import choice_lines, of_ds_config
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.data.recipe import Recipe, documents_of, recipes
 from runner.disks import read_mounts
 from runner.errors import (
@@ -232,9 +232,10 @@ def _path_of_ranks() -> list[str]:
 def _unchecked(config: RunConfig, inputs: Inputs) -> str:
     if python_of_ranks(config, inputs):
         return ""  # it checks all of it
+    task = task_named(config.task)
     left = ["whether transformers builds the model and its weights fit"]
-    left += ["whether its tokenizer loads"] if data_of(config.task) != "images" else []
-    left += ["how samples are written"] if config.task == "instruction" else []
+    left += ["whether its tokenizer loads"] if task.has_tokens else []
+    left += ["how samples are written"] if task.writes_chats else []
     return ", ".join(left)
 
 
@@ -324,7 +325,7 @@ class _Look:
             return None
         total = config.batch.total if isinstance(config.batch.total, int) else DEFAULT_GLOBAL
         counted, counts_all = to_count(wanted, job.folder.stores, total) if ahead else ([], False)
-        train = wanted["train"] if config.task == "instruction" else ()
+        train = wanted["train"] if task_named(config.task).writes_chats else ()
         basis = (
             kept.versions("transformers", "tokenizers"),
             sorted(inputs.model.tokenizer_digests.items()),
@@ -414,7 +415,7 @@ def _check_run(
         *filter(None, [describe_new_tokens(shape, model)]),
         *(describe_dataset(config, data, length or 0) for data in inputs.datasets),
     ]
-    if config.task != "image-classification" and documents is not None:
+    if task_named(config.task).has_tokens and documents is not None:
         found.lines.append(f"packing.documents: {documents.value}  ({documents.reason})")
     if shape.num_parameters:
         found.details.append(

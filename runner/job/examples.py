@@ -14,25 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.chats import Naming
-from runner.config.data import TASKS, DatasetConfig, data_of
-from runner.config.model_types import is_encoder, model_types
+from runner.config.data import DatasetConfig
 from runner.data.classes import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
 from runner.inputs import Bundle, SplitInput, hash_file, on_site, remedy_as_published
 from runner.inputs.far import has_gpus
-from runner.job.example_columns import KEYS, choose
 from runner.job.shapes import ModelShape
-
-EXAMPLES = {
-    "masked-lm": "bert-large-deepspeed.yaml",
-    "causal-lm": "gpt2-large-fsdp.yaml",
-    "instruction": "neural-chat-qlora.yaml",
-    "text-classification": "bert-mrpc.yaml",
-    "token-classification": "bert-conll2003.yaml",
-    "image-classification": "cifar10-ddp.yaml",
-}
-"""Task -> the example that its run file begins as."""
+from runner.tasks import TASKS, Task, has_model
 
 _STEPS_OF_AN_EPOCH = 20  # with fewer, the batch of an example is too large
 _ENOUGH_ROWS = 40
@@ -71,7 +60,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     """Returns the text of a new run file, and lines that explain it.
 
     Args:
-        task: a key of `EXAMPLES`.
+        task: as in the run file.
         path: the file that will be written.
         bundle: whose assets are used; None: those of the example.
 
@@ -79,7 +68,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         UsageError: the bundle has no model or no dataset for the task.
         DamageError: the bundle's lock is damaged.
     """
-    example = Path(__file__).parents[1] / "examples" / EXAMPLES[task]
+    example = Path(__file__).parents[1] / "examples" / TASKS[task].example
     blocks = _blocks(example.read_text(encoding="utf-8"))
     where = "BUNDLE" if bundle is None else str(bundle)
     head = (
@@ -95,7 +84,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         said = [f"its assets are those of the example runs/{example.name}: no bundle is here"]
         return head + "".join(blocks.values()), said
     opened = Bundle.open(bundle)
-    (model, others), data = _model(task, opened), _data(task, opened)
+    (model, others), data = _model(task, opened), _data(TASKS[task], opened)
     _adapt(blocks, model)
     init, why = "pretrained", "init: scratch trains from config.json alone"
     if not model.has_weights:
@@ -109,7 +98,7 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
     _shrink_batch(blocks, data.rows)
-    said = [f"model {model.name}: {_why(others)}", *_describe(task, data)]
+    said = [f"model {model.name}: {_why(others)}", *_describe(TASKS[task], data)]
     gpus, nodes, torch = has_gpus(path), "clusters.yaml names the profile of nodes", ""
     if environment := _environment(opened):
         torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
@@ -205,9 +194,9 @@ def _model(task: str, bundle: Bundle) -> tuple[_Model, list[str]]:
         UsageError: there is none.
     """
     models = _models(bundle)
-    types = model_types(TASKS[task].table)
-    # Of a type that no table has, a newer transformers may know more.
-    rank = {m.name: (not m.has_weights, m.kind not in types) for m in models}
+    # Of a type that no task has, a newer transformers may know more.
+    known = TASKS[task].model_types
+    rank = {m.name: (not m.has_weights, m.kind not in known) for m in models}
     found = [m for m in models if task not in m.why_not]
     if not found:
         have = ", ".join(
@@ -238,23 +227,22 @@ def _models(bundle: Bundle) -> list[_Model]:
             continue
         files = [file.path.removeprefix(f"{asset.folder}/") for file in asset.files]
         has_weights = any(file.endswith(".safetensors") for file in files)
-        reasons = {task: _why_not(task, kind, settings, files) for task in TASKS}
+        reasons = {name: _why_not(task, settings, files) for name, task in TASKS.items()}
         why_not = {task: why for task, why in reasons.items() if why is not None}
         found.append(_Model(name, kind, settings, has_weights, why_not))
     return found
 
 
-def _why_not(task: str, kind: str, settings: Mapping[str, Any], files: Sequence[str]) -> str | None:
+def _why_not(task: Task, settings: Mapping[str, Any], files: Sequence[str]) -> str | None:
     """Why `check` refuses a model for a task: as in `_Model`; None: it does not."""
-    tables = {name: model_types(kind.table) for name, kind in TASKS.items()}
-    if kind not in tables[task] and any(kind in types for types in tables.values()):
+    if not has_model(task, str(settings["model_type"])):
         return ""
-    if TASKS[task].table == "CAUSAL_LM" and is_encoder(settings):
+    if task.sees_ahead(settings):
         return "an encoder"
-    return "no tokenizer" if data_of(task) != "images" and not has_tokenizer(files) else None
+    return "no tokenizer" if task.has_tokens and not has_tokenizer(files) else None
 
 
-def _data(task: str, bundle: Bundle) -> _Data:
+def _data(task: Task, bundle: Bundle) -> _Data:
     found, lists = [], dict[str, str]()
     for name, asset in bundle.lock.assets.items():
         for config, splits in asset.configs.items():
@@ -262,7 +250,7 @@ def _data(task: str, bundle: Bundle) -> _Data:
             if train is None:
                 continue
             split = _split(bundle, train, splits[train])
-            columns, (chosen, more, unusual) = split.columns, choose(task, split)
+            columns, (chosen, more, unusual) = split.columns, task.choose(split)
             lists |= {f"{name}: {c}": kind for c, kind in columns.items() if _is_of_structs(kind)}
             if chosen:
                 comments = {key: _also(names).removeprefix("; ") for key, names in more.items()}
@@ -280,30 +268,30 @@ def _data(task: str, bundle: Bundle) -> _Data:
                     "10%": "a share of train is held out: else nobody knows how good it is",
                     "null": "5%: holds out a share of train",
                 }.get(validation, "null: none")
-                guessed = (key for key in unusual if key in KEYS["instruction"])
+                guessed = (key for key in unusual if key in task.ambiguous)
                 comments |= {key: f"a guess{_also(more[key])}" for key in guessed}
                 settings: dict[str, Any] = {**chosen}
-                read = DatasetConfig(asset=name, **settings).columns(task).values()
+                read = task.columns(DatasetConfig(asset=name, **settings)).values()
                 unread = {c: kind for c, kind in columns.items() if c not in read}
-                doubt = _doubt(split, chosen.get("label", chosen.get("tags")))
+                doubt = _doubt(split, chosen.get(task.class_key))
                 found.append(_Data(keys, comments, splits[train].rows, unusual, unread, doubt))
     if not found:
-        wanted = " and ".join(KEYS[task])
+        wanted = " and ".join(task.chosen)
         datasets = [asset for asset in bundle.lock.assets.values() if asset.kind == "dataset"]
         have = [asset.name for asset in datasets]
-        problem = f"no dataset in this bundle has columns for the task {task} ({wanted})"
+        problem = f"no dataset in this bundle has columns for the task {task.name} ({wanted})"
         if published := [asset.name for asset in datasets if asset.is_as_published]:
             raise UsageError(
                 f"{bundle.root}: {problem}; the files of {', '.join(published)} travel as "
                 "published, not as parquet.",
                 remedy_as_published(published[0]),
             )
-        if task == "instruction" and lists:
+        if "messages" in task.reads and lists:
             held = "; ".join(f"{column} holds {kind}" for column, kind in lists.items())
             raise UsageError(
                 f"{bundle.root}: {problem}. {as_shown(held)}.",
                 "Where a talk is in two columns, join them to one list, `messages`, and fetch "
-                "again. Where its messages have other keys: `runner init instruction`, without "
+                f"again. Where its messages have other keys: `runner init {task.name}`, without "
                 "--bundle, and in its `dataset:` write messages: COLUMN, "
                 "fields: {role: KEY, content: KEY}",
             )
@@ -338,11 +326,11 @@ def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
     return SplitInput(name, files, (), locked.rows or 0, columns)
 
 
-def _describe(task: str, data: _Data) -> list[str]:
+def _describe(task: Task, data: _Data) -> list[str]:
     keys = {key: value for key, value in data.keys.items() if key != "asset"}
     what = ", ".join(f"{key}: {value}" for key, value in keys.items())
     also = data.comments["asset"] and f" ({data.comments['asset']})"
-    guessed = [f"dataset.{key}" for key in data.unusual if key in KEYS["instruction"]]
+    guessed = [f"dataset.{key}" for key in data.unusual if key in task.ambiguous]
     said = [f"dataset {data.keys['asset']}{also}: {what}"]
     said += [f"warning: `runner check` refuses it: {data.doubt}"] * bool(data.doubt)
     if guessed:
@@ -350,7 +338,7 @@ def _describe(task: str, data: _Data) -> list[str]:
         said.append(f"{' and '.join(guessed)}: {doubt}")
     if "format" in keys:
         said.append("`format` takes the place of the model's chat template, if it has one")
-    if task == "instruction" and data.unread:
+    if "messages" in task.reads and data.unread:
         unread = " ".join(as_shown(", ".join(data.unread)).split())
         said.append(f"columns that are not read, and not learned: {unread}")
         said += [

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError, install_command, quoted
 from runner.inputs import Inputs, check_site, environments, imports, running_tree
 from runner.job.findings import Finding
@@ -76,7 +77,7 @@ def leave_torch_alone() -> None:
 
 def to_prepare(config: RunConfig) -> list[str]:
     """Returns the packages that turn the data of a run into a store."""
-    return ["numpy", "pyarrow", "PIL" if config.task == "image-classification" else "transformers"]
+    return ["numpy", "pyarrow", "transformers" if task_named(config.task).has_tokens else "PIL"]
 
 
 def to_train(config: RunConfig) -> list[str]:
@@ -149,7 +150,7 @@ def check_environment(config: RunConfig, inputs: Inputs) -> None:
     if environment is None or not environment.packages:
         return
     wanted = to_train(config)
-    if config.task != "image-classification":
+    if task_named(config.task).has_tokens:
         wanted += for_tokenizer(inputs.model.digests)
     names = [PIP_NAMES.get(name, name) for name in wanted]
     have = imports.importable(environment.packages, names)

@@ -39,7 +39,7 @@ USABLE = 0.9
 # in float32 or by gated layers: 36 to 66 were measured in 16 bits, 70 to 103 in float32.
 ACTIVATIONS, ACTIVATIONS_FP32 = 50, 85
 # Bytes of the logits that are held at a time, with their softmax and gradient in float32
-# (LOGITS_AT_ONCE of runner.training.tasks.language).
+# (LOGITS_AT_ONCE of runner.training.components.language).
 LOGITS = 12 * 2**26
 GATHERED = 1_000_000_000  # the most weights that DeepSpeed gathers (stage3_max_live_parameters)
 

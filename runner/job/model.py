@@ -6,13 +6,13 @@ import json
 import re
 from importlib import metadata
 
-from runner.config.data import LANGUAGE, TASKS
-from runner.config.model_types import is_encoder, model_types
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.job.installed import is_installed
 from runner.job.shapes import ModelShape, Shapes, grown, text_settings
+from runner.tasks import TASKS, has_model
 
 WRAPPERS = {
     "base_model.model.": "from peft, without merge_and_unload()",
@@ -24,9 +24,7 @@ WRAPPERS = {
 
 def check_model(config: RunConfig, model: ModelInput) -> None:
     """Refuses a model that transformers cannot use for the task."""
-    names = {task: model_types(kind.table) for task, kind in TASKS.items()}
-    kind = model.settings.get("model_type")
-    encodes = is_encoder(model.settings)
+    task, kind = task_named(config.task), model.settings.get("model_type")
     if kind is None:
         raise UsageError(
             f"{config.path}: {model.path / 'config.json'} has no model_type, so it is not of a "
@@ -34,17 +32,21 @@ def check_model(config: RunConfig, model: ModelInput) -> None:
             "Stage the repository of the same model in transformers' format (often its name ends "
             "in -hf).",
         )
-    if kind not in names[config.task] and any(kind in types for types in names.values()):
-        # Suggest only language tasks: they read the same column. Other tasks need other keys.
-        others = [task for task in LANGUAGE if kind in names[task] and config.task in LANGUAGE]
-        other = next((task for task in others if task == "masked-lm" or not encodes), None)
+    # A task that reads other keys of a dataset is no way out: the run file would have none of them.
+    others = [
+        other.name
+        for other in TASKS.values()
+        if other.keys == task.keys and kind in other.model_types
+        if not other.sees_ahead(model.settings)
+    ]
+    if not has_model(task, kind):
         raise UsageError(
             f"{config.place('task')}: transformers has no {config.task} model of type `{kind}` "
             f"({model.path / 'config.json'}).",
-            f"Set task: {other}" if other else "Use another model.",
+            f"Set task: {others[0]}" if others else "Use another model.",
         )
-    if config.task in ("causal-lm", "instruction") and encodes:
-        remedy = "Set task: masked-lm, or use" if config.task in LANGUAGE else "Use"
+    if task.sees_ahead(model.settings):
+        remedy = f"Set task: {others[0]}, or use" if others else "Use"
         raise UsageError(
             f"{config.place('model.asset')}: `{config.model.asset}` ({kind}) is an encoder: "
             "a token would see the one it has to guess.",

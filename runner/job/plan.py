@@ -15,6 +15,7 @@ from pathlib import Path
 from runner.config.engine import EngineConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError, human_count, human_size
 from runner.job.memory import (
     SHARE_FOR_STATE,
@@ -89,7 +90,7 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
         UsageError: it is longer than the model's positions.
     """
     wanted = config.sequence_length
-    if config.task == "image-classification":
+    if not task_named(config.task).has_tokens:
         return shape.longest or 1, None
     if wanted == "auto":
         length = min(shape.longest or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)

@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError, human_count
 from runner.inputs import environments, imports, running_tree, runs_on, state_folder
 from runner.job import node_local
@@ -148,7 +149,7 @@ class Attempt:
 
     def _probe(self, activate: Path | None) -> list[str]:
         """The lines that start the Python of the ranks."""
-        if self._names and self._job.config.task != "image-classification":
+        if self._names and task_named(self._job.config.task).has_tokens:
             self._names += for_tokenizer(self._job.inputs.model.digests)
         lines = [f". {shlex.quote(str(activate))}"] if activate else []
         lines += [] if self._words else [_OF_RUNNER]

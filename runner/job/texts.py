@@ -1,27 +1,21 @@
-"""The data of a run before they are prepared: rows, labels and roles; splits that may be small."""
+"""The data of a run before they are prepared: rows and classes; splits that may be small."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from runner.config.chats import KNOWN, Naming, unknown_role
-from runner.config.data import data_of
 from runner.config.run_config import RunConfig
-from runner.data.classes import COLUMNS, Classes, doubt, read_classes, united
-from runner.data.labelled import check_lengths
+from runner.config.tasks import task_named
+from runner.data.classes import COLUMNS, Classes, read_classes, united
 from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
-from runner.data.table import reading, row_of
+from runner.data.table import MOST_ROWS, reading
 from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
 from runner.job.findings import Findings
 from runner.job.plan import check_step
 
-MOST_ROWS = 20_000
-"""Larger datasets fill a step, and to read them takes more than a second."""
 ROWS_PER_SEQUENCE = 2
 """Where documents are not joined, some rows are left out, and some share a sequence."""
 LONGEST_TOKEN = 16
@@ -36,7 +30,7 @@ def describe_dataset(config: RunConfig, data: DatasetInput, length: int) -> str:
         length: tokens per sequence.
     """
     share = f", weight {data.settings.weight:g}" if len(config.sources) > 1 else ""
-    each = "" if config.task == "image-classification" else f"; sequences of {length} tokens"
+    each = f"; sequences of {length} tokens" if task_named(config.task).has_tokens else ""
     train, of_train = _rows(data, "train", data.train)
     validation, of_validation = _rows(data, "validation", data.validation)
     if data.validation and data.validation.part:
@@ -77,98 +71,37 @@ def check_data(
     wanted: Mapping[str, Sequence[Recipe]],
     total: int | None,
 ) -> None:
-    """Finds splits without rows, and labels, tags and roles that are not known.
+    """Finds splits without rows, classes that are not known, and what a task cannot read.
 
     Args:
         wanted: `train` and `validation` -> what is read.
         total: sequences per step; None: not known.
     """
-    before, kind = len(found.errors), data_of(config.task)
+    before, task = len(found.errors), task_named(config.task)
     classes = {
         role: [those for recipe in several if (those := check_split(found, recipe))]
         for role, several in wanted.items()
     }
     if len(found.errors) > before:
         return
-    if kind in ("labelled", "images"):
+    if task.has_classes:
         found.attempt(united, classes["train"], classes.get("validation", ()))
-    if kind == "images" and total is not None:  # a sample for each row
+    if not task.has_tokens and total is not None:  # a sample for each row
         rows = (min(r.split.rows, r.limit or r.split.rows) for r in wanted["train"])
         examine_step(found, config, sum(rows), total)
 
 
 def check_split(found: Findings, recipe: Recipe) -> Classes | None:
     """Finds what is wrong with the rows of a split; returns its classes, if it has some."""
-    classes = None
+    classes, task = None, task_named(recipe.task)
     with found.keeping():
         check_rows(recipe)
-        if data_of(recipe.task) in ("labelled", "images"):
+        if task.has_classes:
             classes = read_classes(recipe)
-            if doubtful := doubt(recipe, classes):
+            if doubtful := task.doubt(recipe, classes):
                 found.warn(doubtful, COLUMNS)
-        if recipe.task == "token-classification":
-            check_tags(recipe)
-        if recipe.task == "instruction":
-            check_roles(recipe)
+        task.check_rows(recipe)
     return classes
-
-
-def check_tags(recipe: Recipe) -> None:
-    """Compares the numbers of words and of tags in the first rows of a split.
-
-    Raises:
-        UsageError: they differ in a row.
-    """
-    import pyarrow.compute as pc
-
-    names = [recipe.dataset.words or "", recipe.dataset.tags or ""]
-    most = min(MOST_ROWS, recipe.split.rows if recipe.limit is None else recipe.limit)
-    for first, batch in _batches(recipe, names):
-        batch = batch.slice(0, max(0, most - first))
-        lengths = [pc.list_value_length(batch.column(name)) for name in names]
-        row = pc.index(pc.not_equal(*lengths), True).as_py()
-        if row >= 0:
-            values = (batch.column(name)[row].as_py() for name in names)
-            check_lengths(replace(recipe.split, part=None), first + row, *values)
-
-
-def _batches(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Yields the first rows of a split's files: the number of the first one, and the batch."""
-    import pyarrow.parquet as pq
-
-    first = 0
-    for path in recipe.split.files:
-        with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=list(names)):
-                if first >= MOST_ROWS:
-                    return
-                yield first, batch
-                first += batch.num_rows
-
-
-def check_roles(recipe: Recipe) -> None:
-    """Compares who speaks in the first rows of a split of chats with the roles that are known.
-
-    Raises:
-        UsageError: a role is not known.
-    """
-    import pyarrow.compute as pc
-    from pyarrow import array
-
-    name = recipe.dataset.messages
-    kind = recipe.split.columns.get(name or "", "")
-    naming = Naming.of(kind, recipe.dataset.fields, recipe.dataset.roles)
-    if name is None or naming is None or not naming.is_strict:
-        return
-    for first, batch in _batches(recipe, [name]):
-        chats = batch.column(name)
-        roles = pc.struct_field(pc.list_flatten(chats), naming.role)
-        known = array([*naming.roles, *KNOWN], type=roles.type)
-        place = pc.index(pc.is_in(roles, value_set=known), False).as_py()
-        if place >= 0:
-            row = first + pc.list_parent_indices(chats)[place].as_py()
-            where = row_of(replace(recipe.split, part=None), row)
-            raise unknown_role(where, str(roles[place].as_py()))
 
 
 def may_be_few(recipe: Recipe, total: int) -> bool:
@@ -224,7 +157,7 @@ def to_count(
         role: [
             recipe
             for recipe in several
-            if recipe.task != "image-classification"
+            if task_named(recipe.task).has_tokens
             and recipe.split.rows
             and not is_prepared(recipe, stores)
             and may_be_few(recipe, total if role == "train" else 1)

@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runner.config.data import TASKS, data_of
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError, shortage
 from runner.job.findings import Findings
 from runner.job.installed import is_installed
@@ -98,11 +98,10 @@ def check_ds_config(config: RunConfig) -> None:
 
 def _load(config: RunConfig, path: Path, known: Any) -> tuple[Any, Mapping[str, Any]]:
     import torch
-    import transformers
 
     # "eager": whether a faster one works is known only where there is a GPU.
     how = {"attn_implementation": "eager"}
-    auto = getattr(transformers, TASKS[config.task].auto)
+    auto = task_named(config.task).model_class()
     # Imports the model's module now: transformers 5.0 makes tensors while it is imported, and reads
     # them, which cannot be done on the meta device.
     auto._model_mapping.get(type(known), None)
@@ -122,7 +121,7 @@ def _load(config: RunConfig, path: Path, known: Any) -> tuple[Any, Mapping[str, 
 
 def _kept_part(config: RunConfig, made: Any) -> str:
     """The beginning of the names of weights that must be there: a new head is drawn."""
-    return f"{made.base_model_prefix}." if data_of(config.task) in ("images", "labelled") else ""
+    return f"{made.base_model_prefix}." if task_named(config.task).has_classes else ""
 
 
 def judge(

@@ -1,4 +1,4 @@
-"""What transformers says of a run without torch: its config, its tokenizer, its first rows.
+"""What transformers says about a run without torch: its config, its tokenizer, its first rows.
 
 `look` runs in a child process, which has no network and cannot import torch: that saves seconds.
 """
@@ -10,17 +10,16 @@ from importlib import metadata
 from typing import Any
 
 from runner import offline
-from runner.config.data import data_of
 from runner.config.run_config import RunConfig
-from runner.data.instruction import Writer, try_first_rows
-from runner.data.prepare import samples
+from runner.config.tasks import task_named
 from runner.data.recipe import Recipe
-from runner.data.tokenizing import frame, load_tokenizer, word_begins
+from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError, shortage
 from runner.inputs import Inputs, ModelInput
 from runner.job.findings import Findings
 from runner.job.installed import leave_torch_alone
 from runner.job.model import newer_transformers
+from runner.tasks import Task
 
 NAMED = 3  # at most so many tokens are named in a message
 FEW = 0.5  # a tokenizer with less than this share of the embedding's rows is worth a line
@@ -39,7 +38,7 @@ def look(
 
     Args:
         rows: of the embedding (0: not known), and where that is written.
-        train: what is trained on; its first rows are written as samples.
+        train: what is trained on, where `Task.writes_chats`: its first rows are written as samples.
         counted: splits that are so small that they may not fill a step.
 
     Returns:
@@ -49,11 +48,10 @@ def look(
     offline.close_network()
     found = Findings()
     found.attempt(check_config, config, inputs.model)
-    if data_of(config.task) != "images":
+    if task_named(config.task).has_tokens:
         found.attempt(_look_at_tokenizer, found, config, inputs, rows)
-    if config.task == "instruction" and not found.errors:
-        for recipe in train:
-            _write_samples(found, config, recipe)
+    for recipe in [] if found.errors else train:
+        _write_samples(found, config, recipe)
     numbers = [] if found.errors else [found.attempt(count, recipe) for recipe in counted]
     return found, numbers
 
@@ -87,7 +85,7 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
 def _look_at_tokenizer(
     found: Findings, config: RunConfig, inputs: Inputs, rows: tuple[int, str]
 ) -> None:
-    model = inputs.model
+    model, task = inputs.model, task_named(config.task)
     tokenizer = load_tokenizer(model)
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         # transformers makes an empty one of the class that config.json names.
@@ -98,19 +96,12 @@ def _look_at_tokenizer(
             "Stage the tokenizer's files with the model, from the same repository.",
         )
     if rows[0]:
-        compare(found, config.task, model, tokenizer, *rows)
-    if data_of(config.task) != "labelled":
-        frame(config.task, tokenizer)
-    if config.whole_words:
-        word_begins(tokenizer)
-    if config.task == "instruction":
-        writers = (Writer.of(d.settings, tokenizer, d.train.columns) for d in inputs.datasets)
-        how = "; ".join(dict.fromkeys(writer.description for writer in writers))
-        found.lines.append(f"samples are written {how}")
+        compare(found, task, model, tokenizer, *rows)
+    found.lines += task.check_tokenizer(config, inputs, tokenizer)
 
 
 def compare(
-    found: Findings, task: str, model: ModelInput, tokenizer: Any, rows: int, where: str
+    found: Findings, task: Task, model: ModelInput, tokenizer: Any, rows: int, where: str
 ) -> None:
     """Compares the ids of a tokenizer with the rows of an embedding.
 
@@ -133,13 +124,12 @@ def compare(
         )
         return
     beyond = {n: text for n, text in added.items() if n >= rows and text not in new}
-    template = str(tokenizer.chat_template or "") if task == "instruction" else ""
+    template = str(tokenizer.chat_template or "") if task.writes_chats else ""
     special = {getattr(tokenizer, f"{role}_token", None) for role in SPECIAL}
-    # masked-lm draws tokens at random, from all of them.
     if used := {
         n: text
         for n, text in beyond.items()
-        if task == "masked-lm" or text in special or text in template
+        if task.draws_tokens or text in special or text in template
     }:
         found.error(
             UsageError(
@@ -168,7 +158,9 @@ def _named(tokens: dict[int, str]) -> str:
 
 
 def _write_samples(found: Findings, config: RunConfig, recipe: Recipe) -> None:
-    if problem := found.attempt(try_first_rows, recipe, load_tokenizer(recipe.model)):
+    if problem := found.attempt(
+        task_named(recipe.task).try_first_rows, recipe, load_tokenizer(recipe.model)
+    ):
         found.warn(
             f"{config.path}: {problem}.",
             "Look at these rows: in `messages`, the answers need the role `assistant`; "
@@ -183,4 +175,4 @@ def count(recipe: Recipe) -> int:
     Raises:
         UsageError: there is none.
     """
-    return sum(1 for _ in samples(recipe))
+    return sum(1 for _ in task_named(recipe.task).samples(recipe))

@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.run_folder.columns import Columns
 from runner.run_folder.history import History
+from runner.tasks import TASKS
 
 MOST_POINTS = 5000
 """Per line; a screen has fewer columns, and zooming in shows more."""
@@ -81,9 +82,6 @@ MEASURES = (
     ("data_wait", "Waiting for data", "share of the step", True, True, ""),
 )  # fmt: skip
 
-_PREDICT_TOKENS = ("masked-lm", "causal-lm", "instruction")
-"""The tasks whose loss is a mean over predicted tokens."""
-
 GIB_IN_GB = 2**30 / 1e9
 """Metrics have GiB; people read decimal units everywhere, as on the Hub."""
 
@@ -91,7 +89,7 @@ GIB_IN_GB = 2**30 / 1e9
 def charts(runs: Sequence[History]) -> list[Chart]:
     """The charts for which any run has values; the redundant ones last."""
     drawn: dict[str, Chart] = {}
-    of_tokens = all(run.settings.get("task") in _PREDICT_TOKENS for run in runs)
+    of_tokens = all(_predicts_tokens(str(run.settings.get("task"))) for run in runs)
     for key, title, unit, from_zero, smoothed, twin in MEASURES:
         seldom = key.startswith("validation_")
         every = (run.validations if seldom else run.steps for run in runs)
@@ -113,6 +111,12 @@ def charts(runs: Sequence[History]) -> list[Chart]:
             folded=twin in drawn or (key in ("memory_gib", "data_wait") and _says_nothing(values)),
         )
     return sorted(drawn.values(), key=lambda chart: chart.folded)
+
+
+def _predicts_tokens(name: str) -> bool:
+    """Whether the loss of a task is a mean over tokens; a later version may know more tasks."""
+    task = TASKS.get(name)
+    return task is not None and task.has_tokens and not task.has_classes
 
 
 def line_of(run: int, key: str, lines: Columns) -> Line | None:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from runner.training.tasks import Task
+from runner.tasks.shared.objective import Objective
 
 T = TypeVar("T")
 
@@ -34,7 +34,9 @@ class Load(NamedTuple):
     tokens: int
 
     @staticmethod
-    def of(batches: list[dict[str, torch.Tensor]], task: Task, device: torch.device) -> Load:
+    def of(
+        batches: list[dict[str, torch.Tensor]], task: Objective[Any], device: torch.device
+    ) -> Load:
         """Counts the predictions and tokens of batches.
 
         For a GPU they are put into pinned memory, from which it copies while it computes.

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
+from runner.data.store import IGNORED, Facts, R, Sample
+from runner.tasks.shared.objective import Objective
 from runner.training.ahead import Ahead, Load
 from runner.training.components.batches import evaluation_batches
 from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
 from runner.training.reporting import Totals
-from runner.training.tasks import Task
+
+
+class Split(Protocol):
+    """What is evaluated: `Stores`, or a part of them."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], Facts], R]) -> R:
+        """As `Stores.rows`."""
 
 
 def evaluate(
-    task: Task,
+    task: Objective[Any],
     engine: Engine,
-    store: Any,
+    store: Split,
     ranks: Ranks,
     micro: int,
     should_stop: Callable[[], bool],
@@ -36,7 +46,7 @@ def evaluate(
         device: of this rank.
 
     Returns:
-        What `Task.metrics` returns, for example `validation_loss`; None if it was stopped.
+        What `Objective.metrics` returns, for example `validation_loss`; None if it was stopped.
     """
     if ranks.any(should_stop()):
         return None
@@ -65,16 +75,19 @@ def evaluate(
     return task.metrics(totals, predictions)
 
 
-def _batches(task: Task, store: Any, ranks: Ranks, micro: int, device: torch.device) -> Ahead[Load]:
+def _batches(
+    task: Objective[Any], store: Split, ranks: Ranks, micro: int, device: torch.device
+) -> Ahead[Load]:
     """This rank's batches, one item each."""
     parts = evaluation_batches(len(store), ranks.rank, ranks.world_size, micro)
 
     def make(number: int) -> Load:
         samples = [sample for sample, _ in parts[number]]
-        batch = task.collate(store.rows([sample.index for sample in samples]), samples)
+        rows = store.rows([sample.index for sample in samples], task.rows)
+        batch = task.collate(rows, samples)
         for row, (_, counts) in enumerate(parts[number]):
             if not counts:
-                batch["labels"][row] = -100
+                batch["labels"][row] = IGNORED
         return Load.of([batch], task, device)
 
     return Ahead(make, len(parts), device)

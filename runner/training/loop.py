@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
@@ -33,6 +34,7 @@ from runner.run_folder.layout import (
     note_export,
     read_metrics,
 )
+from runner.tasks.shared.objective import Objective
 from runner.training.ahead import Ahead, Load
 from runner.training.components.batches import Order, by_length
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
@@ -45,7 +47,6 @@ from runner.training.reporting import HostValue, Phases, StepClock, Totals, not_
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import export
 from runner.training.saving.model_card import model_card
-from runner.training.tasks import Task
 from runner.training.weights import RunningStatistics
 
 # A run ends after this many steps in a row that update nothing. In fp16 the loss scale begins at
@@ -86,7 +87,7 @@ class Trainer:
     inputs: Inputs
     folder: RunFolder
     plan: TrainingPlan
-    task: Task
+    task: Objective[Any]
     engine: Engine
     ranks: Ranks
     stores: dict[str, Stores]
@@ -141,7 +142,7 @@ class Trainer:
             self.end_phase("load")
         for choice in self.plan.choices:
             self.observer.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
-        tuned = tune(self.device, self.config.task)
+        tuned = tune(self.device, images=not task_named(self.config.task).has_tokens)
         for note in (self.task.note, *self.engine.notes, *tuned):
             self.observer.say(f"  {note}")
         ranks = human_count(self.ranks.world_size, "rank")
@@ -295,7 +296,10 @@ class Trainer:
         parts = self.order.step(step, self.plan.total, rank.rank, rank.world_size, self.plan.micro)
         if store.facts.documents == "alone":
             parts = by_length(parts, lambda sample: store.lengths([sample.index])[0])
-        batches = [self.task.collate(store.rows([s.index for s in part]), part) for part in parts]
+        batches = [
+            self.task.collate(store.rows([s.index for s in part], self.task.rows), part)
+            for part in parts
+        ]
         return Load.of(batches, self.task, self.device)
 
     def ends_early(self) -> bool:

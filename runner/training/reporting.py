@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runner.config.data import data_of
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import StageError
 from runner.job.devices import peak_flops
 from runner.job.host_memory import data_limit
@@ -160,19 +160,20 @@ class StepClock:
         """A clock for a run on devices of this kind.
 
         Args:
-            logits_at_predictions: as in `Task`.
+            logits_at_predictions: as in `Objective`.
         """
         is_tf32 = plan.precision == "fp32" and device.has_bf16 and uses_tf32(os.environ)
         peak = peak_flops(device.name, "tf32" if is_tf32 else plan.precision)
-        if peak is None or data_of(config.task) == "images" or not shape.num_parameters:
+        task = task_named(config.task)
+        if peak is None or not task.has_tokens or not shape.num_parameters:
             return StepClock()
         all_weights = config.lora is None
         flops = flops_per_token(shape, plan.sequence_length, all_weights=all_weights)
         logits = flops_per_prediction(shape, all_weights=all_weights)
-        # Labelled data has logits of a few classes, not of the vocabulary.
-        apart = logits if logits_at_predictions or data_of(config.task) == "labelled" else 0.0
-        predicted = apart if data_of(config.task) != "labelled" else 0.0
-        return StepClock(flops - apart, peak * plan.world_size, predicted)
+        if task.has_classes:  # logits of a few classes, not of the vocabulary
+            return StepClock(flops - logits, peak * plan.world_size)
+        apart = logits if logits_at_predictions else 0.0
+        return StepClock(flops - apart, peak * plan.world_size, apart)
 
     def begin(self) -> None:
         """Starts a step."""

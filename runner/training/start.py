@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
+from runner.config.tasks import task_named
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
@@ -63,7 +64,6 @@ from runner.training.out_of_memory import explain, is_out_of_memory
 from runner.training.reporting import FirstSteps, PhaseMemory, Phases, StepClock
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
-from runner.training.tasks import task_named
 from runner.training.weights import RunningStatistics
 
 
@@ -247,7 +247,7 @@ def start(
     stores, order = open_data(resolved)
     # The precision decides how LoRA stores the weights that it does not train.
     decided = replace(config, precision=plan.precision)  # type: ignore[arg-type]  # one of its values
-    task = task_named(config.task)(decided, inputs.model, stores["train"].facts)
+    task = task_named(config.task).objective(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
         record = _facts(resolved, facts, len(order))

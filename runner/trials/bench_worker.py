@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from runner.data.store import Stores
+from runner.data.store import Facts, R, Sample, Stores
 from runner.job.host_memory import data_limit
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
@@ -52,8 +52,8 @@ class _First:
     def __len__(self) -> int:
         return self._count
 
-    def rows(self, indices: Sequence[int]) -> Any:
-        return self._store.rows(indices)
+    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], Facts], R]) -> R:
+        return self._store.rows(indices, of)
 
 
 def _evaluate(trainer: Trainer) -> None:

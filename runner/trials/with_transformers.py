@@ -12,12 +12,10 @@ import torch
 import transformers
 
 from runner import offline
-from runner.config.data import TASKS, data_of
+from runner.config.tasks import task_named
 from runner.data.store import Store
 from runner.errors import StageError
 from runner.job.job import Job
-
-TEXT = "A rehearsal."
 
 
 def load_export(run: Job) -> str:
@@ -47,7 +45,8 @@ def load_export(run: Job) -> str:
 
 
 def _load(run: Job) -> str:
-    auto = getattr(transformers, TASKS[run.config.task].auto)
+    task = task_named(run.config.task)
+    auto = task.model_class()
     folder, lora = run.folder.model, run.config.lora
     if lora is not None and not lora.merge:
         from peft import PeftModel
@@ -64,7 +63,7 @@ def _load(run: Job) -> str:
             )
     model.eval()
     with torch.no_grad():
-        logits = model(**_inputs(run, model)).logits
+        logits = model(**task.trial_inputs(model, folder)).logits
     if not bool(torch.isfinite(logits).all()):
         raise StageError(
             "the exported model gives nan or inf.",
@@ -76,21 +75,11 @@ def _load(run: Job) -> str:
 
 def _head(run: Job) -> dict[str, Any]:
     """The keyword arguments with which a base gets the head that an adapter was trained with."""
-    if data_of(run.config.task) not in ("images", "labelled"):
+    if not task_named(run.config.task).has_classes:
         return {}
     stores = map(Store, run.folder.stores.glob("*.arrow"))
     number = max(len(store.facts.class_names) for store in stores)
     return {"num_labels": number, "ignore_mismatched_sizes": True}
-
-
-def _inputs(run: Job, model: Any) -> dict[str, torch.Tensor]:
-    if data_of(run.config.task) != "images":
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            run.folder.model, local_files_only=True
-        )
-        return {"input_ids": torch.tensor([tokenizer(TEXT)["input_ids"]])}
-    side = getattr(model.config, "image_size", None) or 224
-    return {"pixel_values": torch.zeros(1, 3, side, side)}
 
 
 def write_random(run: Job, folder: Path) -> None:
@@ -101,7 +90,7 @@ def write_random(run: Job, folder: Path) -> None:
         folder: of the small model.
     """
     torch.manual_seed(run.config.seed)
-    auto = getattr(transformers, TASKS[run.config.task].auto)
+    auto = task_named(run.config.task).model_class()
     settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     text = (folder / "config.json").read_bytes()
     auto.from_config(settings).save_pretrained(folder)

@@ -106,7 +106,8 @@ def setting(default: Any = REQUIRED, why: str = "", **about: Any) -> Any:
     Args:
         default: the value when the key is absent; a type is called; `REQUIRED`: there is none.
         why, about: as in `Key`; and `key`, the name in the file where it is not the field's;
-            `takes`, the type in the file, where `convert` makes another one of it.
+            `takes`, the type in the file, where it is another one than the field's. `takes` and
+            `only` can be functions, which are called when the first file is read.
     """
     metadata = {"setting": {"why": why, **about}}
     if default is REQUIRED:
@@ -132,7 +133,7 @@ def _keys_of(cls: Any) -> Mapping[str, Key]:
     for item in dataclasses.fields(cls):
         if (found := item.metadata.get("setting", {})) is None:
             continue
-        about = dict(found)
+        about = {name: _asked(name, value) for name, value in found.items()}
         name = about.pop("key", item.name)
         options = _options(about.pop("takes", hints[item.name]))
         default = REQUIRED if item.default is dataclasses.MISSING else item.default
@@ -148,6 +149,12 @@ def _keys_of(cls: Any) -> Mapping[str, Key]:
             **about,
         )
     return keys
+
+
+def _asked(name: str, value: Any) -> Any:
+    """What is said about a key; a function for `takes` or `only` is called for it."""
+    is_function = isinstance(value, types.FunctionType)
+    return value() if is_function and name in ("takes", "only") else value
 
 
 def lookup(component: Any, dotted_key: str) -> Any:

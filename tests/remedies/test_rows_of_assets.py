@@ -16,8 +16,9 @@ import torch
 import yaml
 from torch import nn
 
+from runner.config.tasks import task_named
 from runner.data.recipe import recipes
-from runner.data.tokenizing import frame, load_tokenizer
+from runner.data.tokenizing import load_tokenizer
 from runner.inputs import EnvironmentInput, unreadable
 from runner.job import installed, without_torch
 from runner.job import submit as submission
@@ -116,7 +117,8 @@ def tokenizer_of(world: World) -> Findings:
     """Whether a model goes with the tokenizer of another asset."""
     found, model = Findings(), world.inputs().model
     rows = int(world.environ.get("ROWS", model.settings["vocab_size"]))
-    without_torch.compare(found, "masked-lm", model, load_tokenizer(model), rows, "vocab_size")
+    task = task_named("masked-lm")
+    without_torch.compare(found, task, model, load_tokenizer(model), rows, "vocab_size")
     found.raise_errors()
     return found
 
@@ -222,10 +224,10 @@ OF_OWN_FILES = (
 )  # fmt: skip
 
 OF_MODELS = (
-    Row("runner/data/tokenizing.py", "Use `task: causal-lm`, or a model such as BERT.",
+    Row("runner/tasks/masked_lm.py", "Use `task: causal-lm`, or a model such as BERT.",
         (("task: causal-lm", "edit"), ("a model such as BERT", "edit model.asset: tiny-bert")),
         {"model": {"asset": "tiny-gpt2"}},
-        lambda w: frame(w.config().task, load_tokenizer(w.inputs().model))),
+        lambda w: task_named(w.config().task).frame(load_tokenizer(w.inputs().model))),
     Row("runner/job/model.py", "Save the model again with `save_pretrained` of the model inside",
         ((r"save_file\(.*\)(?=, of safetensors.torch)", f'run {RENAME}{{}}"'),),
         does=weights_of,

@@ -94,7 +94,7 @@ RUN_FILES = (
     Row("runner/config/run_config.py", "Write it into slurm.options",
         ((r"slurm: \{.*\}\}", "edit", "slurm.setup", "remove {}"),),
         {"slurm": {"setup": ["#SBATCH --mem=64G"]}}),
-    Row("runner/config/data.py", "Give one of: {prompt: COLUMN, response: COLUMN}, {messages:",
+    Row("runner/tasks/instruction.py", "Give one of: {prompt: COLUMN, response: COLUMN}, {mess",
         ((r"\{prompt: .*?\}", "edit dataset: {}"), (r"\{messages: .*?\}", "edit dataset: {}"),
          (r"\{format: '.*?'\}", "edit dataset: {}")),
         {**CHAT, "dataset": {"asset": "numbers"}}, World.config),

@@ -16,8 +16,8 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import Bundle, SplitInput, resolve
 from runner.job.devices import check_precision_on
-from runner.job.example_columns import choose
-from runner.job.examples import EXAMPLES, _data
+from runner.job.examples import _data
+from runner.tasks import TASKS
 from stage.cli import main as stage
 from tests.support.training.models import tiny_model_files
 
@@ -78,14 +78,14 @@ def test_gpus_are_asked_for_where_the_profile_of_the_nodes_says_so(
     assert "Only `submit --to` refuses it: this check does not know" in done.output, done.output
 
 
-@pytest.mark.parametrize("task", EXAMPLES)
+@pytest.mark.parametrize("task", TASKS)
 def test_each_task_begins_as_its_example(task: str, twins_bundle: Path) -> None:
     """The twins have the assets of all examples, so the examples' own settings stay."""
     done = init(task, "--bundle", twins_bundle)
     assert done.exit_code == 0, done.output
     config = RunConfig.load(Path(f"{task}.yaml"))
     resolve(config, twins_bundle)
-    example = RunConfig.load(ROOT / "runs" / EXAMPLES[task])
+    example = RunConfig.load(ROOT / "runs" / TASKS[task].example)
     for key in ("task", "schedule", "engine", "checkpoint"):
         assert getattr(config, key) == getattr(example, key), key
     own = replace(example.slurm, partition=None, modules=())
@@ -109,7 +109,7 @@ def test_the_column_of_the_classes_is_the_one_that_looks_like_classes(
     pq.write_table(table, here / "train.parquet")
     kinds = {column.name: str(column.type) for column in table.schema}
     split = SplitInput("train", (here / "train.parquet",), (), 40, kinds)
-    chosen, _others, _unusual = choose("text-classification", split)
+    chosen, _others, _unusual = TASKS["text-classification"].choose(split)
     assert (chosen["text"], chosen["label"]) == found
 
 
@@ -176,7 +176,7 @@ def test_a_dataset_that_travels_as_published_is_refused_with_how_to_get_its_colu
     }
     published = replace(opened, lock=replace(opened.lock, assets=assets))
     with pytest.raises(UsageError, match="travel as published, not as parquet") as refused:
-        _data("masked-lm", published)
+        _data(TASKS["masked-lm"], published)
     assert "remove `include` and `exclude` of" in refused.value.remedy
 
 

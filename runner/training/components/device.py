@@ -172,13 +172,13 @@ def use_tanh_gelu(model: nn.Module, environ: Mapping[str, str] = os.environ) -> 
 
 
 def tune(
-    device: torch.device, task: str, environ: MutableMapping[str, str] = os.environ
+    device: torch.device, *, images: bool, environ: MutableMapping[str, str] = os.environ
 ) -> tuple[str, ...]:
     """Sets what makes torch faster on NVIDIA GPUs. Does nothing on other devices.
 
     Args:
         device: of this rank.
-        task: of the run file.
+        images: whether the run reads images.
         environ: where users make settings of their own.
 
     Returns:
@@ -189,7 +189,7 @@ def tune(
     if wants_reference(environ):
         return (f"kernels: torch's defaults ({SWITCH}=reference)",)
     notes = [_allow_tf32(environ), _expand_segments(environ)]
-    if task == "image-classification":
+    if images:
         torch.backends.cudnn.benchmark = True
         notes.append(
             "cudnn.benchmark: on, images in channels_last: all batches have one shape, and tensor "

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.config.model_types import targets_in_peft
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.memory import frozen_width
@@ -26,7 +27,6 @@ from runner.job.shapes import check_targets
 from runner.training.components.device import DTYPES
 
 Weights = dict[str, torch.Tensor]
-TASK_TYPES = {"causal-lm": "CAUSAL_LM", "instruction": "CAUSAL_LM"}
 OURS = ".default"  # what peft calls an adapter without a name
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FROZEN_STATISTICS = (
@@ -139,7 +139,7 @@ def _settings(model: Any, config: RunConfig, heads: Sequence[str]) -> tuple[Any,
         target_modules=targets,
         modules_to_save=list(heads) or None,
         fan_in_fan_out=any(isinstance(m, Conv1D) for m in able.values()),
-        task_type=TASK_TYPES.get(config.task),
+        task_type=task_named(config.task).peft_type,
     )
     return settings, targets
 

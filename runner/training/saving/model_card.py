@@ -13,9 +13,9 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
-from runner.config.data import TASKS
 from runner.config.fields import every_key, unused_keys
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.data.recipe import documents_of
 from runner.errors import dotted, human_count
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
@@ -77,7 +77,7 @@ def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> str:
         base_model=inputs.model.source if has_base else None,
         base_model_relation=relation if has_base else None,
         datasets=list(dict.fromkeys(d.source for d in inputs.datasets if d.commit)) or None,
-        pipeline_tag=TASKS[config.task].pipeline,
+        pipeline_tag=task_named(config.task).pipeline,
         tags=["airlift", config.task],
         airlift={"run": config.name, "bundle": inputs.bundle_id, "made_from": sources},
     )
@@ -102,8 +102,8 @@ def _origin(config: RunConfig, model: ModelInput) -> str:
 
 def loading_code(config: RunConfig, model: ModelInput) -> str:
     """The lines of Python that load the exported model, as Markdown."""
-    auto, reads = TASKS[config.task].auto, "AutoTokenizer"
-    if config.task == "image-classification":
+    auto, reads = task_named(config.task).auto, "AutoTokenizer"
+    if not task_named(config.task).has_tokens:
         reads = "AutoImageProcessor" if model.preprocessing else ""
     lines = [f"from transformers import {', '.join(filter(None, (auto, reads)))}"]
     places = "`.` is this folder."
@@ -185,7 +185,7 @@ def _settings(
         "precision": plan.precision,
         "engine.zero": plan.zero,
     }
-    if config.task != "image-classification":
+    if task_named(config.task).has_tokens:
         decided["sequence_length"] = plan.sequence_length
         documents = documents_of(config, inputs.model, plan.sequence_length)
         decided["packing.documents"] = documents.value

@@ -1,18 +1,19 @@
-"""The tables of `runner.config.model_types` are those of the installed transformers and peft."""
+"""The tables of model types are those of the installed transformers and peft."""
 
 from __future__ import annotations
 
 import pytest
 
-from runner.config.model_types import LORA_TARGETS, MODEL_TYPES
+from runner.config.model_types import LORA_TARGETS
+from runner.tasks import TASKS, Task
 
 
-@pytest.mark.parametrize("table", sorted(MODEL_TYPES))
-def test_the_model_types_are_those_of_transformers(table: str) -> None:
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_the_model_types_of_a_task_are_those_of_transformers(task: Task) -> None:
     from transformers.models.auto import modeling_auto
 
-    theirs = getattr(modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES")
-    assert sorted(MODEL_TYPES[table].split()) == sorted(theirs)
+    theirs = getattr(modeling_auto, f"MODEL_FOR_{task.table}_MAPPING_NAMES")
+    assert sorted(task.model_types) == sorted(theirs)
 
 
 def test_the_targets_of_lora_are_those_of_peft() -> None:

@@ -11,14 +11,13 @@ import pytest
 import yaml
 
 from runner.config.chats import Naming
-from runner.config.columns import check_columns
 from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
 from runner.errors import Mistakes, UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.job.texts import check_roles
+from runner.tasks import TASKS
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.data.test_prepare import digest
 
@@ -45,7 +44,7 @@ def recipe_of(
     split = SplitInput("train", (path,), (digest(path),), len(rows), columns)
     dataset = DatasetConfig(asset="a", messages="talk", **settings)
     mistakes = Mistakes()
-    check_columns("instruction", dataset, columns, "train", str, mistakes)
+    TASKS["instruction"].check_columns(dataset, columns, "train", str, mistakes)
     mistakes.check("run file")
     return Recipe("instruction", 128, split, dataset, None, model, "alone")
 
@@ -96,10 +95,10 @@ def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     talks = [[("human", "a"), ("gpt", "b")], [], [("human", "a"), ("bing", "b")]]
     recipe = recipe_of(tmp_path, chat, talks, "from", "value")
     with pytest.raises(UsageError, match="split `train`, row 2: a message is from `bing`") as error:
-        check_roles(recipe) if by == "check" else bytes_of(recipe, tmp_path)
+        TASKS[recipe.task].check_rows(recipe) if by == "check" else bytes_of(recipe, tmp_path)
     roles = yaml.safe_load(in_it(error.value.remedy, r"(?<=dataset.roles: )\{.*?\}"))
     settled = recipe_of(tmp_path, chat, talks, "from", "value", roles=roles)
-    check_roles(settled)
+    TASKS[recipe.task].check_rows(settled)
     bytes_of(settled, tmp_path)
 
 

@@ -14,14 +14,14 @@ import pytest
 from PIL import Image, ImageOps
 
 from runner.config.data import DatasetConfig
-from runner.data.images import decode
+from runner.data.images import decode, image_side
 from runner.data.prepare import prepare
-from runner.data.recipe import Recipe, image_side
+from runner.data.recipe import Recipe
 from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
+from runner.tasks.image_classification import Pictures, augmented
 from runner.training.components.batches import Sample, sample_rng
-from runner.training.tasks.image_classification import augmented
 from tests.runner.data.test_prepare import digest
 
 MODEL = ModelInput(
@@ -65,7 +65,7 @@ def test_pixels_are_those_of_the_image_and_labels_have_names(tmp_path: Path) -> 
     Image.fromarray(noise).save(sink, "PNG")
     images = [{"bytes": sink.getvalue(), "path": "a.png"}, {"bytes": png(16, 16), "path": None}]
     store = store_of(tmp_path, images, [2, 0], ["cat", "dog", "ship", "frog"])
-    rows = store.rows([0, 1])
+    rows = store.rows([0, 1], Pictures.of)
     assert (rows.pixels[0] == noise).all() and (rows.pixels[1] == (10, 200, 30)).all()
     assert rows.labels.tolist() == [2, 0]
     assert store.facts.class_names == ["cat", "dog", "ship", "frog"]
@@ -142,7 +142,7 @@ def test_rows_without_an_image_or_a_label_are_left_out_and_counted(tmp_path: Pat
     said: list[str] = []
     images, labels = [png(16, 16), None, png(16, 16), png(16, 16)], [0, 1, None, 2]
     store = store_of(tmp_path, images, labels, say=said.append)
-    assert store.rows([0, 1]).labels.tolist() == [0, 2]
+    assert store.rows([0, 1], Pictures.of).labels.tolist() == [0, 2]
     assert "2 images of 16 x 16 pixels in 3 classes: 0, 1, 2 (" in said[0]
     assert "2 rows left out: no image or no label" in said[0]
     with pytest.raises(

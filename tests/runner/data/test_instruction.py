@@ -15,6 +15,7 @@ from runner.config.data import DatasetConfig
 from runner.data.instruction import by_parts, by_template, parts_of
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
+from runner.data.rows import Rows
 from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
@@ -52,7 +53,7 @@ def prepared(
 
 
 def shown(store: Stores, index: int) -> list[tuple[int, bool]]:
-    rows = store.rows([index])
+    rows = store.rows([index], Rows.of)
     return [
         (int(token), bool(learned))
         for token, learned in zip(rows.ids[0], rows.learned[0], strict=True)
@@ -217,7 +218,7 @@ def test_samples_share_sequences_and_keep_their_numbers(
     store = prepared(tmp_path, split, words, documents="separate", **PAIR)
     assert len(store) == 3  # of 4 tokens each, 4 to a sequence
     assert sum(store.lengths(range(3))) == 40
-    rows = store.rows([0, 2])
+    rows = store.rows([0, 2], Rows.of)
     assert rows.ids.shape == (2, 16) and rows.layout == "separate"
     assert rows.documents.tolist() == [
         [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4,

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast
 from runner.config.data import DatasetConfig
 from runner.data.prepare import is_prepared, open_prepared, prepare, store_path
 from runner.data.recipe import Recipe
+from runner.data.rows import Rows
 from runner.data.store import BATCH_ROWS, Stores
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
@@ -108,7 +109,7 @@ def file_of(stores: Stores) -> Path:
 
 def body(store: Stores) -> list[int]:
     """The stream of ids that was cut: without what frames each sequence."""
-    rows = store.rows(list(range(len(store)))).ids
+    rows = store.rows(list(range(len(store))), Rows.of).ids
     return [int(n) for n in (rows[:, 1:-1] if rows[0, 0] == CLS else rows).flatten()]
 
 
@@ -116,7 +117,7 @@ def test_every_token_is_there_once_in_order_and_none_is_padding(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     store = prepared(recipe, tmp_path)
-    rows = store.rows(list(range(len(store)))).ids
+    rows = store.rows(list(range(len(store))), Rows.of).ids
     # 10 texts of 10 words and a separator each: 110 ids; sequences hold 14 between their ends.
     assert rows.shape == (7, 16)
     assert (rows[:, 0] == CLS).all() and (rows[:, -1] == SEP).all()
@@ -178,7 +179,7 @@ def test_rows_beyond_one_record_batch_are_found(tmp_path: Path, words: ModelInpu
     for index in (number - 1, 0, BATCH_ROWS, BATCH_ROWS - 1):
         ids = [word(n) for n in range(index % 480, index % 480 + 2 + index % 3)]
         for several, first in ((store, 0), (Stores([*store.parts, *store.parts]), number)):
-            assert several.rows([first + index]).ids.tolist() == [[*ids, SEP]]
+            assert several.rows([first + index], Rows.of).ids.tolist() == [[*ids, SEP]]
             assert several.lengths([first + index]) == [len(ids) + 1]
 
 

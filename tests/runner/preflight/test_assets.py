@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.inputs import ModelInput, resolve
 from runner.job.findings import Findings
 from runner.job.with_torch import judge
@@ -41,7 +42,7 @@ LEGAL: dict[str, tuple[str, Any, int, int]] = {
 def test_an_odd_but_legal_vocabulary_is_not_refused(cluster: Cluster, case: str) -> None:
     task, made, rows, warned = LEGAL[case]
     found = Findings()
-    compare(found, task, model_of(cluster), made, rows, "vocab_size")
+    compare(found, task_named(task), model_of(cluster), made, rows, "vocab_size")
     assert not found.errors
     assert len(found.others) == warned
 
@@ -50,7 +51,7 @@ def test_a_token_of_the_chat_template_beyond_the_rows_is_refused(cluster: Cluste
     chat = tokenizer(320, {320: "<|im_start|>"})
     chat.chat_template = "<|im_start|>user"
     found = Findings()
-    compare(found, "instruction", model_of(cluster), chat, 320, "vocab_size")
+    compare(found, task_named("instruction"), model_of(cluster), chat, 320, "vocab_size")
     assert "<|im_start|> (320)" in str(found.errors[0])
 
 

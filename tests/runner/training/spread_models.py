@@ -20,7 +20,7 @@ from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.inputs import ModelInput
-from runner.training.tasks.base import load_model
+from runner.training.loading import load_model
 from runner.training.weights import Weights
 
 SMALL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from torch import nn
 from runner.errors import StageError, UsageError
 from runner.inputs import ModelInput
 from runner.training.components.process_group import Ranks
-from runner.training.tasks.base import _drawn
+from runner.training.loading import _drawn
 from runner.training.weights import Weights
 from tests.runner.training.saving.conftest import ranks
 

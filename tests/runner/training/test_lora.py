@@ -23,12 +23,13 @@ from transformers import (
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
+from runner.data.rows import Rows
 from runner.data.store import Store, Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
 from runner.training.components.lora import attach, merged, write_adapter
+from runner.training.loading import load_model
 from runner.training.saving.model_card import loading_code
-from runner.training.tasks.base import load_model
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")
@@ -158,7 +159,7 @@ def loss_of(model: Any, cluster: Cluster, name: str) -> float:
     config = RunConfig.load(cluster.folder / f"{name}.yaml")
     (recipe,) = recipes(config, resolve(config, cluster.bundle), 32)["validation"]
     store = Stores([Store(store_path(recipe, cluster.output(name).parent / ".stores"))])
-    rows = store.rows(list(range(len(store))))
+    rows = store.rows(list(range(len(store))), Rows.of)
     ids = torch.from_numpy(rows.ids)
     labels = ids.clone()
     labels[:, 1:][torch.from_numpy(rows.documents[:, 1:] != rows.documents[:, :-1])] = -100

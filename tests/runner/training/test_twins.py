@@ -11,12 +11,13 @@ import transformers
 from transformers import AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
 from runner.data.store import Store, Stores
 from runner.inputs import resolve
+from runner.tasks.image_classification import Pictures
 from runner.training.components.batches import Order, Part
-from runner.training.tasks import task_named
 from tests.runner.conftest import Cluster, in_ranks, metrics
 from tests.support.training import twins
 
@@ -50,7 +51,7 @@ def accuracy(run: Path) -> float:
     assert [model.config.id2label[n] for n in range(10)] == list(twins.CLASSES)
     stores = map(Store, (run.parent / ".stores").glob("*.arrow"))
     store = Stores([next(store for store in stores if len(store) == 40)])
-    pictures = store.rows(range(40))
+    pictures = store.rows(range(40), Pictures.of)
     with torch.no_grad():
         scaled = (torch.from_numpy(pictures.pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
         right = (
@@ -182,11 +183,11 @@ def trainer_losses(
     config = RunConfig.load(cluster.folder / f"{name}.yaml")
     model = resolve(config, cluster.bundle).model
     store, order = opened(name, cluster, 32)
-    task = task_named(config.task)(config, model, store.facts)
+    task = task_named(config.task).objective(config, model, store.facts)
     batches = []
     for step in range(steps):
         (part,) = order.step(step, 8, 0, 1, 8)
-        batch = task.collate(store.rows([sample.index for sample in part]), part)
+        batch = task.collate(store.rows([sample.index for sample in part], task.rows), part)
         batches.append({name: value for name, value in batch.items() if name != "guessed"})
 
     losses = list[float]()

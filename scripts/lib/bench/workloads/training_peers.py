@@ -208,22 +208,22 @@ def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, t
 
     Before the process group is made: without one, each rank reads the weights itself.
     """
+    from runner.config.tasks import task_named
     from runner.job.job import Job
     from runner.training.components.batches import Order, Part
-    from runner.training.tasks import task_named
     from scripts.lib.bench.workloads.training import opened_stores
 
     run = Job.load(
         Path(settings["run_file"]), Path(settings["bundle"]), Path(settings["output"]), ()
     )
     stores = opened_stores(run)
-    task = task_named(run.config.task)(run.config, run.inputs.model, stores.facts)
+    task = task_named(run.config.task).objective(run.config, run.inputs.model, stores.facts)
     order = Order([Part(len(stores), 1.0)], run.config.seed)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     batches = []
     for step in range(settings["steps"]):
         (part,) = order.step(step, settings["batch"] * ranks, rank, ranks, settings["batch"])
-        batches.append(task.collate(stores.rows([s.index for s in part]), part))
+        batches.append(task.collate(stores.rows([s.index for s in part], task.rows), part))
     return task.module.train(), batches
 
 

@@ -10,15 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from runner.config.data import DatasetConfig
-from runner.data.labelled import needs_space
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe
+from runner.data.rows import LabelledRows
 from runner.data.store import IGNORED, Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.findings import Findings
 from runner.job.texts import check_split
+from runner.tasks.token_classification import needs_space
 from tests.runner.data.test_prepare import digest
 
 
@@ -55,7 +56,7 @@ def test_a_pair_is_encoded_as_the_tokenizer_does_it(tmp_path: Path, model: Model
     table = {"a": ["she was very happy", "", "no"], "b": ["he is", "", "yes"], "y": [1, 0, 0]}
     store = stored(tmp_path, model, "text-classification", table, text="a", pair="b", label="y")
     assert len(store) == 2 and store.facts.notes[0].startswith("1 row left out")
-    rows, tokenizer = store.rows([0, 1]), load_tokenizer(model)
+    rows, tokenizer = store.rows([0, 1], LabelledRows.of), load_tokenizer(model)
     expected = tokenizer("she was very happy", "he is")
     assert rows.ids[0].tolist() == expected["input_ids"]
     assert (rows.documents[0] - 1).tolist() == expected["token_type_ids"]
@@ -70,7 +71,8 @@ def test_a_words_class_is_at_its_first_token(tmp_path: Path, model: ModelInput) 
         {"tokens": [words, None], "ner_tags": [tags, None]},
     )  # fmt: skip
     encoded = load_tokenizer(model)([words], is_split_into_words=True)
-    labels, names, seen = store.rows([0]).labels[0], store.facts.class_names, set()
+    labels = store.rows([0], LabelledRows.of_words).labels[0]
+    names, seen = store.facts.class_names, set()
     for place, label in zip(encoded.word_ids(0), labels, strict=True):
         first = place is not None and place not in seen
         assert label == (names.index(tags[place]) if first else IGNORED)
@@ -88,7 +90,10 @@ def test_byte_level_words_keep_the_space_before_them(bundle: Path, tmp_path: Pat
     store = stored(
         tmp_path, gpt2, "token-classification", {"tokens": [words], "ner_tags": [[0, 1, 0]]}
     )
-    assert store.rows([0]).ids[0].tolist() == tokenizer("He went home")["input_ids"]
+    assert (
+        store.rows([0], LabelledRows.of_words).ids[0].tolist()
+        == tokenizer("He went home")["input_ids"]
+    )
     assert not needs_space(load_tokenizer(ModelInput("b", bundle / "data/models/tiny-bert",
                                                      "", None, {}, {})))  # fmt: skip
 
@@ -102,7 +107,10 @@ def test_stores_of_one_run_have_the_same_numbers(tmp_path: Path, model: ModelInp
     for _ in range(2):
         check_together({"train": [part for store in stores for part in store.parts]})
     assert stores[0].facts.class_names == stores[1].facts.class_names == ["b", "c", "a"]
-    assert [store.rows([0, 1]).labels.tolist() for store in stores] == [[0, 1], [2, 0]]
+    assert [store.rows([0, 1], LabelledRows.of).labels.tolist() for store in stores] == [
+        [0, 1],
+        [2, 0],
+    ]
 
 
 def test_a_long_text_is_cut_with_its_end_token_and_counted(
@@ -112,7 +120,7 @@ def test_a_long_text_is_cut_with_its_end_token_and_counted(
     table = {"text": ["she was happy " * 20, "he was happy " * 6], "label": ["a", "b"]}
     store = stored(tmp_path, model, "text-classification", table, length=24)
     assert store.lengths([0, 1]) == [24, 20]
-    assert store.rows([0]).ids[0, -1] == load_tokenizer(model).sep_token_id
+    assert store.rows([0], LabelledRows.of).ids[0, -1] == load_tokenizer(model).sep_token_id
     assert "2 texts in 2 classes" in (said := capsys.readouterr().out)
     assert "1 cut to 24 tokens" in said
 

@@ -24,8 +24,8 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
-def tuned(environ: dict[str, str], task: str = "masked-lm", device: str = "cuda") -> str:
-    return "\n".join(tune(torch.device(device), task, environ))
+def tuned(environ: dict[str, str], *, images: bool = False, device: str = "cuda") -> str:
+    return "\n".join(tune(torch.device(device), images=images, environ=environ))
 
 
 def is_on() -> tuple[bool, bool, bool]:
@@ -34,7 +34,7 @@ def is_on() -> tuple[bool, bool, bool]:
 
 
 def test_a_gpu_is_tuned_and_each_setting_names_its_switch(settings: list[str]) -> None:
-    said = tuned({}, "image-classification")
+    said = tuned({}, images=True)
     assert is_on() == (True, True, True)
     assert settings == ["expandable_segments:True"]
     for name in ("TF32: on", "cudnn.benchmark: on", "expandable_segments:True"):

@@ -21,8 +21,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
+from runner.training.components.language import Language
 from runner.training.engines import Engine, make_engine
-from runner.training.tasks.language import Language
 
 RANKS = 2
 MANY = 16

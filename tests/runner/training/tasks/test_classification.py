@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runner.training.tasks.classification import Classify, padding_id, scores
-from runner.training.tasks.token_classification import Tags, are_spans
+from runner.tasks.token_classification import Tags, are_spans
+from runner.training.components.classify import Classify, padding_id, scores
 
 SPANS = ["O", *(f"{place}-{kind}" for place in "BIES" for kind in ("PER", "LOC"))]
 

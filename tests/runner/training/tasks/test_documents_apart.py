@@ -10,11 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.data.recipe import KEEPS_APART
-from runner.data.store import Rows
+from runner.data.rows import Rows
 from runner.inputs import resolve
+from runner.training.components import language
 from runner.training.components.batches import Sample
-from runner.training.tasks import language, task_named
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -97,7 +98,7 @@ def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
         "dataset: {asset: reference}\n"
     )
     config = RunConfig.load(tmp_path / "run.yaml")
-    made = task_named(task)(config, resolve(config, bundle).model, None)
+    made = task_named(task).objective(config, resolve(config, bundle).model, None)
     made.module.eval()
     batch = made.collate(rows([9, 14], [17], layout="separate"), [Sample(0, 0), Sample(1, 0)])
     with torch.no_grad():

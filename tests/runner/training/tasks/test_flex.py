@@ -17,10 +17,11 @@ import torch
 from torch.nn.attention import flex_attention
 
 from runner.config.run_config import RunConfig
-from runner.data.store import Facts
+from runner.config.tasks import task_named
+from runner.data.store import IGNORED, Facts
 from runner.inputs import resolve
-from runner.training.tasks import base, flex, language, task_named
-from runner.training.tasks.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
+from runner.training.components import flex, language
+from runner.training.components.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
 from tests.runner.training.tasks.test_documents_apart import rows, small_model
 from tests.support.training.calls import WAITS, Calls
 
@@ -68,7 +69,7 @@ def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
     by_blocks.model.set_attn_implementation("flex_attention")
     given = flex.whole_blocks(rows(*PACKED, layout="separate"))
     ids = torch.from_numpy(given.ids)
-    labels = ids.masked_fill(torch.from_numpy(~given.learned), base.IGNORED)
+    labels = ids.masked_fill(torch.from_numpy(~given.learned), IGNORED)
     batch = {"input_ids": ids, "labels": labels, **language.position_inputs(given, 0)}
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     blocks = torch.from_numpy(flex.blocks_of(given.documents)).to(device)
@@ -90,7 +91,7 @@ def task(bundle: Any, folder: Any) -> Any:
     )
     config = RunConfig.load(folder / "run.yaml")
     facts = Facts({}, "", [], documents="separate")
-    return task_named("causal-lm")(config, resolve(config, bundle).model, facts)
+    return task_named("causal-lm").objective(config, resolve(config, bundle).model, facts)
 
 
 def test_a_batch_names_its_blocks_only_where_flex_attention_is_used(

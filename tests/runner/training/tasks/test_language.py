@@ -11,9 +11,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers.activations import NewGELUActivation
 
+from runner.tasks import causal_lm, masked_lm
+from runner.tasks.masked_lm import guessed_positions
+from runner.training.components import language
 from runner.training.components.device import SWITCH, use_tanh_gelu
-from runner.training.tasks import causal_lm, language, masked_lm
-from runner.training.tasks.masked_lm import guessed_positions
 from tests.runner.training.tasks.test_documents_apart import ENCODERS, rows, small_model
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.data.store import Rows
+from runner.config.tasks import task_named
+from runner.data.rows import Rows
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput, resolve
+from runner.tasks.shared.objective import Objective
 from runner.training.components.batches import Sample
-from runner.training.tasks import Task, task_named
 
 LENGTH = 128
 
@@ -36,8 +37,8 @@ def _config(folder: Path, *overrides: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def task(model: ModelInput, tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return task_named("masked-lm")(_config(tmp_path_factory.mktemp("run")), model, None)
+def task(model: ModelInput, tmp_path_factory: pytest.TempPathFactory) -> Objective[Rows]:
+    return task_named("masked-lm").objective(_config(tmp_path_factory.mktemp("run")), model, None)
 
 
 def special_ids(model: ModelInput) -> dict[str, int]:
@@ -66,12 +67,14 @@ def joined(ids: Any) -> Any:
     return Rows(ids, np.ones_like(ids), np.ones_like(ids, dtype=bool))
 
 
-def collated(task: Task, ids: Any, *, epoch: int = 0, first: int = 0) -> tuple[Any, Any]:
+def collated(task: Objective[Rows], ids: Any, *, epoch: int = 0, first: int = 0) -> tuple[Any, Any]:
     batch = task.collate(joined(ids), [Sample(first + n, epoch) for n in range(len(ids))])
     return batch["input_ids"].numpy(), batch["labels"].numpy()
 
 
-def test_fifteen_percent_are_guessed_of_which_eighty_ten_ten(task: Task, model: ModelInput) -> None:
+def test_fifteen_percent_are_guessed_of_which_eighty_ten_ten(
+    task: Objective[Rows], model: ModelInput
+) -> None:
     before = rows(model, 1000)
     ids, labels = collated(task, before)
     guessed = labels != -100
@@ -85,7 +88,7 @@ def test_fifteen_percent_are_guessed_of_which_eighty_ten_ten(task: Task, model: 
 
 
 def test_what_is_not_guessed_is_left_alone_and_what_is_has_its_label(
-    task: Task, model: ModelInput
+    task: Objective[Rows], model: ModelInput
 ) -> None:
     before = rows(model, 50)
     ids, labels = collated(task, before)
@@ -99,7 +102,7 @@ def _samples(number: int) -> list[Any]:
     return [Sample(n, 0) for n in range(number)]
 
 
-def test_special_tokens_are_never_guessed(task: Task, model: ModelInput) -> None:
+def test_special_tokens_are_never_guessed(task: Objective[Rows], model: ModelInput) -> None:
     before = rows(model, 300)
     _, labels = collated(task, before)
     assert (labels[:, [0, LENGTH // 2, LENGTH - 1]] == -100).all()
@@ -109,7 +112,7 @@ def test_special_tokens_are_never_guessed(task: Task, model: ModelInput) -> None
 
 
 def test_the_same_sample_is_masked_alike_whatever_batch_it_is_in(
-    task: Task, model: ModelInput
+    task: Objective[Rows], model: ModelInput
 ) -> None:
     before = rows(model, 8)
     ids, labels = collated(task, before)
@@ -119,10 +122,10 @@ def test_the_same_sample_is_masked_alike_whatever_batch_it_is_in(
 
 
 def test_each_epoch_and_each_seed_masks_otherwise(
-    task: Task, model: ModelInput, tmp_path: Path
+    task: Objective[Rows], model: ModelInput, tmp_path: Path
 ) -> None:
     before = rows(model, 8)
-    other_seed = task_named("masked-lm")(_config(tmp_path, "seed=7"), model, None)
+    other_seed = task_named("masked-lm").objective(_config(tmp_path, "seed=7"), model, None)
     masks = [
         (collated(task, before, epoch=0)[1] != -100),
         (collated(task, before, epoch=1)[1] != -100),

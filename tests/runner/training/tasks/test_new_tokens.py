@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
 from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
 from runner.job.shapes import ModelShape, describe_new_tokens
-from runner.training.tasks import task_named
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 NEW = {"add_tokens": ["Netherfield", "Longbourn"], "add_special_tokens": ["<letter>"]}
@@ -76,7 +76,7 @@ def test_plain_transformers_loads_model_and_tokenizer_with_them(grown: Cluster, 
 def test_a_new_row_begins_near_the_mean_of_the_others(grown: Cluster) -> None:
     config = RunConfig.load(grown.folder / "ddp.yaml")
     model = resolve(config, grown.bundle).model
-    made = task_named(config.task)(config, model, None).model
+    made = task_named(config.task).objective(config, model, None).model
     rows = made.get_input_embeddings().weight.detach()
     said = describe_new_tokens(ModelShape.of(model.settings, 1), model)
     assert f"3 tokens added; the embedding grows from {len(rows) - 3} to {len(rows)} rows" in said

@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from runner.config.run_config import RunConfig
-from runner.data.store import Rows
+from runner.config.tasks import task_named
+from runner.data.rows import Rows
 from runner.data.tokenizing import load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import ModelInput
+from runner.tasks.masked_lm import first_of_word
 from runner.training.components.batches import Sample
-from runner.training.tasks import task_named
-from runner.training.tasks.masked_lm import first_of_word
 from tests.runner.conftest import Cluster
 from tests.support.training.models import tiny_tokenizer
 
@@ -87,7 +87,7 @@ def test_all_tokens_of_a_word_are_guessed_or_none_at_the_share_that_is_asked_for
     model: ModelInput, tmp_path: Path
 ) -> None:
     config = configured(tmp_path, "masked_share=0.2")
-    task = task_named("masked-lm")(config, model, None)
+    task = task_named("masked-lm").objective(config, model, None)
     ids = np.array([load_tokenizer(model)(TEXT, add_special_tokens=False)["input_ids"]] * 2000)
     rows = Rows(ids, np.ones_like(ids), np.ones_like(ids, dtype=bool))
     batch = task.collate(rows, [Sample(n, 0) for n in range(len(ids))])
@@ -106,6 +106,6 @@ def test_a_tokenizer_without_borders_of_words_is_refused(model: ModelInput, tmp_
     letters = {"[MASK]": 0, "[UNK]": 1, "a": 2}
     plain = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
     fast(tokenizer_object=plain, mask_token="[MASK]").save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="shows no borders of words") as caught:
+    with pytest.raises(UsageError, match="does not mark word boundaries") as caught:
         word_begins(load_tokenizer(replace(model, path=tmp_path)))
     assert "Remove whole_words" in caught.value.remedy

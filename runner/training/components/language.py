@@ -1,4 +1,4 @@
-"""What the language tasks share: batches, masks that keep documents apart, and the loss.
+"""A language model with its loss, and masks that keep documents apart.
 
 `joined` documents need no mask. Documents `alone` in a row are padded and need an attention mask.
 `separate` documents are side by side in a row: positions restart with each, and the mask is
@@ -8,7 +8,6 @@ keep them apart by flex attention where they can (`flex`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +18,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from runner.config.run_config import RunConfig
-from runner.data.store import LabelledRows, Rows
-from runner.inputs import ModelInput
-from runner.training.tasks import flex
-from runner.training.tasks.base import IGNORED, Batch, Task, load_model
+from runner.data.rows import LabelledRows, Rows
+from runner.data.store import IGNORED
+from runner.training.components import flex
 
 LOGITS_AT_ONCE = 2**26
 """The most logits that are held at a time: 256 MiB in float32."""
@@ -38,7 +35,7 @@ def first_position(settings: Any) -> int:
     return settings.pad_token_id + 1 if settings.model_type in _AFTER_PADDING else 0
 
 
-def position_inputs(rows: Rows | LabelledRows, first: int) -> Batch:
+def position_inputs(rows: Rows | LabelledRows, first: int) -> dict[str, torch.Tensor]:
     """The part of a batch that says where tokens are: int64 tensors of shape (rows, longest).
 
     Args:
@@ -63,25 +60,6 @@ def _positions(documents: NDArray[np.int64]) -> NDArray[np.int64]:
     begins = np.ones_like(documents, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return everywhere - np.maximum.accumulate(np.where(begins, everywhere, 0), axis=1)
-
-
-class LanguageTask(Task):
-    """Masked-lm and causal-lm, except what is predicted: a subclass has `__init__` and `collate`.
-
-    Args:
-        auto: the `AutoModelFor...` class.
-        config: the run file, with its precision decided.
-        model: the bundle's model.
-    """
-
-    def __init__(self, auto: Any, config: RunConfig, model: ModelInput) -> None:
-        self.model, self.note = load_model(auto, config, model)
-        self._first = first_position(self.model.config)
-
-    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
-        """Loss and perplexity of the validation split."""
-        mean = sums[0] / count if count else math.nan  # nothing to predict in texts of one token
-        return {"validation_loss": mean, "validation_perplexity": math.exp(min(mean, 700.0))}
 
 
 class Language(nn.Module):

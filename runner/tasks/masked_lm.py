@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
-from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
-from runner.data.store import Rows
-from runner.data.tokenizing import load_tokenizer, word_begins
-from runner.inputs import ModelInput
-from runner.training.components.batches import Sample, sample_rng
-from runner.training.tasks import language
-from runner.training.tasks.base import IGNORED, Batch
+from runner.data.rows import Rows
+from runner.data.store import IGNORED
+from runner.data.tokenizing import Frame, load_tokenizer, word_begins
+from runner.errors import UsageError
+from runner.inputs import Inputs, ModelInput
+from runner.tasks.shared.documents import TEXT, DocumentTask, LanguageObjective
+from runner.tasks.shared.task import types
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+    from runner.tasks.shared.objective import Batch
+    from runner.training.components.batches import Sample
 
 # Model type -> the attribute that holds the head (transformers' modeling files).
 HEADS = {
@@ -34,12 +39,65 @@ HEADS = {
     "mpnet": "lm_head",
 }
 
+MODEL_TYPES = """
+    albert bart bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert
+    electra ernie esm esmc eurobert flaubert fnet funnel gte ibert jina_embeddings_v3 layoutlm
+    longformer luke mbart megatron-bert mobilebert modernbert modernvbert mpnet mra mvp neomme
+    nomic_bert nystromformer perceiver reformer rembert roberta roberta-prelayernorm roc_bert
+    roformer squeezebert tapas ultrabert ultravbert xlm xlm-roberta xlm-roberta-xl xmod yoso
+"""
 
-class MaskedLM(language.LanguageTask):
-    """The task masked-lm, for any model that `AutoModelForMaskedLM` loads."""
 
-    def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
-        from transformers import AutoModelForMaskedLM
+class MaskedLM(DocumentTask):
+    """The hidden tokens of a document, from all others."""
+
+    def frame(self, tokenizer: PreTrainedTokenizerBase) -> Frame:
+        """`[CLS] text [SEP] text ... [SEP]`, where the tokenizer has these."""
+        if tokenizer.mask_token_id is None:
+            raise UsageError(
+                f"masked-lm: the tokenizer in {tokenizer.name_or_path} has no mask token.",
+                "Use `task: causal-lm`, or a model such as BERT.",
+            )
+        if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
+            return Frame([tokenizer.cls_token_id], tokenizer.sep_token_id, [tokenizer.sep_token_id])
+        return super().frame(tokenizer)
+
+    def check_tokenizer(
+        self, config: RunConfig, inputs: Inputs, tokenizer: PreTrainedTokenizerBase
+    ) -> list[str]:
+        """With `whole_words`, it must mark where a word begins."""
+        lines = super().check_tokenizer(config, inputs, tokenizer)
+        if config.whole_words:
+            word_begins(tokenizer)
+        return lines
+
+    def objective(self, config: RunConfig, model: ModelInput, facts: Any) -> MaskedObjective:
+        return MaskedObjective(self.model_class(), config, model)
+
+
+TASK = MaskedLM(
+    name="masked-lm",
+    place=1,
+    auto="AutoModelForMaskedLM",
+    table="MASKED_LM",
+    model_types=types(MODEL_TYPES),
+    pipeline="fill-mask",
+    example="bert-large-deepspeed.yaml",
+    reads={"text": TEXT},
+    chosen=("text",),
+    packing=("joined", "separate", "alone"),
+    own_keys=("masked_share", "whole_words"),
+    draws_tokens=True,  # in place of some that are hidden
+)
+
+
+class MaskedObjective(LanguageObjective):
+    """The hidden tokens, for any model that `AutoModelForMaskedLM` loads."""
+
+    def __init__(self, auto: Any, config: RunConfig, model: ModelInput) -> None:
+        import numpy as np
+
+        from runner.training.components.language import Language
 
         tokenizer = load_tokenizer(model)
         self._seed, self._static = config.seed, config.compile
@@ -48,11 +106,11 @@ class MaskedLM(language.LanguageTask):
         self._mask_id = int(tokenizer.mask_token_id or 0)
         self._vocabulary = len(tokenizer)
         self._special = np.array(sorted(set(tokenizer.all_special_ids)), dtype=np.int64)
-        super().__init__(AutoModelForMaskedLM, config, model)
+        super().__init__(auto, config, model)
         kind = self.model.config.model_type
         self._head = HEADS.get(kind)
         head = attrgetter(self._head) if self._head else None
-        self.module = language.Language(
+        self.module = Language(
             self.model, causal=False, head=head, smoothing=config.label_smoothing
         )
         self.logits_at_predictions = head is not None
@@ -63,6 +121,12 @@ class MaskedLM(language.LanguageTask):
         """Draws the masks. `labels` is -100 where nothing is predicted; `guessed` says where
         something is.
         """
+        import numpy as np
+        import torch
+
+        from runner.training.components.batches import sample_rng
+        from runner.training.components.language import position_inputs
+
         ids = rows.ids.copy()
         labels = np.full_like(ids, IGNORED)
         for row, sample in enumerate(samples):
@@ -73,11 +137,13 @@ class MaskedLM(language.LanguageTask):
         batch = {"input_ids": ids, "labels": labels}
         if self._head:
             batch["guessed"] = guessed_positions(labels, static=self._static, share=self._share)
-        positions = language.position_inputs(rows, self._first)
+        positions = position_inputs(rows, self._first)
         return {name: torch.from_numpy(array) for name, array in batch.items()} | positions
 
     def _mask(self, ids: Any, labels: Any, random: np.random.Generator) -> None:
         """Masks one sequence in place: int64 arrays of shape (sequence_length,)."""
+        import numpy as np
+
         maskable = ~np.isin(ids, self._special)
         # The draw of its first token decides for a whole word.
         first = first_of_word(ids, maskable, self._begins)
@@ -102,6 +168,8 @@ def first_of_word(
         maskable: False at special tokens, which end a word and belong to none.
         begins: for each token id whether a word begins with it; None: each token is a word.
     """
+    import numpy as np
+
     places = np.arange(len(ids))
     if begins is None:
         return places
@@ -122,6 +190,8 @@ def guessed_positions(
             added as often as needed.
         share: of the tokens that are guessed.
     """
+    import numpy as np
+
     flat = labels.reshape(-1)
     positions = np.flatnonzero(flat != IGNORED)
     if not static:

@@ -1,4 +1,4 @@
-"""What text-classification and token-classification share: the head, batches, and the loss.
+"""A model that classifies, with its loss and what is measured.
 
 In evaluation the module gives sums that can be added over batches and ranks: the loss, the correct
 predictions, and for each class how often it was predicted rightly, predicted, and true. Accuracy
@@ -8,85 +8,15 @@ and F1 follow from them, so no rank needs the predictions of another.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from runner.config.run_config import RunConfig
-from runner.data.store import Facts, LabelledRows
-from runner.data.tokenizing import load_tokenizer
+from runner.data.store import IGNORED
 from runner.inputs import ModelInput
-from runner.training.components.batches import Sample
-from runner.training.tasks.base import IGNORED, Batch, Task, load_model
-from runner.training.tasks.language import position_inputs
-
-# First parts of the names of heads (transformers' modeling files): drawn anew for other classes.
-HEADS = ("classifier", "score", "classification_head", "logits_proj", "sequence_summary")
-
-
-class Classification(Task):
-    """Both tasks, except what is measured. A head for another number of classes is new.
-
-    Args:
-        auto: the `AutoModelFor...` class.
-        config: the run file, with its precision decided.
-        model: the bundle's model.
-        facts: of the training store; its classes are those of all stores.
-        settings: values that replace those of config.json.
-    """
-
-    def __init__(
-        self,
-        auto: Any,
-        config: RunConfig,
-        model: ModelInput,
-        facts: Facts,
-        **settings: Any,
-    ) -> None:
-        tokenizer = load_tokenizer(model)
-        self.names = facts.class_names
-        self._padding = padding_id(tokenizer, model)
-        self._has_segments = "token_type_ids" in tokenizer.model_input_names
-        self.model, origin = load_model(
-            auto,
-            config,
-            model,
-            fresh=HEADS,
-            id2label=dict(enumerate(self.names)),
-            label2id={name: number for number, name in enumerate(self.names)},
-            pad_token_id=self._padding,
-            **settings,
-        )
-        self.module: nn.Module = Classify(self.model, len(self.names), config.label_smoothing)
-        self.note = f"{origin}; {len(self.names)} classes"
-
-    def collate(self, rows: LabelledRows, samples: list[Sample]) -> Batch:
-        """`labels`: int64 (number,), or (number, longest) with -100 where no word begins.
-
-        Nothing is random.
-        """
-        documents = torch.from_numpy(rows.documents)
-        ids = torch.from_numpy(rows.ids).masked_fill(documents == 0, self._padding)
-        batch = {"input_ids": ids, "labels": torch.from_numpy(rows.labels)}
-        if self._has_segments:
-            batch["token_type_ids"] = (documents - 1).clamp(min=0)
-        return batch | position_inputs(rows, 0)
-
-    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
-        """Loss, accuracy and F1 of the validation split."""
-        return scores(sums, count, len(self.names))
-
-
-class TextClassification(Classification):
-    """The task text-classification, for models of `AutoModelForSequenceClassification`."""
-
-    def __init__(self, config: RunConfig, model: ModelInput, facts: Facts) -> None:
-        from transformers import AutoModelForSequenceClassification as auto
-
-        kind = "single_label_classification"
-        super().__init__(auto, config, model, facts, problem_type=kind)
 
 
 def padding_id(tokenizer: Any, model: ModelInput) -> int:
@@ -106,14 +36,27 @@ class Classify(nn.Module):
         model: the transformers model.
         num_classes: of its head.
         smoothing: of the labels, in training.
+        prepare: model, inputs of a batch -> the model's inputs; None: they are the same.
+        more: predicted classes, labels -> further integers to sum in evaluation, shape (number,).
     """
 
-    def __init__(self, model: Any, num_classes: int, smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        num_classes: int,
+        smoothing: float = 0.0,
+        *,
+        prepare: Callable[..., dict[str, torch.Tensor]] | None = None,
+        more: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.model, self.num_classes, self._smoothing = model, num_classes, smoothing
+        self._prepare, self._more = prepare, more
 
     def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
         """The loss summed over all labels that are not `IGNORED`: a float32 scalar."""
+        if self._prepare is not None:
+            inputs = self._prepare(self.model, **inputs)
         logits = self.model(**inputs).logits.float()
         loss = cross_entropy(
             logits.flatten(0, -2),
@@ -127,14 +70,15 @@ class Classify(nn.Module):
         return torch.cat([loss.reshape(1), self.measures(logits.argmax(-1), labels)])
 
     def measures(self, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Correct predictions; then per class: correct, predicted, true. Float32 sums."""
+        """Correct predictions; per class: correct, predicted, true; what `more` counts. Float32."""
         counted = labels != IGNORED
         # The last class is a bin for what does not count.
         guess = torch.where(counted, predicted, self.num_classes)
         truth = torch.where(counted, labels, self.num_classes)
         right = torch.where(counted & (guess == truth), truth, self.num_classes)
         each = [self._count(classes.flatten())[:-1] for classes in (right, guess, truth)]
-        return torch.cat([each[0].sum().reshape(1), *each])
+        further = [] if self._more is None else [self._more(predicted, labels).float()]
+        return torch.cat([each[0].sum().reshape(1), *each, *further])
 
     def _count(self, classes: torch.Tensor) -> torch.Tensor:
         """How often each class is there. `torch.bincount` would wait for a GPU."""

@@ -1,4 +1,4 @@
-"""What the loop needs of a task, and how a model is loaded."""
+"""How a model is loaded: the same on every rank, with its weights on rank 0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.data.tokenizing import rows_needed
@@ -16,77 +15,8 @@ from runner.inputs import ModelInput
 from runner.job.findings import Findings
 from runner.job.with_torch import judge
 from runner.training.components import lora
-from runner.training.components.batches import Sample
 from runner.training.components.device import use_tanh_gelu
 from runner.training.weights import from_first, in_file_types, widen_untrained
-
-Batch = dict[str, torch.Tensor]
-IGNORED = -100
-"""The label of a place where nothing is predicted, as in `torch.nn.functional.cross_entropy`."""
-
-
-class Task:
-    """A model with its loss. A subclass has `__init__`, `collate` and `metrics`.
-
-    `module(**batch)` returns the loss *summed* over the predictions of the batch, a float32 scalar.
-    The loop divides it by the number of predictions of the whole step, so a step is the same
-    however it is split. In evaluation it may be a vector: the loss, then what else `metrics` needs
-    summed.
-
-    Attributes:
-        module: has the loss; the engine runs it.
-        model: the transformers model inside.
-        note: where the weights come from, for printing.
-        logits_at_predictions: logits are computed only where something is predicted.
-    """
-
-    module: nn.Module
-    model: Any
-    note: str
-    logits_at_predictions: bool = True
-
-    def __init__(self, config: RunConfig, model: ModelInput, facts: Any) -> None:
-        """Loads the model.
-
-        Args:
-            config: the run file, with its precision decided.
-            model: the bundle's model.
-            facts: those of the training store.
-        """
-        raise NotImplementedError
-
-    def collate(self, rows: Any, samples: list[Sample]) -> Batch:
-        """Makes the keyword arguments of `module`.
-
-        Args:
-            rows: what a store gave for these samples.
-            samples: which they are.
-
-        Returns:
-            Tensors by name. `labels` is int64 with samples along its first dimension, and -100
-            where nothing is predicted.
-        """
-        raise NotImplementedError
-
-    def num_predictions(self, batch: Batch) -> int:
-        """How many predictions a batch's loss is the sum of."""
-        return int((batch["labels"] != IGNORED).sum())
-
-    def num_tokens(self, batch: Batch) -> int:
-        """Tokens of a batch without padding; images where there are no tokens."""
-        for name in ("attention_mask", "documents"):
-            if name in batch:
-                return int((batch[name] > 0).sum())
-        return batch["input_ids"].numel()
-
-    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
-        """The measures of an evaluation.
-
-        Args:
-            sums: what `module` gave in evaluation, summed over the whole split.
-            count: predictions of the whole split.
-        """
-        raise NotImplementedError
 
 
 def load_model(

@@ -1,0 +1,42 @@
+"""What a run file asks of its task, by the task's name.
+
+The files of `runner.tasks` are built from `runner.data`, and so from this folder. They are loaded
+when the first run file is read: a module here that loaded them would need itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from runner.tasks import Task
+
+
+def task_named(name: str) -> Task:
+    """Returns the task for a run file's `task`."""
+    from runner.tasks import TASKS
+
+    return TASKS[name]
+
+
+def names() -> Any:
+    """The type of the key `task`."""
+    from runner.tasks import TASKS
+
+    return Literal[tuple(TASKS)]
+
+
+def only_for(has: Callable[[Task], bool]) -> Callable[[], tuple[str, tuple[str, ...]]]:
+    """The `only` of a key that some tasks have.
+
+    Args:
+        has: whether a task has it.
+    """
+
+    def found() -> tuple[str, tuple[str, ...]]:
+        from runner.tasks import TASKS
+
+        return "task", tuple(name for name, task in TASKS.items() if has(task))
+
+    return found

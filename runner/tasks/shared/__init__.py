@@ -1,0 +1,1 @@
+"""What several tasks share. None of these files is a task."""

@@ -1,0 +1,121 @@
+"""What the tasks share that learn classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.config.columns import Column, is_integer
+from runner.config.run_config import RunConfig
+from runner.data.rows import LabelledRows
+from runner.data.store import Facts
+from runner.data.tokenizing import load_tokenizer
+from runner.inputs import ModelInput
+from runner.tasks.shared.objective import Objective
+from runner.tasks.shared.task import Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from runner.tasks.shared.objective import Batch
+    from runner.training.components.batches import Sample as Place
+
+# First parts of the names of heads (transformers' modeling files): drawn anew for other classes.
+HEADS = ("classifier", "score", "classification_head", "logits_proj", "sequence_summary")
+
+
+def unlike_classes(values: Sequence[Any]) -> tuple[bool, int]:
+    """A measure of how little the values of a column look like classes.
+
+    All different: they are numbers of rows, or texts. All alike: there is nothing to learn.
+    """
+    kinds = len(set(values))
+    return kinds < 2 or kinds == len(values) > 2, kinds
+
+
+def count_from_zero(kind: str) -> str:
+    """The hint for a column whose Arrow type is no class."""
+    return " Number the classes from 0 when you make the dataset."
+
+
+LABEL = Column(
+    "integers",
+    is_integer,
+    usual=("label", "labels", "fine_label", "class", "category", "target", "sentiment"),
+    unlikely=unlike_classes,
+    hint=count_from_zero,
+)
+
+
+class ClassTask(Task):
+    """A task that learns a class for each sample, or several."""
+
+    def check_tokenizer(self, config: Any, inputs: Any, tokenizer: Any) -> list[str]:
+        """Any tokenizer will do: it puts its own special tokens around a text."""
+        return []
+
+
+class ClassObjective(Objective[LabelledRows]):
+    """The loss over the classes of texts or of words. A head for another number of them is new.
+
+    Args:
+        auto: the class of transformers that loads the model.
+        config: the run file, with its precision decided.
+        model: the bundle's model.
+        facts: of the training store; its classes are those of all stores.
+        settings: values that replace those of config.json.
+    """
+
+    rows = staticmethod(LabelledRows.of)
+
+    def __init__(
+        self, auto: Any, config: RunConfig, model: ModelInput, facts: Facts, **settings: Any
+    ) -> None:
+        from runner.training.components.classify import Classify, padding_id
+        from runner.training.loading import load_model
+
+        tokenizer = load_tokenizer(model)
+        self.names = facts.class_names
+        self._padding = padding_id(tokenizer, model)
+        self._has_segments = "token_type_ids" in tokenizer.model_input_names
+        self.model, origin = load_model(
+            auto,
+            config,
+            model,
+            fresh=HEADS,
+            **numbered(self.names),
+            pad_token_id=self._padding,
+            **settings,
+        )
+        self.module: nn.Module = Classify(self.model, len(self.names), config.label_smoothing)
+        self.note = f"{origin}; {len(self.names)} classes"
+
+    def collate(self, rows: LabelledRows, samples: list[Place]) -> Batch:
+        """`labels`: int64 (number,), or (number, longest) with -100 where no word begins.
+
+        Nothing is random.
+        """
+        import torch
+
+        from runner.training.components.language import position_inputs
+
+        documents = torch.from_numpy(rows.documents)
+        ids = torch.from_numpy(rows.ids).masked_fill(documents == 0, self._padding)
+        batch = {"input_ids": ids, "labels": torch.from_numpy(rows.labels)}
+        if self._has_segments:
+            batch["token_type_ids"] = (documents - 1).clamp(min=0)
+        return batch | position_inputs(rows, 0)
+
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """Loss, accuracy and F1 of the validation split."""
+        from runner.training.components.classify import scores
+
+        return scores(sums, count, len(self.names))
+
+
+def numbered(names: Sequence[str]) -> dict[str, Any]:
+    """The values of config.json that name the classes 0, 1, ..."""
+    return {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
