@@ -30,7 +30,7 @@ ANSWERED = (
 )
 """The names of an answer, likewise."""
 ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
-"""What ShareGPT calls those who speak, and LLaMA-Factory a call of a tool and its answer."""
+"""ShareGPT's names of the speakers, and LLaMA-Factory's of a tool's call and its answer."""
 KNOWN = ("system", "user", "assistant", "tool")
 """Roles that keep their names; most chat templates have no others."""
 

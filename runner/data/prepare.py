@@ -79,7 +79,7 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> Store:
 def _remove_abandoned(stores: Path) -> None:
     """Removes temporary files of killed preparations.
 
-    Their process is gone from this machine, or nobody has written to them for a day.
+    Their process is gone from this machine, or they have not changed for a day.
     """
     for left in stores.glob("*.tmp"):
         host, _, process = left.name.removesuffix(".tmp").partition(".")[2].rpartition("-")

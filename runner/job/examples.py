@@ -265,7 +265,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
                 keys["train"] = scalar(train)
                 keys["validation"] = validation if validation == held_out else scalar(validation)
                 comments["validation"] = {
-                    "10%": "a share of train is held out: else nobody knows how good it is",
+                    "10%": "a share of train is held out, to measure the model",
                     "null": "5%: holds out a share of train",
                 }.get(validation, "null: none")
                 guessed = (key for key in unusual if key in task.ambiguous)

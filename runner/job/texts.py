@@ -168,6 +168,6 @@ def to_count(
 
 
 def examine_step(found: Findings, config: RunConfig, sequences: int, total: int) -> None:
-    """Adds what `check_step` says of the sequences of an epoch and of a step."""
+    """Adds what `check_step` says about the sequences of an epoch and of a step."""
     if few := found.attempt(check_step, config, sequences, total):
         found.warn(*few)

@@ -1,6 +1,6 @@
 """What a rank measures and shows while it works: sums, speed, memory, heartbeats.
 
-Nobody waits for the sums over the ranks: they are started in one step and read in the next. On GPUs
+No rank waits for the sums over the ranks: they are started in one step and read in the next. On GPUs
 a sum is made on the device (NCCL) and copied to pinned memory; on CPUs a thread of gloo makes it
 during the step.
 
