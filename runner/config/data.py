@@ -5,21 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from runner.config.chats import format_columns, known_fields, known_roles
 from runner.config.held_out import share_of, split_or_share
-from runner.config.tasks import only_for
+from runner.config.tasks import those_with
 from runner.errors import WrongValueError, setting, suggest
 
 Auto = Literal["auto"]
-
-
-def _read_by(key: str) -> Callable[[], tuple[str, tuple[str, ...]]]:
-    """The `only` of a key: the tasks that read it."""
-    return only_for(lambda task: key in task.keys)
 
 
 def _limit(limit: dict[str, int]) -> dict[str, int]:
@@ -80,26 +74,26 @@ class DatasetConfig:
     validation_seed: int = setting(42, "the same rows, whatever `seed` is", at_least=0, below=2**63)
     limit: dict[str, int] = setting(dict, "all rows", convert=_limit)
     weight: float = setting(1.0, "", above=0)
-    text: str = setting("text", "the usual name of the column", only=_read_by("text"))
-    pair: str | None = setting(None, "one text in each row", only=_read_by("pair"))
-    words: str = setting("tokens", "the usual name of the column", only=_read_by("words"))
-    tags: str = setting("ner_tags", "the usual name of the column", only=_read_by("tags"))
-    prompt: str | None = setting(None, only=_read_by("prompt"))
-    response: str | None = setting(None, only=_read_by("response"))
-    messages: str | None = setting(None, only=_read_by("messages"))
-    fields: dict[str, str] = setting(dict, convert=known_fields, only=_read_by("fields"))
-    roles: dict[str, str] = setting(dict, convert=known_roles, only=_read_by("roles"))
-    format: str | None = setting(None, convert=_format, only=_read_by("format"))
+    text: str = setting("text", "the usual name of the column", only=those_with("text"))
+    pair: str | None = setting(None, "one text in each row", only=those_with("pair"))
+    words: str = setting("tokens", "the usual name of the column", only=those_with("words"))
+    tags: str = setting("ner_tags", "the usual name of the column", only=those_with("tags"))
+    prompt: str | None = setting(None, only=those_with("prompt"))
+    response: str | None = setting(None, only=those_with("response"))
+    messages: str | None = setting(None, only=those_with("messages"))
+    fields: dict[str, str] = setting(dict, convert=known_fields, only=those_with("fields"))
+    roles: dict[str, str] = setting(dict, convert=known_roles, only=those_with("roles"))
+    format: str | None = setting(None, convert=_format, only=those_with("format"))
     loss_on: Literal["response", "all"] = setting(
-        "response", "the answer is what is learned", only=_read_by("loss_on")
+        "response", "the answer is what is learned", only=those_with("loss_on")
     )
     too_long: Literal["cut", "drop"] = setting(
-        "drop", "a cut answer teaches to stop in mid-sentence", only=_read_by("too_long")
+        "drop", "a cut answer teaches to stop in mid-sentence", only=those_with("too_long")
     )
-    image: str = setting("image", "the usual name of the column", only=_read_by("image"))
-    label: str = setting("label", "the usual name of the column", only=_read_by("label"))
+    image: str = setting("image", "the usual name of the column", only=those_with("image"))
+    label: str = setting("label", "the usual name of the column", only=those_with("label"))
     image_size: int | Auto = setting(
-        "auto", "what the model takes", at_least=8, only=_read_by("image_size")
+        "auto", "what the model takes", at_least=8, only=those_with("image_size")
     )
 
     @property

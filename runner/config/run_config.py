@@ -31,7 +31,7 @@ from runner.config.fields import Choice, check_unused_keys, every_key, unused_ke
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.overrides import override
-from runner.config.tasks import names, only_for, task_named
+from runner.config.tasks import names, task_named, those_with
 from runner.errors import (
     HIDDEN,
     RUN_FILE,
@@ -54,12 +54,6 @@ FORMAT = 1
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
 Auto = Literal["auto"]
-_WITH_TOKENS = only_for(lambda task: task.has_tokens)
-
-
-def _own_key_of(key: str) -> Callable[[], tuple[str, tuple[str, ...]]]:
-    """The `only` of a key that one task alone has."""
-    return only_for(lambda task: key in task.own_keys)
 
 
 def _folder_name(name: str) -> str:
@@ -137,9 +131,11 @@ class TokenizerConfig:
         add_special_tokens: as they stand, and left out when a text is decoded without special ones.
     """
 
-    add_tokens: tuple[str, ...] = setting((), "the model's own vocabulary", only=_WITH_TOKENS)
+    add_tokens: tuple[str, ...] = setting(
+        (), "the model's own vocabulary", only=those_with("add_tokens")
+    )
     add_special_tokens: tuple[str, ...] = setting(
-        (), "the model's own special tokens", only=_WITH_TOKENS
+        (), "the model's own special tokens", only=those_with("add_special_tokens")
     )
 
 
@@ -208,7 +204,7 @@ class RunConfig:
     tokenizer: TokenizerConfig = setting(TokenizerConfig)
     packing: PackingConfig = setting(PackingConfig)
     sequence_length: int | Auto = setting(
-        "auto", "the model's own, 512 at most", at_least=8, only=_WITH_TOKENS
+        "auto", "the model's own, 512 at most", at_least=8, only=those_with("sequence_length")
     )
     epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
     steps: int | None = setting(None, "follows from the epochs", at_least=1)
@@ -224,10 +220,10 @@ class RunConfig:
     )
     compile: bool = setting(False, "takes minutes at start, and a compiler on the compute nodes")
     masked_share: float = setting(
-        0.15, "as BERT", above=0, below=1, only=_own_key_of("masked_share")
+        0.15, "as BERT", above=0, below=1, only=those_with("masked_share")
     )
     whole_words: bool = setting(
-        False, "each token is masked by itself, as BERT", only=_own_key_of("whole_words")
+        False, "each token is masked by itself, as BERT", only=those_with("whole_words")
     )
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")

@@ -27,16 +27,12 @@ def names() -> Any:
     return Literal[tuple(TASKS)]
 
 
-def only_for(has: Callable[[Task], bool]) -> Callable[[], tuple[str, tuple[str, ...]]]:
-    """The `only` of a key that some tasks have.
+def those_with(key: str) -> Callable[[], tuple[str, tuple[str, ...]]]:
+    """The `only` of a key that some tasks have: `Task.keys`."""
 
-    Args:
-        has: whether a task has it.
-    """
-
-    def found() -> tuple[str, tuple[str, ...]]:
+    def only() -> tuple[str, tuple[str, ...]]:
         from runner.tasks import TASKS
 
-        return "task", tuple(name for name, task in TASKS.items() if has(task))
+        return "task", tuple(name for name, task in TASKS.items() if key in task.keys)
 
-    return found
+    return only

@@ -48,7 +48,9 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as data. The key is its digest."""
         task = task_named(self.task)
-        settings = {key: value for key in task.keys if (value := getattr(self.dataset, key)) != {}}
+        settings = {
+            key: value for key in task.dataset_keys if (value := getattr(self.dataset, key)) != {}
+        }
         recipe = {
             "format": task.format,
             "task": self.task,

@@ -291,8 +291,8 @@ def _data(task: Task, bundle: Bundle) -> _Data:
             raise UsageError(
                 f"{bundle.root}: {problem}. {as_shown(held)}.",
                 "Where a talk is in two columns, join them to one list, `messages`, and fetch "
-                f"again. Where its messages have other keys: `runner init {task.name}`, without "
-                "--bundle, and in its `dataset:` write messages: COLUMN, "
+                f"again. Where its messages have other keys: `runner init {quoted(task.name)}`, "
+                "without --bundle, and in its `dataset:` write messages: COLUMN, "
                 "fields: {role: KEY, content: KEY}",
             )
         raise UsageError(

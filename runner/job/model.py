@@ -36,7 +36,7 @@ def check_model(config: RunConfig, model: ModelInput) -> None:
     others = [
         other.name
         for other in TASKS.values()
-        if other.keys == task.keys and kind in other.model_types
+        if other.dataset_keys == task.dataset_keys and kind in other.model_types
         if not other.sees_ahead(model.settings)
     ]
     if not has_model(task, kind):

@@ -12,10 +12,9 @@ from runner.data.store import IGNORED
 from runner.inputs import ModelInput
 from runner.tasks import masked_lm
 from runner.tasks.shared.documents import TEXT, DocumentTask, LanguageObjective
-from runner.tasks.shared.task import types
+from runner.tasks.shared.objective import Batch
 
 if TYPE_CHECKING:
-    from runner.tasks.shared.objective import Batch
     from runner.training.components.batches import Sample
 
 # Model types whose logits are their output embedding applied to their hidden states, and no more
@@ -65,7 +64,7 @@ TASK = CausalLM(
     place=2,
     auto="AutoModelForCausalLM",
     table="CAUSAL_LM",
-    model_types=types(MODEL_TYPES),
+    model_types=frozenset(MODEL_TYPES.split()),
     pipeline="text-generation",
     peft_type="CAUSAL_LM",
     reads={"text": TEXT},

@@ -24,15 +24,13 @@ from runner.data.table import columns, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.classes import LABEL, ClassTask, numbered
-from runner.tasks.shared.objective import Objective
-from runner.tasks.shared.task import types
+from runner.tasks.shared.objective import Batch, Objective
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
-    from runner.tasks.shared.objective import Batch
     from runner.training.components.batches import Sample as Place
 
 HALF = (0.5, 0.5, 0.5)
@@ -84,7 +82,7 @@ TASK = ImageClassification(
     place=6,
     auto="AutoModelForImageClassification",
     table="IMAGE_CLASSIFICATION",
-    model_types=types(MODEL_TYPES),
+    model_types=frozenset(MODEL_TYPES.split()),
     pipeline="image-classification",
     example="cifar10-ddp.yaml",
     reads={

@@ -20,14 +20,13 @@ from runner.data.tokenizing import Frame, load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput
 from runner.tasks.shared.documents import TEXT, DocumentTask, LanguageObjective
-from runner.tasks.shared.task import types
+from runner.tasks.shared.objective import Batch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from runner.tasks.shared.objective import Batch
     from runner.training.components.batches import Sample
 
 # Model type -> the attribute that holds the head (transformers' modeling files).
@@ -80,7 +79,7 @@ TASK = MaskedLM(
     place=1,
     auto="AutoModelForMaskedLM",
     table="MASKED_LM",
-    model_types=types(MODEL_TYPES),
+    model_types=frozenset(MODEL_TYPES.split()),
     pipeline="fill-mask",
     example="bert-large-deepspeed.yaml",
     reads={"text": TEXT},

@@ -22,7 +22,6 @@ from runner.inputs import ModelInput, SplitInput
 from runner.tasks.shared.classes import LABEL, ClassObjective, ClassTask, count_from_zero
 from runner.tasks.shared.documents import TEXT
 from runner.tasks.shared.guess import Chosen, choose_columns
-from runner.tasks.shared.task import types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,7 +100,7 @@ TASK = TextClassification(
     place=4,
     auto="AutoModelForSequenceClassification",
     table="SEQUENCE_CLASSIFICATION",
-    model_types=types(MODEL_TYPES),
+    model_types=frozenset(MODEL_TYPES.split()),
     pipeline="text-classification",
     example="bert-mrpc.yaml",
     reads={

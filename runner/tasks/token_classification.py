@@ -25,7 +25,6 @@ from runner.data.table import MOST_ROWS, columns, first_batches, row_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.shared.classes import ClassObjective, ClassTask
-from runner.tasks.shared.task import types
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +84,7 @@ TASK = TokenClassification(
     place=5,
     auto="AutoModelForTokenClassification",
     table="TOKEN_CLASSIFICATION",
-    model_types=types(MODEL_TYPES),
+    model_types=frozenset(MODEL_TYPES.split()),
     pipeline="token-classification",
     example="bert-conll2003.yaml",
     reads={

@@ -1,8 +1,8 @@
 """What a rank measures and shows while it works: sums, speed, memory, heartbeats.
 
-No rank waits for the sums over the ranks: they are started in one step and read in the next. On GPUs
-a sum is made on the device (NCCL) and copied to pinned memory; on CPUs a thread of gloo makes it
-during the step.
+No rank waits for the sums over the ranks: they are started in one step and read in the next. On
+GPUs a sum is made on the device (NCCL) and copied to pinned memory; on CPUs a thread of gloo makes
+it during the step.
 
 Model FLOPs utilization (MFU) is the FLOPs that the model needs, divided by the FLOPs that the
 devices could do (PaLM, arXiv:2204.02311, appendix B). Recomputed activations do not count, nor do

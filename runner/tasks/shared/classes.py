@@ -11,13 +11,12 @@ from runner.data.rows import LabelledRows
 from runner.data.store import Facts
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput
-from runner.tasks.shared.objective import Objective
+from runner.tasks.shared.objective import Batch, Objective
 from runner.tasks.shared.task import Task
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from runner.tasks.shared.objective import Batch
     from runner.training.components.batches import Sample as Place
 
 # First parts of the names of heads (transformers' modeling files): drawn anew for other classes.

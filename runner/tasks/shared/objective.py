@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from runner.data.store import IGNORED, Facts, Sample
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from runner.training.components.batches import Sample as Place
 
-    Batch = dict[str, torch.Tensor]
-
+Batch: TypeAlias = "dict[str, torch.Tensor]"
 R = TypeVar("R")
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEXT = "A rehearsal."
+OF_TOKENS = ("sequence_length", "add_tokens", "add_special_tokens")
+"""The keys of the run file that all tasks with tokens have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class Task:
         example: the run file of runner/examples that `runner init` begins with.
         reads: key of a dataset -> what its column must hold.
         settings: its other keys of a dataset.
-        own_keys: the keys of the run file that no other task has.
+        own_keys: its other keys of the run file, beside `OF_TOKENS`.
         chosen: those of `reads` for which `runner init` must find a column.
         ambiguous: those of `chosen` whose columns only their names tell apart.
         format: of its samples. A fix in one task leaves stores and checkpoints of others valid.
@@ -84,9 +86,15 @@ class Task:
     draws_tokens: bool = False
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def dataset_keys(self) -> tuple[str, ...]:
         """The keys of a dataset that belong to this task, and not to every task."""
         return (*self.reads, *self.settings)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the run file and of its datasets that not every task has."""
+        of_tokens = OF_TOKENS if self.has_tokens else ()
+        return (*self.dataset_keys, *self.own_keys, *of_tokens)
 
     @property
     def has_classes(self) -> bool:
@@ -285,8 +293,3 @@ class Task:
 
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return {"input_ids": torch.tensor([tokenizer(TEXT)["input_ids"]])}
-
-
-def types(table: str) -> frozenset[str]:
-    """Returns the model types of a table that is written as lines of words."""
-    return frozenset(table.split())
