@@ -152,10 +152,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         set_option,
         output_option("The run folder. Default: output/<name>."),
         bundle_option,
-        # RUN is optional in `train`, because of --reproduce.
-        click.argument(
-            "run", type=click.Path(path_type=Path), required=command.__name__ != "train"
-        ),
+        click.argument("run", type=click.Path(path_type=Path)),
     ):
         command = option(command)
     return command

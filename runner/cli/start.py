@@ -160,23 +160,15 @@ def prepare(
 @run_options
 @processes_option
 @click.option("--dry-run", is_flag=True, help="Check and explain; start nothing.")
-@click.option(
-    "--reproduce",
-    "recorded",
-    type=click.Path(path_type=Path),
-    metavar="RUNFOLDER",
-    help="Instead of RUN: train what is recorded there once more, and compare every loss.",
-)
 @click.option("-v", "--verbose", is_flag=True, help="Also every automatic choice, with its reason.")
 @quiet_option
 def train(
-    run: Path | None,
+    run: Path,
     bundle: Path,
     output: Path | None,
     overrides: tuple[str, ...],
     processes: int | None,
     dry_run: bool,
-    recorded: Path | None,
     verbose: bool,
     quiet: bool,
 ) -> None:
@@ -189,7 +181,6 @@ def train(
     Examples:
       runner train runs/my.yaml --bundle bundle --processes 2
       runner train runs/my.yaml --bundle bundle --dry-run
-      runner train --reproduce output/my --bundle bundle
     """
     from runner.closed_pipe import outlive_readers
     from runner.job.job import Job
@@ -198,30 +189,16 @@ def train(
     from runner.launch.train import train as train_run
 
     outlive_readers()
-    if (run is None) == (recorded is None):
-        raise UsageError(
-            "runner train: give a run file, or --reproduce RUNFOLDER.", "runner train --help"
-        )
     with silent(if_=quiet):
-        if run is not None:
-            load = partial(Job.load, run, bundle, output, overrides)
-            options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
-            start = Start.of(os.environ, processes)
-            if start is None:
-                from runner.training.rank import join
+        load = partial(Job.load, run, bundle, output, overrides)
+        options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
+        start = Start.of(os.environ, processes)
+        if start is None:
+            from runner.training.rank import join
 
-                join(load, rank.WORKS["train"], os.environ, **options)
-            set_up(os.environ)
-            sys.exit(train_run(load(), start, environ=os.environ, **options))
-        from runner.launch.reproduce import reproduce
-
-        if overrides or dry_run:
-            raise UsageError(
-                "--reproduce cannot be combined with --set or --dry-run.",
-                "Omit these options.",
-            )
-        assert recorded is not None
-        sys.exit(reproduce(recorded, bundle, output, processes, os.environ, print_line))
+            join(load, rank.WORKS["train"], os.environ, **options)
+        set_up(os.environ)
+        sys.exit(train_run(load(), start, environ=os.environ, **options))
 
 
 @click.command()

@@ -127,7 +127,6 @@ MISTAKES = {
     "runner train lora.yaml --bundle bundle": "deepspeed and peft",
     f"runner bench {RUN_IT}": "[train]'",
     f"runner rehearse {RUN_IT}": "[train]'",
-    "runner train --reproduce empty --bundle bundle": "not a run folder",
     f"runner submit {RUN_IT} --set slurm.time=soon --print": "soon",
     f"runner submit {RUN_IT} --set slurm.srun=[--x] --print": "which cannot train",
     "runner exec --bundle bundle -- no-such-command": "no-such-command",
