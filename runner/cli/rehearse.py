@@ -59,7 +59,7 @@ def rehearse(
         else:
             from runner.trials.rehearse import rehearse as rehearse_here
 
-            stages.say(f"rehearsing {run}; nothing of it stays")
+            stages.say(f"rehearsing {run}; nothing is kept")
             rehearse_here(load(), os.environ, stages)
     except KeyboardInterrupt:
         if job:

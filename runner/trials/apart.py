@@ -1,10 +1,9 @@
-"""A launcher in a process of its own: it can be ended, or be behind a wall, and its output is kept.
+"""A launcher in a process of its own: it can be ended, and its output goes to a log.
 
-    python -m runner.trials.apart FOLDER WORK BY RANKS [WALL]
+    python -m runner.trials.apart FOLDER WORK BY RANKS
 
-FOLDER is the run folder, with what is decided of the run. WORK is as for `start_work`. BY is `srun`
-for the ranks of this Slurm job, or `local` for RANKS on this machine. WALL is a file that gets the
-reason why there is no wall; empty: there is one.
+FOLDER is the run folder, with what is decided about the run. WORK is as for `start_work`. BY is
+`srun` for the ranks of this Slurm job, or `local` for RANKS on this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from runner.launch.start import start_work
 from runner.processes import die_with_parent
 from runner.run_folder.layout import RunFolder, write_json
 from runner.slurm.environment import SlurmJobEnvironment
-from runner.trials.network import leave_network
 
 RESULT, OUT_OF_MEMORY = "trial.json", "out of memory"
 
@@ -36,25 +34,23 @@ def start_apart(
     environ: Mapping[str, str],
     *,
     limit_s: float | None = None,
-    wall: Path | None = None,
 ) -> int | None:
     """Starts the ranks of a run from a process of its own, and waits.
 
     Args:
-        resolved: what is decided of the run.
+        resolved: what is decided about the run.
         work, start: as for `start_work`.
         log: gets the output of the launcher and of rank 0.
         environ: the variables of the launcher.
         limit_s: the most seconds it may take; None: any.
-        wall: leave the network, and note in this file why that was not possible.
 
     Returns:
         The exit code; None: it was ended after `limit_s`.
     """
     write(resolved)
     by = ("srun" if start.job else "local", str(start.on_node))
-    words = (str(resolved.job.folder.root), work, *by, *([str(wall)] if wall else []))
-    python, *options = isolated("runner.trials.apart", *words)
+    root = str(resolved.job.folder.root)
+    python, *options = isolated("runner.trials.apart", root, work, *by)
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [python, "-u", *options],
@@ -97,10 +93,8 @@ def launch(resolved: Resolved, work: str, start: Start) -> int:
 
 def main() -> None:
     """The launcher."""
-    folder, work, by, ranks, *wall = sys.argv[1:]
+    folder, work, by, ranks = sys.argv[1:]
     start = Start.in_job(os.environ) if by == "srun" else Start(int(ranks))
-    for path in map(Path, wall):
-        path.write_text(leave_network() or "", encoding="utf-8")
     sys.exit(launch(read(RunFolder(Path(folder))), work, start))
 
 

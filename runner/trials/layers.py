@@ -1,4 +1,4 @@
-"""Which layers of a model a rehearsal keeps, and how wide they are. Pure.
+"""Which layers of a model a rehearsal keeps. Pure.
 
 config.json -> the config.json of the small model, and which of the weights belong to it.
 """
@@ -14,34 +14,29 @@ from typing import Any
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LEAST = 2
 """A model of one layer has no weights between two layers, which engines partition and gather."""
-HIDDEN = ("hidden_size", "n_embd", "dim", "d_model")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-GROUPS = ("num_key_value_heads", "multi_query_group_num")
-INNER = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "moe_intermediate_size")
 
 _NUMBERED = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Small:
-    """A smaller model of the same kind.
+    """The same model with fewer layers.
 
     Attributes:
         settings: its config.json.
         layers, of: how many layers it has, and how many the whole model has.
-        width: of its hidden states; None: as in the whole model, so its weights are the model's.
     """
 
     settings: dict[str, Any]
     layers: int
     of: int
-    width: int | None = None
 
 
 def number_of_layers(settings: Mapping[str, Any]) -> int | None:
     """Returns how many layers a config.json names; None: it names none."""
     inner = _inner(settings)
-    return next((inner[name] for name in LAYERS if isinstance(inner.get(name), int)), None)
+    key = _key_of_layers(inner)
+    return None if key is None else inner[key]
 
 
 def cut(settings: Mapping[str, Any]) -> Small | None:
@@ -53,7 +48,7 @@ def cut(settings: Mapping[str, Any]) -> Small | None:
         settings: config.json.
     """
     inner = _inner(settings)
-    key = next((name for name in LAYERS if isinstance(inner.get(name), int)), None)
+    key = _key_of_layers(inner)
     if key is None:
         return None
     of = inner[key]
@@ -65,33 +60,6 @@ def cut(settings: Mapping[str, Any]) -> Small | None:
         for name, value in inner.items()
     }
     return Small(_with_inner(settings, {**shorter, key: kept}), kept, of)
-
-
-def narrowed(small: Small) -> Small | None:
-    """Returns it with the fewest attention heads that its head groups allow; None: not known how.
-
-    The vocabulary stays: it belongs to the tokenizer.
-    """
-    inner = _inner(small.settings)
-    hidden, heads, groups = (_first(inner, names) for names in (HIDDEN, HEADS, GROUPS))
-    if hidden is None or heads is None or inner[hidden] % inner[heads]:
-        return None
-    number = inner[groups] if groups else inner[heads]
-    fewer = max(1, inner[heads] // max(1, number))
-    fewer *= 2 if groups is None or number == inner[heads] else 1
-    width = inner[hidden] // inner[heads] * fewer
-    if width >= inner[hidden]:
-        return None
-    share = width / inner[hidden]
-    changed = {
-        name: max(8, int(inner[name] * share) // 8 * 8)
-        for name in INNER
-        if isinstance(inner.get(name), int)
-    }
-    if groups:
-        changed[groups] = fewer if number == inner[heads] else 1
-    smaller = _with_inner(small.settings, {**inner, **changed, hidden: width, heads: fewer})
-    return Small(smaller, small.layers, small.of, width)
 
 
 def kept_weights(names: Iterable[str], layers: int, of: int) -> set[str]:
@@ -143,5 +111,6 @@ def _with_inner(settings: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[s
     return dict(inner)
 
 
-def _first(inner: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    return next((name for name in names if isinstance(inner.get(name), int)), None)
+def _key_of_layers(inner: Mapping[str, Any]) -> str | None:
+    """The key of a config.json that says how many layers there are."""
+    return next((name for name in LAYERS if isinstance(inner.get(name), int)), None)

@@ -5,17 +5,15 @@ What ends a stage is the error of the run itself, with the remedy that the run w
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from runner import isolation, offline
 from runner.child import in_child
-from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.errors import (
     FULL_DISK,
@@ -30,7 +28,7 @@ from runner.job.check import check_everything
 from runner.job.installed import check_fsdp, check_installed, leave_torch_alone, to_train
 from runner.job.job import Job
 from runner.job.plan import decide, sequence_length
-from runner.job.shapes import Device, shape_of
+from runner.job.shapes import Device, ModelShape
 from runner.job.submit import device_of_job, ranks_on_node
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved
@@ -42,21 +40,27 @@ from runner.slurm.commands import clean
 from runner.trials import small_model
 from runner.trials.apart import start_apart
 from runner.trials.hidden import hidden_folder
-from runner.trials.layers import LEAST, Small, cut, narrowed, number_of_layers
+from runner.trials.layers import LEAST, cut, number_of_layers
 from runner.trials.small_run import (
-    MORE_ROWS,
     RANKS,
+    SmallRun,
     counted_shape,
     memory_here,
     memory_needed,
     small_run,
+    with_rows,
 )
 from runner.trials.stages import Say, Stages
 
 LAST_LINES = 15
-LOG, WALL = "ranks.log", "wall"
+LOG = "ranks.log"
 STARTS = ("train", "resume")
 """The ranks are started twice: each makes a step, evaluates, saves and exports."""
+
+MORE_ROWS, MOST_ROWS = 16, 256
+"""The first rows can be shorter than the others, or too long for a sample: then 16 times as many
+are read, and again.
+"""
 
 _MEMORY = "Try a machine with more memory; -9 is often too little of it."
 
@@ -140,75 +144,56 @@ def _in_folder(
     run: Job, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
 ) -> None:
     with stages.of("model") as stage:
-        model, change = _small_model(run, hidden, environ)
-        stage.words = f"{change.value}  ({change.reason})"
+        model, stage.words = _small_model(run, hidden)
+        small = small_run(run, hidden, model, zero)
+        _check_memory(small.run, environ)
     with stages.of("data") as stage:
-        reads, stage.words = in_child(_prepare, (run, hidden, model), "preparing the data", _MEMORY)
-    small = small_run(run, hidden, model, reads, zero)
+        small, stage.words = _prepare(run, small)
     for choice in small.changes:
         stages.say(f"  {choice.key}: {choice.value}  ({choice.reason})")
     small.run.folder.make()
     for steps, name in enumerate(STARTS, start=1):
         with stages.of(name) as stage:
             stage.words = _train(run, small.run, steps, environ)
-    if wall := (hidden / WALL).read_text(encoding="utf-8"):
-        stages.say(f"note: the ranks were kept offline by variables and a tripwire only: {wall}")
     with stages.of("load back") as stage:
         stage.words = in_child(_load_export, (small.run,), "loading the exported model", _MEMORY)
 
 
-def _small_model(run: Job, hidden: Path, environ: Mapping[str, str]) -> tuple[ModelInput, Choice]:
-    """The model that is rehearsed, and what it is of the whole one.
+def _small_model(run: Job, hidden: Path) -> tuple[ModelInput, str]:
+    """The model that is rehearsed, and how much of the whole one it has."""
+    config, whole = run.config, run.inputs.model
+    small = cut(whole.settings)
+    if small is None:
+        of = number_of_layers(whole.settings)
+        why = (
+            f"it has {human_count(of, 'layer')}" if of else "config.json names no number of layers"
+        )
+        return whole, f"the whole model  ({why})"
+    source = None if config.model.init == "scratch" else config.model.folder or whole.path
+    model = small_model.write(whole, small, hidden / "model", source)
+    if problem := _config_problem(model.path):
+        why = f"transformers does not read it with fewer layers: {problem}"
+        return whole, f"the whole model  ({why})"
+    why = "all widths as they are"
+    if small.layers > LEAST:
+        why += "; fewer would not show each kind of layer"
+    return model, f"{small.layers} of {small.of} layers  ({why})"
+
+
+def _check_memory(small: Job, environ: Mapping[str, str]) -> None:
+    """Refuses a rehearsal that this machine's free memory does not hold.
 
     Raises:
-        StageError: it does not fit into the memory here.
+        IncompleteError: it does not.
     """
-    config, whole = run.config, run.inputs.model
-    small, of = cut(whole.settings), number_of_layers(whole.settings)
-    why = f"it has {human_count(of, 'layer')}" if of else "config.json names no number of layers"
-    model = whole
-    if small is not None:
-        model = small_model.write(
-            whole, small, hidden / "model", config.model.folder or whole.path,
-            weights=config.model.init != "scratch",
-        )  # fmt: skip
-        why = "all widths as they are"
-        if small.layers > LEAST:
-            why += "; fewer would not show each kind of layer"
-        if problem := _config_problem(model.path):
-            why = f"transformers does not read it with fewer layers: {problem}"
-            small, model = None, whole
-    free = memory_here(environ)
-    needed = memory_needed(small_run(run, hidden, model, 1).run.config, model)
+    free, needed = memory_here(environ), memory_needed(small.config, small.inputs.model)
     if needed > free:
-        small, model = _narrow_model(run, hidden, small, needed, free)
-        why = (
-            f"with all widths it needs {human_size(needed)} of memory and {human_size(free)} are "
-            f"free: width {small.width}, random weights"
+        raise IncompleteError(
+            f"{small.config.path}: a rehearsal of `{small.config.model.asset}` needs "
+            f"{human_size(needed)} of memory, and {human_size(free)} are free here.",
+            "Rehearse on a machine with more memory, or in an allocation: salloc, then "
+            "srun --pty runner rehearse ...",
         )
-    value = f"{small.layers} of {small.of} layers" if small is not None else "the whole model"
-    return model, Choice("model", value, why)
-
-
-def _narrow_model(
-    run: Job, hidden: Path, small: Small | None, needed: int, free: int
-) -> tuple[Small, ModelInput]:
-    whole = run.inputs.model
-    layers = number_of_layers(whole.settings) or 0
-    narrow = narrowed(small or Small(dict(whole.settings), layers, layers))
-    if narrow is not None:
-        model = small_model.write(whole, narrow, hidden / "narrow", whole.path, weights=False)
-        in_child(_write_random, (run, model.path), "making a narrow model", _MEMORY)
-        model = replace(model, digests={**model.digests, small_model.WEIGHTS: ""})
-        needed = memory_needed(small_run(run, hidden, model, 1).run.config, model)
-        if needed <= free:
-            return narrow, model
-    raise IncompleteError(
-        f"{run.config.path}: a rehearsal of `{run.config.model.asset}` needs {human_size(needed)} "
-        f"of memory, and {human_size(free)} are free here.",
-        "Rehearse on a machine with more memory, or in an allocation: salloc, then "
-        "srun --pty runner rehearse ...",
-    )
 
 
 def _config_problem(folder: Path) -> str:
@@ -223,57 +208,49 @@ def _config_problem(folder: Path) -> str:
     return ""
 
 
-def _write_random(run: Job, folder: Path) -> None:
-    from runner.trials.with_transformers import write_random
-
-    write_random(run, folder)
-
-
 def _load_export(run: Job) -> str:
     from runner.trials.with_transformers import load_export
 
     return load_export(run)
 
 
-def _prepare(run: Job, hidden: Path, model: ModelInput) -> tuple[int, str]:
+def _prepare(run: Job, small: SmallRun) -> tuple[SmallRun, str]:
     """Prepares enough rows of the data, in a child process without network.
 
     Returns:
-        How many times as many rows were read as should be enough; and what was prepared.
+        The run with as many rows as were enough; and what was prepared.
 
     Raises:
         StageError: as for `runner prepare`; or the tokenizer fails.
     """
+    reads, limited = 1, with_rows(small, 1)
+    while True:
+        try:
+            words = in_child(_prepare_offline, (run, limited.run), "preparing the data", _MEMORY)
+            return limited, words
+        except UsageError:
+            reads *= MORE_ROWS
+            more = with_rows(small, reads)
+            if reads > MOST_ROWS or more.changes == limited.changes:  # all rows were read
+                raise
+            limited = more
+
+
+def _prepare_offline(run: Job, small: Job) -> str:
     leave_torch_alone()
     offline.close_network()
-    before: object = None
-    for reads in MORE_ROWS:
-        small = small_run(run, hidden, model, reads).run
-        limits = [data.settings.limit for data in small.inputs.datasets]
-        said = io.StringIO()
-        try:
-            with redirect_stdout(said):
-                length = sequence_length(small.config, shape_of(small.config, model))[0]
-                prepare_all(small, length)
-        except OSError as error:
-            raise failed_to_prepare(error, run) from None
-        except UsageError as error:
-            if limits == before or reads == MORE_ROWS[-1]:
-                raise
-            before, last = limits, error
-            continue
-        except StageError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises
-            raise _not_encoded(run, error) from None
-        return reads, _shortened(said.getvalue())
-    raise last
-
-
-def _shortened(said: str) -> str:
-    """What `prepare` printed, without the rehearsal's paths."""
-    lines = [line.partition(" (")[0] for line in said.splitlines()]
-    return "; ".join(line.replace("prepared ", "") for line in lines)
+    printed: list[str] = []
+    try:
+        length, _ = sequence_length(small.config, ModelShape.of(small.inputs.model.settings))
+        prepare_all(small, length, printed.append)
+    except OSError as error:
+        raise failed_to_prepare(error, run) from None
+    except StageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises
+        raise _not_encoded(run, error) from None
+    # What `prepare` prints, without the rehearsal's paths.
+    return "; ".join(line.partition(" (")[0].replace("prepared ", "") for line in printed)
 
 
 def _not_encoded(run: Job, error: Exception) -> StageError:
@@ -298,8 +275,7 @@ def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
     hidden, folder = small.folder.root.parent, small.folder
     resolved = Resolved.of(replace(small, config=replace(small.config, steps=steps)))
     variables = {**clean(environ), **offline.VARIABLES, "CUDA_VISIBLE_DEVICES": ""}
-    log, wall = hidden / LOG, hidden / WALL
-    code = start_apart(resolved, "train", Start(RANKS), log, variables, wall=wall)
+    code = start_apart(resolved, "train", Start(RANKS), hidden / LOG, variables)
     if code:
         raise _failure(run, small, code)
     lines = list(read_metrics(folder.metrics))

@@ -30,17 +30,14 @@ class _Piece(NamedTuple):
     entry: Mapping[str, Any]
 
 
-def write(
-    model: ModelInput, small: Small, folder: Path, source: Path, *, weights: bool
-) -> ModelInput:
+def write(model: ModelInput, small: Small, folder: Path, source: Path | None) -> ModelInput:
     """Writes the small model's folder.
 
     Args:
         model: the staged model.
         small: what it becomes.
         folder: is made.
-        source: the folder with the weights.
-        weights: whether it gets the model's own weights; else the caller makes some.
+        source: the folder with the weights; None: the run begins with random ones.
 
     Returns:
         The model in its new folder.
@@ -60,7 +57,7 @@ def write(
     text = json.dumps(small.settings, indent=1).encode()
     (folder / CONFIG).write_bytes(text)
     digests[CONFIG] = sha256(text).hexdigest()
-    if weights:
+    if source is not None:
         _write_weights(source, small, folder / WEIGHTS)
         digests[WEIGHTS] = ""  # is never compared
     return replace(model, path=folder, digests=digests, settings=small.settings)

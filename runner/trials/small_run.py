@@ -1,4 +1,4 @@
-"""What a rehearsal changes of a run: fewer rows, a small batch, two steps, no GPU.
+"""What a rehearsal changes about a run: fewer rows, a small batch, two steps, no GPU.
 
 Run -> the run that is rehearsed, with the reason of each change. All else stays: task, engine,
 LoRA, optimizer, sequence length, tokenizer, ds_config.json.
@@ -7,16 +7,17 @@ LoRA, optimizer, sequence length, tokenizer, ds_config.json.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from runner.child import in_child
-from runner.config.engine import BatchConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe, recipes
-from runner.inputs import Inputs, ModelInput
+from runner.errors import keys_of
+from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
 from runner.job.job import Job
 from runner.job.memory import state_needed
@@ -32,109 +33,113 @@ BYTES_OF_A_TOKEN = 16
 """More than any text has on average, so that the rows that are read fill the sequences."""
 ROWS = {"train": 32, "validation": 8}
 """Rows that are read where each is a sample."""
-MORE_ROWS = (1, 16, 256)
-"""The first rows can be shorter than the others, or too long for a sample: then more are read."""
 LIBRARIES = 2**30
 """Bytes that Python, torch and its libraries take per rank."""
 _AT_A_TIME = 3 * 2**28  # bytes of logits, their gradient and their float32 copy, per rank
 
 
-@dataclass(frozen=True)
-class SmallRun:
+class SmallRun(NamedTuple):
     """The run that is rehearsed, and what differs from the user's."""
 
     run: Job
     changes: tuple[Choice, ...]
 
 
-def small_run(
-    run: Job, hidden: Path, model: ModelInput, reads: int, zero: int | None = None
-) -> SmallRun:
-    """Returns the run that is rehearsed.
+def small_run(run: Job, hidden: Path, model: ModelInput, zero: int | None) -> SmallRun:
+    """Returns the run that is rehearsed, still with all rows.
+
+    The changes are made in the settings that were read, not with `--set`: a ds_config.json with
+    another batch or precision would contradict them.
 
     Args:
         run: the user's.
         hidden: the rehearsal's folder.
         model: the small model.
-        reads: how many times as many rows are read as should be enough.
         zero: the ZeRO stage of the job; None: not known.
     """
-    config = run.config
-    changes = [Choice("batch.global", RANKS, f"{RANKS} ranks, one sequence each")]
-    changes.append(Choice("steps", STEPS, "one, a checkpoint, and one after the resume"))
-    config = replace(
-        config,
-        batch=BatchConfig(total=RANKS, micro=1),
-        accumulation=None,
-        steps=STEPS,
-        epochs=None,
-        environment=None,
-        hang_after="auto",
-        checkpoint=replace(config.checkpoint, every=1, keep=1),
-        evaluation=replace(config.evaluation, patience=None),
-    )
-    if config.model.folder is not None and model is not run.inputs.model:
-        config = replace(config, model=replace(config.model, init="pretrained"))
-    config, without = _without_gpus(config)
-    changes += without
-    if config.engine.name == "deepspeed" and config.engine.zero == "auto" and zero is not None:
-        config = replace(config, engine=replace(config.engine, zero=zero))  # type: ignore[arg-type]
+    changes = [*_shorter(run.config), *_without_gpus(run.config)]
+    engine = run.config.engine
+    if engine.name == "deepspeed" and engine.zero == "auto" and zero is not None:
         changes.append(Choice("engine.zero", zero, "what the whole model gets in the job"))
-    limits = _limits(run, reads)
-    rows = ", ".join(
-        f"{limit['train']} of {data.asset}"
-        for limit, data in zip(limits, run.inputs.datasets, strict=True)
-    )
-    changes.append(Choice("dataset.limit", rows, "rows that fill these steps"))
-    config, inputs = _limited(config, run.inputs, model, limits)
-    small = Job(config, inputs, RunFolder(hidden / "run"), run.bundle, run.overrides)
-    return SmallRun(small, tuple(changes))
+    if run.config.model.folder is not None and model is not run.inputs.model:
+        changes.append(Choice("model.init", "pretrained", ""))  # its weights are in the small model
+    config = replace(run.config, accumulation=None)
+    for choice in changes:
+        config = _changed(config, choice.key, choice.value)
+    inputs = replace(run.inputs, model=model, environment=None)
+    small = replace(run, config=config, inputs=inputs, folder=RunFolder(hidden / "run"))
+    return SmallRun(small, tuple(choice for choice in changes if choice.reason))
 
 
-def _without_gpus(config: RunConfig) -> tuple[RunConfig, list[Choice]]:
+def _changed(component: Any, key: str, value: object) -> Any:
+    """A component of a run file with another value at a dotted key."""
+    first, _, rest = key.partition(".")
+    name = keys_of(type(component))[first].field
+    if rest:
+        value = _changed(getattr(component, name), rest, value)
+    return replace(component, **{name: value})
+
+
+def _shorter(config: RunConfig) -> list[Choice]:
+    """Two steps of two ranks, each with its checkpoint. What has no reason follows from these."""
+    return [
+        Choice("batch.global", RANKS, f"{RANKS} ranks, one sequence each"),
+        Choice("batch.micro", 1, ""),
+        Choice("steps", STEPS, "one, a checkpoint, and one after the resume"),
+        Choice("epochs", None, ""),
+        Choice("environment", None, ""),
+        Choice("hang_after", "auto", ""),
+        Choice("checkpoint.every", 1, ""),
+        Choice("checkpoint.keep", 1, ""),
+        Choice("evaluation.patience", None, ""),
+    ]
+
+
+def _without_gpus(config: RunConfig) -> list[Choice]:
     """Replaces what only a GPU or the node of a job can have."""
     changes = []
     if config.precision in ("auto", "fp16"):
         asked = "" if config.precision == "auto" else f", instead of {config.precision}"
         changes.append(Choice("precision", "fp32", f"on a CPU{asked}"))
-        config = replace(config, precision="fp32")
     if config.compile:
         changes.append(Choice("compile", False, "it needs the compiler of the nodes"))
-        config = replace(config, compile=False)
     if config.engine.offload == "nvme":
         changes.append(Choice("engine.offload", "cpu", "nvme is a disk of the nodes"))
-        config = replace(config, engine=replace(config.engine, offload="cpu", nvme_path=None))
-    return config, changes
+        changes.append(Choice("engine.nvme_path", None, ""))
+    return changes
 
 
-def _limited(
-    config: RunConfig, inputs: Inputs, model: ModelInput, limits: Sequence[dict[str, int]]
-) -> tuple[RunConfig, Inputs]:
-    several = [
-        replace(source, limit=limit) for source, limit in zip(config.sources, limits, strict=True)
-    ]
-    if config.dataset is not None:
-        config = replace(config, dataset=several[0])
-    else:
-        config = replace(config, datasets=tuple(several))
-    datasets = tuple(
-        replace(data, settings=settings)
-        for data, settings in zip(inputs.datasets, several, strict=True)
-    )
-    return config, replace(inputs, model=model, datasets=datasets, environment=None)
+def with_rows(small: SmallRun, reads: int) -> SmallRun:
+    """Limits the rows that are read of each dataset.
 
-
-def _limits(run: Job, reads: int) -> list[dict[str, int]]:
-    """`limit` of each dataset: the rows that are read of each split."""
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
-    limits: list[dict[str, int]] = [{} for _ in run.inputs.datasets]
-    for role, several in recipes(run.config, run.inputs, length).items():
+    Args:
+        small: of `small_run`.
+        reads: how many times as many rows are read as should be enough.
+    """
+    config, inputs = small.run.config, small.run.inputs
+    length, _ = sequence_length(config, ModelShape.of(inputs.model.settings))
+    limits: list[dict[str, int]] = [{} for _ in inputs.datasets]
+    for role, several in recipes(config, inputs, length).items():
         sequences = RANKS * STEPS if role == "train" else RANKS
-        for limit, data in zip(limits, run.inputs.datasets, strict=True):
+        for limit, data in zip(limits, inputs.datasets, strict=True):
             for recipe in (r for r in several if r.dataset is data.settings):
                 most = recipe.split.rows if recipe.limit is None else recipe.limit
                 limit[role] = max(1, min(_rows(recipe, sequences, role) * reads, most))
-    return limits
+    sources = tuple(
+        replace(source, limit=limit) for source, limit in zip(config.sources, limits, strict=True)
+    )
+    if config.dataset is not None:
+        config = replace(config, dataset=sources[0])
+    else:
+        config = replace(config, datasets=sources)
+    datasets = tuple(
+        replace(data, settings=source)
+        for data, source in zip(inputs.datasets, sources, strict=True)
+    )
+    rows = ", ".join(f"{data.settings.limit['train']} of {data.asset}" for data in datasets)
+    change = Choice("dataset.limit", rows, "rows that fill these steps")
+    limited = replace(small.run, config=config, inputs=replace(inputs, datasets=datasets))
+    return SmallRun(limited, (*small.changes, change))
 
 
 def _rows(recipe: Recipe, sequences: int, role: str) -> int:

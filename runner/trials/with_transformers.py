@@ -1,11 +1,8 @@
-"""What needs transformers and torch, in child processes: the exported model loads, and a narrow
-model is made.
-"""
+"""The exported model loads, and computes: in a child process, since it imports torch."""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,18 +77,3 @@ def _head(run: Job) -> dict[str, Any]:
     stores = map(Store, run.folder.stores.glob("*.arrow"))
     number = max(len(store.facts.class_names) for store in stores)
     return {"num_labels": number, "ignore_mismatched_sizes": True}
-
-
-def write_random(run: Job, folder: Path) -> None:
-    """Writes random weights for the config.json in a folder.
-
-    Args:
-        run: whose model it is.
-        folder: of the small model.
-    """
-    torch.manual_seed(run.config.seed)
-    auto = task_named(run.config.task).model_class()
-    settings = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    text = (folder / "config.json").read_bytes()
-    auto.from_config(settings).save_pretrained(folder)
-    (folder / "config.json").write_bytes(text)  # its digest is known already

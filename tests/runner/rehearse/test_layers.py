@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from runner.trials.layers import Small, cut, kept_weights, narrowed
+from runner.trials.layers import Small, cut, kept_weights
 
 SHORT: dict[str, Any] = {
     "hidden_size": 32,
@@ -49,7 +49,6 @@ def test_layers_are_kept_until_each_kind_of_them_is_there() -> None:
 
 def test_a_model_that_is_small_or_has_no_layers_stays_as_it_is() -> None:
     assert cut({**SHORT, "num_hidden_layers": 2}) == cut({"depths": [3, 4, 6, 3]}) is None
-    assert narrowed(Small({**SHORT, "num_attention_heads": 2}, 2, 5)) is None
 
 
 def test_the_weights_of_the_kept_layers_are_kept_and_all_that_is_no_layer() -> None:
@@ -58,27 +57,3 @@ def test_the_weights_of_the_kept_layers_are_kept_and_all_that_is_no_layer() -> N
     assert kept_weights(experts | others, 2, 3) == others | {
         name for name in experts if not name.startswith("layer.2.")
     }
-
-
-NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-
-
-@pytest.mark.parametrize(
-    ("kind", "groups", "changed"),
-    [
-        ("bert", {}, NARROW),
-        ("gpt2", {}, {"n_embd": 16, "n_head": 2}),
-        ("llama", {}, {**NARROW, "num_key_value_heads": 2}),
-        ("llama", {"num_key_value_heads": 2}, {**NARROW, "num_key_value_heads": 1}),
-    ],
-)
-def test_a_model_too_wide_for_this_machine_becomes_narrow(
-    kind: str, groups: dict[str, int], changed: dict[str, int]
-) -> None:
-    small = cut({**settings_of(kind), **groups})
-    assert small is not None
-    narrow = narrowed(small)
-    assert narrow == Small({**small.settings, **changed}, 2, 5, 16)
-    kept = {k: v for k, v in narrow.settings.items() if k != "model_type"}
-    model = AutoModel.from_config(AutoConfig.for_model(kind, **kept))
-    assert model.get_input_embeddings().weight.shape == (64, 16)

@@ -14,6 +14,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from runner.errors import IncompleteError
+from runner.job.job import Job
+from runner.trials.rehearse import _check_memory
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.runner.conftest import Cluster
@@ -102,7 +105,7 @@ def stages_of(printed: str) -> dict[str, str]:
 
 
 def refusal(cluster: Cluster, *arguments: str, code: int) -> str:
-    """The message of a rehearsal that fails; whatever failed, nothing of it stays."""
+    """The message of a rehearsal that fails; whatever failed, nothing is kept."""
     done = cluster.run("rehearse", "tiny.yaml", *arguments)
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     assert "rehearsed:" not in done.stdout
@@ -121,6 +124,15 @@ def test_a_run_is_rehearsed_from_its_first_step_to_a_model_that_loads(cluster: C
     assert "model.safetensors" in stages["resume"] and "GPT2LMHeadModel" in stages["load back"]
     assert "\n  precision: fp32  (" in done.stdout and "\n  steps: 2  (" in done.stdout
     assert nothing_stays(cluster)
+
+
+def test_a_machine_with_too_little_memory_is_named_before_a_rank_starts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.trials.rehearse.memory_here", lambda _environ: 2**30)
+    job = Job.load(cluster.folder / "tiny.yaml", cluster.bundle, cluster.output(), ())
+    with pytest.raises(IncompleteError, match=r"of `deep` needs \d.* and 1.07 GB are free here"):
+        _check_memory(job, {})
 
 
 @pytest.mark.slow
