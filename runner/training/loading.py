@@ -16,7 +16,8 @@ from runner.job.findings import Findings
 from runner.job.with_torch import judge
 from runner.training.components import lora
 from runner.training.components.device import use_tanh_gelu
-from runner.training.weights import from_first, in_file_types, widen_untrained
+from runner.training.patches import in_file_types
+from runner.training.weights import from_first, widen_untrained
 
 
 def load_model(

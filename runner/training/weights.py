@@ -14,8 +14,7 @@ would evaluate with each rank's own and export rank 0's.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -67,30 +66,6 @@ def _can_be_sent(error: Exception) -> bool:
     except Exception:  # noqa: BLE001 - whatever its class does
         return False
     return True
-
-
-@contextmanager
-def in_file_types() -> Iterator[None]:
-    """`from_pretrained` leaves weights in the types of the files, so that they need no memory.
-
-    They are then views of the mapped files. Only weights that the checkpoint does not have are in
-    the requested type. `Weights` casts each when its turn comes.
-    """
-    from transformers import core_model_loading
-
-    original = getattr(core_model_loading, "_materialize_copy", None)
-    if original is None:  # another transformers: it casts at once, which takes memory on rank 0
-        yield
-        return
-
-    def uncast(tensor: Any, device: Any = None, dtype: Any = None) -> Any:
-        return original(tensor, device, None)
-
-    core_model_loading._materialize_copy = uncast
-    try:
-        yield
-    finally:
-        core_model_loading._materialize_copy = original
 
 
 def widen_untrained(model: nn.Module) -> None:

@@ -30,6 +30,7 @@ from runner.job.devices import (
 )
 from runner.job.host_memory import host_memory
 from runner.job.shapes import Device
+from runner.training.patches import change_allocator
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -221,14 +222,9 @@ def _expand_segments(environ: MutableMapping[str, str]) -> str:
         return f"CUDA allocator: as {theirs}={environ[theirs]} says"
     setting = "expandable_segments:True"
     environ[ALLOCATOR_VARIABLES[1]] = setting  # for child processes
-    _change_allocator(setting)
+    if not change_allocator(setting):
+        return "CUDA allocator: torch's own setting"
     return (
         f"CUDA allocator: {setting}: batches of many lengths fragment its memory otherwise "
         f"({ALLOCATOR_VARIABLES[1]}=expandable_segments:False or {OFF})"
     )
-
-
-def _change_allocator(setting: str) -> None:
-    """Changes the allocator after torch's import, for memory that is allocated from now on."""
-    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # since torch 2.9
-    (newer or torch.cuda.memory._set_allocator_settings)(setting)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from runner.data.rows import LabelledRows, Rows
 from runner.data.store import IGNORED
 from runner.training.components import flex
+from runner.training.patches import search_no_packed_sequences
 
 LOGITS_AT_ONCE = 2**26
 """The most logits that are held at a time: 256 MiB in float32."""
@@ -84,9 +85,7 @@ class Language(nn.Module):
         super().__init__()
         self.model, self._causal, self._head = model, causal, head
         self._smoothing = smoothing
-        from transformers import masking_utils
-
-        masking_utils.find_packed_sequence_indices = _no_packed_sequences
+        search_no_packed_sequences()
 
     def forward(
         self, labels: torch.Tensor, guessed: torch.Tensor | None = None, **inputs: torch.Tensor
@@ -153,14 +152,6 @@ class Language(nn.Module):
         return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(
             ~sees, torch.finfo(dtype).min
         )
-
-
-def _no_packed_sequences(position_ids: torch.Tensor) -> None:
-    """Replaces transformers' search for documents that share a row, which waits for the device.
-
-    A batch that has such documents has a mask for them too; without a mask, all of a row belongs
-    together.
-    """
 
 
 def summed_cross_entropy(

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
@@ -36,6 +35,7 @@ from runner.errors import (
 )
 from runner.job.plan import TrainingPlan
 from runner.run_folder.checkpoints import read_state
+from runner.training import patches
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import DeepSpeedRate, make_optimizer, skips_on_device
 from runner.training.engines.base import gathered
@@ -54,28 +54,6 @@ _HALF_BY_DEFAULT: dict[str, dict[str, Any]] = {
 }
 TAG = "engine"
 CONVERTED = "universal.tmp"
-
-
-@contextmanager
-def _kept_faults(owner: Any, name: str, faults: list[Exception]) -> Iterator[None]:
-    """Inside it, what a method of DeepSpeed raises while it writes is kept, not raised.
-
-    A rank that left DeepSpeed's save for a full disk would never come to the barrier at its end,
-    where the others wait.
-    """
-    write = getattr(owner, name)
-
-    def attempt(*arguments: Any, **more: Any) -> Any:
-        try:
-            return write(*arguments, **more)
-        except (OSError, RuntimeError) as error:
-            faults.append(error)
-
-    setattr(owner, name, attempt)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
 
 
 def ds_config(config: RunConfig, plan: TrainingPlan, *, pin: bool = False) -> dict[str, Any]:
@@ -294,8 +272,7 @@ class DeepSpeedEngine:
 
     def save(self, folder: Path) -> None:
         engine, faults = self._engine, list[Exception]()
-        files, script = (engine.checkpoint_engine, "save"), (engine, "_copy_recovery_script")
-        with _kept_faults(*files, faults), _kept_faults(*script, faults):
+        with patches.faults_of_save(engine, faults):
             engine.save_checkpoint(
                 str(folder),
                 tag=TAG,
@@ -355,10 +332,8 @@ class DeepSpeedEngine:
             {k: v for k, v in group.items() if k != "params"}
             for group in self._optimizer.param_groups
         ]
-        # In the configuration it would have to be known before the engine is made.
-        self._engine._config.load_universal_checkpoint = True
-        self._load(converted)
-        self._engine._config.load_universal_checkpoint = False
+        with patches.loads_converted(self._engine):
+            self._load(converted)
         # At stage 3 DeepSpeed gives every group the decay of the first group, and all weights one
         # shared step counter, which each of them would increase.
         for group, values in zip(self._optimizer.param_groups, kept, strict=True):
@@ -463,32 +438,17 @@ def _import_joined(device: torch.device) -> Any:
     import deepspeed
 
     if device.type == "cpu":
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        patches.omit_shared_memory_op()
     else:
         # DeepSpeed uses the GPU of this number. Where Slurm shows each task only its own GPU, it is
         # 0 on every rank.
         os.environ["LOCAL_RANK"] = str(device.index)
-    _import_uncompiled_muon()
+    patches.import_uncompiled_muon()
     # All five rank variables are set; DeepSpeed must not search for MPI in any case.
     deepspeed.init_distributed(
         "nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
     )
     return deepspeed
-
-
-def _import_uncompiled_muon() -> None:
-    """Imports DeepSpeed's Muon, which no run has, without compiling its kernels.
-
-    DeepSpeed asks of each optimizer whether it is a Muon. The import for that question decorates
-    three functions, which imports all of torch's compiler: a second per rank.
-    """
-    from deepspeed.runtime import compiler
-
-    compiles, compiler.compile = compiler.compile, lambda: lambda function: function
-    try:
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-    finally:
-        compiler.compile = compiles
 
 
 def _convert(source: Path, target: Path) -> None:

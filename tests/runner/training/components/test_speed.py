@@ -16,7 +16,12 @@ from runner.training.components.device import tune, uses_tf32
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the allocator is told; torch's settings are as before afterwards."""
     told: list[str] = []
-    monkeypatch.setattr("runner.training.components.device._change_allocator", told.append)
+
+    def change(setting: str) -> bool:
+        told.append(setting)
+        return True
+
+    monkeypatch.setattr("runner.training.components.device.change_allocator", change)
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = cudnn.benchmark = False
