@@ -55,6 +55,10 @@ class Load(NamedTuple):
         ]
 
 
+NOTHING = Load([], 0, 0)
+"""What is computed behind the last step."""
+
+
 class Ahead(Generic[T]):
     """Makes items one number ahead, in a thread. For use by one thread.
 

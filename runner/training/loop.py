@@ -35,7 +35,7 @@ from runner.run_folder.layout import (
     read_metrics,
 )
 from runner.tasks.shared.objective import Objective
-from runner.training.ahead import Ahead, Load
+from runner.training.ahead import NOTHING, Ahead, Load
 from runner.training.components.batches import Order, by_length
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
 from runner.training.components.metrics import Observer
@@ -54,8 +54,27 @@ from runner.training.weights import RunningStatistics
 MOST_SKIPPED, MOST_SKIPPED_SCALED = 10, 40
 
 
-# Where `Trainer.add_up` puts the counts of the next step.
-PREDICTIONS, TOKENS = 3, 4
+class Sums(NamedTuple):
+    """What the ranks add up together: numbers on the host, or scalars on the device.
+
+    No rank waits for a sum, so that its device always has work. The sums are started when the last
+    backward of a step has been queued, and are read one step later, when they are long there. So
+    one vector has the loss of the step that ends and the counts of the step that comes, which
+    divides each of its losses by the predictions of all ranks.
+
+    Attributes:
+        loss: of the step that ends.
+        stops: how many ranks have got a stop signal.
+        saves: how many ranks find that it is time to save.
+        predictions: of the next step.
+        tokens: of the next step, without padding.
+    """
+
+    loss: Any
+    stops: Any
+    saves: Any
+    predictions: Any
+    tokens: Any
 
 
 class PendingStep(NamedTuple):
@@ -63,7 +82,7 @@ class PendingStep(NamedTuple):
 
     Attributes:
         values: its line in metrics.jsonl, without loss and norm.
-        totals: what `Trainer.add_up` has started.
+        totals: its `Sums`, which `Trainer.add_up` has started.
         norm: of its gradient.
         summed: this rank's loss.
     """
@@ -180,16 +199,16 @@ class Trainer:
     def train_step(self) -> None:
         """One optimizer step: all micro batches forward and backward, then one update.
 
-        Nothing here waits for the device or for other ranks. What the ranks must add up for this
-        step to be reported (loss), and for the next one to begin (its number of predictions), is
-        started before the update. It is read in the next step, or by `read_sums`.
+        Nothing here waits for the device or for other ranks (see `Sums`).
         """
         self.clock.begin()
         # Dropout depends on step and rank only, so a resumed run draws the same numbers.
         seed(dropout_seed(self.config.seed, self.step, self.ranks.rank), self.device)
-        before = self.totals or self.add_up(torch.zeros((), device=self.device), self.step)
+        before = self.totals
+        if before is None:  # no step of this process has counted for this one
+            before = self.add_up(torch.zeros((), device=self.device), self.step)
         batches = self.ahead.take(self.step).on(self.device)
-        predictions = before.on_device()[PREDICTIONS].float()
+        predictions = Sums(*before.on_device()).predictions.float()
         summed = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches, start=1):
             self.phases.beat("train")
@@ -204,7 +223,7 @@ class Trainer:
         self.phases.known.add("train")
         self.state.step += 1
         self.read_sums()
-        counts = before.read()
+        counts = Sums(*before.read())
         values = {
             "step": self.step,
             "epoch": self.schedule.epoch(self.step),
@@ -212,7 +231,7 @@ class Trainer:
             "lr": lr,
             "grad_norm": math.nan,
             **self.clock.measures(
-                self.plan.total, int(counts[TOKENS]), self.ahead.waited(), counts[PREDICTIONS]
+                self.plan.total, int(counts.tokens), self.ahead.waited(), counts.predictions
             ),
             "memory_gib": peak_memory(self.device),
         }
@@ -225,11 +244,15 @@ class Trainer:
             summed: this rank's loss of the step.
             next_step: the step that will begin with these sums.
         """
-        load = self.ahead.peek(next_step)
-        stop = self.stop.received is not None
-        counts = (load.predictions, load.tokens) if load else (0, 0)
-        known = (stop, self.checkpoints.is_time(), *counts)
-        return Totals(self.ranks, self.device, [summed], known)
+        load = self.ahead.peek(next_step) or NOTHING
+        loss, *known = Sums(
+            loss=summed,
+            stops=self.stop.received is not None,
+            saves=self.checkpoints.is_time(),
+            predictions=load.predictions,
+            tokens=load.tokens,
+        )
+        return Totals(self.ranks, self.device, [loss], known)
 
     def read_sums(self) -> None:
         """Reads and logs what the ranks have added up for the last step, if that is not done.
@@ -242,13 +265,13 @@ class Trainer:
         if self.pending is None:
             return
         step, self.pending = self.pending, None
-        loss, stops, saves, *_ = step.totals.read()
+        sums = Sums(*step.totals.read())
         (norm,) = step.norm.read()
-        self.should_stop = self.should_stop or stops > 0
-        self.is_time_to_save = self.is_time_to_save or saves > 0
-        self.observer.step({**step.values, "loss": loss, "grad_norm": norm})
-        if not math.isfinite(loss):
-            self.check_finite("loss", loss, step.summed.item(), step=step.values["step"])
+        self.should_stop = self.should_stop or sums.stops > 0
+        self.is_time_to_save = self.is_time_to_save or sums.saves > 0
+        self.observer.step({**step.values, "loss": sums.loss, "grad_norm": norm})
+        if not math.isfinite(sums.loss):
+            self.check_finite("loss", sums.loss, step.summed.item(), step=step.values["step"])
         self.check_skipped(norm, step.values["step"])
 
     def check_skipped(self, norm: float, step: int) -> None:
