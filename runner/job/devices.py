@@ -215,22 +215,24 @@ def ask_driver() -> tuple[list[Gpu], str]:
 NODES_OF_NVIDIA, NODES_OF_AMD = ("dev/nvidia0", "dev/dxg"), ("dev/kfd",)
 # For each kind of accelerator: its names in Slurm's gres, the variables that schedulers set, its
 # device nodes. torch reaches only GPUs: NVIDIA's as CUDA devices, and those of ROCm and of Hygon's
-# DTK where it was built for them.
+# DTK where it was built for them. The others (Ascend, Cambricon, Gaudi, Intel, TPU) are known by
+# name alone, so that a run that asks for one is refused and not trained on the CPU.
+OTHER = "accelerator of this kind"
 ACCELERATORS: dict[str, tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]] = {
     "GPU": (
         frozenset({"gpu", "dcu", "hip", "rocm"}),
         ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         ("dev/nvidia0", "dev/nvidiactl", "dev/kfd", "dev/dxg", "proc/driver/nvidia/gpus"),
     ),
-    "Ascend NPU": (
-        frozenset({"npu", "ascend", "huawei"}),
-        ("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
-        ("dev/davinci0", "dev/davinci_manager"),
+    OTHER: (
+        frozenset({"npu", "ascend", "huawei", "mlu", "hpu", "gaudi", "xpu", "tpu"}),
+        (
+            *("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
+            *("MLU_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+            "TPU_VISIBLE_CHIPS",
+        ),
+        ("dev/davinci0", "dev/davinci_manager", "dev/cambricon_dev0", "dev/hl0"),
     ),
-    "Cambricon MLU": (frozenset({"mlu"}), ("MLU_VISIBLE_DEVICES",), ("dev/cambricon_dev0",)),
-    "Gaudi HPU": (frozenset({"hpu", "gaudi"}), ("HABANA_VISIBLE_DEVICES",), ("dev/hl0",)),
-    "XPU": (frozenset({"xpu"}), ("ZE_AFFINITY_MASK",), ()),
-    "TPU": (frozenset({"tpu"}), ("TPU_VISIBLE_CHIPS",), ()),
 }
 USABLE = (
     "Training here runs on GPUs that torch sees as CUDA devices "
@@ -287,10 +289,9 @@ def notes(
     torch, has_gpu = _torch_for_cpus() if own_torch else "", _is_here("GPU")
     if meant and torch:
         raise unusable(meant, f"torch {torch} is for CPUs only")
-    for kind, (_, names, _) in ACCELERATORS.items():
-        is_there = _is_set(names, environ) or (outside_jobs(environ) and _is_here(kind))
-        if kind != "GPU" and is_there and not has_gpu:
-            raise unusable(meant, f"torch does not see a {kind} as a CUDA device")
+    is_other = outside_jobs(environ) and _is_here(OTHER)
+    if (is_other or _is_set(ACCELERATORS[OTHER][1], environ)) and not has_gpu:
+        raise unusable(meant, f"torch does not see an {OTHER} as a CUDA device")
     if meant and not has_gpu:
         raise unusable(meant, "this node has no device of a GPU (/dev/nvidia0, /dev/kfd)")
     if torch and has_gpu:
@@ -449,9 +450,9 @@ def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
         UsageError: the job requests accelerators that no rank can use.
     """
     for name, *_ in _gres(slurm):
-        if (kind := _kind_of(name)) not in ("", "GPU"):
+        if _kind_of(name) == OTHER:
             raise UsageError(
-                f"slurm.options gres: {name}: a {kind} cannot be used.",
+                f"slurm.options gres: {name}: an {OTHER} cannot be used.",
                 f"{USABLE}. Ask for those: slurm.gpus_per_node, or slurm.options gres gpu:TYPE:N; "
                 "or remove the gres to train on CPUs.",
             )
