@@ -61,8 +61,6 @@ COMMAND_LINE = (
         (("--bundle bundle", "words"),), tail="--bundle other --bundle bundle"),
     Row("runner/cli/start.py", "runner submit RUN --to CLUSTER; without: runner submit RUN",
         (("runner submit RUN --bundle BUNDLE", "instead {} --print"),), does=f"{PRINT} --logout"),
-    Row("runner/cli/start.py", "runner train --help", (("runner train --help", "show"),),
-        does="runner train"),
     Row("runner/slurm/job_array.py", "For instance: --array",
         (("--array [^ ]*=1e-4,3e-4", "words"),), tail="--array optimizer.lr"),
     Row("runner/slurm/job_array.py", "List all its values in one: --array KEY=A,B,C.",
