@@ -17,7 +17,6 @@ from runner.cli.options import processes_option, run_options, to_option
 from runner.errors import (
     StageError,
     UsageError,
-    human_count,
     json_option,
     print_json,
     print_line,
@@ -26,8 +25,9 @@ from runner.errors import (
 )
 
 if TYPE_CHECKING:
-    from runner.job.findings import Findings
-    from runner.job.job import Job
+    from runner.job.findings import Finding
+    from runner.job.training_run import TrainingRun
+    from runner.slurm.script import SbatchRequest
 
 
 @click.command()
@@ -58,9 +58,10 @@ def check(
       runner check runs/my.yaml --bundle bundle
     """
     from runner import isolation, offline
-    from runner.job.check import check_ahead, document
-    from runner.job.findings import Findings
-    from runner.job.job import Job
+    from runner.job.check import check_run
+    from runner.job.findings import document, errors_of, fact_line
+    from runner.job.run import Asked
+    from runner.job.training_run import TrainingRun
 
     offline.set_variables(os.environ)
     said: list[str] = []
@@ -68,41 +69,40 @@ def check(
         # Only says what `train` will do.
         isolation.isolate(dict(os.environ), said.append if as_json else print_line, [*sys.path])
         try:
-            loaded = Job.load(run, bundle, output, overrides)
-            found = check_ahead(loaded, processes, os.environ)
-            finished = loaded.finished()
+            asked = Asked(processes=processes, ahead=True)
+            loaded = TrainingRun.load(run, bundle, output, overrides, asked)
+            found = check_run(loaded)
+            finished = loaded.finished
         except StageError as error:
             if not as_json:
                 raise
-            found, finished = Findings(errors=list(error.parts or [error])), []
+            found, finished = list(errors_of(error)), []
         if as_json:
-            found.lines += finished
+            found += map(fact_line, finished)
             result = document(found, said, run=str(run), bundle=str(bundle))
             print_json(result)
             sys.exit(result["exit_code"])
-        _print_check(loaded, found, finished, processes)
+        _print_check(loaded, found)
 
 
-def _print_check(run: Job, found: Findings, finished: list[str], processes: int | None) -> None:
-    from runner.job.installed import lacking, why_not_here
+def _print_check(run: TrainingRun, found: list[Finding]) -> None:
+    from runner.job.findings import errors_in, except_warnings, in_order, raise_errors
+    from runner.job.installed import lacking
 
-    for line in () if found.errors else (*found.lines, *found.details):
-        print_line(line)
-    for finding in found.others:
-        print_line(str(finding))
-    found.raise_errors()
-    if finished:
-        print_line("\n".join(finished))
+    for finding in in_order(found):
+        if not (finding.is_line and errors_in(found)):
+            print_line(str(finding))
+    raise_errors(found)
+    if run.finished:
+        print_line("\n".join(run.finished))
         return
-    warnings = sum(finding.level == "warning" for finding in found.others)
-    above = f", except {human_count(warnings, 'warning')} above" if warnings else ""
-    is_part = lacking() or why_not_here(run.config, run.inputs)
+    is_part = lacking() or run.why_not_here
     what = " in what was checked" if is_part else ""
-    print_line(f"nothing found that would fail{what}{above}")
-    print_line(f"next: {_next(run, processes, has_cluster=found.has_cluster)}")
+    print_line(f"nothing found that would fail{what}{except_warnings(found)}")
+    print_line(f"next: {_next(run)}")
 
 
-def _next(run: Job, processes: int | None, *, has_cluster: bool) -> str:
+def _next(run: TrainingRun) -> str:
     """The command that starts what was checked: a job, here or on a cluster; else ranks here.
 
     Where that Python cannot train, it is what gives it the packages.
@@ -110,15 +110,17 @@ def _next(run: Job, processes: int | None, *, has_cluster: bool) -> str:
     from runner.inputs import environments
     from runner.inputs.far import to_option
     from runner.job.installed import how_to_install, note_for_job
+    from runner.job.run import Run
 
     if Path(".airlift/lock/step").exists():
         return "go.sh, which is at work here, submits it"
+    processes, answer = run.asked.processes, run.known(Run.slurm_answer)
     outside = processes is None and "SLURM_JOB_ID" not in os.environ
-    queue = outside and has_cluster and shutil.which("sbatch")
+    queue = outside and (answer is None or answer.has_cluster) and shutil.which("sbatch")
     is_elsewhere = run.folder.root != (Path("output") / run.config.name).absolute()
     can_go = outside and not queue and not is_elsewhere and run.config.manifest is not None
     to = to_option(run.config.path) if can_go else ""
-    note = note_for_job(run.config, run.inputs)
+    note = note_for_job(run.config, run.inputs, run.packages)
     if note and not to and (note.level == "warning" or not queue):
         return how_to_install(environments(run.inputs.bundle))
     words = ["runner", "submit" if queue or to else "train", str(run.config.path)]
@@ -269,17 +271,23 @@ def submit(
             "runner submit RUN --to CLUSTER; without: runner submit RUN --bundle BUNDLE",
         )
     from runner import offline
-    from runner.job.job import Job
     from runner.job.plan import check_batch
-    from runner.job.submit import check_srun, request
+    from runner.job.run import Asked
+    from runner.job.submit import check_srun
+    from runner.job.training_run import TrainingRun
     from runner.slurm.job_array import members
     from runner.slurm.script import sbatch_script
 
     offline.set_variables(os.environ)
-    loaded = Job.load(run, bundle, output, overrides)
+    asked = Asked(ahead=True, submits=True)
+    loaded = TrainingRun.load(run, bundle, output, overrides, asked)
     sweep = members(axes) if axes else ()
-    runs = [loaded.member(member.name, member.overrides) for member in sweep]
-    wanted = request(loaded, sweep)
+    # The runs of a sweep share one shell, which is tried once.
+    runs = [
+        loaded.member(member.name, member.overrides, tries_shell=number == 0)
+        for number, member in enumerate(sweep)
+    ]
+    wanted = loaded.request_for(sweep)
     if only_print:
         check_srun(loaded.config)
         for checked in runs or [loaded]:
@@ -290,7 +298,7 @@ def submit(
         _submit(runs, loaded, wanted)
 
 
-def _submit(runs: list[Job], alone: Job, wanted: Any) -> None:
+def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) -> None:
     """Checks what is to be submitted and submits it, unless all of it is finished.
 
     Args:
@@ -301,11 +309,10 @@ def _submit(runs: list[Job], alone: Job, wanted: Any) -> None:
     for run in runs or [alone]:
         if runs:
             print_line(f"{run.folder.root.name}:")
-        # The runs of a sweep share one shell, which is tried once.
-        _check_request(run, with_shell=run is (runs or [alone])[0])
-        if finished := run.finished():  # also of one that --quiet submits
-            print_line("\n".join(finished), err=True)
-    if all(run.finished() for run in runs or [alone]):
+        _check_request(run)
+        if run.finished:  # also of one that --quiet submits
+            print_line("\n".join(run.finished), err=True)
+    if all(run.finished for run in runs or [alone]):
         print_line("nothing was submitted")
         return
     job = submit_job(wanted, alone.partition)
@@ -315,18 +322,15 @@ def _submit(runs: list[Job], alone: Job, wanted: Any) -> None:
     print_line(f"  log:    {log}")
 
 
-def _check_request(run: Job, *, with_shell: bool) -> None:
+def _check_request(run: TrainingRun) -> None:
     """Checks one run that will be submitted, and prints what is found.
-
-    Args:
-        with_shell: whether the job's shell and its Python are tried, too.
 
     Raises:
         StageError: it cannot work, or another launcher trains in its folder.
     """
-    from runner.job.check import check_ahead
+    from runner.job.check import check_run
+    from runner.job.findings import report
     from runner.run_folder.run_lock import check_not_held
 
-    found = check_ahead(run, None, os.environ, to_submit=True, with_shell=with_shell)
-    found.report(print_line)
+    report(check_run(run), print_line)
     check_not_held(run.folder, os.environ)

@@ -39,16 +39,16 @@ _WITH_LFS = ("lustre",)
 _UNLIMITED = 0
 
 
-def files_to_read(inputs: Inputs) -> list[Path]:
+def files_to_read(inputs: Inputs) -> tuple[Path, ...]:
     """Lists the bundle's files that a run reads: of its model, datasets and environment."""
     splits = [s for data in inputs.datasets for s in (data.train, data.validation) if s]
     environment = inputs.environment.path if inputs.environment else None
-    return [
+    return (
         inputs.bundle / "stage.lock",
         *(inputs.model.path / name for name in inputs.model.digests),
         *(file for split in splits for file in split.files),
         *(environment / name for name in ENVIRONMENT_FILES if environment),
-    ]
+    )
 
 
 def check_readable(paths: Iterable[Path]) -> None:

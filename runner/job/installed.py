@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
@@ -22,11 +23,26 @@ from runner.config.run_config import RunConfig
 from runner.config.tasks import task_named
 from runner.errors import UsageError, install_command, quoted
 from runner.inputs import Inputs, check_site, environments, imports, running_tree
-from runner.job.findings import Finding
+from runner.job.findings import Finding, note, warning
 
 PIP_NAMES = {"PIL": "pillow"}
 PREFIX = "~/envs"
 SILENT = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+@dataclass(frozen=True)
+class Packages:
+    """The packages that a run imports, by the names that are imported.
+
+    Attributes:
+        of_ranks: what the ranks import.
+        of_launcher: what it prepares the data with, where the ranks have another Python.
+        of_tokenizer: what turns the files of a tokenizer into a fast one.
+    """
+
+    of_ranks: tuple[str, ...]
+    of_launcher: tuple[str, ...]
+    of_tokenizer: tuple[str, ...] = ()
 
 
 def is_installed(package: str) -> bool:
@@ -106,7 +122,7 @@ def for_tokenizer(names: Iterable[str]) -> list[str]:
     return ["tiktoken"] if any(name.endswith(".tiktoken") for name in names) else found
 
 
-def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what: str) -> None:
+def check_installed(config: RunConfig, inputs: Inputs, packages: Sequence[str], what: str) -> None:
     """Refuses work for which this environment is not the right one.
 
     Args:
@@ -123,7 +139,7 @@ def check_installed(config: RunConfig, inputs: Inputs, packages: list[str], what
     check_packages(config, inputs, packages, what)
 
 
-def check_packages(config: RunConfig, inputs: Inputs, packages: list[str], what: str) -> None:
+def check_packages(config: RunConfig, inputs: Inputs, packages: Sequence[str], what: str) -> None:
     """Refuses work for which packages are missing here. Arguments: as for `check_installed`.
 
     Raises:
@@ -140,7 +156,7 @@ def check_packages(config: RunConfig, inputs: Inputs, packages: list[str], what:
         )
 
 
-def check_environment(config: RunConfig, inputs: Inputs) -> None:
+def check_environment(config: RunConfig, inputs: Inputs, packages: Packages) -> None:
     """Refuses an environment of the bundle that lacks a package which the run needs.
 
     Raises:
@@ -149,9 +165,7 @@ def check_environment(config: RunConfig, inputs: Inputs) -> None:
     environment = inputs.environment
     if environment is None or not environment.packages:
         return
-    wanted = to_train(config)
-    if task_named(config.task).has_tokens:
-        wanted += for_tokenizer(inputs.model.digests)
+    wanted = (*packages.of_ranks, *packages.of_tokenizer)
     names = [PIP_NAMES.get(name, name) for name in wanted]
     have = imports.importable(environment.packages, names)
     if missing := [name for name in names if name not in have]:
@@ -194,14 +208,6 @@ def python_of_ranks(config: RunConfig, inputs: Inputs) -> tuple[str, ...] | None
     return () if environment is None or running_tree() == environment.tree else None
 
 
-def why_not_here(config: RunConfig, inputs: Inputs) -> str:
-    """Returns why a model cannot be built by the ranks' Python here; empty: it can."""
-    python = python_of_ranks(config, inputs)
-    if python is None:
-        return "they run another environment than this command"
-    return f"{lacks} not installed here" if not python and (lacks := lacking()) else ""
-
-
 def check_fsdp(config: RunConfig, kind: str) -> None:
     """Refuses FSDP2 on CPUs with a torch that has it for GPUs only.
 
@@ -221,21 +227,20 @@ def check_fsdp(config: RunConfig, kind: str) -> None:
         )
 
 
-def note_for_job(config: RunConfig, inputs: Inputs) -> Finding | None:
+def note_for_job(config: RunConfig, inputs: Inputs, packages: Packages) -> Finding | None:
     """What to know of the Python of the job, if this one cannot train; None: it can."""
     if not is_light():
         return None
     if config.slurm.setup:
         what = "the job runs the `runner` that slurm.setup puts on PATH: this one cannot train"
-        return Finding("note", what)
+        return note(what)
     if config.manifest and config.environment and not shutil.which("sbatch"):
         what = f"the job runs in `{config.environment.asset}`"
-        return Finding("note", f"{what}: `runner submit --to` makes it on the cluster")
-    lacks = f"the job runs {sys.executable}, which lacks {_listed(_missing(to_train(config)))}"
+        return note(f"{what}: `runner submit --to` makes it on the cluster")
+    lacks = f"the job runs {sys.executable}, which lacks {_listed(_missing(packages.of_ranks))}"
     if config.slurm.modules:
-        return Finding("note", f"{lacks}: slurm.modules must bring them, else it ends at once")
-    return Finding(
-        "warning",
+        return note(f"{lacks}: slurm.modules must bring them, else it ends at once")
+    return warning(
         f"{lacks}, so it would end at once.",
         "Activate an environment that has them: "
         f"slurm: {{setup: ['. {PREFIX}/NAME/activate']}}. "
@@ -264,22 +269,17 @@ def check_tools(config: RunConfig) -> None:
         raise UsageError(f"{config.path}: {what} on this machine.", remedy)
 
 
-def find_tools(config: RunConfig) -> list[Finding]:
+def find_tools(config: RunConfig) -> Iterator[Finding]:
     """Finds what is missing here for a job on other nodes, which often have the same.
 
     Nothing if the job gets its tools by `modules`, `setup`, a container or an environment.
     """
     slurm = config.slurm
     if slurm.modules or slurm.setup or slurm.around_ranks or config.environment is not None:
-        return []
-    return [
-        Finding(
-            "warning",
-            f"{config.path}: {what} on this machine; the job's nodes may lack it, too.",
-            remedy,
-        )
-        for what, remedy in _missing_tools(config)
-    ]
+        return
+    for what, remedy in _missing_tools(config):
+        where = f"{config.path}: {what} on this machine; the job's nodes may lack it, too."
+        yield warning(where, remedy)
 
 
 def _missing_tools(config: RunConfig) -> list[tuple[str, str]]:

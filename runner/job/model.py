@@ -11,7 +11,7 @@ from runner.config.tasks import task_named
 from runner.errors import UsageError
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.job.installed import is_installed
-from runner.job.shapes import ModelShape, Shapes, grown, text_settings
+from runner.job.shapes import ModelShape, Shapes, text_settings
 from runner.tasks import TASKS, has_model
 
 WRAPPERS = {
@@ -22,7 +22,7 @@ WRAPPERS = {
 """The begin of all names in weights that were saved with a wrapper around the model."""
 
 
-def check_model(config: RunConfig, model: ModelInput) -> None:
+def check_model(config: RunConfig, model: ModelInput, outline: ModelShape) -> None:
     """Refuses a model that transformers cannot use for the task."""
     task, kind = task_named(config.task), model.settings.get("model_type")
     if kind is None:
@@ -52,7 +52,7 @@ def check_model(config: RunConfig, model: ModelInput) -> None:
             "a token would see the one it has to guess.",
             f"{remedy} a decoder such as GPT-2.",
         )
-    _check_first_weights(config, model)
+    _check_first_weights(config, model, outline)
     _check_weights_can_be_trained(config, model)
 
 
@@ -157,18 +157,16 @@ def _check_index(config: RunConfig, model: ModelInput) -> None:
         )
 
 
-def _check_first_weights(config: RunConfig, model: ModelInput) -> None:
+def _check_first_weights(config: RunConfig, model: ModelInput, outline: ModelShape) -> None:
     """Refuses `model.init` with another architecture: tokenizer and config come from the asset."""
     if config.model.folder is None:
         return
     path = config.model.folder / "config.json"
     try:
         theirs = json.loads(path.read_text(encoding="utf-8"))
-        shapes = [ModelShape.of(settings) for settings in (theirs, model.settings)]
         # Another run with the same new tokens has exported a larger embedding.
-        same = theirs.get("model_type") == model.settings.get("model_type") and (
-            shapes[0] in (shapes[1], grown(shapes[1], model))
-        )
+        shape, known = ModelShape.of(theirs), (ModelShape.of(model.settings), outline)
+        same = theirs.get("model_type") == model.settings.get("model_type") and shape in known
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(
             f"{path}: not a model's config: {error}.", "Export the model again."

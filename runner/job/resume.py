@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.data.recipe import data_key, recipes
 from runner.errors import as_shown
 from runner.inputs import Inputs
-from runner.job.findings import Finding
+from runner.job.findings import Finding, note
 from runner.job.plan import num_steps
 from runner.run_folder.checkpoints import check_before_launch, signature
-from runner.run_folder.history import (
-    changed_since,
-    changes,
-    earlier_facts,
-)
+from runner.run_folder.history import History, changed_since, changes
 from runner.run_folder.layout import RunFolder
 
 
 def check_checkpoint(
-    config: RunConfig, inputs: Inputs, folder: RunFolder, length: int, world_size: int | None
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    history: History | None,
+    data: str,
+    world_size: int | None,
 ) -> str | None:
     """Refuses a checkpoint of another run; returns a line on the checkpoint to be resumed.
 
@@ -29,61 +29,54 @@ def check_checkpoint(
         config: the run file.
         inputs: its model and data.
         folder: the run folder.
-        length: tokens of a sequence.
+        history: what it records.
+        data: the key of the training data.
         world_size: the number of ranks; None: not known.
 
     Raises:
         UsageError: as for `check_before_launch`.
     """
     total = config.batch.total
-    names = " or ".join(dict.fromkeys(f"`{data.asset}`" for data in inputs.datasets))
-    now = signature(
-        config,
-        inputs,
-        data_key(recipes(config, inputs, length)["train"]),
-        total if isinstance(total, int) else None,
-    )
+    names = " or ".join(dict.fromkeys(f"`{source.asset}`" for source in inputs.datasets))
     return check_before_launch(
         folder.checkpoints,
-        now,
+        signature(config, inputs, data, total if isinstance(total, int) else None),
         world_size,
-        _steps(config, earlier_facts(folder)),
+        _steps(config, history),
         config.engine.name,
         config.precision,
-        _changed(config, folder) or [f"other data of {names}"],
-        _length_before(config, folder),
+        _changed(config, history) or [f"other data of {names}"],
+        _length_before(config, history),
     )
 
 
-def note_changes(config: RunConfig, inputs: Inputs, folder: RunFolder) -> list[Finding]:
-    """Returns notes on the bundle and settings that differ from those of the run to be resumed."""
-    found = []
-    bundle = str(earlier_facts(folder).get("bundle_id") or inputs.bundle_id)
+def note_changes(config: RunConfig, inputs: Inputs, history: History | None) -> Iterator[Finding]:
+    """Yields notes on the bundle and settings that differ from those of the run to be resumed."""
+    facts = history.facts if history else {}
+    bundle = str(facts.get("bundle_id") or inputs.bundle_id)
     if bundle != inputs.bundle_id:
         what = f"this run was started with the bundle {as_shown(bundle)[:12]}, and goes on with "
         same = f"{inputs.bundle_id[:12]}: its model and training data are the same"
-        found.append(Finding("note", f"{what}{same}"))
-    if (before := _length_before(config, folder)) and config.schedule.name != "constant":
+        yield note(f"{what}{same}")
+    if (before := _length_before(config, history)) and config.schedule.name != "constant":
         what = f"this run was started with {before}, and its end decides the learning rate"
-        found.append(
-            Finding("note", f"{what} ({config.schedule.name}): from this start on it is another.")
-        )
-    if changed := changed_since(folder, config):
+        yield note(f"{what} ({config.schedule.name}): from this start on it is another.")
+    if changed := changed_since(history, config):
         what = f"from this start on, the run has other settings: {', '.join(changed)}"
-        found.append(Finding("note", f"{what}. Its model card will name only the new ones."))
-    return found
+        yield note(f"{what}. Its model card will name only the new ones.")
 
 
-def _steps(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
+def _steps(config: RunConfig, history: History | None) -> int | None:
     """The number of steps that a run asks for; None: not known before its data are prepared.
 
     Args:
         config: the run file.
-        facts: environment.json of an earlier start. Only a run on the same data continues it, so
-            its number of sequences holds for this one too.
+        history: of an earlier start. Only a run on the same data continues it, so its number of
+            sequences holds for this one too.
     """
     if config.steps is not None:
         return config.steps
+    facts: Any = history.facts if history else {}
     batch, sequences = facts.get("batch"), facts.get("num_sequences")
     total = config.batch.total
     if total == "auto" and isinstance(batch, dict):
@@ -93,20 +86,20 @@ def _steps(config: RunConfig, facts: Mapping[str, Any]) -> int | None:
     return num_steps(config, sequences, total)
 
 
-def _length_before(config: RunConfig, folder: RunFolder) -> str:
+def _length_before(config: RunConfig, history: History | None) -> str:
     """`KEY=VALUE` of what decided the steps of the earlier run, if it is another now."""
-    known = changes(folder, config)
+    known = changes(history, config)
     found = (f"{key}={known[key][0]}" for key in ("steps", "epochs") if key in known)
     return next((text for text in found if not text.endswith("=None")), "")
 
 
-def _changed(config: RunConfig, folder: RunFolder) -> list[str]:
+def _changed(config: RunConfig, history: History | None) -> list[str]:
     """Lists the keys that decide the training data and differ from the run to be resumed.
 
     Each entry has both values.
     """
     same = ("sequence_length", "packing", "dataset", "datasets")
-    known = changes(folder, config).items()
+    known = changes(history, config).items()
     found = [(key, *both) for key, both in known if key.split(".")[0] in same]
     found.sort(key=lambda one: one[0] != "sequence_length")
     return [f"{key} {old} (now {new})" for key, old, new in found]

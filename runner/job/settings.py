@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_size
-from runner.job.findings import Findings
+from runner.job.findings import Finding, warning
 from runner.job.memory import USABLE, activation_bytes, model_state
 from runner.job.plan import TrainingPlan, accumulation_of, largest_micro
 from runner.job.shapes import Device, ModelShape, text_settings
@@ -18,12 +18,11 @@ SURELY_TOO_MUCH = 3
 
 
 def check_micro(
-    found: Findings,
     config: RunConfig,
     shape: ModelShape,
     plan: TrainingPlan,
     device: Device,
-) -> None:
+) -> Iterator[Finding]:
     """Finds a micro batch of the run file that does not fit on the device, as it is estimated.
 
     Args:
@@ -55,14 +54,13 @@ def check_micro(
         f"{device.name} has {human_size(device.memory)}."
     )
     if need > device.memory * SURELY_TOO_MUCH:
-        found.error(UsageError(text, f"{remedy}."))
-    else:
-        found.warn(text, f"{remedy}.")
+        raise UsageError(text, f"{remedy}.")
+    yield warning(text, f"{remedy}.")
 
 
 def check_settings(
-    found: Findings, config: RunConfig, settings: Mapping[str, Any], precision: str
-) -> None:
+    config: RunConfig, settings: Mapping[str, Any], precision: str
+) -> Iterator[Finding]:
     """Finds settings that are probably not meant.
 
     Args:
@@ -76,7 +74,7 @@ def check_settings(
     # bf16 reaches 3.4e38, fp16 65504: activations of such models overflow, and the loss becomes nan
     # or the loss scale falls to its minimum (github.com/huggingface/transformers/issues/14189, T5).
     if precision == "fp16" and trained == "bfloat16" and config.model.init != "scratch":
-        found.warn(
+        yield warning(
             f"{config.place('precision')}: "
             f"precision fp16, and `{config.model.asset}` was trained in bfloat16 "
             "(config.json): its activations may be too large for fp16, and the loss becomes nan.",
@@ -85,7 +83,7 @@ def check_settings(
         )
     warmup, steps = config.schedule.warmup, config.steps
     if steps is not None and 1 <= warmup >= steps:
-        found.warn(
+        yield warning(
             f"{config.place('schedule.warmup')}: "
             f"schedule.warmup {warmup:g} steps of {steps}: the learning rate never "
             f"reaches {config.optimizer.lr:g}.",
@@ -94,7 +92,7 @@ def check_settings(
     rate, name = config.optimizer.lr, config.optimizer.name
     # Adam and Lion change each weight by about the rate in each step: 5, for 5e-5, is a slip.
     if rate >= 1 and name not in ("sgd", "adafactor"):
-        found.warn(
+        yield warning(
             f"{config.place('optimizer.lr')}: optimizer.lr {rate:g}: with {name} each step changes "
             "each weight by about that much, and nothing is left of the model.",
             f"{config.how_to_set('optimizer.lr', '5.0e-5')} (the default), or the rate that is "
@@ -102,16 +100,14 @@ def check_settings(
         )
 
 
-def check_accumulation(
-    found: Findings, config: RunConfig, total: int, micro: int, ranks: int
-) -> None:
+def check_accumulation(config: RunConfig, total: int, micro: int, ranks: int) -> Iterator[Finding]:
     """Finds another accumulation in the user's ds_config.json than the run will have."""
     chosen = accumulation_of(config, total, micro, ranks)
     divides = total % (micro * ranks) == 0  # else the batch itself is refused
     if config.accumulation in (None, chosen.value) or not divides:
         return
     theirs = ranks * micro * (config.accumulation or 1)
-    found.warn(
+    yield warning(
         f"accumulation: {chosen.value}  ({chosen.reason})",
         f"{config.how_to_set('batch.global', theirs)} to keep theirs, or write "
         f'"gradient_accumulation_steps": "auto" in {Path(config.engine.config or "").name}.',

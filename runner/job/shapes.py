@@ -212,43 +212,62 @@ def check_targets(config: RunConfig, targets: Sequence[str], modules: Sequence[s
             )
 
 
-def shape_of(config: RunConfig, model: ModelInput, counted: int = 0) -> ModelShape:
+def outline_of(model: ModelInput) -> ModelShape:
+    """Returns a run's model by its config.json alone, with the rows that the run adds.
+
+    Raises:
+        UsageError, DamageError: as for `rows_needed`.
+    """
+    return grown(ModelShape.of(model.settings), rows_needed(model), model.settings)
+
+
+def shape_of(
+    config: RunConfig,
+    model: ModelInput,
+    outline: ModelShape,
+    shapes: Shapes | None,
+    counted: int = 0,
+) -> ModelShape:
     """Returns the counts of a run's model, with the trained and quantised parameters.
 
     Args:
+        outline: by its config.json, of `outline_of`.
+        shapes: name -> shape of each weight; None: the model has no weights.
         counted: the number of parameters by `with_torch.count`, for a model without weights.
 
     Raises:
-        UsageError: a safetensors header cannot be read, or a LoRA target matches no weight.
+        UsageError: a LoRA target matches no weight.
     """
-    shapes = weight_shapes(model)
     number = counted if shapes is None else sum(math.prod(shape) for shape in shapes.values())
-    shape = grown(ModelShape.of(model.settings, number), model)
+    shape = grown(ModelShape.of(model.settings, number), outline.vocabulary, model.settings)
     targets = targets_in_peft(model.settings.get("model_type")) if config.lora else []
     return with_lora(shape, config, shapes, targets)
 
 
-def grown(shape: ModelShape, model: ModelInput) -> ModelShape:
-    """Returns the counts with the rows that the run adds to the embedding.
+def grown(shape: ModelShape, rows: int, settings: Mapping[str, Any]) -> ModelShape:
+    """Returns the counts of a model whose embedding has at least so many rows.
 
-    Raises:
-        UsageError: as for `rows_needed`.
+    Args:
+        settings: the content of config.json.
     """
-    rows = rows_needed(model)
     if rows <= shape.vocabulary or not shape.vocabulary:
         return shape
-    tables = 1 if model.settings.get("tie_word_embeddings", True) else 2
+    tables = 1 if settings.get("tie_word_embeddings", True) else 2
     more = (rows - shape.vocabulary) * shape.hidden * tables
     number = shape.num_parameters and shape.num_parameters + more
     return replace(shape, vocabulary=rows, num_parameters=number)
 
 
 def describe_new_tokens(shape: ModelShape, model: ModelInput) -> str:
-    """A line on the tokens that the run adds; empty: it adds none. Arguments as for `grown`."""
-    rows = rows_needed(model)
-    if not rows:
+    """A line on the tokens that the run adds; empty: it adds none.
+
+    Args:
+        shape: the model's counts, with the rows that the run adds.
+    """
+    added = len(model.new_tokens) + len(model.new_special_tokens)
+    if not added:
         return ""
-    number = human_count(len(model.new_tokens) + len(model.new_special_tokens), "token")
+    number, rows = human_count(added, "token"), shape.vocabulary
     before = ModelShape.of(model.settings).vocabulary
     room = f"the embedding has room for them ({before} rows)"
     if rows > before:

@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.child import runner_command
 from runner.config.run_config import RunConfig, SlurmConfig
@@ -30,11 +31,9 @@ from runner.errors import (
     write_atomically,
 )
 from runner.job import devices
-from runner.job.findings import Findings
+from runner.job.findings import Finding, warning
 from runner.job.installed import is_light
-from runner.job.job import Job
 from runner.job.partition import NodeShape, Partition
-from runner.job.shapes import Device
 from runner.run_folder.layout import RunFolder, write_json
 from runner.run_folder.run_lock import age_s, hold_run_folder
 from runner.slurm.commands import ask, job_number
@@ -142,25 +141,30 @@ class NoClusterError(UsageError):
     """sbatch is installed, but this machine belongs to no cluster."""
 
 
-def request(job: Job, sweep: tuple[Member, ...] = ()) -> SbatchRequest:
+def request(
+    config: RunConfig,
+    folder: RunFolder,
+    command: Sequence[str],
+    partition: Partition,
+    sweep: tuple[Member, ...] = (),
+) -> SbatchRequest:
     """Decides what a job requests of Slurm. Every path becomes absolute.
 
     Args:
+        command: the words after `runner`, without the run folder.
         sweep: the members of a job array; empty: a single run.
     """
-    config, slurm, run_folder = job.config, job.config.slurm, job.folder.root.absolute()
+    slurm, run_folder = config.slurm, folder.root.absolute()
     if slurm.time is not None:
         time_limit_s(slurm.time, f"{config.place('slurm.time')}: slurm.time")
     ranks = ranks_on_node(slurm)
-    cpus, reason = cpus_per_task(job.partition.nodes, ranks, slurm.gpus_per_node)
-    sets = [argument for override in job.overrides for argument in ("--set", override)]
-    paths = [str(config.path.absolute()), "--bundle", str(job.bundle.absolute())]
-    paths += [] if sweep else ["--output", str(run_folder)]
+    cpus, reason = cpus_per_task(partition.nodes, ranks, slurm.gpus_per_node)
+    output = [] if sweep else ["--output", str(run_folder)]
     return SbatchRequest(
         name=config.name,
         run_folder=run_folder,
         working_folder=Path.cwd(),
-        command=(*_runner(slurm), "train", *paths, *sets),
+        command=(*_runner(slurm), *command, *output),
         srun=slurm.around_ranks if slurm.srun else (),
         bin_folder=Path(sys.executable).parent,
         nodes=slurm.nodes,
@@ -199,19 +203,6 @@ def check_srun(config: RunConfig) -> None:
             "Let the ranks' own write the script, and submit that: srun --ntasks=1 "
             f"{words} PREFIX/bin/runner submit {config.path} --bundle BUNDLE --print > job.sbatch",
         )
-
-
-def device_of_job(job: Job, processes: int | None, environ: Mapping[str, str]) -> Device | None:
-    """The device of a rank in the job that the run file requests; None if it is unknown here.
-
-    Args:
-        processes: the number of ranks on this machine, if there is no Slurm.
-    """
-    config, nodes = job.config, job.partition.nodes
-    if processes is not None and not nodes and not config.slurm.gpus_per_node:
-        return devices.here(processes, environ, own_torch=config.environment is None)
-    memory = memory_on_node(config.slurm, job.partition, environ)
-    return devices.of_job(config.slurm, nodes, ranks_on_node(config.slurm), *memory)
 
 
 def memory_on_node(
@@ -324,8 +315,8 @@ def _submit_alone(
             f"job {other.id} ({other.state.lower()}) already writes {folder.root}",
             f"Let it finish, or `scancel {other.id}` first; or give the run {OTHER_RUN}.",
         )
-    if warning := _test(script, wanted, partition):
-        say(f"warning: {warning}")
+    if away := _test(script, wanted, partition):
+        say(f"warning: {away}")
     # Slurm does not create the log's folder: without it a job fails without a message.
     wanted.log.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(wanted.script, script.encode())
@@ -399,38 +390,49 @@ def try_script(script: Path) -> None:
     _sbatch("--test-only", str(script))
 
 
-def check(found: Findings, wanted: SbatchRequest, partition: Partition) -> None:
-    """Lets Slurm check the job without submitting it; adds what it says."""
-    with found.keeping():
-        text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
-        minutes = ""
-        if short := re.fullmatch(r"(\d+)(?::(\d+))?", wanted.time or ""):  # 8:00: hours, to them?
-            more = f" and {human_count(int(short[2]), 'second')}" if int(short[2] or 0) else ""
-            minutes = f" ({human_count(int(short[1]), 'minute')}{more})"
-        if shutil.which("sbatch") is None:
-            found.lines.append(f"Slurm request{minutes}: not checked, there is no sbatch here")
-            return
-        _check_time(wanted, partition)
-        try:
-            warning = _test(text, wanted, partition)
-        except NoClusterError as error:
-            found.has_cluster = False
-            found.lines.append(f"Slurm request: not checked: {error.message}")
-            return
-        shape = (
-            f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
-        )
-        accepts = "accepted, to wait" if warning else "sbatch --test-only accepts it"
-        found.lines.append(f"Slurm request: {shape}{minutes}: {accepts}")
-        if warning:
-            found.warn(warning, "Or choose another slurm.partition.")
+class Answer(NamedTuple):
+    """What Slurm says of a job that it is not given.
+
+    Attributes:
+        line: what to print.
+        warning: about nodes that are away: sbatch takes the job, and it waits for them; else empty.
+        has_cluster: False: this machine belongs to no cluster.
+    """
+
+    line: str
+    warning: str = ""
+    has_cluster: bool = True
 
 
-def check_start(found: Findings, config: RunConfig, wanted: SbatchRequest) -> None:
+def ask_slurm(wanted: SbatchRequest, partition: Partition) -> Answer:
+    """Lets Slurm check the job without submitting it.
+
+    Raises:
+        UsageError: Slurm would refuse it, or its time is more than the partition allows.
+        IncompleteError: Slurm does not answer.
+    """
+    text = sbatch_script(wanted)  # finds a time or an option that no Slurm would read
+    minutes = ""
+    if short := re.fullmatch(r"(\d+)(?::(\d+))?", wanted.time or ""):  # 8:00: hours, to them?
+        more = f" and {human_count(int(short[2]), 'second')}" if int(short[2] or 0) else ""
+        minutes = f" ({human_count(int(short[1]), 'minute')}{more})"
+    if shutil.which("sbatch") is None:
+        return Answer(f"Slurm request{minutes}: not checked, there is no sbatch here")
+    _check_time(wanted, partition)
+    try:
+        away = _test(text, wanted, partition)
+    except NoClusterError as error:
+        return Answer(f"Slurm request: not checked: {error.message}", has_cluster=False)
+    shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+    accepts = "accepted, to wait" if away else "sbatch --test-only accepts it"
+    return Answer(f"Slurm request: {shape}{minutes}: {accepts}", away)
+
+
+def check_start(config: RunConfig, wanted: SbatchRequest) -> Iterator[Finding]:
     """Warns of a time limit in which a start alone may not end."""
     limit = time_limit_s(wanted.time) if wanted.time else None
     if limit is not None and limit < A_START_S:
-        found.warn(
+        yield warning(
             f"{config.place('slurm.time')}: slurm.time {wanted.time}: to import torch and load "
             "the weights can take a minute or more on a cluster's disk. The ranks are told to save "
             f"{save_before_end_s(wanted.time)} s before the limit; a job that has no first step "

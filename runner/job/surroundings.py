@@ -2,7 +2,7 @@
 
 `Attempt` runs the first lines of the batch script (`runner.slurm.script.shell_lines`) in a login
 shell, and then the Python of the ranks, which imports what the run needs. This takes seconds, so
-the other checks are done meanwhile; `Attempt.add_to` waits for the end and explains it. It is done
+the other checks are done meanwhile; `Attempt.found` waits for the end and explains it. It is done
 where the job is submitted: the compute nodes can still have other modules.
 
 Lines that only a job can run, or that copy or remove files, are left out and printed.
@@ -19,30 +19,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import UsageError, human_count
-from runner.inputs import environments, imports, running_tree, runs_on, state_folder
+from runner.inputs import Inputs, environments, imports, running_tree, runs_on, state_folder
 from runner.job import node_local
 from runner.job.devices import asks_for_gpus, gpus_of_job, hides_all
-from runner.job.findings import Finding, Findings
-from runner.job.installed import (
-    PIP_NAMES,
-    for_tokenizer,
-    how_to_install,
-    is_light,
-    python_of_ranks,
-    to_prepare,
-    to_train,
-)
-from runner.job.job import Job
-from runner.job.submit import request
+from runner.job.findings import Finding, attempt, errors_of, fact_line, note, warning
+from runner.job.installed import PIP_NAMES, Packages, how_to_install, is_light
+from runner.job.partition import NodeShape
 from runner.slurm.commands import clean
-from runner.slurm.script import shell_lines
+from runner.slurm.script import SbatchRequest, shell_lines
 
 LIMIT_S = 20.0
 """A check takes no longer for this. A busy network disk can need minutes for `import torch`."""
@@ -107,17 +97,35 @@ class Attempt:
     Python that imports.
 
     Args:
+        request: the job's.
+        packages: what its Python imports.
+        python: the words that start the ranks' Python here, as `python_of_ranks` says.
+        nodes: those of the partition.
+        overrides: the `--set` texts.
         environ: variables of this shell.
     """
 
-    def __init__(self, job: Job, environ: Mapping[str, str]) -> None:
-        self._job, self._started = job, time.monotonic()
+    def __init__(
+        self,
+        request: SbatchRequest,
+        config: RunConfig,
+        inputs: Inputs,
+        packages: Packages,
+        python: tuple[str, ...] | None,
+        nodes: Sequence[NodeShape],
+        overrides: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> None:
+        self._request, self._config, self._inputs = request, config, inputs
+        self._nodes, self._overrides = nodes, overrides
+        self._started = time.monotonic()
         self._folder = tempfile.TemporaryDirectory(prefix="airlift-check-")
         where = Path(self._folder.name)
         self._answers, self._said = where / "answers", where / "said"
         self._answers.touch()
         self._lines, self._left_out = list[tuple[str, str]](), list[str]()
-        self._words, activate, self._names, self._leaves = _python(job)
+        self._words, activate, names, self._leaves = _python(config, inputs, packages, python)
+        self._names = [*names, *(packages.of_tokenizer if names else ())]
         text = "\n".join([*self._shell(), *self._probe(activate), ""])
         (where / "shell").write_text(
             text.replace("ANSWERS", shlex.quote(str(self._answers))), encoding="utf-8"
@@ -125,7 +133,7 @@ class Attempt:
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
                 ["bash", "-l", str(where / "shell")],
-                env={**handed_over(job.config, environ), "LANGUAGE": "C"},  # words in `_REMEDIES`
+                env={**handed_over(config, environ), "LANGUAGE": "C"},  # words in `_REMEDIES`
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
@@ -139,7 +147,7 @@ class Attempt:
             'trap \'printf "{\\"shell\\": %d, \\"line\\": %d}\\n" $? $__n >>ANSWERS\' EXIT',
             "set -e",
         ]
-        for key, line in shell_lines(request(self._job)):
+        for key, line in shell_lines(self._request):
             if key and (_ONLY_IN_A_JOB.search(line) or _CHANGES_FILES.search(line)):
                 self._left_out.append(line)
             else:
@@ -149,8 +157,6 @@ class Attempt:
 
     def _probe(self, activate: Path | None) -> list[str]:
         """The lines that start the Python of the ranks."""
-        if self._names and task_named(self._job.config.task).has_tokens:
-            self._names += for_tokenizer(self._job.inputs.model.digests)
         lines = [f". {shlex.quote(str(activate))}"] if activate else []
         lines += [] if self._words else [_OF_RUNNER]
         python = shlex.join(self._words) if self._words else '"$airlift_python"'
@@ -160,8 +166,8 @@ class Attempt:
         command = f"exec {python} -c {' '.join(words)} --keep {kept} ANSWERS"
         return [*lines, " ".join([command, *self._names])]
 
-    def add_to(self, found: Findings) -> None:
-        """Waits for the end, `LIMIT_S` after the start at the latest, and adds what is found."""
+    def found(self) -> Iterator[Finding]:
+        """Waits for the end, `LIMIT_S` after the start at the latest, and explains it."""
         code: int | None = None  # not in time
         try:
             left = max(0.1, LIMIT_S - (time.monotonic() - self._started))
@@ -177,10 +183,10 @@ class Attempt:
             p.read_bytes().decode("utf-8", "replace") for p in (self._answers, self._said)
         )
         self._folder.cleanup()
-        found.add(self._explain(text, said, code))
-        _check_nv(found, self._job.config)
+        yield from self._explain(text, said, code)
+        yield from _check_nv(self._config)
 
-    def _explain(self, text: str, said: str, code: int | None) -> Findings:
+    def _explain(self, text: str, said: str, code: int | None) -> Iterator[Finding]:
         """Explains how the shell ended.
 
         Args:
@@ -188,57 +194,58 @@ class Attempt:
             said: what it printed.
             code: its exit code; None: it did not end in time.
         """
-        found, config = Findings(), self._job.config
         if self._leaves:
-            found.lines.append(self._leaves)
+            yield fact_line(self._leaves)
         if self._left_out:
             left = "; ".join(self._left_out)
-            found.lines.append(f"not tried here, only in the job: {left} (slurm.setup)")
+            yield fact_line(f"not tried here, only in the job: {left} (slurm.setup)")
         answers = imports.read_answers(text)
+        found = list(attempt(self._faults, answers, text, said, code))
+        for finding in found:
+            # What fails after a line that was left out could be a consequence of it.
+            is_less = finding.level == "error" and self._left_out
+            yield warning(finding.message, finding.remedy) if is_less else finding
+        if code == 0 and not any(finding.level == "error" for finding in found):
+            yield fact_line(self._works(answers))
+
+    def _faults(
+        self, answers: imports.Answers, text: str, said: str, code: int | None
+    ) -> Iterator[Finding]:
+        """Finds why the shell or its Python would end the job. Arguments as for `_explain`."""
         ended = re.search(r'\{"shell": (\d+)(?:, "line": (\d+))?\}', text)
-        with found.keeping():
-            if ended is None and code is None:
-                found.note(_too_slow("the lines of slurm.modules and slurm.setup"))
-            elif ended is None or ended[2]:
-                number = int(ended[2]) if ended else 0
-                raise self._line_failed(said, ended[1] if ended else str(code), number)
-            else:
-                silent = re.search(rf".*({_SILENT}).*", said)
-                if silent and config.slurm.modules:
-                    found.warn(
-                        f"{config.path}: slurm.modules: a module is not found, and the job would "
-                        f"go on without it: {_short(silent[0])}",
-                        "`module avail` shows what there is here; correct slurm.modules.",
-                    )
-                self._check_python(found, answers, text, said, code)
-                if answers.python:
-                    self._check_imports(found, answers, code)
-        errors = found.errors
-        if self._left_out:  # what follows could be a consequence of it
-            found.others += [Finding("warning", error.message, error.remedy) for error in errors]
-            found.errors = []
-        if not errors and code == 0:
-            numbers = {"module": config.slurm.modules, "line": config.slurm.setup}
-            tried = [human_count(len(lines), what) for what, lines in numbers.items() if lines]
-            shell = " and ".join(tried) + (" of setup; " if config.slurm.setup else "; ")
-            what = ", ".join(PIP_NAMES.get(name, name) for name in self._names)
-            kept = " (tried earlier today; nothing has changed)" if answers.kept else ""
-            found.lines.append(
-                f"the job's shell works here: {shell if tried else ''}"
-                + (
-                    f"{answers.python.get('python')} imports {what}"
-                    if what
-                    else "its Python starts"
+        if ended is None and code is None:
+            yield note(_too_slow("the lines of slurm.modules and slurm.setup"))
+        elif ended is None or ended[2]:
+            number = int(ended[2]) if ended else 0
+            raise self._line_failed(said, ended[1] if ended else str(code), number)
+        else:
+            silent = re.search(rf".*({_SILENT}).*", said)
+            if silent and self._config.slurm.modules:
+                yield warning(
+                    f"{self._config.path}: slurm.modules: a module is not found, and the job would "
+                    f"go on without it: {_short(silent[0])}",
+                    "`module avail` shows what there is here; correct slurm.modules.",
                 )
-                + kept
-            )
-        return found
+            yield from self._check_python(answers, text, said, code)
+            if answers.python:
+                yield from self._check_imports(answers, code)
+
+    def _works(self, answers: imports.Answers) -> str:
+        """What was tried, where all of it works."""
+        slurm = self._config.slurm
+        numbers = {"module": slurm.modules, "line": slurm.setup}
+        tried = [human_count(len(lines), what) for what, lines in numbers.items() if lines]
+        shell = " and ".join(tried) + (" of setup; " if slurm.setup else "; ")
+        what = ", ".join(PIP_NAMES.get(name, name) for name in self._names)
+        python = f"{answers.python.get('python')} imports {what}" if what else "its Python starts"
+        kept = " (tried earlier today; nothing has changed)" if answers.kept else ""
+        return f"the job's shell works here: {shell if tried else ''}{python}{kept}"
 
     def _line_failed(self, said: str, code: str, number: int) -> UsageError:
         key, line = self._lines[number]
-        by_set = any(text.startswith(f"{key}=") for text in self._job.overrides)
+        by_set = any(text.startswith(f"{key}=") for text in self._overrides)
         theirs = f" (with --to: `{key[6:]}:` of clusters.yaml)" if by_set else ""
-        where = f"{self._job.config.path}: {key or 'slurm.setup'}{theirs}: `{line}`"
+        where = f"{self._config.path}: {key or 'slurm.setup'}{theirs}: `{line}`"
         if code == "0":
             return UsageError(
                 f"{where} ends the shell with exit code 0: the job would end at once, as if all "
@@ -258,7 +265,7 @@ class Attempt:
 
     def _with_line(self, new: str, key: str, line: str) -> str:
         """The lists as they should stand in the run file, with a new line before one of theirs."""
-        slurm, is_module = self._job.config.slurm, key == "slurm.modules"
+        slurm, is_module = self._config.slurm, key == "slurm.modules"
         loads = (f"module load {shlex.quote(name)}" for name in slurm.modules if is_module)
         lines = [*loads, *slurm.setup]
         at = lines.index(line)
@@ -268,21 +275,21 @@ class Attempt:
         return f"slurm.modules: [] and {lists}" if is_module else lists
 
     def _check_python(
-        self, found: Findings, answers: imports.Answers, text: str, said: str, code: int | None
-    ) -> None:
+        self, answers: imports.Answers, text: str, said: str, code: int | None
+    ) -> Iterator[Finding]:
         """Refuses a job without a Python that can run `runner`. Arguments as for `_explain`."""
-        where = self._job.config.path
+        where = self._config.path
         if '{"runner": null}' in text:
             raise UsageError(
                 f"{where}: after slurm.modules and slurm.setup there is no `runner` on PATH: "
                 "the job would end at once.",
                 "Activate an environment that has airlift in slurm.setup. "
-                f"{how_to_install(environments(self._job.inputs.bundle))}",
+                f"{how_to_install(environments(self._inputs.bundle))}",
             )
         if not answers.python and code is None:
-            found.note(_too_slow("the start of the job's Python"))
+            yield note(_too_slow("the start of the job's Python"))
         elif not answers.python and len(self._words) > 1:  # the nodes may have what it needs
-            found.warn(
+            yield warning(
                 f"{where}: the Python of slurm.container does not start here: "
                 f"{_short(said) or f'exit code {code}'}",
                 f"To see why: {shlex.join([*self._words, '-c', 'import runner, torch'])}",
@@ -302,26 +309,26 @@ class Attempt:
                 "Activate the environment that has airlift in slurm.setup.",
             )
 
-    def _check_imports(self, found: Findings, answers: imports.Answers, code: int | None) -> None:
+    def _check_imports(self, answers: imports.Answers, code: int | None) -> Iterator[Finding]:
         """Finds packages that the job's Python does not import, and a torch without its GPUs."""
-        config, inputs = self._job.config, self._job.inputs
+        config, inputs = self._config, self._inputs
         for fault in imports.faults(answers, code):
             if not fault.known_here:
-                found.note(f"not known here: {fault.message}")
+                yield note(f"not known here: {fault.message}")
                 continue
             remedy = fault.remedy
             if remedy.startswith("pip install ") and len(self._words) > 1:
                 remedy = f"Build the image of slurm.container with it: {remedy}"
             elif remedy.startswith("pip install "):
                 remedy = how_to_install(environments(inputs.bundle))
-            found.error(UsageError(f"{config.path}: in the job, {fault.message}", remedy))
+            yield from errors_of(UsageError(f"{config.path}: in the job, {fault.message}", remedy))
         if code is None:
             what = f"`import {answers.unfinished or 'torch'}` by {answers.python['python']}"
-            found.note(_too_slow(what))
+            yield note(_too_slow(what))
         hidden = answers.python.get("devices")
         hides = hidden is not None and hides_all({"CUDA_VISIBLE_DEVICES": hidden})
         if asks_for_gpus(config.slurm) and not hides:
-            _check_torch(found, self._job, answers)
+            yield from _check_torch(config, self._nodes, answers)
 
 
 def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -335,33 +342,33 @@ def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]
     return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
-def _python(job: Job) -> tuple[tuple[str, ...], Path | None, list[str], str]:
+def _python(
+    config: RunConfig, inputs: Inputs, packages: Packages, python: tuple[str, ...] | None
+) -> tuple[tuple[str, ...], Path | None, Sequence[str], str]:
     """The words that start the Python to try (none: that of `runner` on PATH), the script that
     activates it, the packages to import, and what is left to the ranks.
     """
-    config, environment = job.config, job.inputs.environment
-    own = (sys.executable,)
+    environment, own = inputs.environment, (sys.executable,)
     if config.slurm.around_ranks:
-        words = python_of_ranks(config, job.inputs)
-        if words:
-            return words, None, to_train(config), ""
+        if python:
+            return python, None, packages.of_ranks, ""
         return own, None, [], "left to the ranks: what the container's Python imports"
     if environment is not None:
         below = node_local.prefix_below(node_local.node_root(os.environ), environment.tree)
         for prefix in (Path(sys.prefix), below):
             if running_tree(prefix) == environment.tree and (prefix / "activate").is_file():
-                python = str(prefix / "bin" / "python")
-                return (python,), prefix / "activate", to_train(config), ""
+                inside = str(prefix / "bin" / "python")
+                return (inside,), prefix / "activate", packages.of_ranks, ""
         left = f"left to the ranks: what `{environment.asset}` imports (it is not unpacked here)"
-        return own, None, [] if is_light() else to_prepare(config), left
+        return own, None, [] if is_light() else packages.of_launcher, left
     if is_light() and config.slurm.setup:
-        return (), None, to_train(config), ""
+        return (), None, packages.of_ranks, ""
     if is_light() and not config.slurm.modules:
         return own, None, [], ""  # `python_of_job` says that this one cannot train
-    return own, None, to_train(config), ""
+    return own, None, packages.of_ranks, ""
 
 
-def _check_nv(found: Findings, config: RunConfig) -> None:
+def _check_nv(config: RunConfig) -> Iterator[Finding]:
     """Finds a container started without the option that brings the GPUs' driver into it."""
     slurm, words = config.slurm, config.slurm.container
     starts = {"apptainer", "singularity"} & {Path(word).name for word in words}
@@ -370,7 +377,7 @@ def _check_nv(found: Findings, config: RunConfig) -> None:
         by_shell, "\n".join(slurm.setup)
     )
     if starts and asks_for_gpus(slurm) and not brings:
-        found.warn(
+        yield warning(
             f"{config.path}: slurm.container has no --nv, so the container's torch sees no GPU "
             "(unless the site sets it for all).",
             f"slurm.container: [{', '.join((*words[:2], '--nv', *words[2:]))}]",
@@ -384,9 +391,11 @@ def _too_slow(what: str) -> str:
     )
 
 
-def _check_torch(found: Findings, job: Job, answers: imports.Answers) -> None:
+def _check_torch(
+    config: RunConfig, nodes: Sequence[NodeShape], answers: imports.Answers
+) -> Iterator[Finding]:
     """Finds a torch that cannot use the GPUs that are asked for."""
-    torch, config = answers.torch, job.config
+    torch = answers.torch
     if not torch or torch.get("hip"):
         return
     version, python = torch.get("version"), answers.python["python"]
@@ -401,7 +410,7 @@ def _check_torch(found: Findings, job: Job, answers: imports.Answers) -> None:
             "`setup:` of clusters.yaml: the line may be there as well)",
         )
     flags = answers.imported.get("torch", {}).get("architectures")
-    gpus = [g for g in gpus_of_job(config.slurm, job.partition.nodes) if g.capability is not None]
+    gpus = [g for g in gpus_of_job(config.slurm, nodes) if g.capability is not None]
     if not flags or not gpus:
         return
     compiled = imports.architectures(flags)
@@ -419,7 +428,7 @@ def _check_torch(found: Findings, job: Job, answers: imports.Answers) -> None:
     )
     if len(lacking) == len(gpus):
         raise UsageError(message, remedy)
-    found.warn(message, remedy)
+    yield warning(message, remedy)
 
 
 def _short(text: str) -> str:

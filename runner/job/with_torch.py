@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.config.tasks import task_named
-from runner.errors import UsageError, shortage
-from runner.job.findings import Findings
+from runner.errors import shortage
+from runner.job.findings import Finding, Findings, fact_line, usage_error, warning
 from runner.job.installed import is_installed
 from runner.job.plan import TrainingPlan
 
@@ -25,7 +25,7 @@ IN_LAYER = re.compile(r"\.\d+\.")
 TOGETHER = "Stage config.json and weights again, both from one revision: see `stage show BUNDLE`."
 
 
-def look(config: RunConfig, asset: str, path: Path) -> tuple[Findings, list[int]]:
+def look(config: RunConfig, asset: str, path: Path) -> tuple[list[Finding], list[int]]:
     """Builds the model as a rank does, without memory for its weights.
 
     Args:
@@ -52,14 +52,13 @@ def look(config: RunConfig, asset: str, path: Path) -> tuple[Findings, list[int]
     except Exception as error:
         if shortage(error):
             raise
-        _explain(found, config, path, error, settings)
-        return found, []
-    judge(found, asset, info, settings, _kept_part(config, made))
+        return [*found, _explain(config, path, error, settings)], []
+    found += judge(asset, info, settings, _kept_part(config, made))
     if config.engine.name == "fsdp":
         from runner.training.engines.fsdp import blocks_of
 
         with found.keeping():
-            found.lines.append(f"engine.wrap: {blocks_of(made, config)[1]}")
+            found.append(fact_line(f"engine.wrap: {blocks_of(made, config)[1]}"))
     return found, [_number_of(made)]
 
 
@@ -125,13 +124,12 @@ def _kept_part(config: RunConfig, made: Any) -> str:
 
 
 def judge(
-    found: Findings,
     asset: str,
     info: Mapping[str, Any],
     settings: Mapping[str, Any],
     part: str = "",
-) -> None:
-    """Adds what is wrong with weights, from transformers' own report on loading them.
+) -> Iterator[Finding]:
+    """Yields what is wrong with weights, from transformers' own report on loading them.
 
     What is legal stays silent: a head that is missing or of another size, a pooler, weights that
     are tied or shared.
@@ -150,24 +148,20 @@ def judge(
         wrong = next((b for a, b in zip(theirs, ours, strict=False) if a != b), 0)
         keys = [key for key, value in _flat(settings) if value == wrong and value]
         named = f" ({keys[0]} is {wrong})" if keys else ""
-        found.error(
-            UsageError(
-                f"{begin}{name} has shape {list(theirs)}, and by config.json {list(ours)}{named}"
-                f"{_more(misfits)}.",
-                TOGETHER,
-            )
+        yield usage_error(
+            f"{begin}{name} has shape {list(theirs)}, and by config.json {list(ours)}{named}"
+            f"{_more(misfits)}.",
+            TOGETHER,
         )
     missing = [name for name in _in_layers(info, "missing_keys") if name.startswith(part)]
     if missing:
-        found.error(
-            UsageError(
-                f"{begin}the weights lack {missing[0]}{_more(missing)}, which would be random.",
-                TOGETHER,
-            )
+        yield usage_error(
+            f"{begin}the weights lack {missing[0]}{_more(missing)}, which would be random.",
+            TOGETHER,
         )
     unused = _in_layers(info, "unexpected_keys")
     if unused and not missing:
-        found.warn(
+        yield warning(
             f"`{asset}`: its weights have {unused[0]}{_more(unused)}, for which the model of its "
             "config.json has no place: they are not loaded.",
             TOGETHER,
@@ -192,25 +186,22 @@ def _flat(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _explain(
-    found: Findings, config: RunConfig, path: Path, error: Exception, settings: Mapping[str, Any]
-) -> None:
+    config: RunConfig, path: Path, error: Exception, settings: Mapping[str, Any]
+) -> Finding:
     """Explains why transformers does not build a model."""
     said = " ".join(str(error).split())[:300] or type(error).__name__
     if isinstance(error, ImportError):  # of a package for one kind of model
-        found.warn(
+        return warning(
             f"{config.path}: not checked here: whether the weights of {path} fit: {said}",
             "The ranks find out; `runner rehearse` tries it.",
         )
-        return
     here = f"{config.path}: transformers {metadata.version('transformers')}"
     what = f"{type(error).__name__}: {said}"
     if isinstance(error, KeyError):  # a name that transformers looks up in a table of its own
         keys = [key for key, value in _flat(settings) if value == error.args[0]]
         what = f"it has no {keys[0]} `{error.args[0]}`" if keys else what
-    found.error(
-        UsageError(
-            f"{here} cannot build the model of {path / 'config.json'}: {what}.",
-            "Stage the model again, with its own config.json unchanged, or correct that key at its "
-            "source.",
-        )
+    return usage_error(
+        f"{here} cannot build the model of {path / 'config.json'}: {what}.",
+        "Stage the model again, with its own config.json unchanged, or correct that key at its "
+        "source.",
     )

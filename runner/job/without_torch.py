@@ -16,7 +16,7 @@ from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError, shortage
 from runner.inputs import Inputs, ModelInput
-from runner.job.findings import Findings
+from runner.job.findings import Findings, fact_line
 from runner.job.installed import leave_torch_alone
 from runner.job.model import newer_transformers
 from runner.tasks import Task
@@ -97,7 +97,7 @@ def _look_at_tokenizer(
         )
     if rows[0]:
         compare(found, task, model, tokenizer, *rows)
-    found.lines += task.check_tokenizer(config, inputs, tokenizer)
+    found += map(fact_line, task.check_tokenizer(config, inputs, tokenizer))
 
 
 def compare(

@@ -17,13 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.data.prepare import store_path
-from runner.data.recipe import data_key, recipes
 from runner.errors import Mistakes, __version__
 from runner.job.job import Job
 from runner.job.partition import Partition
-from runner.job.plan import MicroBound, TrainingPlan, sequence_length
-from runner.job.shapes import Device, ModelShape, shape_of
+from runner.job.plan import MicroBound, TrainingPlan
+from runner.job.shapes import Device, ModelShape
 from runner.run_folder.layout import RunFolder, write_json
 
 _NOT_PASSED_ON = (Mistakes, dict[str | None, Partition])
@@ -71,15 +69,8 @@ class Resolved:
         Raises:
             StageError: as for `shape_of`, `sequence_length` and `recipes`.
         """
-        shape = shape_of(job.config, job.inputs.model)
-        wanted = recipes(job.config, job.inputs, sequence_length(job.config, shape)[0])
-        stores = {
-            role: tuple(store_path(recipe, job.folder.stores) for recipe in several)
-            for role, several in wanted.items()
-        }
         bound = _read_bound(job.folder)
-        data = data_key(wanted["train"])
-        return Resolved(job, shape, stores, data, options=options, bound=bound)
+        return Resolved(job, job.shape, job.stores, job.data, options=options, bound=bound)
 
     def decided(self) -> TrainingPlan:
         """The plan, after rank 0 has decided."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 
 from runner import inputs as inputs_module
@@ -15,22 +16,13 @@ from runner import isolation, offline
 from runner.child import in_child
 from runner.config.explain import choice_lines, of_ds_config
 from runner.data.prepare import check_together, is_prepared, prepare
-from runner.data.recipe import recipes
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, say
-from runner.job import devices
-from runner.job.check import check_everything
-from runner.job.installed import (
-    check_installed,
-    check_tools,
-    leave_torch_alone,
-    python_of_ranks,
-    to_prepare,
-    to_train,
-)
+from runner.job.check import check_run
+from runner.job.findings import report
+from runner.job.installed import check_installed, leave_torch_alone
 from runner.job.job import Job
-from runner.job.plan import sequence_length
-from runner.job.shapes import Device, ModelShape
+from runner.job.run import Asked, Ranks
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.start import start_work
@@ -75,21 +67,27 @@ def train(
     """
     check_all_installed(run, start)
     _print_headline(run)
-    finished = run.finished()
+    run = replace(run, asked=Asked(ranks_of(start)), environ=environ)
+    finished = run.finished
     is_over = bool(finished) and not dry_run  # then only what is wrong is worth a line
     tell: Callable[[str], None] = (lambda _line: None) if is_over else print_line
-    device = _device(run, start, environ, tell)
-    check_everything(run, start.world_size, device).report(tell, verbose=verbose)
+    report(check_run(run), tell, verbose=verbose)
     if is_over:
         print_line("\n".join(finished))
         return 0
     _explain(run, verbose=verbose)
     if dry_run:
-        print_line("\n".join([*run.held(environ), *finished, "dry run: nothing was started"]))
+        lines = (run.held, *finished, "dry run: nothing was started")
+        print_line("\n".join(filter(None, lines)))
         return 0
     run.folder.make()
     with hold_run_folder(run.folder, environ):
         return _launch(run, start, environ)
+
+
+def ranks_of(start: Start) -> Ranks:
+    """The ranks that a launcher starts, as the facts of a run know them."""
+    return Ranks(start.world_size, start.on_node, "here" if start.job is None else "job")
 
 
 def check_all_installed(run: Job, start: Start | None) -> None:
@@ -103,10 +101,10 @@ def check_all_installed(run: Job, start: Start | None) -> None:
     """
     config = run.config
     in_job = start is not None and start.job is not None
-    if in_job and python_of_ranks(config, run.inputs):
+    if in_job and run.python_of_ranks:
         return
     elsewhere = in_job and (config.environment is not None or config.slurm.around_ranks)
-    packages = to_prepare(config) if elsewhere else to_train(config)
+    packages = run.packages.of_launcher if elsewhere else run.packages.of_ranks
     check_installed(config, run.inputs, packages, "training")
 
 
@@ -137,14 +135,12 @@ def prepare_in_sandbox(run: Job, *, in_job: bool) -> None:
     Raises:
         StageError: the child raised it, or was killed.
     """
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
-    wanted = recipes(run.config, run.inputs, length)
-    every = [recipe for several in wanted.values() for recipe in several]
+    every = [recipe for several in run.recipes.values() for recipe in several]
     if all(is_prepared(recipe, run.folder.stores) for recipe in every):
-        prepare_all(run, length, lambda _line: None)
+        prepare_all(run, lambda _line: None)
         return
-    python = python_of_ranks(run.config, run.inputs) if in_job else None
-    in_child(_prepare_offline, (run, length), *_PREPARING, python or ())
+    python = run.python_of_ranks if in_job else None
+    in_child(_prepare_offline, (run,), *_PREPARING, python or ())
 
 
 def make_ready(run: Job, environ: Mapping[str, str]) -> None:
@@ -153,15 +149,15 @@ def make_ready(run: Job, environ: Mapping[str, str]) -> None:
     Nothing in it depends on the machine or the number of ranks: rank 0 decides that.
 
     Raises:
-        StageError: as for `check_everything` and `prepare_in_sandbox`.
+        StageError: as for `check_run` and `prepare_in_sandbox`.
         UsageError: a package is missing; or another process works in the run folder.
     """
-    if not python_of_ranks(run.config, run.inputs):
-        check_installed(run.config, run.inputs, to_prepare(run.config), "preparing data")
+    if not run.python_of_ranks:
+        check_installed(run.config, run.inputs, run.packages.of_launcher, "preparing data")
     _print_headline(run)
-    check_everything(run, None, None).report(print_line)
-    if finished := run.finished():
-        print_line("\n".join(finished))
+    report(check_run(run), print_line)
+    if run.finished:
+        print_line("\n".join(run.finished))
         return
     _explain(run, verbose=False)
     run.folder.make()
@@ -174,32 +170,30 @@ def make_ready(run: Job, environ: Mapping[str, str]) -> None:
     )
 
 
-def _prepare_offline(run: Job, length: int) -> None:
+def _prepare_offline(run: Job) -> None:
     """Prepares the data, in a child process without network."""
     leave_torch_alone()
     if why_not := offline.close_network():
         print_line(f"no network sandbox around the preparation: {why_not}")
     try:
-        prepare_all(run, length)
+        prepare_all(run)
     except OSError as error:
         raise failed_to_prepare(error, run) from None
 
 
-def prepare_all(run: Job, length: int, say: Callable[[str], None] = print_line) -> None:
+def prepare_all(run: Job, say: Callable[[str], None] = print_line) -> None:
     """Prepares the missing stores, in this process.
 
     Args:
-        length: tokens of a sequence.
         say: prints a line for each store.
 
     Raises:
         StageError: as for `prepare` and `check_together`.
     """
-    wanted = recipes(run.config, run.inputs, length)
     check_together(
         {
             role: [prepare(recipe, run.folder.stores, say) for recipe in several]
-            for role, several in wanted.items()
+            for role, several in run.recipes.items()
         }
     )
 
@@ -218,39 +212,6 @@ def failed_to_prepare(error: OSError, run: Job) -> StageError:
     return IncompleteError(
         f"{path}: {error.strerror or error}.", f"{remedy}, then run the same command again."
     )
-
-
-def _device(
-    run: Job, start: Start, environ: Mapping[str, str], tell: Callable[[str], None]
-) -> Device | None:
-    """The device of a rank on this machine, in a job its first node; None: not known here.
-
-    Raises:
-        UsageError: accelerators are requested that the ranks cannot use, or a compiler is missing.
-    """
-    own_torch = report_devices(run, start, environ, tell)
-    if own_torch:
-        check_tools(run.config)
-    return devices.here(start.on_node, environ, own_torch=own_torch)
-
-
-def report_devices(
-    run: Job, start: Start, environ: Mapping[str, str], say: Callable[[str], None]
-) -> bool:
-    """Reports on this machine's accelerators.
-
-    Returns:
-        Whether the ranks use the torch that is installed here.
-
-    Raises:
-        UsageError: accelerators are requested that the ranks cannot use.
-    """
-    elsewhere = run.config.environment is not None or (
-        start.job is not None and run.config.slurm.around_ranks
-    )
-    for line in devices.notes(run.config.slurm, start.on_node, environ, own_torch=not elsewhere):
-        say(line)
-    return not elsewhere
 
 
 def _explain(run: Job, *, verbose: bool) -> None:

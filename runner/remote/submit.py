@@ -29,12 +29,12 @@ from runner.errors import (
 )
 from runner.inputs import resolve
 from runner.inputs.far import RemoteShell, check_room, collect, connected, log_out
-from runner.job.access import disk_needed
-from runner.job.shapes import shape_of
+from runner.job.training_run import TrainingRun
 from runner.remote import disk
 from runner.remote.follow import states_in
 from runner.remote.plan import OUTPUT, Road
 from runner.remote.there import End, There, plan_digest, sending, understood, walk
+from runner.run_folder.layout import RunFolder
 
 _THERE = ("verify", "environment", "check", "submit")
 DAMAGED = ".airlift/damaged"
@@ -251,10 +251,11 @@ def _check_job(road: Road, there: There) -> None:
 def sizes(road: Road) -> dict[str, int]:
     """Bytes of what the folder there holds at its fullest, by part."""
     inputs = resolve(road.config, road.here.bundle)
+    run = TrainingRun(road.config, inputs, RunFolder(Path()), road.here.bundle, ())
     return {
         "bundle": road.here.size,
         "environment": int(road.env_facts.get("size", 0)),
-        "checkpoints": disk_needed(road.config, shape_of(road.config, inputs.model)),
+        "checkpoints": run.disk_needed,
     }
 
 

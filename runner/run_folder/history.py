@@ -206,15 +206,21 @@ def elements(sweep: Path) -> dict[str, int]:
     return job_array.elements(text)
 
 
-def describe_finished(folder: RunFolder, config: RunConfig) -> str | None:
-    """A line if the run has done all that its run file asks for; None if not, or if unknown."""
+def history_of(folder: RunFolder) -> History | None:
+    """What a run folder records of earlier starts; None: nothing, or it is none."""
     try:
-        history = History.read(folder.root)
+        return History.read(folder.root)
     except UsageError:
+        return None
+
+
+def describe_finished(history: History | None, config: RunConfig) -> str | None:
+    """A line if the run has done all that its run file asks for; None if not, or if unknown."""
+    if history is None:
         return None
     asked = settings_of(config)
     # After `runner prepare`, config.yaml is of the next start, environment.json of the last one.
-    is_of_next = _is_newer(folder.config, folder.environment)
+    is_of_next = _is_newer(history.folder.config, history.folder.environment)
     keys = ("steps", "epochs")
     same = not is_of_next and all(history.settings.get(key) == asked.get(key) for key in keys)
     wanted = config.steps or (history.num_steps if same else None)
@@ -243,31 +249,21 @@ _NOT_TRAINED_WITH = (
 """Keys of a run file that change nothing in a model that is trained; and its length."""
 
 
-def changes(folder: RunFolder, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+def changes(history: History | None, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> its value in the run that is in the folder, and another one now."""
-    before, after = earlier_settings(folder), settings_of(config)
+    before, after = history.settings if history else {}, settings_of(config)
     keys = sorted(before.keys() | after.keys()) if before else []
     both = {key: (before.get(key), after.get(key)) for key in keys}
     return {key: (old, new) for key, (old, new) in both.items() if old != new}
 
 
-def changed_since(folder: RunFolder, config: RunConfig) -> list[str]:
+def changed_since(history: History | None, config: RunConfig) -> list[str]:
     """Lists the settings that differ from those of the run that is in the folder, both values."""
     return [
         f"{key} {shown(old)} (now {shown(new)})"
-        for key, (old, new) in changes(folder, config).items()
+        for key, (old, new) in changes(history, config).items()
         if key.split(".")[0] not in _NOT_TRAINED_WITH
     ]
-
-
-def earlier_settings(folder: RunFolder) -> dict[str, Any]:
-    """Dotted key -> value of the config.yaml in a run folder; empty if it cannot be read."""
-    return dict(_flat(_document(folder.config, [])))
-
-
-def earlier_facts(folder: RunFolder) -> dict[str, Any]:
-    """The environment.json in a run folder; empty if it cannot be read."""
-    return _document(folder.environment, [])
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from runner.config.run_config import RunConfig
 from runner.data.tokenizing import rows_needed
 from runner.errors import UsageError
 from runner.inputs import ModelInput
-from runner.job.findings import Findings
+from runner.job.findings import raise_errors
 from runner.job.with_torch import judge
 from runner.training.components import lora
 from runner.training.components.device import use_tanh_gelu
@@ -160,7 +160,5 @@ def _drawn(info: dict[str, Any], model: ModelInput, fresh: tuple[str, ...]) -> l
             "Stage weights and config together.",
         )
     missing = [name for name in info["missing_keys"] if not name.startswith(fresh or ("\0",))]
-    found = Findings()
-    judge(found, model.asset, {"missing_keys": missing}, model.settings)
-    found.raise_errors()
+    raise_errors(judge(model.asset, {"missing_keys": missing}, model.settings))
     return sorted({*info["missing_keys"], *misfits})

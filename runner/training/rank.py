@@ -88,7 +88,7 @@ def join(
         raise SystemExit(train(load(), start, dry_run=True, environ=environ, verbose=verbose))
     try:
         run = load()
-        finished = run.finished()
+        finished = run.finished
         if not finished:
             _check_can_begin(run)
     except StageError as error:

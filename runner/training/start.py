@@ -32,10 +32,11 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import on_site, running_tree, unreadable
-from runner.job.check import check_verified
+from runner.job.checks.any_run import verified
+from runner.job.findings import raise_errors
 from runner.job.job import Job
 from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
-from runner.job.shapes import Device, shape_of
+from runner.job.shapes import Device
 from runner.job.with_torch import count
 from runner.launch.place import Place
 from runner.launch.rank import Rank
@@ -146,10 +147,10 @@ def _take(job: Job, held: ExitStack) -> None:
 
     Raises:
         UsageError: another process works in the folder.
-        StageError: as for `check_verified`.
+        StageError: the bundle is damaged, or is not verified where that is required.
     """
     held.enter_context(hold_run_folder(job.folder, os.environ))
-    check_verified(job.config, job.inputs)
+    raise_errors(verified.find(replace(job, environ=os.environ)))
     job.folder.stopped.unlink(missing_ok=True)
 
 
@@ -201,7 +202,8 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
         config, device = resolved.job.config, weakest(found)
         shape, model = resolved.shape, resolved.job.inputs.model
         if not shape.num_parameters:  # no weights: the launcher could not count
-            shape = shape_of(config, model, count(config, config.model.folder or model.path))
+            counted = count(config, config.model.folder or model.path)
+            shape = resolved.job.given(Job.counted, counted).shape
         plan = decide(config, shape, device, ranks.world_size)
         sequences = len(open_data(resolved)[1])
         few = check_step(config, sequences, plan.total)

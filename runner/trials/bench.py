@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from runner.data.prepare import store_path
-from runner.data.recipe import recipes
 from runner.data.store import Store
 from runner.errors import StageError, format_age, human_count, human_size, write_atomically
 from runner.inputs import check_not_inside
-from runner.job.check import check_everything
+from runner.job.check import check_run
+from runner.job.findings import report
 from runner.job.job import Job
-from runner.job.plan import sequence_length
-from runner.job.shapes import ModelShape
+from runner.job.run import Asked
 from runner.launch.place import Start, as_launcher
 from runner.launch.train import (
     check_all_installed,
     prepare_in_sandbox,
-    report_devices,
+    ranks_of,
 )
 from runner.run_folder.layout import RunFolder, write_json
 from runner.trials import bench_table as table
@@ -74,12 +72,13 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     run = Job.load(wanted.run_file, wanted.bundle, wanted.output, wanted.overrides)
     folder = (wanted.output or Path("output") / f"{run.config.name}-bench").absolute()
     check_not_inside(folder, run.inputs.bundle)
-    run = Job(run.config, run.inputs, RunFolder(folder), run.bundle, run.overrides)
+    run = replace(run, folder=RunFolder(folder), environ=environ)
     start = as_launcher(Start.of(environ, wanted.processes), "bench")
     ranks = start.world_size
     check_all_installed(run, start)
-    check_everything(run, None, None).report(say)
-    report_devices(run, start, environ, say)
+    report(check_run(run), say)
+    for line in replace(run, asked=Asked(ranks_of(start))).accelerators:
+        say(line)
     num_sequences = prepare_trials(run, start)
     bench = Bench(
         run_file=wanted.run_file,
@@ -146,9 +145,7 @@ def prepare_trials(run: Job, start: Start) -> int:
     # Each trial is a run folder, and expects prepared data beside it.
     if not link.is_symlink():
         link.symlink_to(Path("..") / link.name)
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
-    wanted = recipes(run.config, run.inputs, length)["train"]
-    return sum(len(Store(store_path(recipe, run.folder.stores))) for recipe in wanted)
+    return sum(len(Store(path)) for path in run.stores["train"])
 
 
 def _write(folder: Path, name: str, found: Sequence[SearchResult], num_sequences: int) -> None:

@@ -15,24 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.explain import shown
-from runner.data.recipe import data_key, recipes
 from runner.errors import StageError, UsageError, quoted, suggest
-from runner.job import devices
-from runner.job.check import check_everything
+from runner.job.check import check_run
+from runner.job.findings import raise_errors
 from runner.job.job import Job
-from runner.job.plan import sequence_length
-from runner.job.shapes import ModelShape
+from runner.job.run import Asked
 from runner.launch.place import Start, as_launcher
 from runner.launch.resolved import Resolved
 from runner.launch.start import start_work
 from runner.launch.train import (
     check_all_installed,
     prepare_in_sandbox,
-    report_devices,
+    ranks_of,
     set_up,
 )
 from runner.run_folder.checkpoints import best_step, newest_first, read_state
-from runner.run_folder.history import earlier_facts, earlier_settings, settings_of
+from runner.run_folder.history import settings_of
 from runner.run_folder.layout import PULLED, RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
 
@@ -124,7 +122,8 @@ def _check_held_out(run: Job) -> None:
     Raises:
         UsageError: the run has trained on rows that it would be measured on.
     """
-    before, now = _splits(earlier_settings(run.folder)), _splits(settings_of(run.config))
+    before = _splits(run.history.settings if run.history else {})
+    now = _splits(settings_of(run.config))
     changed = [key for key in before if key in now and before[key] != now[key]]
     if _holds_out_a_share(run) and changed:
         key = changed[0]
@@ -146,14 +145,12 @@ def doubt(run: Job, checkpoint: Path | None) -> str:
     Returns:
         The warning; empty: the same data, or a split of its own.
     """
-    bundle = earlier_facts(run.folder).get("bundle_id")
+    bundle = run.history.facts.get("bundle_id") if run.history else None
     same = bundle in (None, run.inputs.bundle_id)
     if checkpoint is None or same or not _holds_out_a_share(run):
         return ""
-    length, _ = sequence_length(run.config, ModelShape.of(run.inputs.model.settings))
-    now = data_key(recipes(run.config, run.inputs, length)["train"])
     with suppress(OSError, ValueError):  # the ranks name it
-        if read_state(checkpoint).signature.get("data") == now:
+        if read_state(checkpoint).signature.get("data") == run.data:
             return ""
     return (
         f"warning: this bundle ({run.inputs.bundle_id[:12]}) is not that of the training "
@@ -205,9 +202,10 @@ def evaluate(
     say(f"{run.config.path}: evaluates {chosen.source} on {splits}")
     if warning := doubt(run, chosen.checkpoint):
         say(warning)
-    own_torch = report_devices(run, start, environ, say)
-    device = devices.here(start.on_node, environ, own_torch=own_torch)
-    check_everything(chosen.run, start.world_size, device).raise_errors()
+    hidden = replace(chosen.run, asked=Asked(ranks_of(start)), environ=environ)
+    for line in hidden.accelerators:
+        say(line)
+    raise_errors(check_run(hidden))
     _launch(chosen, start, environ)
 
 

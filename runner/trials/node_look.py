@@ -21,7 +21,7 @@ from runner.job.access import (
     nearest_folder,
 )
 from runner.job.devices import ask_driver
-from runner.job.findings import Finding, Findings
+from runner.job.findings import Finding, Findings, fact_line
 from runner.job.installed import check_installed, check_tools, to_train
 from runner.job.job import Job
 from runner.job.submit import ranks_on_node
@@ -50,16 +50,16 @@ def look(run: Job, place: Place, environ: Mapping[str, str]) -> Findings:
     found.attempt(check_readable, files_to_read(run.inputs))
     found.attempt(check_installed, run.config, run.inputs, to_train(run.config), "training")
     if run.inputs.environment is not None:
-        found.others += env_check(run.inputs.environment)
+        found += env_check(run.inputs.environment)
     if not place.on_one_node:
         interfaces = [name for _, name in socket.if_nameindex()]
-        found.others += check_interfaces(environ, interfaces)
+        found += check_interfaces(environ, interfaces)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
-    found.others += check_locked_memory(INFINIBAND, limit, environ)
-    found.others += check_caches(local_folder(environ, read_mounts())[0])
+    found += check_locked_memory(INFINIBAND, limit, environ)
+    found += check_caches(local_folder(environ, read_mounts())[0])
     found.attempt(check_tools, run.config)
     with found.keeping():
-        found.lines += check_devices(run.config, environ)
+        found += map(fact_line, check_devices(run.config, environ))
     return found
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
-from runner.job.findings import Finding, Findings, finding_of
+from runner.job.findings import Finding, Findings, errors_of, fact_line
 from runner.job.job import Job
 from runner.launch.network import here, other_hosts, own_address_on_shared_network
 from runner.launch.place import Place, Start
@@ -54,7 +54,7 @@ def be_its_launcher(load: Callable[[], Job], environ: Mapping[str, str]) -> int:
     try:
         return launch(load(), environ)
     except StageError as error:  # what this node does not see
-        _write(folder, host, Findings(errors=[error]))
+        _write(folder, host, errors_of(error))
         raise
 
 
@@ -116,13 +116,10 @@ def _look_at_node(
     try:
         if len(hosts) > 1:
             _try_ways(found, folder, host, hosts, environ)
-        seen = look(run, place, environ)
-        found.errors += seen.errors
-        found.others += seen.others
-        found.lines += seen.lines
+        found += look(run, place, environ)
     except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
-        found.errors.append(StageError(f"{type(error).__name__}: {error}", exit_code=1))
-    if found.errors or any(finding.level == "error" for finding in found.others):
+        found.error(StageError(f"{type(error).__name__}: {error}", exit_code=1))
+    if found.errors:
         (folder / f"{host}.{BLOCKED}").touch()
     _write(folder, host, found)
 
@@ -135,20 +132,14 @@ def _try_ways(
     own = own_address_on_shared_network(others)
     if own is not None:
         ways, line = try_ports(folder, host, own[0], hosts)
-        found.others += ways
-        found.lines.append(line)
+        found += [*ways, fact_line(line)]
     else:
         leave(folder, host)
         what = f"no route leads from {host} to {', '.join(others)}."
-        found.others.append(Finding("error", what, HOW_TO_CHOOSE, 1))
+        found.append(Finding("error", what, HOW_TO_CHOOSE, 1))
     wait_for_all(folder, DONE, hosts, WAIT_S)
 
 
-def _write(folder: Path, host: str, found: Findings) -> None:
-    findings = [*map(finding_of, found.errors), *found.others]
-    document = {
-        "host": host,
-        "lines": found.lines,
-        "findings": [finding.to_json() for finding in findings],
-    }
+def _write(folder: Path, host: str, found: Iterable[Finding]) -> None:
+    document = {"host": host, "findings": [finding.to_json() for finding in found]}
     write_atomically(folder / f"{host}.{RECORD}", json.dumps(document).encode())

@@ -24,12 +24,13 @@ from runner.errors import (
     human_size,
 )
 from runner.inputs import ModelInput, running_tree
-from runner.job.check import check_everything
+from runner.job.check import check_run
+from runner.job.findings import in_order, raise_errors
 from runner.job.installed import check_fsdp, check_installed, leave_torch_alone, to_train
 from runner.job.job import Job
-from runner.job.plan import decide, sequence_length
-from runner.job.shapes import Device, ModelShape
-from runner.job.submit import device_of_job, ranks_on_node
+from runner.job.plan import decide
+from runner.job.run import Asked, Run
+from runner.job.shapes import Device
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.launch.train import failed_to_prepare, prepare_all
@@ -124,20 +125,19 @@ def _other_packages(run: Job) -> str:
 
 def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
     """Checks the whole run, as it is; returns the device of a rank in its job, and the ranks."""
-    slurm = run.config.slurm
-    ranks = slurm.nodes * ranks_on_node(slurm)
-    device = device_of_job(run, None, environ)
-    found = check_everything(run, ranks, device)
-    found.raise_errors()
-    for finding in found.others:
-        say(str(finding))
-    return device, ranks
+    run = replace(run, asked=Asked(), environ=environ)
+    found = check_run(run)
+    raise_errors(found)
+    for finding in in_order(found):
+        if not finding.is_line:
+            say(str(finding))
+    return run.known(Run.device), run.ranks.world_size
 
 
 def _zero_of_job(run: Job, device: Device | None, ranks: int) -> int | None:
     if device is None:
         return None
-    return decide(run.config, counted_shape(run.config, run.inputs.model), device, ranks).zero
+    return decide(run.config, counted_shape(run), device, ranks).zero
 
 
 def _in_folder(
@@ -186,7 +186,7 @@ def _check_memory(small: Job, environ: Mapping[str, str]) -> None:
     Raises:
         IncompleteError: it does not.
     """
-    free, needed = memory_here(environ), memory_needed(small.config, small.inputs.model)
+    free, needed = memory_here(environ), memory_needed(small)
     if needed > free:
         raise IncompleteError(
             f"{small.config.path}: a rehearsal of `{small.config.model.asset}` needs "
@@ -241,8 +241,7 @@ def _prepare_offline(run: Job, small: Job) -> str:
     offline.close_network()
     printed: list[str] = []
     try:
-        length, _ = sequence_length(small.config, ModelShape.of(small.inputs.model.settings))
-        prepare_all(small, length, printed.append)
+        prepare_all(small, printed.append)
     except OSError as error:
         raise failed_to_prepare(error, run) from None
     except StageError:

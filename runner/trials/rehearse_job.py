@@ -13,9 +13,9 @@ from typing import Any
 
 from runner import kept
 from runner.errors import StageError, UsageError, human_count
-from runner.job.findings import Finding, Findings
+from runner.job.findings import Finding, fact_line, raise_errors
 from runner.job.job import Job
-from runner.job.submit import request, try_script
+from runner.job.submit import try_script
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
 from runner.slurm.commands import ask, clean, job_number
@@ -55,17 +55,9 @@ def rehearse_in_job(run: Job, environ: Mapping[str, str], stages: Stages) -> Non
         found = _collect(folder, hosts)
         if found is None:
             raise _no_record(run, folder, number, code, why)
-    for line in found.lines:
-        stages.say(f"  {line}")
-    for finding in found.others:
-        stages.say(str(finding))
-        if finding.level == "error":
-            found.error(_error(finding))
-    found.raise_errors()
-
-
-def _error(finding: Finding) -> StageError:
-    return StageError(finding.message, finding.remedy, exit_code=finding.exit_code or 1)
+    for finding in sorted(found, key=lambda finding: not finding.is_line):
+        stages.say(f"  {finding}" if finding.is_line else str(finding))
+    raise_errors(found)
 
 
 def _submit(run: Job, stages: Stages) -> tuple[int, int]:
@@ -79,7 +71,7 @@ def _submit(run: Job, stages: Stages) -> tuple[int, int]:
             f"{run.config.place('slurm.srun')}: with slurm.srun a rehearsal submits no job.",
             "In an allocation, start it by one srun with these words.",
         )
-    wanted = request(run)
+    wanted = run.request
     train = wanted.command.index("train")
     wanted = replace(
         wanted,
@@ -143,14 +135,13 @@ def _nodes_of(number: int) -> tuple[list[str], str]:
     return host_names(nodes) if nodes and nodes != "(null)" else [], why
 
 
-def _collect(folder: Path, hosts: Sequence[str]) -> Findings | None:
+def _collect(folder: Path, hosts: Sequence[str]) -> list[Finding] | None:
     """Reads what the nodes wrote; None: nothing."""
     records = [json.loads(path.read_bytes()) for path in sorted(folder.glob(f"*.{RECORD}"))]
     if not records:
         return None
-    lines, findings = [], []
+    findings = []
     for record in records:
-        lines += [f"{record['host']}: {line}" for line in record["lines"]]
         findings += [_of_node(record["host"], entry) for entry in record["findings"]]
     seen = [record["host"] for record in records]
     findings += [
@@ -164,10 +155,10 @@ def _collect(folder: Path, hosts: Sequence[str]) -> Findings | None:
         if host not in seen
     ]
     if measured := kept.read(folder / BANDWIDTH):
-        lines.append(_describe(measured))
+        findings.append(fact_line(_describe(measured)))
     else:
         findings += _why_no_bandwidth(folder, findings)
-    return Findings(others=findings, lines=lines)
+    return findings
 
 
 def _of_node(host: str, entry: Mapping[str, Any]) -> Finding:

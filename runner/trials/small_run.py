@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from runner.child import in_child
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
-from runner.data.recipe import Recipe, recipes
+from runner.data.recipe import Recipe
 from runner.errors import keys_of
 from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
 from runner.job.job import Job
 from runner.job.memory import state_needed
-from runner.job.plan import decide, sequence_length
-from runner.job.shapes import Device, ModelShape, shape_of
+from runner.job.plan import decide
+from runner.job.shapes import Device, ModelShape
 from runner.job.texts import bytes_of_text
 from runner.job.with_torch import count
 from runner.run_folder.layout import RunFolder
@@ -117,9 +117,8 @@ def with_rows(small: SmallRun, reads: int) -> SmallRun:
         reads: how many times as many rows are read as should be enough.
     """
     config, inputs = small.run.config, small.run.inputs
-    length, _ = sequence_length(config, ModelShape.of(inputs.model.settings))
     limits: list[dict[str, int]] = [{} for _ in inputs.datasets]
-    for role, several in recipes(config, inputs, length).items():
+    for role, several in small.run.recipes.items():
         sequences = RANKS * STEPS if role == "train" else RANKS
         for limit, data in zip(limits, inputs.datasets, strict=True):
             for recipe in (r for r in several if r.dataset is data.settings):
@@ -150,29 +149,29 @@ def _rows(recipe: Recipe, sequences: int, role: str) -> int:
     return max(ROWS[role], math.ceil(sequences * recipe.sequence_length * BYTES_OF_A_TOKEN / size))
 
 
-def counted_shape(config: RunConfig, model: ModelInput) -> ModelShape:
+def counted_shape(run: Job) -> ModelShape:
     """Returns the counts of a run's model; transformers counts where the model has no weights.
 
     Raises:
         StageError: as for `shape_of`, or transformers does not build the model.
     """
-    shape = shape_of(config, model)
-    if shape.num_parameters:
-        return shape
-    what = (config, config.model.folder or model.path)
+    if run.shape.num_parameters:
+        return run.shape
+    what = (run.config, run.config.model.folder or run.inputs.model.path)
     remedy = "Run it where there is more memory."
-    return shape_of(config, model, in_child(count, what, "counting parameters", remedy))
+    counted = in_child(count, what, "counting parameters", remedy)
+    return run.given(Job.counted, counted).shape
 
 
-def memory_needed(config: RunConfig, model: ModelInput) -> int:
+def memory_needed(run: Job) -> int:
     """Bytes of this machine's memory that the ranks of a rehearsal need.
 
     Raises:
         StageError: as for `decide`.
     """
-    shape = counted_shape(config, model)
-    plan = decide(config, shape, Device.cpu(2**62), RANKS)
-    state = state_needed(config, shape, RANKS)[plan.zero]
+    shape = counted_shape(run)
+    plan = decide(run.config, shape, Device.cpu(2**62), RANKS)
+    state = state_needed(run.config, shape, RANKS)[plan.zero]
     # Rank 0 holds all weights once more while it loads and exports them.
     return RANKS * (state + LIBRARIES + _AT_A_TIME) + 4 * shape.num_parameters
 

@@ -22,7 +22,8 @@ import yaml
 from runner.config.run_config import RunConfig
 from runner.errors import StageError
 from runner.inputs import Inputs, resolve
-from runner.job.findings import Findings
+from runner.job.model import check_model
+from runner.job.training_run import TrainingRun
 from tests.first_job.harness import run_runner, run_stage
 from tests.remedies.obeyed import in_it
 from tests.runner.conftest import RUN
@@ -97,6 +98,14 @@ class World:
     def inputs(self) -> Inputs:
         return resolve(self.config(), Path("bundle"))
 
+    def run_itself(self) -> TrainingRun:
+        return TrainingRun.load(self.path, Path("bundle"), None, self.sets)
+
+    def check_model(self) -> None:
+        """Whether the model is one for the task."""
+        run = self.run_itself()
+        check_model(run.config, run.inputs.model, run.outline)
+
     def write(self) -> None:
         self.path.write_text(yaml.safe_dump(self.settings, sort_keys=False))
 
@@ -109,8 +118,6 @@ class World:
             told = self.does(self)
         except StageError as error:
             return error.exit_code, " ".join(str(error).split())
-        if isinstance(told, Findings):
-            told = [*told.errors, *told.others]
         return 0, " ".join(" ".join(map(str, told if isinstance(told, list) else [])).split())
 
     def run(self, command: str) -> tuple[int, str]:

@@ -23,16 +23,15 @@ from runner.inputs import EnvironmentInput, unreadable
 from runner.job import installed, without_torch
 from runner.job import submit as submission
 from runner.job.devices import notes_of_job
-from runner.job.findings import Findings
+from runner.job.findings import Findings, raise_errors
 from runner.job.installed import note_for_job
-from runner.job.job import Job
 from runner.job.load_memory import check_at_load
-from runner.job.model import _check_names, check_model
+from runner.job.model import _check_names
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
 from runner.job.plan import decide
-from runner.job.shapes import Device, shape_of, weight_shapes
-from runner.job.submit import _bytes_of, check_srun, ranks_on_node, request, submit
+from runner.job.shapes import Device, weight_shapes
+from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
 from runner.job.with_torch import look
 from runner.training.engines.fsdp import blocks_of
@@ -101,7 +100,7 @@ def data_of(world: World) -> Findings:
     """What `check` says of the data."""
     found, config = Findings(), world.config()
     check_data(found, config, recipes(config, world.inputs(), 32), None)
-    found.raise_errors()
+    raise_errors(found)
     return found
 
 
@@ -119,7 +118,7 @@ def tokenizer_of(world: World) -> Findings:
     rows = int(world.environ.get("ROWS", model.settings["vocab_size"]))
     task = task_named("masked-lm")
     without_torch.compare(found, task, model, load_tokenizer(model), rows, "vocab_size")
-    found.raise_errors()
+    raise_errors(found)
     return found
 
 
@@ -133,7 +132,7 @@ def weights_of(world: World) -> None:
 def memory_of(world: World) -> None:
     """Whether the memory that is asked for is enough."""
     config = world.config()
-    shape = shape_of(config, world.inputs().model)
+    shape = world.run_itself().shape
     memory = _bytes_of(str(config.slurm.options.get("mem", "1K")))
     device = Device("cpu", "CPU", 2**40, True, True)
     check_at_load(
@@ -144,7 +143,7 @@ def memory_of(world: World) -> None:
 def queued(world: World) -> None:
     """A job of this run is in the queue until `scancel`."""
     world.patch.setenv("PATH", f"{Path.cwd()}/bin", prepend=":")
-    submit(request(Job.load(world.path, Path("bundle"), None, world.sets)), Partition("default"))
+    submit(world.run_itself().request, Partition("default"))
 
 
 def devices_of(world: World) -> None:
@@ -162,7 +161,8 @@ def closed(_: World) -> None:
 def light(world: World) -> object:
     """What is said of a job whose Python is this one, where it cannot train."""
     world.patch.setattr(installed, "is_light", lambda: True)
-    return [note_for_job(world.config(), world.inputs())]
+    run = world.run_itself()
+    return [note_for_job(run.config, run.inputs, run.packages)]
 
 
 def nodes_of(world: World) -> None:
@@ -181,7 +181,7 @@ def numbers(world: World) -> None:
 def decided(world: World) -> None:
     """Whether a model fits on small GPUs, as many as the command line says."""
     config, small = world.config(), Device("cuda", "A", 400_000, True, True, host_memory=1)
-    decide(config, shape_of(config, world.inputs().model), small, int(world.tail or 1))
+    decide(config, world.run_itself().shape, small, int(world.tail or 1))
 
 
 OF_OWN_FILES = (
@@ -209,7 +209,7 @@ OF_OWN_FILES = (
         {**OWN, "dataset": {"asset": "none"}}, data_of),
     Row("runner/job/model.py", "Set model.init: scratch, or stage the weights.",
         (("model.init: scratch", "edit"), ("stage the weights", "edit model.asset: m")),
-        {**OWN, "model": {"asset": "bare"}}, lambda w: check_model(w.config(), w.inputs().model)),
+        {**OWN, "model": {"asset": "bare"}}, World.check_model),
     Row("runner/job/examples.py", "Its models: {}. Tasks that they fit: {}.",
         (("(?<=Tasks that they fit: )[a-z-]+",
           "instead runner init {} --bundle bundle -o y.yaml"),),
@@ -235,7 +235,7 @@ OF_MODELS = (
     Row("runner/job/with_torch.py", "Stage config.json and weights again, both from one revision:",
         (("stage show BUNDLE", "run",
          "both from one revision", "run cp bundle/data/models/tiny-bert/config.json m"),),
-        does=lambda w: look(w.config(), "m", Path() / "m")[0].raise_errors(),
+        does=lambda w: raise_errors(look(w.config(), "m", Path() / "m")[0]),
         given="cp -r bundle/data/models/tiny-bert m\n"
         """sed -i 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 9/' m/config.json"""),
     Row(CHILD, "Tokenizer and model do not belong together: stage both from one repository.",
@@ -280,10 +280,10 @@ OF_MODELS = (
         {"environment": {"asset": "train-env", "node_local": True}}, nodes_of, code=5,
         environ={**JOB, "PATH": "bin:/usr/bin:/bin"}, given="chmod +x bin/srun",
         files={"bin/srun": "#!/bin/sh\necho /scratch/e", "prefix/.airlift/env.json": TREE_FILE}),
-    Row("runner/job/check.py", "Below `dataset:` write: validation: 10%",
+    Row("runner/job/checks/training.py", "Below `dataset:` write: validation: 10%",
         (("validation: 10%", "edit dataset.{}"),), {"dataset": {"asset": "numbers"}}, CHECK,
         code=0),
-    Row("runner/job/check.py", "In the run file: slurm.gpus_per_node: {}; or 0, to train on",
+    Row("runner/job/checks/any_run.py", "In the run file: slurm.gpus_per_node: {}; or 0, to",
         (("(?<=; or )0", "edit slurm.gpus_per_node: {}"),), {}, "runner check mine.yaml", code=0,
         files={"bin/sinfo": "#!/bin/sh\necho 'batch*|8|64000|gpu:a100:4|infinite'"},
         given="chmod +x bin/sinfo", environ={"PATH": f"bin:{os.environ['PATH']}"}),

@@ -19,7 +19,7 @@ from runner.disks import local_folder
 from runner.exec.last_words import advice
 from runner.inputs import tag_manifest_digest
 from runner.job import access
-from runner.job.findings import Findings
+from runner.job.findings import Finding
 from runner.job.job import Job
 from runner.job.surroundings import _check_nv
 from runner.launch.place import Place, Start
@@ -81,11 +81,9 @@ def caches_of(world: World) -> object:
     return node_look.check_caches(local_folder(world.environ, "")[0])
 
 
-def nv_of(world: World) -> Findings:
+def nv_of(world: World) -> list[Finding]:
     """Whether the run's container gets the driver of the GPUs."""
-    found = Findings()
-    _check_nv(found, world.config())
-    return found
+    return list(_check_nv(world.config()))
 
 
 def chosen(world: World) -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from runner.data.prepare import prepare
 from runner.data.recipe import recipes
-from runner.job.check import _check_patience
+from runner.job.checks.training import patience
+from runner.job.findings import raise_errors
 from runner.job.installed import check_fsdp
-from runner.job.model import check_model
-from runner.job.plan import sequence_length
-from runner.job.shapes import shape_of
 from runner.trials.rehearse import _check_engine
 from tests.remedies.rows import PRINT, Row, World, obey
 from tests.runner.conftest import bundle
@@ -32,8 +30,7 @@ OLD_TORCH = {
 
 def load(world: World) -> None:
     """What each command does first: the run file, its assets, the length of a sequence."""
-    config = world.config()
-    sequence_length(config, shape_of(config, world.inputs().model))
+    assert world.run_itself().length
 
 
 def prepared(world: World) -> None:
@@ -113,15 +110,15 @@ RUN_FILES = (
     Row(INPUTS, "`stage show BUNDLE` lists the assets with their kinds.",
         (("stage show BUNDLE", "run", r"\bnumbers\b", "edit dataset.asset: {}"),),
         {"dataset": {"asset": "tiny-bert"}}),
-    Row("runner/job/check.py", "Set dataset.validation to a split of the dataset, or to a share",
+    Row("runner/job/checks/training.py", "Set dataset.validation to a split of the dataset, or to",
         (("validation: 5%", "edit dataset.{}"),
          ("dataset.validation", "edit {}: validation"),
          ("(?<=remove )evaluation.patience", "remove {}")),
         {"dataset": {"asset": "reference", "validation": None},
          "evaluation": {"every": 1, "patience": 2}},
-        lambda w: _check_patience(w.config(), w.inputs())),
+        lambda w: raise_errors(patience.find(w.run_itself()))),
     Row("runner/job/model.py", "Set task: {}", (("task: [a-z-]+", "edit"),), {"task": "causal-lm"},
-        lambda w: check_model(w.config(), w.inputs().model)),
+        World.check_model),
     Row("runner/job/installed.py", "Set engine: {name: deepspeed} or {name: ddp}.",
         ((r"engine: \{name: deepspeed\}", "edit"), (r"\{name: ddp\}", "edit engine: {}")),
         {"engine": {"name": "fsdp"}},

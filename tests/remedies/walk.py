@@ -1,9 +1,9 @@
 """Every remedy of the code with a command or a line of YAML in it, found in the syntax trees.
 
 A remedy is the second argument, or `remedy=`, of an error, the third of a runner's finding, and
-the second of `warn` and `note`. A name stands for all that is assigned to it, in the same function
-or in the module; a call for all that functions of that name return, if that is a text. In a table
-of remedies (`REMEDIES`) each text is one.
+the second of `warning`, `usage_error` and `note`. A name stands for all that is assigned to it, in
+the same function or in the module; a call for all that functions of that name return, if that is a
+text. In a table of remedies (`REMEDIES`) each text is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_POSITIONS = {"Finding": 2, "warn": 1, "note": 1}
+_POSITIONS = {"Finding": 2, "warn": 1, "warning": 1, "usage_error": 1, "note": 1}
 _WORDS = r"stage|runner|hf|git|pip|python3?|export|unset|chmod|mkdir|mv|rm|iconv|find|sed|ulimit"
 _WORDS += r"|module|srun|sbatch|scancel|squeue|sinfo|mpirun|torchrun|ssh|scp|rsync|curl|tar|env"
 _COMMAND = re.compile(

@@ -11,6 +11,8 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import EnvironmentInput, resolve
 from runner.job.installed import check_environment
+from runner.job.training_run import TrainingRun
+from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 
 PACKAGES = (
@@ -25,8 +27,10 @@ def lacks(cluster: Cluster, *packages: str, files: tuple[str, ...] = ()) -> str:
     inputs = resolve(config, cluster.bundle)
     model = replace(inputs.model, digests=dict.fromkeys(files or inputs.model.digests, ""))
     environment = EnvironmentInput("train-env", Path("/none"), "", 0, 0, packages)
+    inputs = replace(inputs, model=model, environment=environment)
+    run = TrainingRun(config, inputs, RunFolder(Path()), Path(), ())
     try:
-        check_environment(config, replace(inputs, model=model, environment=environment))
+        check_environment(config, inputs, run.packages)
     except UsageError as error:
         return str(error)
     return ""

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from runner.errors import StageError
 from runner.job import submit as submission
-from runner.job.findings import Findings
 from runner.job.partition import ask_partition
 from runner.job.submit import submit
 from runner.launch import watch
@@ -152,10 +151,13 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         return 0
     if step == "judge":
         for fields in json.loads(changes[0]):
-            wanted, found = request(folder, program, **fields), Findings()
-            submission.check(found, wanted, ask_partition(wanted.partition))
-            errors = [[error.message, error.remedy] for error in found.errors]
-            print(json.dumps({"errors": errors, "lines": found.lines}))
+            wanted = request(folder, program, **fields)
+            errors, said = [], []
+            try:
+                said.append(submission.ask_slurm(wanted, ask_partition(wanted.partition)).line)
+            except StageError as error:
+                errors.append([error.message, error.remedy])
+            print(json.dumps({"errors": errors, "lines": said}))
         return 0
     if step == "submit":
         pairs = (change.partition("=") for change in changes)

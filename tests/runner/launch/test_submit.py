@@ -13,7 +13,6 @@ import pytest
 from runner.config.run_config import SlurmConfig
 from runner.errors import StageError, UsageError
 from runner.job import submit
-from runner.job.findings import Findings
 from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus, types_of_gpus
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
@@ -145,11 +144,9 @@ def test_drained_nodes_are_a_warning_because_sbatch_accepts_and_waits(
     words = "Required node not available (down, drained or reserved)"
     cluster_of(tmp_path, monkeypatch, f"allocation failure: {words}")
     wanted = dataclasses.replace(CPU, run_folder=tmp_path / "run", partition=None, time=None)
-    found = Findings()
-    submit.check(found, wanted, ask_partition(None))
-    (line,), (warning,) = found.lines, found.others
-    assert "accepted, to wait" in line
-    assert words in warning.message and "sinfo -R" in warning.message
+    answer = submit.ask_slurm(wanted, ask_partition(None))
+    assert "accepted, to wait" in answer.line
+    assert words in answer.warning and "sinfo -R" in answer.warning
     assert submit.submit(wanted, ANY) == 17
     assert f"warning: allocation failure: {words}" in capsys.readouterr().err
     assert (tmp_path / "run" / "submitted").read_text() == "17\n"

@@ -19,16 +19,17 @@ import yaml
 from runner.config.run_config import RunConfig
 from runner.inputs import resolve
 from runner.job import surroundings
-from runner.job.findings import Findings
+from runner.job.findings import Finding
 from runner.job.installed import for_tokenizer
-from runner.job.job import Job
-from runner.job.surroundings import Attempt
+from runner.job.run import Asked
+from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.preflight.test_preflight import terminal
 from tests.stage.environment.check.packages import TORCH, write_packages
+from tests.support.findings import errors, lines, others
 
 __all__ = ["terminal"]
 
@@ -91,23 +92,18 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return prefix
 
 
-def tried(cluster: Cluster, **settings: Any) -> Findings:
+def tried(cluster: Cluster, **settings: Any) -> list[Finding]:
     slurm, overrides = settings.pop("slurm", {}), settings.pop("overrides", ())
     config = RunConfig.load(cluster.write(slurm=slurm, **settings), overrides)
-    run = Job(
-        config,
-        resolve(config, cluster.bundle),
-        RunFolder(cluster.folder / "output" / "tiny"),
-        cluster.bundle,
-        overrides,
-    )
-    found = Findings()
-    Attempt(run, os.environ).add_to(found)
-    return found
+    inputs = resolve(config, cluster.bundle)
+    folder = RunFolder(cluster.folder / "output" / "tiny")
+    asked = Asked(ahead=True)
+    run = TrainingRun(config, inputs, folder, cluster.bundle, overrides, asked)
+    return list(run.shell.found())
 
 
-def said(found: Findings) -> str:
-    return "\n".join([*map(str, found.errors), *map(str, found.others)])
+def said(found: list[Finding]) -> str:
+    return "\n".join(map(str, [*errors(found), *others(found)]))
 
 
 def test_a_shell_that_works_is_one_line_and_no_finding(
@@ -115,7 +111,7 @@ def test_a_shell_that_works_is_one_line_and_no_finding(
 ) -> None:
     found = tried(cluster, slurm={"modules": ["cuda/12.4"], "setup": ["export A=1"]})
     assert said(found) == ""
-    assert found.lines == [
+    assert lines(found) == [
         f"the job's shell works here: 1 module and 1 line of setup; {python}/bin/python imports "
         "torch, transformers, safetensors, tensorboard, numpy, pyarrow, deepspeed"
     ]
@@ -190,12 +186,12 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
 ) -> None:
     slurm, words = SHELLS[fault]
     found = tried(cluster, slurm=slurm)
-    assert len(found.errors) == 1
+    assert len(errors(found)) == 1
     assert all(word in said(found) for word in words), said(found)
     if "Windows" in said(found):  # the line wrote the file, and reads it
         line = in_it(said(found), r"sed -i '.*' FILE").replace("FILE", "~/x")
         again = tried(cluster, slurm={"setup": [slurm["setup"][0], line, "true"]})
-        assert again.errors == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
+        assert errors(again) == [] and b"\r" not in Path("~/x").expanduser().read_bytes()
     for line in re.findall(r"(?:to try it|your modules): (bash -lc '.*?')", said(found)):
         tried_here = ["bash", "-c", line.replace("...", "home")]
         shown = subprocess.run(tried_here, capture_output=True, text=True)
@@ -206,7 +202,7 @@ def test_a_line_that_would_end_the_job_is_found_with_its_remedy(
         Path(path).expanduser().write_text("conda() { :; }; module() { :; }\n")
         lists = re.findall(r"slurm\.(\w+): (\[[^]]*\])", said(found).replace(file, path))
         slurm |= {name: yaml.safe_load(lines) for name, lines in lists}
-        assert tried(cluster, slurm=slurm).errors == []
+        assert errors(tried(cluster, slurm=slurm)) == []
 
 
 def test_a_line_that_came_from_clusters_yaml_is_said_to_be_its(
@@ -227,9 +223,9 @@ def test_a_line_for_the_job_alone_is_printed_and_never_run(
         slurm={"setup": [f"rm -r {keep}", "cp -r data $SLURM_TMPDIR/", "nvidia-smi", "false"]},
     )
     assert keep.is_dir()
-    assert any("not tried here, only in the job: rm -r" in line for line in found.lines)
-    assert found.errors == []  # `false` may be a consequence of them
-    assert [finding.level for finding in found.others] == ["warning"]
+    assert any("not tried here, only in the job: rm -r" in line for line in lines(found))
+    assert errors(found) == []  # `false` may be a consequence of them
+    assert [finding.level for finding in others(found)] == ["warning"]
 
 
 def test_a_line_that_waits_does_not_hold_the_check(
@@ -242,7 +238,7 @@ def test_a_line_that_waits_does_not_hold_the_check(
     began = time.monotonic()
     found = tried(cluster, slurm={"setup": ["sleep 600"]})
     assert time.monotonic() - began < 120
-    assert found.errors == []
+    assert errors(found) == []
     assert "did not end within 1 s here" in said(found)
 
 
@@ -308,7 +304,7 @@ def test_an_import_that_would_fail_in_the_ranks_is_found(
     code, slurm, words = IMPORTS[fault]
     write_packages(python, **code)
     found = tried(cluster, slurm=slurm)
-    assert len(found.errors) == 1
+    assert len(errors(found)) == 1
     assert all(word in said(found) for word in words), said(found)
 
 
@@ -344,7 +340,7 @@ def test_a_torch_without_code_for_the_partitions_gpus_is_refused(
 ) -> None:
     login(gres)
     found = tried(cluster, slurm={"gpus_per_node": 4})
-    assert bool(found.errors) == (level == "error"), said(found)
+    assert bool(errors(found)) == (level == "error"), said(found)
     if level:
         assert "has no code for v100 (7.0), only for 5.0, 8.0, 9.0" in said(found)
 
@@ -369,7 +365,7 @@ def test_a_container_without_nv_is_a_warning_where_gpus_are_asked_for(
 ) -> None:
     slurm = {"container": container, "setup": setup, "gpus_per_node": 2}
     found = tried(cluster, slurm=slurm)
-    assert bool(found.others) == warned, said(found)
+    assert bool(others(found)) == warned, said(found)
     assert said(tried(cluster, slurm=slurm | {"gpus_per_node": 0})) == ""
 
 

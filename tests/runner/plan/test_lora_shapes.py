@@ -15,10 +15,11 @@ from runner.job.plan import decide
 from runner.job.shapes import (
     Device,
     ModelShape,
-    shape_of,
     weight_shapes,
     with_lora,
 )
+from runner.job.training_run import TrainingRun
+from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
 
 GIB = 2**30
@@ -80,7 +81,8 @@ def test_where_no_target_is_named_they_are_those_of_peft(cluster: Cluster) -> No
     config = RunConfig.load(
         cluster.write(task="causal-lm", model={"asset": "tiny-gpt2"}, lora={"rank": 4})
     )
-    assert shape_of(config, resolve(config, cluster.bundle).model).num_trained == 4 * (64 + 192) * 2
+    run = TrainingRun(config, resolve(config, cluster.bundle), RunFolder(Path()), Path(), ())
+    assert run.shape.num_trained == 4 * (64 + 192) * 2
 
 
 def test_gradients_and_moments_are_counted_for_what_is_trained_alone() -> None:

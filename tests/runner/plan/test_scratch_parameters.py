@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 import stage
 from runner.config.run_config import RunConfig
+from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
 from runner.trials.small_run import memory_needed
 from tests.runner.conftest import Cluster
@@ -105,11 +106,9 @@ def test_the_ranks_plan_with_all_experts(bare: Cluster) -> None:
 
 
 def test_a_rehearsal_counts_all_experts(bare: Cluster) -> None:
-    from runner.inputs import resolve
-
-    config = RunConfig.load(bare.folder / "tiny.yaml")
-    model = resolve(config, bare.bundle).model
+    run = TrainingRun.load(bare.folder / "tiny.yaml", bare.bundle, None, ())
+    model = run.inputs.model
     text = json.loads((model.path / "config.json").read_text())
-    before = memory_needed(config, model)
     (bare.folder / "config.json").write_text(json.dumps({**text, "num_experts": 160}))
-    assert memory_needed(config, replace(model, path=bare.folder)) > before + 2**26
+    larger = replace(run.inputs, model=replace(model, path=bare.folder))
+    assert memory_needed(replace(run, inputs=larger)) > memory_needed(run) + 2**26

@@ -20,8 +20,10 @@ from runner.config.lora import LoraConfig
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import Inputs, resolve
-from runner.job.check import check_everything
-from runner.job.job import Job
+from runner.job.check import check_run
+from runner.job.findings import report
+from runner.job.run import Asked, Ranks
+from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import record
@@ -35,8 +37,9 @@ from tests.support.environ import kept_environment
 def check(config: RunConfig, inputs: Inputs, folder: RunFolder, ranks: int) -> list[str]:
     """What is said of a run; raises what would end it."""
     said: list[str] = []
-    job = Job(config, inputs, folder, inputs.bundle, ())
-    check_everything(job, ranks, None).report(said.append)
+    asked = Asked(Ranks(ranks, ranks, "here"))
+    run = TrainingRun(config, inputs, folder, inputs.bundle, (), asked)
+    report(check_run(run), said.append)
     return said
 
 
@@ -202,7 +205,7 @@ def test_a_bundle_that_cannot_be_used_is_refused_before_anything_starts(
 REQUIRED = {"bundle": {"verified": "required"}}
 
 
-@obeys("runner/job/check.py", "stage verify {}{}")
+@obeys("runner/job/checks/any_run.py", "stage verify {}{}")
 def test_what_is_known_of_the_bundle_is_printed_and_required_where_asked_for(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from runner.run_folder.history import describe_finished
+from runner.run_folder.history import describe_finished, history_of
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, started
 
@@ -57,7 +57,7 @@ def test_a_run_that_ends_early_exports_its_best_weights_and_names_them(
     )
     record = json.loads(run.folder.environment.read_text())
     assert (record["exported_step"], record["exported_weights_step"]) == (last, best)
-    finished = str(describe_finished(run.folder, run.config))
+    finished = str(describe_finished(history_of(run.folder), run.config))
     assert f"(the weights of step {best}, the best)" in finished
 
     # It goes on from its last step, not from its best.

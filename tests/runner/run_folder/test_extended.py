@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ import torch
 from runner.errors import DamageError, IncompleteError, StageError, UsageError
 from runner.job.job import Job
 from runner.run_folder.heartbeat import read_pulse
-from runner.run_folder.history import describe_finished
+from runner.run_folder.history import describe_finished, history_of
 from runner.training.loop import MOST_SKIPPED
-from runner.trials import evaluate as evaluating
 from runner.trials.evaluate import choose, doubt
 from runner.trials.evaluate_worker import measure
 from tests.runner.conftest import Cluster, metrics
@@ -82,21 +82,21 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     assert not trainer.run() and trainer.skipped == 0
     trainer.observer.close()
     assert [step for step, _ in metrics(run.folder.root)] == [1, 2, 3, 4]
-    assert describe_finished(run.folder, run.config) is None
+    assert describe_finished(history_of(run.folder), run.config) is None
 
     # The evaluation is made; a kill before the export.
     run, trainer = started(shared_cluster, path)
     assert trainer.run()
     trainer.observer.close()
     assert metrics(run.folder.root, "validation_loss")[-1][0] == 4
-    assert describe_finished(run.folder, run.config) is None
+    assert describe_finished(history_of(run.folder), run.config) is None
 
     run, trainer = started(shared_cluster, path)
     assert trainer.run()
     trainer.export()
     assert weights.read_bytes() != old
     assert noted(run) == 4
-    assert "4 of 4 steps" in str(describe_finished(run.folder, run.config))
+    assert "4 of 4 steps" in str(describe_finished(history_of(run.folder), run.config))
 
     # Ranks that somebody else starts on a finished run leave it as it is.
     exported_at, story = weights.stat().st_mtime_ns, run.folder.metrics.read_bytes()
@@ -105,7 +105,7 @@ def test_an_extended_run_is_not_finished_before_its_last_evaluation_and_its_expo
     trainer.export()
     trainer.observer.close()
     assert weights.stat().st_mtime_ns == exported_at
-    assert noted(run) == 4 and describe_finished(run.folder, run.config)
+    assert noted(run) == 4 and describe_finished(history_of(run.folder), run.config)
     assert run.folder.metrics.read_bytes() == story
 
 
@@ -176,7 +176,8 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     whole = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
     checkpoint = choose(whole, None).checkpoint
     assert doubt(run, checkpoint) == "", "the bundle of the training"
-    monkeypatch.setattr(evaluating, "earlier_facts", lambda _: {"bundle_id": "f" * 64})
+    assert run.history is not None
+    run = run.given(Job.history, replace(run.history, facts={"bundle_id": "f" * 64}))
     ours = run.inputs.bundle_id[:12]
     assert f"({ours}) is not that of the training (ffffffffffff)" in doubt(run, checkpoint)
     assert doubt(run, None) == doubt(whole, checkpoint) == ""

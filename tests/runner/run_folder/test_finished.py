@@ -11,7 +11,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.run_folder.history import changed_since, describe_finished
+from runner.run_folder.history import changed_since, describe_finished, history_of
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
 
@@ -45,7 +45,7 @@ def test_an_adapter_is_said_to_be_one(ended: Callable[[str], RunFolder], tmp_pat
     """What came back did not load, and only its card says how it does."""
     lora = "steps: 8\nlora: {rank: 2}"
     model = ended(lora).model
-    said = str(describe_finished(RunFolder(model.parent), config(tmp_path, lora)))
+    said = str(describe_finished(history_of(RunFolder(model.parent)), config(tmp_path, lora)))
     assert said.endswith(f"its model: {model}: an adapter; {model}/README.md says how to load it")
     (model / "adapter_config.json").write_text("{}")
     with pytest.raises(UsageError, match=r"has an adapter alone(.|\n)*lora.merge: true"):
@@ -71,7 +71,7 @@ def test_a_run_is_finished_that_has_done_all_that_its_file_asks_for(
 ) -> None:  # fmt: skip
     root = ended(before).root
     (root / (gone or "logs")).rename(tmp_path / "gone")
-    said = describe_finished(RunFolder(root), config(tmp_path, now))
+    said = describe_finished(history_of(RunFolder(root)), config(tmp_path, now))
     model = f"its model: {root}/model"
     assert said == (done and f"finished already: 8 of {done} steps; {model}")
 
@@ -86,10 +86,12 @@ def test_a_folder_that_was_made_ready_for_another_start_is_not_finished(
     folder.environment.write_text(json.dumps(facts))
     os.utime(folder.environment, (0, 0))
     folder.config.write_text(config(tmp_path, "epochs: 3").to_yaml())
-    assert describe_finished(folder, config(tmp_path, "epochs: 3")) is None
+    assert describe_finished(history_of(folder), config(tmp_path, "epochs: 3")) is None
     folder.environment.write_text(json.dumps(facts | {"num_steps": 12}))
     os.utime(folder.config, (0, 0))
-    assert (describe_finished(folder, config(tmp_path, "epochs: 3")) is None) != bool(recorded)
+    assert (describe_finished(history_of(folder), config(tmp_path, "epochs: 3")) is None) != bool(
+        recorded
+    )
 
 
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(
@@ -100,12 +102,12 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_another(
     folder = ended(asked)
     noted = {"num_steps": 20, "exported_step": 8, "ended_early": 8, "exported_weights_step": 4}
     folder.environment.write_text(json.dumps(noted))
-    assert "8 of 8 steps" in str(describe_finished(folder, config(tmp_path, asked)))
+    assert "8 of 8 steps" in str(describe_finished(history_of(folder), config(tmp_path, asked)))
     found = status(folder.root)
     assert found.state == "finished" and "ended early (evaluation.patience)" in found.notes[-1]
     assert "(the weights of step 4, the best)" in found.notes[-1]
     for other in ("steps: 20\nevaluation: {patience: 3}", "steps: 20"):
-        assert describe_finished(folder, config(tmp_path, other)) is None
+        assert describe_finished(history_of(folder), config(tmp_path, other)) is None
 
 
 def test_what_a_finished_run_was_not_trained_with_is_listed(
@@ -113,10 +115,10 @@ def test_what_a_finished_run_was_not_trained_with_is_listed(
 ) -> None:
     """`--set optimizer.lr=...` of a finished run was ignored without a word."""
     folder = ended("steps: 8")
-    assert changed_since(folder, config(tmp_path, "steps: 8")) == []
+    assert changed_since(history_of(folder), config(tmp_path, "steps: 8")) == []
     elsewhere = "steps: 8\nname: other\nslurm: {nodes: 2}\ncheckpoint: {every: 3}"
-    assert changed_since(folder, config(tmp_path, elsewhere)) == []
+    assert changed_since(history_of(folder), config(tmp_path, elsewhere)) == []
     other = config(tmp_path, "steps: 8\noptimizer: {lr: 0.5}\nlora: {rank: 2, alpha: 4}")
-    changed = changed_since(folder, other)
+    changed = changed_since(history_of(folder), other)
     assert "optimizer.lr 5e-05 (now 0.5)" in changed
     assert "lora.rank null (now 2)" in changed

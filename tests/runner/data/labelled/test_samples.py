@@ -137,5 +137,5 @@ def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(
     found, said = Findings(), list[str]()
     prepare(recipe, tmp_path / "stores", said.append)
     check_split(found, recipe)
-    for text in ("".join(said), "".join(map(str, found.others))):
+    for text in ("".join(said), "".join(map(str, found))):
         assert ("nearly one for each: is `dataset.label: id`" in text) == is_doubted

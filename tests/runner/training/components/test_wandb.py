@@ -10,9 +10,11 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 )
 
 from runner.errors import StageError
-from runner.job.check import check_everything
+from runner.job.check import check_run
+from runner.job.findings import errors_in, raise_errors
 from runner.job.installed import is_installed
-from runner.job.job import Job
+from runner.job.run import Asked
+from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
 from runner.training.components.metrics import Console, Observer
 from tests.runner.conftest import Cluster
@@ -23,13 +25,12 @@ LINE = {"step": 1, "epoch": 0.5, "loss": 2.0, "tokens_per_s": 10.0, "lr": 1e-3, 
 @pytest.mark.skipif(is_installed("wandb"), reason="wandb is installed here")
 def test_check_refuses_it_where_the_environment_lacks_it(cluster: Cluster) -> None:
     path = cluster.write(wandb=True, engine={"name": "ddp"})
-    run = Job.load(path, cluster.bundle, None, ())
-    found = check_everything(run, 1, None)
-    (error,) = [error for error in found.errors if "wandb" in error.message]
+    found = check_run(TrainingRun.load(path, cluster.bundle, None, (), Asked()))
+    (error,) = [error for error in errors_in(found) if "wandb" in error.message]
     assert "training needs wandb, not installed for" in error.message
     assert error.remedy == "pip install wandb" and error.exit_code == 2
     with pytest.raises(StageError, match="wandb"):
-        found.raise_errors()
+        raise_errors(found)
 
 
 @pytest.mark.skipif(is_installed("wandb"), reason="wandb is installed here")

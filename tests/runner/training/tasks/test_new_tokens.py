@@ -15,7 +15,7 @@ from runner.config.tasks import task_named
 from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
-from runner.job.shapes import ModelShape, describe_new_tokens
+from runner.job.shapes import describe_new_tokens, outline_of
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 NEW = {"add_tokens": ["Netherfield", "Longbourn"], "add_special_tokens": ["<letter>"]}
@@ -78,7 +78,7 @@ def test_a_new_row_begins_near_the_mean_of_the_others(grown: Cluster) -> None:
     model = resolve(config, grown.bundle).model
     made = task_named(config.task).objective(config, model, None).model
     rows = made.get_input_embeddings().weight.detach()
-    said = describe_new_tokens(ModelShape.of(model.settings, 1), model)
+    said = describe_new_tokens(outline_of(model), model)
     assert f"3 tokens added; the embedding grows from {len(rows) - 3} to {len(rows)} rows" in said
     old = rows[:-3]
     torch.testing.assert_close(rows[-3:], old.mean(0).expand(3, -1), atol=1e-3, rtol=0)
@@ -108,6 +108,6 @@ def test_the_new_size_is_known_before_anything_is_loaded(grown: Cluster) -> None
     model = resolve(config, grown.bundle).model
     rows = rows_needed(model)
     assert rows == len(load_tokenizer(model))
-    said = describe_new_tokens(ModelShape.of(model.settings, 1), model)
+    said = describe_new_tokens(outline_of(model), model)
     before = model.settings["vocab_size"]
     assert f"3 tokens added; the embedding grows from {before} to {rows} rows" in said

@@ -1,0 +1,291 @@
+"""A run, as every command of `runner` sees it: what the user gave, and what follows from it.
+
+`Run` has the facts of anything that Slurm runs from a bundle: its Python, ranks, devices, request
+and run folder. What a training adds is in `training_run`. Each fact is derived here, and only here,
+by a pure function of other facts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from runner.config.run_config import RunConfig
+from runner.disks import read_mounts
+from runner.errors import UsageError
+from runner.inputs import Inputs, Verification, check_site, verification
+from runner.isolation import isolate
+from runner.job import devices
+from runner.job.access import check_readable
+from runner.job.facts import Facts, NotKnownError, fact
+from runner.job.installed import Packages, lacking, python_of_ranks
+from runner.job.partition import Partition, ask_partition
+from runner.job.shapes import Device
+from runner.job.submit import Answer, ask_slurm, memory_on_node, ranks_on_node, request
+from runner.job.surroundings import Attempt
+from runner.run_folder.layout import RunFolder
+from runner.run_folder.run_lock import RunLock, holder_of
+from runner.slurm.job_array import Member
+from runner.slurm.jobs import over_job
+from runner.slurm.script import SbatchRequest
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a run.
+
+    Attributes:
+        world_size: their number.
+        on_node: their number on this machine, or on each node.
+        where: `here`: on this machine; `job`: in the Slurm job around this process; `queue`: in a
+            job that is not there yet.
+    """
+
+    world_size: int
+    on_node: int
+    where: Literal["here", "job", "queue"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command wants to know of a run, or to do with it.
+
+    Attributes:
+        ranks: those that it starts, or will start now; None: those that `slurm:` asks for.
+        processes: the number of ranks on this machine to check for; None: as `slurm:` asks for.
+        has_ranks: False: no ranks follow, or of more than one number.
+        ahead: whether nothing starts now: then there is time to look closer.
+        submits: whether the job is submitted next: then Slurm itself says what is wrong with it.
+        tries_shell: whether the job's shell and its Python are tried.
+    """
+
+    ranks: Ranks | None = None
+    processes: int | None = None
+    has_ranks: bool = True
+    ahead: bool = False
+    submits: bool = False
+    tries_shell: bool = True
+
+
+NO_RANKS = Asked(has_ranks=False)
+
+
+@dataclass(frozen=True)
+class Run(Facts):
+    """A run file, the inputs that it names, its run folder, and what a command asks of them.
+
+    Attributes:
+        bundle: the bundle's folder, as the user wrote it.
+        overrides: the `--set` texts.
+        asked: what the command asks.
+        environ: the environment variables of the command.
+    """
+
+    config: RunConfig
+    inputs: Inputs
+    folder: RunFolder
+    bundle: Path
+    overrides: tuple[str, ...]
+    asked: Asked = field(default=NO_RANKS, compare=False)
+    environ: Mapping[str, str] = field(
+        default_factory=lambda: os.environ, compare=False, repr=False
+    )
+
+    def __getstate__(self) -> dict[str, object]:
+        """The fields without the variables: they can hold secrets, and another process has its."""
+        return {**super().__getstate__(), "environ": {}}
+
+    @fact
+    def to_read(self) -> tuple[Path, ...]:
+        """The bundle's files that the run reads."""
+        raise NotImplementedError
+
+    @fact
+    def packages(self) -> Packages:
+        """What the ranks and their launcher import."""
+        raise NotImplementedError
+
+    @fact
+    def disk_needed(self) -> int:
+        """The most bytes that the run writes; 0: not known."""
+        raise NotImplementedError
+
+    @property
+    def words_in_job(self) -> tuple[str, ...]:
+        """The words after `runner` that start the run in a job, without its folder."""
+        raise NotImplementedError
+
+    @fact
+    def site(self) -> list[str]:
+        """Where the Python of the ranks looks for modules, if that is this one.
+
+        Raises:
+            UsageError: it finds another torch of the site than it was made on.
+        """
+        where = [*sys.path]
+        isolate(dict(self.environ), lambda _: None, where)
+        check_site(where)
+        return where
+
+    @fact
+    def verification(self) -> Verification:
+        """Whether the bundle is verified; every fact about its content means something only then.
+
+        Raises:
+            UsageError: a file cannot be read: that must not be called damage.
+            DamageError: the bundle is known to be damaged.
+        """
+        self.require(Run.site)
+        check_readable(self.to_read)
+        return verification(self.inputs.bundle, self.environ)
+
+    @fact
+    def mounts(self) -> str:
+        """The text of `/proc/self/mounts`."""
+        return read_mounts()
+
+    @fact
+    def partition(self) -> Partition:
+        """The partition that it asks for, as Slurm shows it."""
+        return ask_partition(self.config.slurm.partition)
+
+    @fact
+    def queue(self) -> Partition:
+        """The partition, where the run is to become a job: not with --processes, nor inside one."""
+        self.require(Run.ahead)
+        inside = "SLURM_JOB_ID" in self.environ and self.over is None
+        if self.asked.processes is not None or inside or not self.partition.nodes:
+            raise NotKnownError
+        return self.partition
+
+    @fact
+    def over(self) -> UsageError | None:
+        """The error of a shell whose job is over; None: it is not."""
+        return over_job(self.environ)
+
+    @fact
+    def ahead(self) -> bool:
+        """That nothing starts now."""
+        if not self.asked.ahead:
+            raise NotKnownError
+        return True
+
+    @fact
+    def starts(self) -> Ranks:
+        """The ranks that start now."""
+        if self.asked.ranks is None:
+            raise NotKnownError
+        return self.asked.ranks
+
+    @fact
+    def ranks(self) -> Ranks:
+        """How many ranks there will be, and where."""
+        slurm, asked = self.config.slurm, self.asked
+        if not asked.has_ranks:
+            raise NotKnownError
+        if asked.ranks is not None:
+            return asked.ranks
+        on_node = ranks_on_node(slurm)
+        if asked.processes is None:
+            return Ranks(slurm.nodes * on_node, on_node, "queue")
+        if self.partition.nodes or slurm.gpus_per_node:
+            return Ranks(asked.processes, on_node, "queue")
+        return Ranks(asked.processes, asked.processes, "here")
+
+    @fact
+    def has_own_torch(self) -> bool:
+        """Whether the ranks use the torch that is installed here."""
+        in_container = self.ranks.where == "job" and self.config.slurm.around_ranks
+        return self.config.environment is None and not in_container
+
+    @fact
+    def accelerators(self) -> list[str]:
+        """Lines on the accelerators of this machine, on which ranks start now.
+
+        Raises:
+            UsageError: accelerators are requested that the ranks cannot use.
+        """
+        on_node, own_torch = self.starts.on_node, self.has_own_torch
+        return devices.notes(self.config.slurm, on_node, self.environ, own_torch=own_torch)
+
+    @fact
+    def device(self) -> Device:
+        """The device of each rank; in a job that is not there yet, the best that it could get."""
+        ranks, slurm = self.ranks, self.config.slurm
+        if ranks.where == "queue":
+            memory = memory_on_node(slurm, self.partition, self.environ)
+            found = devices.of_job(slurm, self.partition.nodes, ranks.on_node, *memory)
+        else:
+            found = devices.here(ranks.on_node, self.environ, own_torch=self.has_own_torch)
+        if found is None:
+            raise NotKnownError
+        return found
+
+    @fact
+    def python_of_ranks(self) -> tuple[str, ...] | None:
+        """The words that start the Python of the ranks here; empty: this one; None: not here."""
+        return python_of_ranks(self.config, self.inputs)
+
+    @fact
+    def why_not_here(self) -> str:
+        """Why the ranks' Python cannot build a model here; empty: it can."""
+        if self.python_of_ranks is None:
+            return "they run another environment than this command"
+        lacks = "" if self.python_of_ranks else lacking()
+        return f"{lacks} not installed here" if lacks else ""
+
+    @fact
+    def request(self) -> SbatchRequest:
+        """What its job requests of Slurm.
+
+        Raises:
+            UsageError: `slurm.time` is none.
+        """
+        return self.request_for(())
+
+    def request_for(self, sweep: tuple[Member, ...]) -> SbatchRequest:
+        """What the job of a sweep requests of Slurm; of no members: of this run alone."""
+        return request(self.config, self.folder, self.words_in_job, self.partition, sweep)
+
+    @fact
+    def shell(self) -> Attempt:
+        """The job's own shell, which runs beside the checks; `Attempt.found` waits for it."""
+        self.require(Run.site, Run.queue)
+        if not self.asked.tries_shell:
+            raise NotKnownError
+        return Attempt(
+            self.request,
+            self.config,
+            self.inputs,
+            self.packages,
+            self.python_of_ranks,
+            self.partition.nodes,
+            self.overrides,
+            self.environ,
+        )
+
+    @fact
+    def slurm_answer(self) -> Answer:
+        """What Slurm says of the job, without submitting it.
+
+        Raises:
+            UsageError: Slurm would refuse it.
+            IncompleteError: Slurm does not answer.
+        """
+        if self.asked.submits:
+            raise NotKnownError
+        return ask_slurm(self.request, self.partition)
+
+    @fact
+    def held(self) -> str:
+        """One line on the launcher that trains in the run folder now; empty: there is none."""
+        if self.asked.submits:  # it refuses to
+            raise NotKnownError
+        holder = holder_of(self.folder, RunLock.me(self.environ))
+        if holder is None:
+            return ""
+        return f"{self.folder.root}: {holder.describe()} trains there now; `train` would be refused"

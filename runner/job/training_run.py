@@ -1,0 +1,302 @@
+"""A training run: `Run` with the facts that follow from the model, the data and the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner import inputs as inputs_module
+from runner.config.explain import choices_as_comments
+from runner.config.fields import Choice
+from runner.config.run_config import RunConfig
+from runner.config.tasks import task_named
+from runner.data.prepare import store_path
+from runner.data.recipe import Recipe, data_key, documents_of, recipes
+from runner.errors import OTHER_RUN, check_libraries, quoted
+from runner.job.access import disk_needed, files_to_read
+from runner.job.facts import NotKnownError, fact
+from runner.job.findings import Finding, attempt
+from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
+from runner.job.looks import Answer, Look, look_at_model, look_at_texts
+from runner.job.model import check_files, check_model
+from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, sequence_length
+from runner.job.resume import check_checkpoint
+from runner.job.run import NO_RANKS, Asked, Run
+from runner.job.shapes import ModelShape, embedding_rows, outline_of, shape_of, weight_shapes
+from runner.job.texts import to_count
+from runner.run_folder.history import (
+    History,
+    changed_since,
+    describe_finished,
+    history_of,
+)
+from runner.run_folder.layout import RunFolder
+
+
+class TrainingRun(Run):
+    """A run that trains a model: what the commands around `runner train` read."""
+
+    @staticmethod
+    def load(
+        run_file: Path,
+        bundle: Path,
+        output: Path | None,
+        overrides: Sequence[str],
+        asked: Asked = NO_RANKS,
+    ) -> TrainingRun:
+        """Reads the run file and resolves its assets.
+
+        Raises:
+            UsageError: as for `RunConfig.load` and `inputs.resolve`, all of them together; the run
+                folder is inside the bundle.
+            DamageError: as for `inputs.resolve`.
+        """
+        config = RunConfig.load(
+            run_file, overrides, lambda c, wrong: inputs_module.resolve_known(c, bundle, wrong)
+        )
+        inputs = inputs_module.resolve(config, bundle)
+        folder = RunFolder((output or Path("output") / config.name).absolute())
+        inputs_module.check_not_inside(folder.root, inputs.bundle)
+        return TrainingRun(config, inputs, folder, bundle, tuple(overrides), asked)
+
+    def member(self, name: str, overrides: Sequence[str], *, tries_shell: bool) -> TrainingRun:
+        """A run of a sweep, in a folder below this one's."""
+        every, asked = (*self.overrides, *overrides), replace(self.asked, tries_shell=tries_shell)
+        folder = self.folder.root / name
+        made = TrainingRun.load(self.config.path, self.bundle, folder, every, asked)
+        same = made.config.slurm.partition == self.config.slurm.partition
+        # Slurm is asked once a command, not once a member.
+        return made.given(Run.partition, self.partition) if same else made
+
+    @fact
+    def to_read(self) -> tuple[Path, ...]:
+        """The bundle's files that the run reads: of its model, datasets and environment."""
+        return files_to_read(self.inputs)
+
+    @fact
+    def packages(self) -> Packages:
+        """What the ranks and their launcher import."""
+        config, has_tokens = self.config, task_named(self.config.task).has_tokens
+        of_tokenizer = for_tokenizer(self.inputs.model.digests) if has_tokens else ()
+        return Packages(tuple(to_train(config)), tuple(to_prepare(config)), tuple(of_tokenizer))
+
+    def command(self, name: str) -> str:
+        """The command `runner NAME` for this run, to be typed."""
+        words = ["runner", name, self.config.path, "--bundle", self.bundle]
+        for override in self.overrides:
+            words += ["--set", override]
+        if self.folder.root != (Path("output") / self.config.name).absolute():
+            words += ["--output", self.folder.root]
+        return " ".join(map(quoted, words))
+
+    @property
+    def words_in_job(self) -> tuple[str, ...]:
+        """The words after `runner` that start the run in a job, without its folder."""
+        sets = [word for override in self.overrides for word in ("--set", override)]
+        paths = [str(self.config.path.absolute()), "--bundle", str(self.bundle.absolute())]
+        return ("train", *paths, *sets)
+
+    @fact
+    def reads_tables(self) -> bool:
+        """Whether the library that reads the data is here.
+
+        Raises:
+            UsageError: it is not.
+        """
+        check_libraries(f"{self.config.path}: the check of its data", "pyarrow")
+        return True
+
+    @fact
+    def outline(self) -> ModelShape:
+        """The model's counts by its config.json alone, with the tokens that the run adds."""
+        return outline_of(self.inputs.model)
+
+    @fact
+    def weight_shapes(self) -> Mapping[str, Sequence[int]] | None:
+        """Name -> shape of the model's weights; None: it has none."""
+        return weight_shapes(self.inputs.model)
+
+    @fact
+    def first_shapes(self) -> Mapping[str, Sequence[int]]:
+        """Name -> shape of the asset's weights; empty: the run does not begin with them."""
+        model = self.config.model
+        if model.init != "pretrained" or model.folder is not None:
+            return {}
+        return self.weight_shapes or {}
+
+    @fact
+    def counted(self) -> int:
+        """The parameters of a model without weights, as transformers counts them."""
+        answer = self.model_answer
+        if not answer.numbers or answer.numbers[0] is None:
+            raise NotKnownError
+        return answer.numbers[0]
+
+    @fact
+    def shape(self) -> ModelShape:
+        """The model's counts; `num_parameters` is 0 where nothing here counts them.
+
+        Raises:
+            UsageError: the header of a file cannot be read, or a LoRA target matches no weight.
+        """
+        counted = 0 if self.weight_shapes is not None else self.known(TrainingRun.counted) or 0
+        return shape_of(self.config, self.inputs.model, self.outline, self.weight_shapes, counted)
+
+    @fact
+    def chosen_length(self) -> tuple[int, Choice | None]:
+        """Tokens of a sequence, and the choice where it is automatic.
+
+        Raises:
+            UsageError: they are more than the model's positions.
+        """
+        return sequence_length(self.config, self.outline)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.chosen_length[0]
+
+    @fact
+    def documents(self) -> Choice:
+        """How documents become sequences.
+
+        Raises:
+            UsageError: not as the run file asks for it.
+        """
+        return documents_of(self.config, self.inputs.model, self.length)
+
+    @fact
+    def recipes(self) -> Mapping[str, tuple[Recipe, ...]]:
+        """`train` and `validation` -> what decides the content of each store."""
+        return recipes(self.config, self.inputs, self.length)
+
+    @fact
+    def stores(self) -> Mapping[str, tuple[Path, ...]]:
+        """`train` and `validation` -> the files of the prepared data."""
+        folder = self.folder.stores
+        return {
+            role: tuple(store_path(recipe, folder) for recipe in several)
+            for role, several in self.recipes.items()
+        }
+
+    @fact
+    def data(self) -> str:
+        """The key of the training data."""
+        return data_key(self.recipes["train"])
+
+    @fact
+    def plan(self) -> TrainingPlan:
+        """What `auto` means on the devices.
+
+        Raises:
+            UsageError: the batch, the precision or the model's state is not possible there.
+        """
+        if not self.shape.num_parameters:
+            raise NotKnownError
+        return decide(self.config, self.shape, self.device, self.ranks.world_size)
+
+    @fact
+    def decided(self) -> RunConfig:
+        """The run file with the precision of the plan, as the arithmetic of memory needs it."""
+        return replace(self.config, precision=self.plan.precision)  # type: ignore[arg-type]
+
+    @fact
+    def disk_needed(self) -> int:
+        """The most bytes that the run writes; 0: not known."""
+        return disk_needed(self.config, self.shape)
+
+    @fact
+    def history(self) -> History | None:
+        """What the run folder records of earlier starts; None: nothing."""
+        return history_of(self.folder)
+
+    @fact
+    def finished(self) -> list[str]:
+        """What `check`, `submit` and `train` print if this run has done all its steps; else empty.
+
+        It is no error: a job that is started again has nothing left to do.
+        """
+        line = describe_finished(self.history, self.config)
+        if line is None:
+            return []
+        lines = [f"{self.folder.root}: {line}"]
+        if changed := changed_since(self.history, self.config):
+            what = f"nothing is trained with what has changed since: {', '.join(changed)}"
+            lines.append(f"warning: {what}\n  -> To train with it, give the run {OTHER_RUN}")
+        return [
+            *lines,
+            "  -> Ask for more steps or epochs to continue it; or start again under another name. "
+            "To export the model again, remove model/ first.",
+        ]
+
+    @fact
+    def resumes(self) -> str | None:
+        """A line on the checkpoint to be resumed; None: there is none.
+
+        Raises:
+            UsageError: the checkpoint is of another run.
+        """
+        ranks = self.known(Run.ranks)
+        number = ranks.world_size if ranks is not None else None
+        return check_checkpoint(
+            self.config, self.inputs, self.folder, self.history, self.data, number
+        )
+
+    @fact
+    def model_faults(self) -> tuple[Finding, ...]:
+        """What is wrong with the model's files, and with the model for the task."""
+        self.require(TrainingRun.verification)
+        config, model = self.config, self.inputs.model
+        for_task = attempt(check_model, config, model, self.outline)
+        return (*for_task, *attempt(check_files, config, model, self.first_shapes))
+
+    @fact
+    def model_look(self) -> Look:
+        """A child process that builds the model by transformers."""
+        python = self.python_of_ranks
+        if not self.asked.ahead or self.model_faults or python is None or self.why_not_here:
+            raise NotKnownError
+        return look_at_model(self.config, self.inputs.model, python)
+
+    @fact
+    def model_answer(self) -> Answer:
+        """What transformers says of the model; waits for it."""
+        return self.model_look.answer()
+
+    @fact
+    def to_count(self) -> tuple[list[Recipe], bool]:
+        """Splits so small that they may not fill a step; whether those to train on are all such."""
+        total = self.config.batch.total
+        number = total if isinstance(total, int) else DEFAULT_GLOBAL
+        return to_count(self.recipes, self.folder.stores, number)
+
+    @fact
+    def texts_look(self) -> Look:
+        """A child process that loads the tokenizer and, ahead, tokenises small datasets."""
+        self.require(TrainingRun.reads_tables)
+        python = self.python_of_ranks or ()
+        if self.model_faults or not (python or is_installed("transformers")):
+            raise NotKnownError
+        rows = embedding_rows(self.outline, self.first_shapes)
+        train = self.recipes["train"] if task_named(self.config.task).writes_chats else ()
+        counted = self.to_count[0] if self.asked.ahead else []
+        return look_at_texts(self.config, self.inputs, rows, train, counted, python)
+
+    @fact
+    def texts_answer(self) -> Answer:
+        """What transformers says of tokenizer and texts; waits for it."""
+        return self.texts_look.answer()
+
+    @fact
+    def step_of_data(self) -> int:
+        """The sequences of an epoch, where all that is trained on was counted."""
+        numbers, (_, counts_all) = self.texts_answer.numbers, self.to_count
+        if not (self.asked.ahead and numbers and counts_all) or None in numbers:
+            raise NotKnownError
+        return sum(number or 0 for number in numbers)
+
+    def write_config(self) -> None:
+        """Writes config.yaml: the run file with all values, and comments on automatic choices."""
+        text = f"{self.config.to_yaml()}{choices_as_comments(self.config.explain())}"
+        self.folder.config.write_text(text, encoding="utf-8")
