@@ -342,45 +342,62 @@ PROBLEMS = ("missing", "extra", "mismatched", "unsafe", "unreadable", "invalid",
 LEVELS = ("fast", "full", "deep")
 BY_ID = "bundle id"  # what a payload that was read is compared with
 TO_CARRY = "missing mismatched unreadable invalid line-ends replaced"
-# Codes -> what repairs it. The first three answer alone. `suggest_fixes` fills `{...}` in.
+Remedy = NamedTuple("Remedy", [("codes", str), ("text", str), ("alone", bool)])
+Remedy.__doc__ = """What repairs findings with one of these codes, with `{...}` to be filled in.
+
+`alone`: no other advice helps before this one is followed."""
+
+UNFINISHED = Remedy(
+    "unfinished begun",
+    "This bundle is unfinished: run `stage fetch` again where it was made, or copy it again: "
+    "the copy had not ended.",
+    alone=True,
+)
+BY_PATCH = Remedy(
+    TO_CARRY,
+    "If the machine with a sound bundle reaches this one by ssh, there: stage push BUNDLE "
+    "me@HOST:FOLDER. Else: {first}Carry {file} there: stage patch BUNDLE --report {name} -o "
+    "PATCH. Bring PATCH back. Here: stage apply {root} PATCH.",
+    alone=False,
+)
 REMEDIES = (
-    (
-        "unfinished begun",
-        "This bundle is unfinished: run `stage fetch` again where it was made, or copy it again: "
-        "the copy had not ended.",
-    ),
-    (
+    UNFINISHED,
+    Remedy(
         "another",
         "This is another bundle than the one asked for; its payload was not read. Give the right "
         "folder, or copy the right bundle. If it was fetched again since, `stage show` where it "
         "was made prints its id now.",
+        alone=True,
     ),
-    (
+    Remedy(
         "unloadable",
         "Every byte is as it was fetched, so another copy does not help. Where the bundle was "
         "made, fetch another revision; or correct the file at its source, then: stage fetch "
         "MANIFEST -o BUNDLE --update ASSET",
+        alone=True,
     ),
-    (
+    Remedy(
         "line-ends",
         "Its text files have the line ends of Windows: the transfer was in text mode (ASCII), or "
         "git changed them. Copy the bundle again, in binary mode.",
+        alone=False,
     ),
-    ("closed", "No right to read: chmod -R u+rX {root} (its owner can); then verify again."),
-    (
-        TO_CARRY,
-        "If the machine with a sound bundle reaches this one by ssh, there: stage push BUNDLE "
-        "me@HOST:FOLDER. Else: {first}Carry {file} there: stage patch BUNDLE --report {name} -o "
-        "PATCH. Bring PATCH back. Here: stage apply {root} PATCH.",
+    Remedy(
+        "closed",
+        "No right to read: chmod -R u+rX {root} (its owner can); then verify again.",
+        alone=False,
     ),
-    (
+    BY_PATCH,
+    Remedy(
         TO_CARRY,
         "Other ways: copy again with rsync -c (--failed LIST writes the paths for rsync "
         "--files-from=LIST), or `stage fetch` where it was made.",
+        alone=False,
     ),
-    (
+    Remedy(
         "extra unsafe replaced",
         "{sound}Extra files are not part of the bundle: move them out of the folder.",
+        alone=False,
     ),
 )
 
@@ -497,15 +514,14 @@ def suggest_fixes(report, written=None, command="stage verify"):
     values["first"] = "" if written else first
     is_all_extra = report.codes <= {"extra", "unsafe"}
     values["sound"] = "Nothing of the bundle is damaged. " if is_all_extra else ""
-    is_payload = [finding.path.startswith(PAYLOAD + "/") for finding in report.findings]
+    has_payload = any(finding.path.startswith(PAYLOAD + "/") for finding in report.findings)
+    chosen = [one for one in REMEDIES if report.codes.intersection(one.codes.split())]
     by_patch = {"unfinished"}.union(TO_CARRY.split())
-    if "unfinished" in report.codes <= by_patch and report.files and not any(is_payload):
-        texts = [text for codes, text in REMEDIES if codes in (REMEDIES[0][0], TO_CARRY)]
-        return [text.format(**values) for text in texts[:2]]
-    applies = [bool(report.codes.intersection(codes.split())) for codes, _ in REMEDIES]
-    alone = applies.index(True) if True in applies[:3] else None
-    chosen = [one for one, applied in zip(REMEDIES, applies) if applied]
-    return [text.format(**values) for _, text in chosen][: 1 if alone is not None else None]
+    if "unfinished" in report.codes <= by_patch and report.files and not has_payload:
+        chosen = [UNFINISHED, BY_PATCH]  # only files beside the payload were not copied
+    elif chosen and chosen[0].alone:
+        chosen = chosen[:1]
+    return [one.text.format(**values) for one in chosen]
 
 
 def describe_proof(report, is_signed=False):  # type: (VerificationReport, bool) -> List[str]
