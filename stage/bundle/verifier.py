@@ -229,7 +229,8 @@ class CannotVerify(Exception):
 
 
 # A payload file as the canonical text of a lock has it: with its path, sha256 and size. A large
-# lock consists of such rows: read as JSON they would take ten times the memory.
+# lock consists of such rows. Read as JSON they would take ten times the memory, and to write them
+# again, which shows that the text is canonical, twice the time (100,000 files: 1.6 s, not 0.8 s).
 _PLAIN = r'[^"\\\x00-\x1f]*'
 _TEXT = '"' + _PLAIN + r'(?:\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))' + _PLAIN + ')*"'
 _ROW = r'    \{\n(?:     "made_by": TEXT,\n)?     "origin": TEXT,\n     "path": (TEXT),\n'
@@ -924,6 +925,10 @@ def run_in_workers(work, count, jobs, receive):
     Workers are forked: they have the parent's data, and start in a millisecond. Threads that hash
     small files spend more time on the interpreter's lock than on hashing. A free worker takes the
     next number from one pipe, and writes to another, in lines that are too short to mix.
+
+    `concurrent.futures` is not used. Its workers wait forever after their parent was killed (seen
+    with Python 3.6 to 3.13), it does not start where there is no /dev/shm, and where the user's
+    limit of processes is reached it fails.
 
     Raises:
         CannotVerify: a worker ended before its work was done.
