@@ -45,7 +45,7 @@ _MODULES = {
     "Lockfile": "stage.lock.write",
     "Manifest": "stage.lock.manifest",
     "StageError": "stage.errors",
-    "VerificationReport": "stage.bundle.report",
+    "VerificationReport": "stage.bundle.verifier",
 }
 
 
@@ -192,8 +192,8 @@ def verify(
     """
     from pathlib import Path
 
-    from stage.bundle.shown import verify_shown
     from stage.bundle.verifier import LEVELS
+    from stage.bundle.verify import verify_shown
     from stage.digests import is_hex
     from stage.errors import UsageError
     from stage.installation import check_libraries
@@ -212,8 +212,14 @@ def verify(
             )
     if level == "deep":
         check_libraries("level='deep'", "pyarrow")
+    read = "full" if level == "deep" else level
     with Reporter(quiet=quiet) as reporter:
-        return verify_shown(Path(path), level, reporter, jobs=jobs, bundle_id=bundle_id)
+        report = verify_shown(Path(path), read, reporter, jobs=jobs, bundle_id=bundle_id)
+        if level == "deep":
+            from stage.staging.load_test import verify_deep
+
+            report = verify_deep(report, reporter)
+    return report
 
 
 if not TYPE_CHECKING:  # else a type checker would accept any name

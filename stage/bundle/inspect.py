@@ -102,7 +102,9 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         RecursionError,
         struct.error,
     ) as error:
-        said = str(error) if isinstance(error, ValueError) else f"its header is none: {error!r}"
+        said = (
+            str(error) if isinstance(error, ValueError) else f"its header cannot be read: {error!r}"
+        )
         problem = _POINTER if is_pointer(path) else said[:200]
         raise DamageError(
             f"{path.name}: not a sound safetensors file: {problem}.", _BROKEN

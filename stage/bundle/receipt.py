@@ -112,7 +112,8 @@ def wait_until_at_rest(root: Path) -> None:
     except OSError:
         return
     left = newest + TICK_NS - now_ns()
-    time.sleep(min(max(left, 0), UNSURE_NS + TICK_NS) / 10**9)  # a disk's clock can be ahead
+    # At most one uncertain time: the clock of a file server can be minutes ahead of ours.
+    time.sleep(min(max(left, 0), UNSURE_NS + TICK_NS) / 10**9)
 
 
 def record(state: Path, report: VerificationReport) -> str | None:

@@ -250,6 +250,7 @@ def _ssh_keygen(
     )
     if program is None:
         raise UsageError("Signatures need ssh-keygen, and there is none on PATH.", install)
+    # Without a timeout: it may ask on the terminal for a passphrase, or for a touch of a key.
     command = [program, "-Y", operation, *arguments]
     environment = {**os.environ, "LC_ALL": "C"}
     done = subprocess.run(command, input=data, capture_output=True, env=environment)

@@ -94,7 +94,7 @@ PAYLOAD = "data"
 FETCH_PARTIAL = "fetch.partial"  # during `stage fetch`: payload paths that it may have written
 PATCH_PLAN = "patch.json"  # a folder with it is a patch
 BAGIT_TEXT = b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n"
-SEAL = (TAG_MANIFEST, SIGNATURE)  # written last, removed first
+SEAL = (TAG_MANIFEST, SIGNATURE)  # with it a bundle is finished: written last, removed first
 TAG_FILES = (BAG_INFO, BAGIT, MANIFEST, LOCK, REQUEST, VERIFIER)
 REQUIRED = frozenset(TAG_FILES + SEAL) - {SIGNATURE, VERIFIER}
 COVERED = (BAGIT, MANIFEST, LOCK)  # by the bundle id
@@ -525,12 +525,27 @@ def suggest_fixes(report, written=None, command="stage verify"):
     return [one.text.format(**values) for one in chosen]
 
 
-def describe_proof(report, is_signed=False):  # type: (VerificationReport, bool) -> List[str]
-    """What was proven of a sound bundle. A signature, if it is good, covers every file."""
+HOW = {
+    "fast": "names and sizes are right (bytes not read)",
+    "full": "every byte is as it was fetched",
+    "deep": "every byte is as it was fetched, and everything that could be checked loads",
+}
+
+
+def describe_sound(report, count, size, is_signed=False):
+    # type: (VerificationReport, str, str, bool) -> List[str]
+    """What was proven of a sound bundle, a line each.
+
+    Args:
+        count, size: of its files, in words.
+        is_signed: a good signature covers every file.
+    """
     beside = "" if is_signed else ", ".join(report.unproven)
     but = " (which does not cover %s)" % beside if beside else ""
-    line = "every byte of %s/ proven against the bundle id%s" % (PAYLOAD, but)
-    return ["bundle id %s" % report.bundle_id] + ([line] if report.proof else [])
+    proof = "every byte of %s/ proven against the bundle id%s" % (PAYLOAD, but)
+    values = (report.root, count, size, HOW[report.level])
+    lines = ["%s: sound: %s, %s, %s" % values, "bundle id %s" % report.bundle_id]
+    return lines + ([proof] if report.proof else [])
 
 
 # --- The rules: they read nothing -----------------------------------------------------------------
@@ -591,10 +606,10 @@ def judge_tags(texts, findings):  # type: (Mapping[str, bytes], Findings) -> Dic
 
 def judge_lock(tags, where, findings):
     # type: (Mapping[str, bytes], str, Findings) -> Optional[Lock]
-    """The lock; None where there is none that can be believed.
+    """The lock; None if it is missing or cannot be believed.
 
     Raises:
-        CannotVerify: the tag manifest is sound, and the lock is none that can be read.
+        CannotVerify: the tag manifest is sound, and the lock cannot be read.
     """
     if LOCK not in tags:
         findings.add(LOCK, "missing", "the lock", "nothing")
@@ -859,7 +874,7 @@ def read_files(root, work, expected, jobs, findings, read, done):
         small = 0
         for place in shares[number]:
             if os.getpid() != parent != os.getppid():
-                os._exit(1)  # who asked was killed
+                os._exit(1)  # the parent was killed, so no process reads the answer
             path, digest, size = work[place], None, 0  # type: str, Optional[str], int
             is_windows = False
             wanted, right = expected[path]
@@ -1259,6 +1274,23 @@ def write_receipt(state, report):  # type: (Path, VerificationReport) -> Optiona
     return None
 
 
+def keep_verdict(write, state, report):
+    # type: (Callable[[Path, VerificationReport], Optional[str]], Path, VerificationReport) -> Optional[str]
+    """Keeps a receipt. The verdict holds without one.
+
+    Args:
+        write: writes it, such as `write_receipt`.
+
+    Returns:
+        Why a sound bundle has no receipt; None if it has one, or is not sound.
+    """
+    try:
+        return write(state, report)
+    except OSError as error:
+        why = (error.filename, error.strerror)
+        return "the verdict holds; no receipt of it could be written: %s: %s" % why
+
+
 def write_json(path, document):  # type: (Path, Mapping[str, Any]) -> None
     """Whole or not at all. Without a sync: what is lost in a power cut is only missed."""
     partial = path.with_suffix(".%d.partial" % os.getpid())
@@ -1296,12 +1328,38 @@ def parse_arguments():  # type: () -> Any
         add.error("--id: 64 hex digits, as `stage show` prints them where the bundle was made")
     if arguments.jobs < 1:
         add.error("--jobs: at least 1")
-    for option, path in (("--report", arguments.report), ("--failed", arguments.failed)):
-        if path is not None and arguments.bundle.resolve() in path.resolve().parents:
-            add.error("%s: inside the bundle it would itself be an extra file" % option)
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-            add.error("%s: %s: no file can be written there" % (option, path))
     return arguments
+
+
+def check_output(option, path, root):  # type: (str, Optional[Path], Path) -> None
+    """Checks before hours of reading that the file of an option can be written.
+
+    Raises:
+        CannotVerify: it is in the bundle `root`, is a folder, or has none.
+    """
+    if path is None:
+        return
+    problem, folder = "", path.parent
+    if root.resolve() in path.resolve().parents:
+        problem = "inside the bundle it would itself be an extra file"
+        remedy = "Put it beside the bundle."
+    elif path.is_dir():
+        problem, remedy = "is a folder", "Give the name of a file."
+    elif not path.absolute().parent.is_dir():
+        problem, remedy = "there is no folder %s" % folder, "mkdir -p %s" % quote(str(folder))
+    if problem:
+        raise CannotVerify("%s %s: %s." % (option, path, problem), remedy, 2)
+
+
+def write_lists(report, document, written, failed, write):
+    # type: (VerificationReport, Mapping[str, Any], Optional[Path], Optional[Path], Callable[[Path, bytes], object]) -> Iterator[str]
+    """Writes the files of `--report` and `--failed` by `write`; says where, a line each."""
+    if written is not None:
+        write(written, (json.dumps(document, indent=1) + "\n").encode())
+        yield "The report is written to %s" % written
+    if failed is not None:
+        write(failed, "".join(path + "\n" for path in report.to_carry).encode(*UTF_8))
+        yield "The list of paths is written to %s" % failed
 
 
 def check_nothing_was_imported_from(root):  # type: (Path) -> None
@@ -1321,41 +1379,35 @@ def run(arguments, out, err):  # type: (Any, Any, Any) -> int
             say(line, err)
 
     check_nothing_was_imported_from(arguments.bundle)
+    check_output("--report", arguments.report, arguments.bundle)
+    check_output("--failed", arguments.failed, arguments.bundle)
     level, state = "fast" if arguments.fast else "full", state_folder(os.environ)
     wanted = (arguments.bundle, level, arguments.jobs, arguments.id)
     report = verify(*wanted, state=state, note=note, resume=not arguments.no_resume)
-    if not report.is_another:
-        try:
-            note_of_receipt = write_receipt(state, report)
-        except OSError as error:
-            why = (error.filename, error.strerror)
-            note_of_receipt = "the verdict holds; no receipt of it could be written: %s: %s" % why
-        if note_of_receipt:
-            note(note_of_receipt)
-    text = json.dumps(report.to_json(), indent=1) + "\n"
-    if arguments.report is not None:
-        arguments.report.write_text(text)
-    if arguments.failed is not None:
-        arguments.failed.write_bytes("".join(p + "\n" for p in report.to_carry).encode(*UTF_8))
+    why_not = None if report.is_another else keep_verdict(write_receipt, state, report)
+    if why_not:
+        note(why_not)
+    document = report.to_json()
+    files = (arguments.report, arguments.failed)
+    written = list(write_lists(report, document, *files, write=Path.write_bytes))
     if arguments.json:
-        out.write(text)
+        out.write(json.dumps(document, indent=1) + "\n")
     elif report.ok and not arguments.quiet:
-        how = "every byte is as it was fetched" if report.proof else "names and sizes are right"
-        files = "%d file%s" % (report.files, "s" * (report.files != 1))
-        not_read = "" if report.proof else " (bytes not read)"
-        values = (report.root, files, report.size, how, not_read)
-        say("%s: sound: %s, %d bytes, %s%s" % values, out)
-        say("\n".join(describe_proof(report)), out)
+        lines = describe_sound(report, plural(report.files, "file"), "%d bytes" % report.size)
+        say("\n".join(lines), out)
     elif not report.ok:
         for finding in report.findings:
             say(str(finding), out)
-        count = len(report.findings)
-        say("error: %s: %d finding%s." % (report.root, count, "s" * (count != 1)), err)
+        say("error: %s: %s." % (report.root, plural(len(report.findings), "finding")), err)
         for remedy in suggest_fixes(report, arguments.report, "python3 -I " + quote(sys.argv[0])):
             say("  -> " + remedy, err)
-    if arguments.report is not None:
-        note("The report is written to %s" % arguments.report)
+    for line in written:
+        note(line)
     return report.exit_code
+
+
+def plural(number, noun):  # type: (int, str) -> str
+    return "%d %s%s" % (number, noun, "" if number == 1 else "s")
 
 
 def main():  # type: () -> int

@@ -49,6 +49,16 @@ class Source:
         """The Hub repository id."""
         return self.location
 
+    @property
+    def is_repository(self) -> bool:
+        """Whether it has commits: one pins all of its files."""
+        return self.type == "hub"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its files are on this machine, and are read in place."""
+        return self.type == "path"
+
 
 @dataclass(frozen=True, slots=True)  # a lock can have 100,000 files: a third of the memory
 class LockedFile:

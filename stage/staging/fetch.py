@@ -22,7 +22,7 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import parquet_footer
-from stage.bundle.load_test import check_loads
+from stage.staging.load_test import check_loads
 from stage.bundle.verify import verify
 from stage.digests import FileDigests, hash_file
 from stage.errors import DamageError, Mistakes, UsageError, quoted

@@ -2,7 +2,7 @@
 large for it, and folders where no bundle may be made.
 
 Patterns may omit files that a model needs to load. The load test at the end of a fetch
-(`stage.bundle.load_test`) would find that hours later. The same holds for the model that an adapter
+(`stage.staging.load_test`) would find that hours later. The same holds for the model that an adapter
 was trained on.
 
 A bundle must not be made inside another bundle, which would then have extra files, nor inside a

@@ -28,7 +28,7 @@ from tests.first_job.harness import (
     run_stage,
     write_run,
 )
-from tests.stage.bundle.test_load_test import shard, sound
+from tests.stage.staging.test_load_test import shard, sound
 from tests.support.servers.hubs import STRANGER_TOKEN, TestHub
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 123456\n"

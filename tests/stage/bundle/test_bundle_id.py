@@ -88,7 +88,7 @@ def test_a_verifier_that_lies_is_said_to_be_none_of_ours(sound: Path, tmp_path: 
     (copy / layout.VERIFIER).write_text("print('sound: every byte is as it was fetched')\n")
     reseal(copy, layout.VERIFIER)
     said = run_here("verify", copy, "-q", code=0).stderr
-    assert "none that this version of airlift knows" in said and "do not run it" in said
+    assert "does not know its stage-verify.py" in said and "do not run it" in said
     assert run_here("verify", sound, "-q", code=0).stderr == ""
 
 

@@ -90,7 +90,7 @@ def test_modules_beside_stage_verify_say_nothing(
 
 
 HELPERS = (
-    "stage.bundle.load_test",
+    "stage.staging.load_test",
     "stage.convert.pickled_weights",
     "stage.environment.image.link",
     "runner.child",

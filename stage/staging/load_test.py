@@ -64,7 +64,7 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
     """
     if not any(_is_loaded(asset) for asset in lock.assets.values()):
         return LoadReport((), ())
-    command, environment = child("stage.bundle.load_test")
+    command, environment = child("stage.staging.load_test")
     try:
         done = subprocess.run(
             [*command, str(root)],
@@ -133,7 +133,7 @@ def check_loads(root: Path, lock: Lockfile, reporter: Reporter) -> None:
 
 def _way_out(lock: Lockfile, report: LoadReport) -> str:
     """Another revision does not help if the manifest omits a file, or the files are local."""
-    local = tuple(f"{a.folder}/" for a in lock.assets.values() if a.source.type == "path")
+    local = tuple(f"{a.folder}/" for a in lock.assets.values() if a.source.is_local)
     if all(f"{finding.path}/".startswith(local) for finding in report.findings):
         return "Correct the file at its source, then fetch again."
     left = {
@@ -153,17 +153,24 @@ def _way_out(lock: Lockfile, report: LoadReport) -> str:
     return "Try another revision" + (", or `exclude` what you do not need." if may_exclude else ".")
 
 
-def verify_deep(report: VerificationReport) -> tuple[VerificationReport, tuple[str, ...]]:
+def verify_deep(report: VerificationReport, reporter: Reporter) -> VerificationReport:
     """`verify --deep`: loads the sound files, after every byte was compared.
 
+    Args:
+        reporter: gets notes on what could not be checked.
+
     Returns:
-        The report with what does not load, and what could not be checked.
+        The report with what does not load.
     """
     report = report._replace(level="deep")
     if not report.ok:
-        return report, ("loading: first repair the findings above",)
-    loaded = run_load_test(report.root, Bundle.open(report.root).lock)
-    return report._replace(findings=tuple(sorted(loaded.findings))), loaded.unchecked
+        reporter.note("not checked: loading: first repair the findings above")
+        return report
+    with reporter.at_work("load"):
+        loaded = run_load_test(report.root, Bundle.open(report.root).lock)
+    for text in loaded.unchecked:
+        reporter.note(f"not checked: {text}")
+    return report._replace(findings=tuple(sorted(loaded.findings)))
 
 
 def lacking(asset: LockedAsset) -> list[str]:
@@ -217,7 +224,7 @@ def _main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # libraries print; the answer goes where only we write
     said = [item for asset in lock.assets.values() for item in _check(root, asset, lock)]
-    unchecked = [f"the network: no wall could be built ({reason})"] if reason else []
+    unchecked = [f"the network: this system has no sandbox for it ({reason})"] if reason else []
     answer = {
         "findings": [list(item) for item in said if isinstance(item, Finding)],
         "unchecked": unchecked + [item for item in said if isinstance(item, str)],
