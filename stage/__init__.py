@@ -96,7 +96,7 @@ def resolve(
     options = FetchOptions(
         endpoint=endpoint,
         locked=locked,
-        update=frozenset(update),
+        update=tuple(update),
         dry_run=True,
         allow_pickle=allow_pickle,
     )
@@ -153,7 +153,7 @@ def fetch(
         endpoint=endpoint,
         jobs=jobs,
         locked=locked,
-        update=frozenset(update),
+        update=tuple(update),
         dry_run=dry_run,
         allow_pickle=allow_pickle,
         offline_check=offline_check,

@@ -59,13 +59,22 @@ class FileDigests:
     sha256: str
     git_sha1: str | None = None
 
-    def matches(self, evidence: Digest) -> bool:
-        """Whether these bytes have the digest `evidence`."""
-        return self.found(evidence.algorithm) == evidence.value
-
     def found(self, algorithm: str) -> str | None:
         """The digest by `algorithm`; None if it was not computed."""
         return self.git_sha1 if algorithm == "git-sha1" else self.sha256
+
+
+class MismatchError(Exception):
+    """Bytes that are not the expected ones.
+
+    Attributes:
+        problem: how they differ, for a message.
+        found: the digests that they have.
+    """
+
+    def __init__(self, problem: str, found: FileDigests) -> None:
+        super().__init__(problem)
+        self.problem, self.found = problem, found
 
 
 @dataclass(frozen=True)
@@ -95,15 +104,32 @@ class Expected:
         """Whether the git blob id has to be computed as well."""
         return self.upstream is not None and self.upstream.algorithm == "git-sha1"
 
-    def mismatch(self, digests: FileDigests) -> str | None:
-        """How bytes with these digests differ; None if they are the expected ones."""
+    def check(self, digests: FileDigests) -> FileDigests:
+        """The digests of bytes that were hashed on their way, if they are the expected ones.
+
+        Raises:
+            MismatchError: they are not.
+        """
         if self.size not in (None, digests.size):
-            return f"it has {digests.size:,} bytes, not {self.size:,}"
+            raise MismatchError(f"it has {digests.size:,} bytes, not {self.size:,}", digests)
         for digest in self.evidence:
-            if not digests.matches(digest):
-                found = digests.found(digest.algorithm)
-                return f"its {digest.algorithm} is {found}, not {digest.value}"
-        return None
+            found = digests.found(digest.algorithm)
+            if found != digest.value:
+                problem = f"its {digest.algorithm} is {found}, not {digest.value}"
+                raise MismatchError(problem, digests)
+        return digests
+
+    def verify(self, path: Path, progress: Callable[[int], None] | None = None) -> FileDigests:
+        """The digests of a file whose bytes are the expected ones.
+
+        Args:
+            progress: called with the number of bytes just read.
+
+        Raises:
+            MismatchError: they are not.
+            OSError: the file cannot be read.
+        """
+        return self.check(hash_file(path, git=self.needs_git, progress=progress))
 
 
 class Digester:

@@ -45,6 +45,7 @@ def together(
     finally:
         if not waited or any(not f.done() or f.exception() for f in futures):
             stop()
+        # After Ctrl-C no thread is waited for: it may hang in a read from a server that is silent.
         pool.shutdown(wait=waited, cancel_futures=True)
     errors = [error for f in futures if not f.cancelled() and (error := f.exception())]
     for error in errors:

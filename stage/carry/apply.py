@@ -23,8 +23,8 @@ from stage.bundle.report import format_findings
 from stage.bundle.verifier import state_folder, suggest_fixes
 from stage.bundle.verify import verify
 from stage.carry.patch import FORMAT, TAGS
-from stage.digests import hash_file, sha256_of_bytes
-from stage.download.partial_file import copy_hashed
+from stage.digests import MismatchError, sha256_of_bytes
+from stage.download.partial_file import copy_verified
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, quoted, suggest_path
 from stage.files import (
     check_writable,
@@ -166,10 +166,13 @@ class _Apply:
         self.root, self.patch, self.reporter = root, patch, reporter
         self.work = root / WORKSHOP
         self.is_update = patch.base != patch.lock.id
-        self.had = self._files_here()
-        old = {str(file.sha256): root / file.path for file in self.had}
-        self.sources = old | patch.contents
-        self.stale: list[str] = []
+        had = self._files_here()
+        self.known = {file.path: file.sha256 for file in had}
+        self.sources = {str(file.sha256): root / file.path for file in had} | patch.contents
+        # A repair leaves alone what else is in the folder. Only an update looks for stale files.
+        self.folder = WorkFolder.inspect(root) if self.is_update else WorkFolder(root)
+        self.wanted = {file.path for file in patch.lock.files}
+        self.stale = self.folder.stale(self.wanted)
 
     def _files_here(self) -> tuple[LockedFile, ...]:
         """The files of the bundle that is here, as its lock has them; none if that is damaged.
@@ -189,55 +192,41 @@ class _Apply:
         raise UsageError(
             f"{self.root}: the patch is for another bundle: it needs id {base}, this one has "
             f"{bundle_id}.",
-            f"stage verify {quoted(self.root)} prints the id of this bundle; make a patch for "
-            "it with "
-            "stage patch.",
+            f"stage verify {quoted(self.root)} prints the id of this bundle; make a patch for it "
+            "with stage patch.",
         )
 
     def run(self) -> ApplyOutcome:
         """Builds, puts in place, verifies."""
-        tags = [name for name in TAGS if self._is_other_tag(name)]
-        folder = WorkFolder.inspect(self.root) if self.is_update else None
-        if folder is not None:
-            self.stale = folder.stale({file.path for file in self.patch.lock.files})
-        before = self.had if self.is_update else self.patch.lock.files
-        known = {file.path: file.sha256 for file in before}
-        todo = [file for file in self.patch.lock.files if self._is_needed(file, known)]
+        patch, folder = self.patch, self.folder
+        tags = [name for name, text in patch.tags.items() if not _has_text(self.root / name, text)]
+        todo = [file for file in patch.lock.files if self._is_needed(file)]
         for path in (*(file.path for file in todo), *tags, *layout.SEAL, f"{WORKSHOP}/x"):
             self._check_place(path)
         self._build_all(todo, tags)
         sync_disk(self.root)
-        for name in layout.SEAL:
-            self._make_room(name)
-        if folder is not None and layout.TAG_MANIFEST in tags:
-            folder.mark_unfinished({file.path for file in self.patch.lock.files})
-        for path in self.stale:
-            (self.root / path).unlink(missing_ok=True)
-            with suppress(OSError):  # until a folder that is not empty
-                os.removedirs((self.root / path).parent)
+        folder.drop(())  # of empty folders one may be in the place of a file
+        is_other_seal = layout.TAG_MANIFEST in tags
+        if self.is_update and is_other_seal:
+            folder.mark_unfinished(self.wanted)
+        folder.drop(self.stale)
         last = (layout.LOCK, *layout.SEAL)
         for path in [file.path for file in todo] + [name for name in tags if name not in last]:
-            self._put(path)
-        sync_disk(self.root)
-        if layout.TAG_MANIFEST in tags and layout.SIGNATURE not in self.patch.tags:
+            folder.put(path, self.work / path)
+        sync_disk(self.root)  # the seal says that all else is on the disk
+        if is_other_seal and layout.SIGNATURE not in patch.tags:
             (self.root / layout.SIGNATURE).unlink(missing_ok=True)
         for name in last:
             if name in tags:
-                self._put(name)
+                folder.put(name, self.work / name)
         shutil.rmtree(self.work, ignore_errors=True)
         (self.root / layout.FETCH_PARTIAL).unlink(missing_ok=True)
         sync_folder(self.root)
         self._check_sound()
         changed = tuple(file.path for file in todo)
-        return ApplyOutcome(self.patch.lock.id, changed, tuple(sorted(self.stale)), tuple(tags))
+        return ApplyOutcome(patch.lock.id, changed, tuple(sorted(self.stale)), tuple(tags))
 
-    def _is_other_tag(self, name: str) -> bool:
-        path = self.root / name
-        return name in self.patch.tags and not (
-            _is_regular(path) and read_file(path) == self.patch.tags[name]
-        )
-
-    def _is_needed(self, file: LockedFile, known: dict[str, str | None]) -> bool:
+    def _is_needed(self, file: LockedFile) -> bool:
         """Whether a file is not in its place, and this patch brings it there."""
         path = self.root / file.path
         is_carried = file.sha256 in self.patch.contents
@@ -245,7 +234,7 @@ class _Apply:
             return False
         if not _is_regular(path) or path.stat().st_size != file.size:
             return True
-        is_suspect = is_carried or known.get(file.path) != file.sha256
+        is_suspect = is_carried or self.known.get(file.path) != file.sha256
         return is_suspect and not _is_right(path, file)
 
     def _check_place(self, path: str) -> None:
@@ -272,18 +261,6 @@ class _Apply:
                     "The bundle is unchanged.",
                     f"Move it out of the bundle: mv {shlex.quote(str(place))} ELSEWHERE",
                 )
-
-    def _make_room(self, path: str) -> None:
-        """Removes a folder of empty folders from the place of a file."""
-        if _is_folder(self.root / path):
-            for inner, _, _ in os.walk(self.root / path, topdown=False):
-                Path(inner).rmdir()
-
-    def _put(self, path: str) -> None:
-        """Moves a file that is built to its place."""
-        self._make_room(path)
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.work / path).replace(self.root / path)
 
     def _build_all(self, todo: list[LockedFile], tags: list[str]) -> None:
         """Writes all new files into the workshop. Where that fails, the bundle is unchanged."""
@@ -315,17 +292,17 @@ class _Apply:
             progress(file.size)
             return
         source = self.sources.get(str(file.sha256), Path(os.devnull))
-        is_there = _is_regular(source) and source.stat().st_size == file.size
-        if is_there and copy_hashed(source, target, file.size, progress).sha256 == file.sha256:
-            return
+        if _is_regular(source) and source.stat().st_size == file.size:
+            with suppress(MismatchError):
+                copy_verified(source, target, file.expected, progress)
+                return
         if self.patch.root in source.parents:
             raise _damaged(source, "not the file that its lock has")
         raise DamageError(
             f"{file.path}: the patch needs a file of the old bundle that is missing or damaged. "
             "The bundle is unchanged.",
             f"stage verify {quoted(self.root)} --report FILE, and repair it with stage patch "
-            "--report FILE "
-            "before the update.",
+            "--report FILE before the update.",
         )
 
     def _check_sound(self) -> None:
@@ -371,6 +348,11 @@ def _is_regular(path: Path) -> bool:
 
 def _is_right(path: Path, file: LockedFile) -> bool:
     try:
-        return hash_file(path).sha256 == file.sha256
-    except OSError:
+        file.expected.verify(path)
+    except (MismatchError, OSError):
         return False
+    return True
+
+
+def _has_text(path: Path, text: bytes) -> bool:
+    return _is_regular(path) and read_file(path) == text

@@ -21,8 +21,8 @@ from pathlib import Path
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle
 from stage.bundle.verifier import VerificationReport
-from stage.digests import sha256_of_bytes
-from stage.download.partial_file import copy_hashed
+from stage.digests import MismatchError, sha256_of_bytes
+from stage.download.partial_file import copy_verified
 from stage.errors import DamageError, UsageError, suggest_path
 from stage.files import (
     check_folder_of,
@@ -187,10 +187,12 @@ def _write(
             for file in files:
                 source, target = bundle.root / file.path, patch / "data" / file.path
                 digests[f"data/{file.path}"] = str(file.sha256)
-                if not source.is_file() or (
-                    copy_hashed(source, target, file.size, progress).sha256 != file.sha256
-                ):
+                if not source.is_file():
                     raise _damaged_here(source)
+                try:
+                    copy_verified(source, target, file.expected, progress)
+                except MismatchError:
+                    raise _damaged_here(source) from None
         (patch / "data").mkdir(parents=True, exist_ok=True)
         for name, text in tags.items():
             (patch / "data" / name).write_bytes(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,7 +41,6 @@ _allow_pickle = click.option(
 _EVERY_ASSET = "*"
 _update = click.option(
     "--update",
-    "updates",
     multiple=True,
     is_flag=False,
     flag_value=_EVERY_ASSET,
@@ -118,14 +118,7 @@ def main() -> None:
 @_manifest
 @_allow_pickle
 @_pinning
-def lock(
-    manifest: Path,
-    allow_pickle: bool,
-    endpoint: str | None,
-    updates: tuple[str, ...],
-    quiet: bool,
-    verbose: bool,
-) -> None:
+def lock(manifest: Path, quiet: bool, verbose: bool, **options: Any) -> None:
     """Resolve MANIFEST to exact commits and files; download nothing.
 
     The result is MANIFEST's .lock, for git. Assets that are in it already keep their pins.
@@ -142,9 +135,8 @@ def lock(
     from stage.staging.fetch import lock_manifest
     from stage.staging.options import FetchOptions
 
-    options = FetchOptions(endpoint, update=frozenset(updates), allow_pickle=allow_pickle)
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
-        lock_manifest(manifest, options, reporter)
+        lock_manifest(manifest, FetchOptions(**options), reporter)
 
 
 @main.command(cls=_Updating)
@@ -178,19 +170,7 @@ def lock(
     help="At the end, load the files in a process without network; fail if one does not load.",
 )
 @_pinning
-def fetch(
-    manifest: Path,
-    bundle: Path,
-    dry_run: bool,
-    locked: bool,
-    jobs: int,
-    allow_pickle: bool,
-    offline_check: bool,
-    endpoint: str | None,
-    updates: tuple[str, ...],
-    quiet: bool,
-    verbose: bool,
-) -> None:
+def fetch(manifest: Path, bundle: Path, quiet: bool, verbose: bool, **options: Any) -> None:
     """Download what MANIFEST asks for into one checksummed folder.
 
     Follows MANIFEST's .lock, and writes one where there is none. Run it again after an
@@ -209,19 +189,10 @@ def fetch(
     from stage.staging.options import FetchOptions
     from stage.staging.store import store_from
 
-    options = FetchOptions(
-        endpoint=endpoint,
-        jobs=jobs,
-        locked=locked,
-        update=frozenset(updates),
-        dry_run=dry_run,
-        allow_pickle=allow_pickle,
-        offline_check=offline_check,
-        store=store_from(os.environ),
-    )
+    asked = FetchOptions(store=store_from(os.environ), **options)  # each option by its own name
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
-        outcome = fetch_manifest(manifest, bundle, options, reporter)
-    if not dry_run and not quiet:
+        outcome = fetch_manifest(manifest, bundle, asked, reporter)
+    if not outcome.dry_run and not quiet:
         from stage.carry.clusters import to_option
         from stage.errors import quoted
         from stage.serve.trace import traced_command

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import urllib3
 
-from stage.digests import PIECE, FileDigests
+from stage.digests import PIECE, FileDigests, MismatchError
 from stage.download.http import Connections, origin_of
 from stage.download.partial_file import Partial, partial_path
 from stage.download.request import Download
@@ -34,9 +34,9 @@ from stage.progress import Reporter
 from stage.threads import Stopped
 from stage.version import __version__
 
-MAX_REDIRECTS = 8
+MAX_REDIRECTS = 8  # the Hub redirects once, to its CDN; a renamed repository once more
 MAX_RATIO = 1000  # deflate reaches 1032:1
-MAX_UNPACKED = 64 * 2**20  # bytes that are accepted whatever the ratio
+MAX_UNPACKED = 64 * 2**20  # bytes that are accepted whatever the ratio: zeros compress well
 
 
 class Downloader:
@@ -68,7 +68,8 @@ class Downloader:
         path = partial_path(target, download.identity)
         if not download.evidence and not download.version:
             path.unlink(missing_ok=True)
-        for last_chance in (False, True):
+        last_chance = False
+        while True:
             with Partial(path, download.size, download.expected.needs_git, progress) as partial:
                 self._complete(download, partial)
                 digests = partial.finish()
@@ -79,18 +80,25 @@ class Downloader:
                     "Run git clone and git lfs pull, and name the file with `path:`; "
                     "or find the file's own address.",
                 )
-            problem = download.expected.mismatch(digests)
-            if problem is None:
+            try:
+                download.expected.check(digests)
+            except MismatchError as error:
+                path.unlink()
+                progress(-digests.size)
+                # TCP and TLS exclude damage on the way: bytes of one answer are as the server has
+                # them, so a pin is out of date, and another attempt would bring the same.
+                is_whole_answer = not (partial.resumed or partial.taken_over)
+                if last_chance or (download.pin and is_whole_answer):
+                    raise mismatch_error(download, error.problem) from None
+                self._reporter.warn(
+                    f"{download.what}: {error.problem}; fetching it once more from the start"
+                )
+                last_chance = True
+            else:
                 with self._counting:
                     self.taken_over += partial.taken_over
                 path.replace(target)
                 return digests
-            path.unlink()
-            progress(-digests.size)
-            if last_chance or (download.pin and not (partial.resumed or partial.taken_over)):
-                break  # TCP and TLS exclude damage on the way, so a pin is out of date
-            self._reporter.warn(f"{download.what}: {problem}; fetching it once more from the start")
-        raise mismatch_error(download, problem)
 
     def probe(self, download: Download) -> tuple[int | None, str | None]:
         """The size in bytes and the version (ETag, date) that a server announces for a file.

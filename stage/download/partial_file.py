@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from stage.digests import PIECE, Digest, Digester, FileDigests, feed
+from stage.digests import PIECE, Digest, Digester, Expected, FileDigests, feed
 from stage.errors import DamageError
 from stage.paths import PARTIAL_SUFFIX
 
@@ -101,25 +101,32 @@ class Partial:
         return self._digester.result()
 
 
-def copy_hashed(
-    source: Path, target: Path, size: int, progress: Callable[[int], None]
+def copy_verified(
+    source: Path, target: Path, expected: Expected, progress: Callable[[int], None]
 ) -> FileDigests:
-    """Copies a local file and hashes it; the target is whole or does not exist.
+    """Copies a local file and hashes it; the target gets its name only with the expected bytes.
 
     Args:
-        size: bytes of the source.
         progress: called with each count of copied bytes.
 
     Raises:
+        MismatchError: the source has other bytes.
         OSError: a file cannot be read or written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     path = partial_path(target, Digest("sha256", hashlib.sha256(str(source).encode()).hexdigest()))
     path.unlink(missing_ok=True)
+    size = expected.size or 0
     most = min(PIECE, size + 1)  # a whole piece of memory for each small file costs more than it
-    with open(source, "rb", buffering=0) as reader, Partial(path, size, False, progress) as partial:
-        while piece := reader.read(most):
-            partial.append(piece)
-        digests = partial.finish()
-    path.replace(target)
+    try:
+        with (
+            open(source, "rb", buffering=0) as reader,
+            Partial(path, size, expected.needs_git, progress) as partial,
+        ):
+            while piece := reader.read(most):
+                partial.append(piece)
+            digests = expected.check(partial.finish())
+        path.replace(target)
+    finally:
+        path.unlink(missing_ok=True)
     return digests

@@ -127,7 +127,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
         raise AttemptFailed(f"the server has {total} bytes, the listing says {download.size}")
 
 
-def mismatch_error(download: Download, problem: str | None) -> DamageError:
+def mismatch_error(download: Download, problem: str) -> DamageError:
     """The error for bytes that are not the locked ones."""
     return DamageError(
         f"{download.what}: refused: {problem}. Nothing was kept.",

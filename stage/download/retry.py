@@ -21,6 +21,7 @@ UNREACHED = (
     "No connection was made. Look at the network (many clusters have none), at the proxy "
     "(https_proxy), and at the address. Then run the same command again."
 )
+# 408, 425, 429: come later (RFC 9110, 8470, 6585); 5xx: proxies, and 52x and 529 are Cloudflare's.
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 
 T = TypeVar("T")
@@ -71,11 +72,11 @@ class RetryPolicy:
         longest_asked_s: if a server asks for a longer wait, the run ends with a message.
     """
 
-    attempts: int = 8
+    attempts: int = 8  # with a minute of waits in all: servers and proxies restart in less
     first_attempts: int = 3
     first_s: float = 0.5
     longest_s: float = 30.0
-    longest_asked_s: float = 900.0
+    longest_asked_s: float = 900.0  # the Hub counts requests in windows of five minutes
 
     def delay(self, failures: int, asked_s: float | None, jitter: float) -> float:
         """Seconds to wait after the `failures`-th failure in a row (counted from 1).
@@ -123,6 +124,7 @@ class Retries:
                 return attempt()
             except AttemptFailed as failed:
                 now = received()
+                # A slow line that breaks every minute still ends: each new byte is progress.
                 failures = 1 if now > most else failures + 1
                 most = max(most, now)  # an attempt may begin again at the first byte
                 self._wait(what, failed, failures, advice)
@@ -143,6 +145,7 @@ class Retries:
         delay = policy.delay(failures, asked_s, random.random())
         report = self._reporter.note if delay >= LONG_WAIT_S else self._reporter.detail
         report(f"{what}: {failed.problem}; trying again in {delay:.1f} s")
+        # Not `time.sleep`: Ctrl-C, or the failure of another file, ends the wait at once.
         if self.stop.wait(delay):
             raise Stopped
 

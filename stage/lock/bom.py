@@ -89,7 +89,7 @@ def _component(asset: LockedAsset) -> Component:
 def _purl(asset: LockedAsset) -> PackageURL | None:
     source = asset.source
     namespace, _, name = source.location.rpartition("/")
-    if source.type != "hub" or not name.strip():
+    if not source.is_repository or not name.strip():
         return None
     types = {"dataset": "dataset", "metric": "space"}
     qualifiers = {"repository_type": types[asset.kind]} if asset.kind in types else None

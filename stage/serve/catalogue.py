@@ -199,8 +199,8 @@ class Catalogue:
         """The catalogue of a bundle."""
         groups: dict[tuple[str, str], list[LockedAsset]] = {}
         for asset in bundle.lock.assets.values():
-            is_ours = asset.source.type != "hub"
-            name = f"{OWN}/{asset.name}" if is_ours else asset.source.repository
+            source, own = asset.source, f"{OWN}/{asset.name}"
+            name = source.repository if source.is_repository else own
             for kind in _KINDS.get(asset.kind, ()):
                 groups.setdefault((kind, name), []).append(asset)
         repositories = {key: _repository(*key, assets, bundle) for key, assets in groups.items()}
@@ -242,7 +242,7 @@ def _version(commit: str, assets: list[LockedAsset], root: Path) -> Version:
 
 def _name(file: LockedFile, asset: LockedAsset) -> str:
     """The path that clients use: in the repository; of a generated file, in the asset."""
-    is_made = file.made_by or asset.source.type != "hub"
+    is_made = file.made_by or not asset.source.is_repository
     return file.path.removeprefix(f"{asset.folder}/") if is_made else file.origin
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stage.bundle.inspect import parquet_footer
-from stage.convert.convert import made_with
 from stage.digests import FileDigests, hash_file
 from stage.errors import DamageError, UsageError
 from stage.files import human_count
-from stage.lock.model import Ingredient, LockedAsset, LockedFile
-from stage.progress import Reporter
+from stage.lock.model import Ingredient, LockedAsset, LockedSplit
 from stage.staging.sources.source import AssetSource
 from stage.staging.store import Sharing
 from stage.staging.working_folder import WORKSHOP, WorkFolder
@@ -43,7 +41,6 @@ def build_asset(
         StageError: what the source refuses.
         DamageError: the results differ from the lock.
     """
-    check_versions(asset, source)
     root, reporter = folder.root, source.run.reporter
     workdir = root / WORKSHOP / asset.name
     out = workdir / "made"
@@ -52,7 +49,9 @@ def build_asset(
     inputs, ingredients = _fetch_inputs(asset, source, workdir / "originals", sharing)
     with reporter.at_work(f"make {asset.name}"):
         made, files = source.make(replace(asset, made_from=ingredients), inputs, out, root)
-    _print_rows(made, files, source.what, reporter)
+    where = {file.path: path for file, path in files}
+    made = with_rows(made, where.__getitem__)
+    _print_rows(made, source, is_csv=any(file.made_by == "csv" for file, _ in files))
     size = sum(path.stat().st_size for _, path in files)
     with reporter.bytes_bar(f"hash {asset.name}", size) as progress:
         digests = {file.path: hash_file(path, progress=progress) for file, path in files}
@@ -61,30 +60,9 @@ def build_asset(
     _check_as_locked(asset, complete, source)
     folder.mark_unfinished({file.path for file, _ in files})
     for file, path in files:
-        (root / file.path).parent.mkdir(parents=True, exist_ok=True)
-        path.replace(root / file.path)
+        folder.put(file.path, path)
     shutil.rmtree(workdir, ignore_errors=True)
     return complete, digests
-
-
-def check_versions(asset: LockedAsset, source: AssetSource[Any]) -> None:
-    """Checks before anything is fetched that the locked bytes can result.
-
-    Raises:
-        UsageError: the lock was made with other versions.
-    """
-    if asset.made_with and asset.made_with != (here := made_with()):
-        manifest = source.run.manifest
-        then, now = (
-            ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-            for versions in (asset.made_with, here)
-        )
-        raise UsageError(
-            f"{source.what}: {manifest.lock_path.name} was made with {then}. Here are {now}, which "
-            "may write other bytes of the same rows.",
-            f"Fetch with the versions of the lock, or make it anew: "
-            f"{manifest.update_command(asset.name)}",
-        )
 
 
 def _fetch_inputs(
@@ -124,20 +102,58 @@ def _in_bundle(path: Path) -> str:
     return "/".join(path.parts[-4:])
 
 
-def _print_rows(
-    asset: LockedAsset, files: Sequence[tuple[LockedFile, Path]], what: str, reporter: Reporter
-) -> None:
+def with_rows(asset: LockedAsset, where: Callable[[str], Path]) -> LockedAsset:
+    """The asset with the rows and the schema of each split whose lock has none yet.
+
+    Args:
+        where: path in the bundle of a shard -> its file.
+
+    Raises:
+        DamageError: a shard is no parquet file, shards differ in schema, or the card declares
+            another number of rows.
+    """
+    configs = {
+        config: {
+            name: split
+            if split.rows is not None and split.schema is not None
+            else _with_footers(split, where, f"{asset.name}: {config}/{name}")
+            for name, split in splits.items()
+        }
+        for config, splits in asset.configs.items()
+    }
+    return replace(asset, configs=configs)
+
+
+def _with_footers(split: LockedSplit, where: Callable[[str], Path], what: str) -> LockedSplit:
+    """A split with the rows and the schema that the footers of its shards state."""
+    footers = [parquet_footer(where(shard)) for shard in split.shards]
+    for shard, footer in zip(split.shards, footers, strict=True):
+        if footer.schema != footers[0].schema:
+            raise DamageError(
+                f"{what}: {shard} has other columns than {split.shards[0]}.",
+                "Try another revision.",
+            )
+    rows = sum(footer.rows for footer in footers)
+    if split.declared_rows not in (None, rows):
+        raise DamageError(
+            f"{what}: {rows} rows in {human_count(len(footers), 'file')}; "
+            f"the card says {split.declared_rows}.",
+            "Files are missing from the repository, or its card is out of date: "
+            "try another revision.",
+        )
+    return replace(split, rows=rows, schema=footers[0].schema)
+
+
+def _print_rows(asset: LockedAsset, source: AssetSource[Any], *, is_csv: bool) -> None:
     """Prints rows and columns: one column instead of five must be seen here, not in a training run.
 
     Raises:
         UsageError: no row at all.
     """
-    made, every = {file.path: path for file, path in files}, 0
-    is_csv = any(file.made_by == "csv" for file, _ in files)
+    reporter, every = source.run.reporter, 0
     for config, splits in asset.configs.items():
         for name, split in splits.items():
-            footers = [parquet_footer(made[shard]) for shard in split.shards]
-            rows, columns = sum(footer.rows for footer in footers), footers[0].schema
+            rows, columns = split.rows or 0, split.schema or ()
             every += rows
             shown = ", ".join(f"{c.name} {c.type}" for c in columns[:_SHOWN_COLUMNS])
             more = ", ..." if len(columns) > _SHOWN_COLUMNS else ""
@@ -160,7 +176,7 @@ def _print_rows(
                 )
     if asset.configs and every == 0:
         raise UsageError(
-            f"{what}: not one row came out of {human_count(len(asset.made_from), 'file')}.",
+            f"{source.what}: not one row came out of {human_count(len(asset.made_from), 'file')}.",
             "Is it the right file, and the right `convert`? A CSV begins with a line of names; "
             "plain text is `convert: text`.",
         )

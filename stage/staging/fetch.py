@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -21,11 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.inspect import parquet_footer
-from stage.staging.load_test import check_loads
 from stage.bundle.verify import verify
-from stage.digests import FileDigests, hash_file
-from stage.errors import DamageError, Mistakes, UsageError, quoted
+from stage.digests import FileDigests, MismatchError, hash_file
+from stage.errors import Mistakes, UsageError, quoted
 from stage.files import (
     check_space,
     check_writable,
@@ -35,15 +34,16 @@ from stage.files import (
     write_atomically,
 )
 from stage.lock.manifest import Manifest
-from stage.lock.model import LockedAsset, LockedFile, LockedSplit
+from stage.lock.model import LockedAsset, LockedFile
 from stage.lock.write import Lockfile
 from stage.progress import Reporter
-from stage.staging.build import build_asset, check_versions
+from stage.staging.build import build_asset, with_rows
+from stage.staging.load_test import check_loads
 from stage.staging.options import FetchOptions
-from stage.staging.plan import FetchOutcome, Plan, check_space_for_local, print_plan, was_made
+from stage.staging.plan import FetchOutcome, Plan, check_space_for_local, print_plan
 from stage.staging.prechecks import check_complete_for_loading, check_nesting
-from stage.staging.resolve import check_names, look_at_local, read_previous, resolve
-from stage.staging.sources.source import AssetSource, Progress, Run, connect, open_sources
+from stage.staging.resolve import check_names, look_at_local, open_sources, read_previous, resolve
+from stage.staging.sources.source import AssetSource, Progress, Run
 from stage.staging.store import Sharing, clearing
 from stage.staging.working_folder import WorkFolder, alone_in
 from stage.threads import together
@@ -69,7 +69,7 @@ def fetch_manifest(
         folder = WorkFolder.inspect(root)
         folder.check_same_bundle(manifest)
         previous = read_previous(manifest)
-        run = Run(manifest, options, reporter, *connect(options.endpoint, reporter, options.jobs))
+        run = Run.connected(manifest, options, reporter)
         sources = open_sources(run)
         local = look_at_local(run, previous, sources)
         check_space_for_local(root, local, folder, options.store)
@@ -80,20 +80,20 @@ def fetch_manifest(
             if options.offline_check:
                 raise
             reporter.warn(error.message)
-        unwanted = folder.unwanted({file.path for file in lock.files})
-        sharing = Sharing(options.store, root, reporter, unwanted)
-        plan = Plan.of(lock, folder, sharing)
+        wanted = {file.path for file in lock.files}
+        sharing = Sharing(options.store, root, reporter, folder.unwanted(wanted))
+        plan = Plan.of(lock, folder.present(lock), sharing, folder.partial_size)
         if options.dry_run:
             print_plan(plan, lock, root, folder, reporter)
-            check_space(root, plan.space, clearing(options.store, root))
+        stale = folder.stale(wanted)
+        check_space(root, plan.space, clearing(options.store, root))
+        if options.dry_run:
             files, size = len(lock.files), lock.size
             return FetchOutcome(root, manifest.lock_path, None, files, size, dry_run=True)
-        stale = folder.stale({file.path for file in lock.files})
-        check_space(root, plan.space, clearing(options.store, root))
         resolved = _resolved(lock, previous, sources)
         if resolved.assets:
             write_lock(resolved, manifest.lock_path)
-        return _Fetch(run, sources, lock, folder, sharing).run(stale)
+        return _Fetch(run, sources, lock, folder, sharing).carry_out(plan, stale)
 
 
 def lock_manifest(manifest_path: Path, options: FetchOptions, reporter: Reporter) -> None:
@@ -119,7 +119,7 @@ def resolve_manifest(manifest: Manifest, options: FetchOptions, reporter: Report
         StageError: as for `resolve`.
     """
     previous = read_previous(manifest)
-    run = Run(manifest, options, reporter, *connect(options.endpoint, reporter))
+    run = Run.connected(manifest, options, reporter)
     sources = open_sources(run)
     look_at_local(run, previous, sources)
     return resolve(run, previous, sources)
@@ -158,7 +158,14 @@ def _resolved(
 
 
 class _Fetch:
-    """One run of `stage fetch`, after resolving."""
+    """One run of `stage fetch`, after resolving.
+
+    Attributes:
+        digests: payload path -> digests of the bytes that are in place.
+        to_make: names of assets whose files are made here. A copy in the store may be found to be
+            damaged: then its asset is made after all.
+        received: sizes of the files that came from sources or were made.
+    """
 
     def __init__(
         self,
@@ -168,91 +175,76 @@ class _Fetch:
         folder: WorkFolder,
         sharing: Sharing,
     ) -> None:
+        self.run, self.sources, self.lock = run, sources, lock
         self.options, self.reporter, self.manifest = run.options, run.reporter, run.manifest
-        self.network, self.sources, self.lock = run, sources, lock
         self.root, self.folder, self.sharing = folder.root, folder, sharing
         self.digests: dict[str, FileDigests] = {}
-        self.shared: set[str] = set()  # paths of files that were on this machine already
-        self.to_make: set[str] = set()  # names of assets
+        self.to_make: set[str] = set()
+        self.received: list[int] = []
 
-    def run(self, stale: Sequence[str]) -> FetchOutcome:
+    def carry_out(self, plan: Plan, stale: Sequence[str]) -> FetchOutcome:
         """Checks the files that are here, brings the others, and finishes the bundle."""
-        absent = self._absent()
-        self._find_what_to_make(absent)
+        self._check(plan.here)
+        sound = frozenset(self.digests)
+        if sound != plan.here:  # damaged files are missing too
+            plan = Plan.of(self.lock, sound, self.sharing, self.folder.partial_size)
+        self.to_make |= plan.built
+        for name in sorted(plan.built):
+            self.sources[name].check_can_make(self.lock.assets[name])
+        absent = {file.path for file in (*plan.shared, *plan.downloads)}
         if not absent and not self.to_make and not stale and self._is_finished():
             self.reporter.note(f"{self.root}: complete already; nothing to do")
         else:
             sealed = _sealed(self.root)
             self.folder.mark_unfinished({file.path for file in self.lock.files})
-            remade = {
-                f.path for name in self.to_make for f in self.lock.assets[name].files if f.made_by
-            }
-            self._each(
-                "fetch", [pair for pair in absent if pair[1].path not in remade], self._bring
-            )
+            self._each("fetch", absent, self._bring)
             self.sharing.report_taken()
             self._make()
             self._finish(stale, sealed)
         with open(self.root / layout.LOCK, "rb") as text:
             write_lock(self.lock, self.manifest.lock_path, text)
         self.sharing.keep(self.digests)
-        return self._outcome(absent)
+        return self._outcome()
 
-    def _absent(self) -> list[Pair]:
-        """Files that are missing or damaged. Hashes all files that are here."""
-        pairs = [(asset, file) for asset in self.lock.assets.values() for file in asset.files]
-        here = [pair for pair in pairs if self.folder.sizes.get(pair[1].path) == pair[1].size]
-        if here:
-            size = human_size(sum(file.size for _, file in here))
-            self.reporter.note(f"checking {human_count(len(here), 'file')} ({size}) already here")
-            self._each("check", here, self._check, local=True)
-        return [pair for pair in pairs if pair[1].path not in self.digests]
+    def _check(self, here: AbstractSet[str]) -> None:
+        """Hashes the files that are here."""
+        if not here:
+            return
+        size = human_size(sum(file.size for file in self.lock.files if file.path in here))
+        self.reporter.note(f"checking {human_count(len(here), 'file')} ({size}) already here")
 
-    def _check(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
-        """Hashes a file that is here."""
-        expected = file.expected
-        digests = hash_file(self.root / file.path, git=expected.needs_git, progress=progress)
-        if expected.mismatch(digests) is None:
-            self.digests[file.path] = digests
-        else:
-            self.reporter.warn(f"{file.path}: here, but not as locked; fetching it again")
+        def check(asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
+            try:
+                self.digests[file.path] = file.expected.verify(self.root / file.path, progress)
+            except MismatchError:
+                self.reporter.warn(f"{file.path}: here, but not as locked; fetching it again")
 
-    def _find_what_to_make(self, absent: Sequence[Pair]) -> None:
-        """Finds the assets whose converted files are missing, or were never made."""
-        for asset, file in absent:
-            if file.made_by and not self.sharing.has(file):
-                self.to_make.add(asset.name)
-        self.to_make |= {
-            a.name for a in self.lock.assets.values() if a.made_from and not was_made(a)
-        }
-        for name in sorted(self.to_make):
-            self.sources[name].check_may_make(self.lock.assets[name])
-            check_versions(self.lock.assets[name], self.sources[name])
+        self._each("check", here, check, local=True)
 
     def _bring(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
         """Takes a file that is on this machine already, else fetches it."""
-        digests = self.sharing.take(file, progress) if self.sharing.has(file) else None
-        if digests is not None:
-            self.shared.add(file.path)
-        elif file.made_by:  # what the store had was damaged
+        digests = self.sharing.take(file, progress)
+        if digests is None and file.made_by:  # what the store had was damaged
+            self.sources[asset.name].check_can_make(asset)
             self.to_make.add(asset.name)
             return
-        else:
+        if digests is None:
             target = self.root / file.path
             if file.path in self.folder.sizes:
                 target.unlink(missing_ok=True)
             digests = self.sources[asset.name].fetch(asset, file, target, progress)
+            self.received.append(digests.size)
         self.digests[file.path] = digests
 
     def _make(self) -> None:
         """Makes files that are not as published. One asset's mistake does not hide another's."""
         mistakes = Mistakes()
         for name in sorted(self.to_make):
-            asset, source = self.lock.assets[name], self.sources[name]
             with mistakes:
-                source.check_may_make(asset)
+                asset, source = self.lock.assets[name], self.sources[name]
                 asset, digests = build_asset(asset, source, self.folder, self.sharing)
                 self.digests.update(digests)
+                self.received += [made.size for made in digests.values()]
                 self.lock = self.lock.with_asset(asset)
                 check_names(self.lock, self.manifest)
         mistakes.check(str(self.manifest.path))
@@ -269,13 +261,13 @@ class _Fetch:
             self.reporter.note(
                 f"{self.root}: removes {files} that {self.manifest.path} does not ask for"
             )
-        self.folder.remove(stale)
+        self.folder.clear(stale)
         if self.options.offline_check:
             with self.reporter.at_work("load"):
                 check_loads(self.root, self.lock, self.reporter)
         if not sync_disk(self.root):
             self.reporter.note("this system has no syncfs: each file was put on the disk by itself")
-        layout.finish(self.root, self.lock, self.manifest.text, _facts(self.network.hub.name))
+        layout.finish(self.root, self.lock, self.manifest.text, _facts(self.run.hub.name))
         self._sign_as_before(sealed)
 
     def _sign_as_before(self, sealed: tuple[bytes, bytes] | None) -> None:
@@ -300,11 +292,9 @@ class _Fetch:
             return False
         return (self.root / layout.REQUEST).read_bytes() == self.manifest.text
 
-    def _outcome(self, absent: Sequence[Pair]) -> FetchOutcome:
+    def _outcome(self) -> FetchOutcome:
         """The result, printed as well."""
-        made = [f for name in self.to_make for f in self.lock.assets[name].files if f.made_by]
-        fetched = [f for _, f in absent if not f.made_by and f.path not in self.shared] + made
-        size = max(0, sum(f.size for f in fetched) - self.network.downloader.taken_over)
+        size = max(0, sum(self.received) - self.run.downloader.taken_over)
         count, whole = len(self.lock.files), self.lock.size
         self.reporter.note(
             f"{self.root}: {human_count(count, 'file')}, {human_size(whole)}, "
@@ -316,12 +306,12 @@ class _Fetch:
     def _each(
         self,
         what: str,
-        pairs: Sequence[Pair],
+        paths: AbstractSet[str],
         work: Callable[[LockedAsset, LockedFile, Progress], None],
         *,
         local: bool = False,
     ) -> None:
-        """Runs `work` on every file, several at once, the largest first.
+        """Runs `work` on files of the lock, several at once, the largest first.
 
         The first failure ends the others soon, and is the one that is raised. Small files of this
         machine are done one by one: of 100,000, threads cost three times as much time.
@@ -331,12 +321,15 @@ class _Fetch:
         """
         small: list[Pair] = []
         others: list[Pair] = []
-        for asset, file in pairs:
-            is_local = local or self.sources[asset.name].is_local
-            (small if is_local and file.size <= SMALL else others).append((asset, file))
+        for asset in self.lock.assets.values():
+            is_local = local or asset.source.is_local
+            for file in asset.files:
+                if file.path in paths:
+                    (small if is_local and file.size <= SMALL else others).append((asset, file))
         others.sort(key=lambda pair: -pair[1].size)
-        stop = self.network.downloader.stop.set
-        with self.reporter.bytes_bar(what, sum(file.size for _, file in pairs)) as progress:
+        stop = self.run.downloader.stop.set
+        size = sum(file.size for _, file in (*small, *others))
+        with self.reporter.bytes_bar(what, size) as progress:
             together(lambda pair: work(*pair, progress), others, self.options.jobs, stop)
             for asset, file in small:
                 work(asset, file, progress)
@@ -365,41 +358,10 @@ def completed(lock: Lockfile, digests: Mapping[str, FileDigests], root: Path) ->
             file if file.sha256 else replace(file, sha256=digests[file.path].sha256)
             for file in asset.files
         )
-        configs = {
-            config: {
-                name: _with_footers(split, root, f"{asset.name}: {config}/{name}")
-                for name, split in splits.items()
-            }
-            for config, splits in asset.configs.items()
-        }
-        if files != asset.files or configs != asset.configs:  # else its text is known already
-            lock = lock.with_asset(replace(asset, files=files, configs=configs))
+        complete = with_rows(replace(asset, files=files), lambda path: root / path)
+        if complete != asset:  # else its text is known already
+            lock = lock.with_asset(complete)
     return lock
-
-
-def _with_footers(split: LockedSplit, root: Path, what: str) -> LockedSplit:
-    """A split with the rows and the schema that the footers of its shards state.
-
-    Raises:
-        DamageError: a shard is no parquet file, shards differ in schema, or the card declares
-            another number of rows.
-    """
-    footers = [parquet_footer(root / shard) for shard in split.shards]
-    for shard, footer in zip(split.shards, footers, strict=True):
-        if footer.schema != footers[0].schema:
-            raise DamageError(
-                f"{what}: {shard} has other columns than {split.shards[0]}.",
-                "Try another revision.",
-            )
-    rows = sum(footer.rows for footer in footers)
-    if split.declared_rows not in (None, rows):
-        raise DamageError(
-            f"{what}: {rows} rows in {human_count(len(footers), 'file')}; "
-            f"the card says {split.declared_rows}.",
-            "Files are missing from the repository, or its card is out of date: "
-            "try another revision.",
-        )
-    return replace(split, rows=rows, schema=footers[0].schema)
 
 
 def _facts(endpoint: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from stage.staging.store import SharedStore
@@ -11,7 +12,7 @@ ALL = "*"
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """The options of one run.
+    """The options of one run. Those of the command have the same names (`--dry-run`: `dry_run`).
 
     Attributes:
         endpoint: URL of the Hub; None: $HF_ENDPOINT, else the public Hub.
@@ -27,7 +28,7 @@ class FetchOptions:
     endpoint: str | None = None
     jobs: int = 8
     locked: bool = False
-    update: frozenset[str] = frozenset()
+    update: Collection[str] = ()
     dry_run: bool = False
     allow_pickle: bool = False
     offline_check: bool = True

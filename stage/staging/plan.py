@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,65 +37,74 @@ class FetchOutcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of a fetch, as far as names and sizes show before it begins.
+    """The work of a fetch. `--dry-run` prints it, and a fetch does what it says.
 
     Attributes:
+        here: paths of files that are in the bundle's folder.
         shared: files that are on this machine, under another name or in the store.
-        downloads: files to download.
+        downloads: files to fetch from their sources.
+        built: names of the assets of which files are made here (unpacked, converted).
+        made: missing files of these, if an earlier fetch made them once.
+        unknown: those made for the first time: files in unknown number and size.
         inputs: bytes of each file that others are made from (an archive, CSV files of a
             repository) and that is to be downloaded.
-        made: files that are made here (unpacked, converted), if an earlier fetch made them once.
-        unknown: assets whose files are made here for the first time, in unknown number and size.
         space: bytes of disk space that it needs, at least.
     """
 
+    here: AbstractSet[str]
     shared: tuple[LockedFile, ...]
     downloads: tuple[LockedFile, ...]
-    inputs: tuple[int, ...]
+    built: frozenset[str]
     made: tuple[LockedFile, ...]
     unknown: tuple[LockedAsset, ...]
+    inputs: tuple[int, ...]
     space: int
 
     @staticmethod
-    def of(lock: Lockfile, folder: WorkFolder, sharing: Sharing) -> Plan:
-        """Counts what is missing."""
-        absent = [file for file in lock.files if folder.sizes.get(file.path) != file.size]
-        shared = [file for file in absent if sharing.has(file)]
-        is_shared = {file.path for file in shared}
-        missing = [file for file in absent if file.path not in is_shared]
-        made = [file for file in missing if file.made_by]
-        is_made = {file.path for file in made}
-        unknown = [a for a in lock.assets.values() if a.made_from and not was_made(a)]
-        built = unknown + [
-            asset
-            for asset in lock.assets.values()
-            if any(file.path in is_made for file in asset.files)
-        ]
+    def of(lock: Lockfile, here: AbstractSet[str], sharing: Sharing, partial_size: int) -> Plan:
+        """Decides where each file that is missing comes from.
+
+        Args:
+            partial_size: bytes that interrupted downloads left there.
+        """
+        assets = lock.assets.values()
+        absent = [file for file in lock.files if file.path not in here]
+        is_shared = {file.path for file in absent if sharing.has(file)}
+        unknown = [asset for asset in assets if asset.made_from and not was_made(asset)]
+        to_make = {file.path for file in absent if file.made_by} - is_shared
+        built = [a for a in assets if any(file.path in to_make for file in a.files)] + unknown
+        # One file that must be made brings all files of its asset that are made.
+        made = {file.path: file for a in built for file in a.files if file.made_by}
+        others = [file for file in absent if file.path not in made]
+        shared = [file for file in others if file.path in is_shared]
+        downloads = [file for file in others if file.path not in is_shared]
+        missing = [file for file in absent if file.path in made]
         inputs = {
             (asset.name, i.origin): i.size or 0  # a file may be in two splits
             for asset in built
-            if asset.source.type != "path"  # these are read in place
+            if not asset.source.is_local  # these are read in place
             for i in asset.made_from
             if asset.environment is None or not sharing.has(i.at(""))
         }
-        downloads = [file for file in missing if not file.made_by]
         environments = sum(
             i.size or 0 for asset in built if asset.environment is not None for i in asset.made_from
         )
-        space = sum(file.size for file in missing) + sum(inputs.values())
+        space = _size(downloads) + _size(missing) + sum(inputs.values())
         space += sum(file.size for file in shared if not sharing.is_free(file))
-        space += SPACE_FOR_ENVIRONMENT * environments - folder.partial_size
+        space += SPACE_FOR_ENVIRONMENT * environments - partial_size
         return Plan(
+            here,
             tuple(shared),
             tuple(downloads),
-            tuple(inputs.values()),
-            tuple(made),
+            frozenset(asset.name for asset in built),
+            tuple(missing),
             tuple(unknown),
+            tuple(inputs.values()),
             max(0, space) + (SPACE_FOR_TAGS if absent or built else 0),
         )
 
 
-def _size(files: tuple[LockedFile, ...]) -> int:
+def _size(files: Iterable[LockedFile]) -> int:
     return sum(file.size for file in files)
 
 

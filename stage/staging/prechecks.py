@@ -1,9 +1,9 @@
-"""Checks before a download: files that patterns omit, adapters without their base model, files too
-large for it, and folders where no bundle may be made.
+"""Checks before a download: files that patterns omit, adapters without their base model, and
+folders where no bundle may be made.
 
 Patterns may omit files that a model needs to load. The load test at the end of a fetch
-(`stage.staging.load_test`) would find that hours later. The same holds for the model that an adapter
-was trained on.
+(`stage.staging.load_test`) would find that hours later. The same holds for the model that an
+adapter was trained on.
 
 A bundle must not be made inside another bundle, which would then have extra files, nor inside a
 folder that it takes in, which would then change with each fetch.
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.bundle.inspect import TOKENIZER, WEIGHTS
-from stage.errors import Mistakes, UsageError, quoted
-from stage.files import human_size, join_limited
+from stage.errors import UsageError, quoted
+from stage.files import join_limited
 from stage.hub.model_files import matches
 from stage.lock.manifest import Manifest
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LockedAsset
@@ -31,7 +31,6 @@ from stage.staging.sources.listing import local_base
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _SHOWN = 3
-HTTP_LIMIT = 50 * 10**9  # bytes: the Hub's CDN serves no larger file
 
 
 @dataclass(frozen=True)
@@ -85,17 +84,12 @@ def needed_for_weights(taken: Collection[str], left: Collection[str]) -> list[st
 
 
 def _needed(folder: str, taken: Collection[str], left: Collection[str]) -> list[str]:
-    needed = [folder + "config.json"] * (folder + "config.json" in left)
-    if any(
-        _folder(path) == folder and _is(WEIGHTS, path) and _SHARD.search(path) for path in taken
-    ):
-        needed += [folder + _INDEX] * (folder + _INDEX in left)
-        needed += sorted(
-            path
-            for path in left
-            if _folder(path) == folder and _is(WEIGHTS, path) and "-of-" in path
-        )
-    return needed
+    weights = [path for path in taken if _folder(path) == folder and _is(WEIGHTS, path)]
+    others = [path for path in left if _folder(path) == folder and _is(WEIGHTS, path)]
+    wanted = [folder + "config.json"]
+    if any(_SHARD.search(path) for path in weights):
+        wanted += [folder + _INDEX, *sorted(path for path in others if "-of-" in path)]
+    return [path for path in wanted if path in left]
 
 
 def _folder(path: str) -> str:
@@ -119,7 +113,7 @@ def check_complete_for_loading(manifest: Manifest, assets: Mapping[str, LockedAs
         return
     mistakes = "; ".join(
         f"{manifest.place(name)}: `{name}`: its weights will not load without "
-        f"{', '.join(needed[:4])}{', ...' * (len(needed) > 4)}, which its patterns leave out"
+        f"{', '.join(needed[:4])}{', ...' if len(needed) > 4 else ''}, which its patterns leave out"
         for name, needed in omitted.items()
     )
     files = ", ".join(f'"{file}"' for file in next(iter(omitted.values()))[:4])
@@ -148,7 +142,8 @@ def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
     lines = []
     for name, base in zip(asset_names(bases, taken=assets), bases.values(), strict=True):
         lines += [f"  {scalar(name)}:", f"    model: {scalar(base.repository)}"]
-        lines += [f"    revision: {scalar(base.revision)}"] * (base.revision != "main")
+        if base.revision != "main":
+            lines.append(f"    revision: {scalar(base.revision)}")
     adapters = "; ".join(
         f"{manifest.place(name)}: `{name}` is an adapter of {base.repository}"
         for name, base in alone.items()
@@ -164,35 +159,6 @@ def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
             ]
         ),
     )
-
-
-def check_sizes(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
-    """Checks that the Hub serves each file over plain HTTP.
-
-    Raises:
-        UsageError: it does not; with the lines that bring the file another way.
-    """
-    mistakes = Mistakes()
-    for name, asset in assets.items():
-        sizes = {file.origin: file.size for file in asset.files if not file.made_by}
-        sizes |= {i.origin: i.size or 0 for i in asset.made_from}
-        large = [f"{origin} ({human_size(n)})" for origin, n in sizes.items() if n > HTTP_LIMIT]
-        if asset.source.type != "hub" or not large:
-            continue
-        id, commit = asset.source.repository, asset.source.commit
-        kind = "--repo-type dataset " if asset.kind == "dataset" else ""
-        folder = f"{id.rpartition('/')[2]}-files"
-        beside = manifest.path.parent / folder
-        with mistakes:
-            raise UsageError(
-                f"{manifest.place(name)}: `{name}`: {id} has files above "
-                f"{human_size(HTTP_LIMIT)}, which the Hub does not serve over plain HTTP: "
-                f"{join_limited(large, _SHOWN)}.",
-                f"hf download {kind}{id} --revision {commit} --local-dir {beside}\n"
-                "     Then write in the manifest, in place of that entry:\n"
-                f"       {scalar(name)}: {{path: {folder}}}",
-            )
-    mistakes.check(str(manifest.path))
 
 
 def check_nesting(root: Path, manifest: Manifest) -> None:

@@ -7,7 +7,7 @@ the model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,50 @@ from stage.lock.licences import not_allowed, states_nothing
 from stage.lock.manifest import Manifest
 from stage.lock.model import FOLDERS, LockedAsset
 from stage.lock.read import read_lock
-from stage.lock.requests import Request, as_lock_request, way_without
+from stage.lock.requests import (
+    DatasetRequest,
+    EnvironmentRequest,
+    MetricRequest,
+    ModelRequest,
+    PathRequest,
+    Request,
+    UrlRequest,
+    as_lock_request,
+    way_without,
+)
 from stage.lock.write import Lockfile
 from stage.paths import check_collisions, printable
 from stage.progress import Reporter
 from stage.staging.options import ALL
-from stage.staging.prechecks import check_bases, check_sizes, omitted_files
+from stage.staging.prechecks import check_bases, omitted_files
+from stage.staging.sources.files import PathSource
+from stage.staging.sources.hub import DatasetSource, MetricSource, ModelSource
 from stage.staging.sources.source import AssetSource, Run
+from stage.staging.sources.url import UrlSource
+
+
+def _environment(name: str, request: EnvironmentRequest, run: Run) -> AssetSource[Any]:
+    # Solvers and image take 0.15 s to import, and most manifests have no environment.
+    from stage.staging.sources.environment import EnvironmentSource
+
+    return EnvironmentSource(name, request, run)
+
+
+SOURCES: Mapping[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
+    ModelRequest: ModelSource,
+    DatasetRequest: DatasetSource,
+    MetricRequest: MetricSource,
+    PathRequest: PathSource,
+    UrlRequest: UrlSource,
+    EnvironmentRequest: _environment,
+}
+"""Each kind of entry in a manifest, and the source that answers it: a file in `sources`."""
+
+
+def open_sources(run: Run) -> dict[str, AssetSource[Any]]:
+    """The source of each asset of the manifest, by its name."""
+    requests = run.manifest.requests
+    return {name: SOURCES[type(request)](name, request, run) for name, request in requests.items()}
 
 
 def read_previous(manifest: Manifest) -> Lockfile | None:
@@ -45,14 +82,15 @@ def read_previous(manifest: Manifest) -> Lockfile | None:
         ) from None
 
 
-def unanswered(manifest: Manifest, lock: Lockfile | None, update: frozenset[str]) -> set[str]:
+def unanswered(manifest: Manifest, lock: Lockfile | None, update: Collection[str]) -> set[str]:
     """Names of assets to resolve: those that a lock does not answer, and those to update."""
     have = lock.assets if lock else {}
     return {
         name
         for name, request in manifest.requests.items()
         if name not in have
-        or update & {name, ALL}
+        or name in update
+        or ALL in update
         or dict(have[name].request) != as_lock_request(request)
     }
 
@@ -96,6 +134,7 @@ def resolve(
     if run.options.locked:
         _check_answered(manifest, previous, to_resolve)
     assets: dict[str, LockedAsset] = {}
+    mistakes = Mistakes()
     for name, source in sources.items():
         if previous and name not in to_resolve:
             assets[name] = previous.assets[name]
@@ -107,7 +146,10 @@ def resolve(
         for missing in omitted_files(assets[name]).notes:
             reporter.note(f"note: {source.what}: `include` leaves out {missing}")
     check_bases(manifest, assets)
-    check_sizes(manifest, assets)
+    for name, source in sources.items():
+        with mistakes:
+            source.check_can_be_fetched(assets[name])
+    mistakes.check(str(manifest.path))
     _check_one_commit_per_revision(manifest, assets)
     lock = Lockfile(manifest.name, assets)
     if previous is not None:
@@ -130,7 +172,7 @@ def _check_one_commit_per_revision(manifest: Manifest, assets: Mapping[str, Lock
         other = first.setdefault(
             (FOLDERS[asset.kind], source.location, source.requested_revision), asset
         )
-        if source.type == "hub" and other.source.commit != source.commit:
+        if source.is_repository and other.source.commit != source.commit:
             raise UsageError(
                 f"{manifest.place(asset.name)}: `{other.name}` and `{asset.name}` are "
                 f"{source.location} at `{source.requested_revision}`, and "
@@ -204,7 +246,7 @@ def _check_updates(run: Run) -> None:
     options, manifest = run.options, run.manifest
     if options.locked and options.update:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
-    for name in options.update - {ALL, *manifest.requests}:
+    for name in {*options.update} - {ALL, *manifest.requests}:
         raise UsageError(
             f"--update {name}: {manifest.path} has no such asset.",
             suggest(name, manifest.requests, f"It has: {', '.join(manifest.requests)}."),
@@ -218,7 +260,7 @@ def _keep_known_digests(lock: Lockfile, previous: Lockfile) -> Lockfile:
     """
     for name, asset in lock.assets.items():
         old = previous.assets.get(name)
-        if old is None or asset.source.type != "hub" or _pins(asset) != _pins(old):
+        if old is None or not asset.source.is_repository or _pins(asset) != _pins(old):
             continue
         if not old.made_with or old.made_with == made_with():
             lock = lock.with_asset(old)

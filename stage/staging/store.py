@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stage.digests import FileDigests, hash_file
+from stage.digests import FileDigests, MismatchError
 from stage.errors import UsageError, quoted
 from stage.files import human_count, human_size
 from stage.lock.model import LockedFile
@@ -158,18 +158,20 @@ class Sharing:
         """Puts a local file into the bundle, and hashes it before it has its name there.
 
         Returns:
-            Its digests; None if there is none, or a damaged one.
+            Its digests; None if no local file has them.
 
         Raises:
             OSError: the disk of the bundle is full or cannot be written.
         """
+        copies = list(self._copies(file))
+        if not copies:
+            return None
         target = self._root / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         # Not a name that a download would resume.
         partial = target.with_name(f"store-{os.getpid()}-{threading.get_ident()}{PARTIAL_SUFFIX}")
-        expected = file.expected
         try:
-            for source, where in self._copies(file):
+            for source, where in copies:
                 try:
                     if not _share(source, partial, link=self._may_link(source)):
                         shutil.copyfile(source, partial)
@@ -177,16 +179,18 @@ class Sharing:
                     if error.filename == str(source):  # gone since, or another user's
                         continue
                     raise
-                digests = hash_file(partial, git=expected.needs_git, progress=progress)
-                if expected.mismatch(digests) is None:
-                    # A rename onto another name of the same file does nothing (rename(2)).
-                    target.unlink(missing_ok=True)
-                    partial.replace(target)
-                    self._taken.setdefault(where, []).append(digests.size)
-                    return digests
-                progress(-digests.size)
-                partial.unlink()
-                self._drop(file, source, digests)
+                try:
+                    digests = file.expected.verify(partial, progress)
+                except MismatchError as error:
+                    progress(-error.found.size)
+                    partial.unlink()
+                    self._drop(file, source, error.found)
+                    continue
+                # A rename onto another name of the same file does nothing (rename(2)).
+                target.unlink(missing_ok=True)
+                partial.replace(target)
+                self._taken.setdefault(where, []).append(digests.size)
+                return digests
         finally:
             partial.unlink(missing_ok=True)
         return None
@@ -248,11 +252,9 @@ class Sharing:
 
 
 def _digests(file: LockedFile) -> list[tuple[str, str]]:
-    """The digests of a locked file, as algorithm and value."""
-    known = [("sha256", file.sha256)] if file.sha256 else []
-    if file.upstream is not None:
-        known.append((file.upstream.algorithm.removeprefix("lfs-"), file.upstream.value))
-    return known
+    """The digests of a locked file, as algorithm and value: a Hub's LFS digest is a sha256."""
+    evidence = file.expected.evidence
+    return [(digest.algorithm.removeprefix("lfs-"), digest.value) for digest in evidence]
 
 
 def _disk_of(path: Path) -> int:

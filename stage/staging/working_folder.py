@@ -13,9 +13,9 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stage.bundle import bundle as layout
@@ -28,7 +28,9 @@ from stage.lock.write import Lockfile
 from stage.paths import PARTIAL_SUFFIX, printable
 
 _SHOWN = 10  # names in one line
-WORKSHOP = "workshop.partial"  # during `stage fetch`: for archives, and files that are made
+# The folder inside a bundle where a fetch or an apply builds files before they get their places: it
+# is on the same disk, so a rename moves them.
+WORKSHOP = "workshop.partial"
 _OURS = {*layout.TAG_FILES, *layout.SEAL, layout.FETCH_PARTIAL}
 
 
@@ -49,6 +51,7 @@ def alone_in(root: Path) -> Iterator[None]:
     make_folder(root)
     descriptor = os.open(root, os.O_RDONLY)
     try:
+        # Without a wait: the other command may run for hours, and then there is nothing left to do.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
@@ -78,8 +81,8 @@ class WorkFolder:
     """
 
     root: Path
-    sizes: dict[str, int]
-    ours: frozenset[str]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    ours: frozenset[str] = frozenset()
     lock: Lockfile | None = None
 
     @staticmethod
@@ -90,7 +93,7 @@ class WorkFolder:
             UsageError: it is a file, has links in it, or is a folder of something else.
         """
         if not root.exists():
-            return WorkFolder(root, {}, frozenset())
+            return WorkFolder(root)
         if not root.is_dir():
             raise UsageError(f"{root}: is a file; a bundle is a folder.", "Choose another -o.")
         if any(root.iterdir()):
@@ -121,6 +124,10 @@ class WorkFolder:
             f"bundle that one: write `name: {self.lock.name}` in {manifest.path}, or remove the "
             "folder)",
         )
+
+    def present(self, lock: Lockfile) -> set[str]:
+        """The paths of files of a lock that are here with their size; no byte is read."""
+        return {file.path for file in lock.files if self.sizes.get(file.path) == file.size}
 
     @property
     def partial_size(self) -> int:
@@ -166,18 +173,28 @@ class WorkFolder:
         (self.root / layout.TAG_MANIFEST).unlink(missing_ok=True)
         (self.root / layout.SIGNATURE).unlink(missing_ok=True)
 
-    def remove(self, paths: list[str]) -> None:
-        """Deletes files of ours, the workshop, partial files, and folders that are then empty."""
+    def put(self, path: str, built: Path) -> None:
+        """Moves a file that was built on the same disk to its path in the bundle."""
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        built.replace(self.root / path)
+
+    def drop(self, paths: Iterable[str]) -> None:
+        """Deletes files of ours, and all folders that are empty then."""
+        for path in paths:
+            (self.root / path).unlink(missing_ok=True)
+        # Backwards: a folder comes after those inside it, and is empty once these are removed.
+        for folder, _, _ in sorted(os.walk(self.root), reverse=True):
+            if folder != str(self.root) and not any(Path(folder).iterdir()):
+                Path(folder).rmdir()
+
+    def clear(self, paths: Iterable[str]) -> None:
+        """Deletes files of ours, the workshop, and partial files."""
         if (self.root / WORKSHOP).is_dir():
             shutil.rmtree(self.root / WORKSHOP)
         partial = [
             p.relative_to(self.root).as_posix() for p in self.root.rglob(f"*{PARTIAL_SUFFIX}")
         ]
-        for path in {*paths, *partial} - {layout.FETCH_PARTIAL}:
-            (self.root / path).unlink(missing_ok=True)
-        for folder, _, _ in sorted(os.walk(self.root), reverse=True):
-            if folder != str(self.root) and not any(Path(folder).iterdir()):
-                Path(folder).rmdir()
+        self.drop({*paths, *partial} - {layout.FETCH_PARTIAL})
 
 
 def _is_unfinished(path: str) -> bool:
@@ -204,7 +221,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 
 def lock_in(root: Path) -> Lockfile | None:
-    """The lock of a bundle, finished or not; None: there is none that can be read."""
+    """The lock of a bundle, finished or not; None if it is missing or cannot be read."""
     path = root / layout.LOCK
     try:
         return read_lock(path.read_bytes(), str(path)) if path.is_file() else None

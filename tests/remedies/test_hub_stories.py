@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stage.staging import prechecks
+from stage.staging.sources import hub as hub_source
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import Laptop, dataset_files, model_files
@@ -156,7 +156,7 @@ def test_code_is_allowed_or_left(user: User) -> None:
 @obeys(DATASETS, "Check `config`; or download the files (hf download) and name them with `path:`.")
 @obeys(DATASETS, "Get the dataset with `hf download`, rename the split, and use `path:`.")
 @obeys(DATASETS, "Download its files (hf download) and name them with `path:`.")
-@obeys("stage/staging/prechecks.py", "hf download {}{} --revision {} --local-dir {} Then write")
+@obeys("stage/staging/sources/hub.py", "hf download {}{} --revision {} --local-dir {} Then write")
 def test_what_is_no_dataset_here_is_downloaded_and_named(
     user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ def test_what_is_no_dataset_here_is_downloaded_and_named(
         user.works(LOCK)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prechecks, "HTTP_LIMIT", len(ROWS) - 1)
+        patch.setattr(hub_source, "HTTP_LIMIT", len(ROWS) - 1)
         remedy = user.remedy(f"{LOCK} --update a")
     line, _, entry = remedy.partition(" Then write in the manifest, in place of that entry: ")
     user.shell(line)

@@ -192,7 +192,7 @@ STORIES = (
     Row("stage/bundle/receipt.py", "stage verify {} names all damage",
         (("stage verify [^ ]+(?= names)", "run ! {}"),),
         TWO, known_damage, "", TEXTS, BROKEN, code=0),
-    Row("stage/staging/build.py", "Fetch with the versions of the lock, or make it anew: {}",
+    Row("stage/staging/sources/source.py", "Fetch with the versions of the lock, or make it anew",
         (("stage [a-z]+ m.yaml .*?--update [^ ]+", "run"),), LINES, ANEW, "",
         {"a.csv": ROWS},
         f"{FETCHED}\nsed -i 's/\"pyarrow\": \"[^\"]*\"/\"pyarrow\": \"1.0\"/' m.lock"),

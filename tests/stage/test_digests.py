@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from stage.digests import (
     Digester,
     Expected,
     FileDigests,
+    MismatchError,
 )
 
 
@@ -61,7 +63,24 @@ FOUND = FileDigests(3, sha256=A, git_sha1=B)
 def test_bytes_are_compared_with_all_that_is_known_the_sources_own_digest_first(
     expected: Expected, found: FileDigests, said: str | None
 ) -> None:
-    assert expected.mismatch(found) == said
+    if said is None:
+        assert expected.check(found) == found
+        return
+    with pytest.raises(MismatchError) as caught:
+        expected.check(found)
+    assert (caught.value.problem, caught.value.found) == (said, found)
+
+
+def test_a_file_is_hashed_with_the_digests_that_are_expected_of_it(tmp_path: Path) -> None:
+    file, git = tmp_path / "x", hashlib.sha1(b"blob 3\0abc").hexdigest()
+    file.write_bytes(b"abc")
+    read: list[int] = []
+    expected = Expected("x", 3, upstream=Digest("git-sha1", git))
+    assert expected.verify(file, read.append).git_sha1 == git
+    assert read == [3]
+    file.write_bytes(b"abd")
+    with pytest.raises(MismatchError, match=f"not {git}"):
+        expected.verify(file)
 
 
 @given(st.binary(max_size=2000), st.lists(st.integers(1, 700)))

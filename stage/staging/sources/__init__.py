@@ -1,1 +1,1 @@
-"""Assets that are not on a Hub: local folders and plain URLs."""
+"""Where assets come from: repositories of a Hub, files of this machine, addresses, environments."""

@@ -46,7 +46,7 @@ from stage.staging.sources.source import AssetSource, Made, Progress, Run
 from stage.staging.sources.url import download_of
 from stage.threads import together
 
-_AT_ONCE = 8
+_AT_ONCE = 8  # requests for sizes: an environment has hundreds of packages on few servers
 _TOOLS = ("conda-lock", "py-rattler", "uv", "packaging", "installer", "deflate")
 MADE_BY = "environment"
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from stage.digests import FileDigests, hash_file
-from stage.download.partial_file import copy_hashed
+from stage.digests import FileDigests, MismatchError, hash_file
+from stage.download.partial_file import copy_verified
 from stage.errors import Mistakes, UsageError
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths
 from stage.staging.sources.listing import Listing, check_csv_headers, list_path, local_base
-from stage.staging.sources.source import AssetSource, Made, Progress
+from stage.staging.sources.source import AssetSource, Made, Progress, Run
 
 
 class PathSource(AssetSource[PathRequest]):
@@ -23,7 +24,10 @@ class PathSource(AssetSource[PathRequest]):
     # A pin says what a bundle holds. A file that never entered one (its conversion failed, for
     # example) may be corrected: the next run takes it as it is then.
     is_pinned_when_resolved = False
-    is_local = True
+
+    def __init__(self, name: str, request: PathRequest, run: Run) -> None:
+        super().__init__(name, request, run)
+        self._digests: dict[tuple[object, ...], FileDigests] = {}
 
     @cached_property
     def _base(self) -> Path:
@@ -69,7 +73,7 @@ class PathSource(AssetSource[PathRequest]):
         targets = {path: f"{asset.folder}/{path}" for path in listing.sizes}
         place = self.run.manifest.place(self.name, "path")
         check_paths([*targets.values()], f"{place}: `{self.name}`", way_without(asset.request))
-        digests = {path: hash_file(listing.file(path)) for path in targets}
+        digests = {path: self._hashed(listing.file(path)) for path in targets}
         if request.convert:
             made_from = [Ingredient(path, d.size, d.sha256) for path, d in digests.items()]
             return replace(asset, kind="dataset", made_from=tuple(made_from))
@@ -108,8 +112,21 @@ class PathSource(AssetSource[PathRequest]):
     ) -> tuple[Path, FileDigests]:
         """Reads the file where it is: it is not copied."""
         path = self._local(ingredient.origin)
-        digests = hash_file(path, progress=progress) if path.is_file() else None
-        return path, _as_locked(path, digests, ingredient, self._remedy)
+        with _as_locked(path, self._remedy):
+            digests = ingredient.expected.check(self._hashed(path))
+        progress(digests.size)
+        return path, digests
+
+    def _hashed(self, path: Path) -> FileDigests:
+        """The digests of a local file, which is read once in a run: a table may be large.
+
+        It is read again if it changed meanwhile: each change moves the ctime.
+        """
+        status = path.stat()
+        key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if key not in self._digests:
+            self._digests[key] = hash_file(path)
+        return self._digests[key]
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         request = self.request
@@ -141,19 +158,18 @@ def bring_local(
         remedy: of the error.
 
     Raises:
-        UsageError: it is gone or changed; `target` does not exist then.
+        UsageError: it is gone or changed; `target` is as before then.
     """
-    digests = copy_hashed(source, target, file.size or 0, progress) if source.is_file() else None
+    with _as_locked(source, remedy):
+        return copy_verified(source, target, file.expected, progress)
+
+
+@contextmanager
+def _as_locked(path: Path, remedy: str) -> Iterator[None]:
+    """Inside it, a local file is read that must be as a lock has it."""
+    if not path.is_file():
+        raise UsageError(f"{path}: gone since it was locked.", remedy)
     try:
-        return _as_locked(source, digests, file, remedy)
-    except UsageError:
-        target.unlink(missing_ok=True)
-        raise
-
-
-def _as_locked(
-    path: Path, digests: FileDigests | None, file: LockedFile | Ingredient, remedy: str
-) -> FileDigests:
-    if digests is None or file.expected.mismatch(digests) is not None:
-        raise UsageError(f"{path}: {'changed' if digests else 'gone'} since it was locked.", remedy)
-    return digests
+        yield
+    except MismatchError:
+        raise UsageError(f"{path}: changed since it was locked.", remedy) from None

@@ -10,16 +10,19 @@ from typing import TypeVar
 from stage.convert.convert import convert_splits
 from stage.digests import FileDigests, is_hex
 from stage.errors import IncompleteError, PolicyError, UsageError
+from stage.files import human_size, join_limited
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
 from stage.hub.models import resolve_model
 from stage.hub.remote_code import made_local
 from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
 from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way_without
-from stage.lock.yaml_lines import MAX_SIZE, split_card
+from stage.lock.yaml_lines import MAX_SIZE, scalar, split_card
 from stage.paths import check_path
 from stage.staging.sources.source import AssetSource, Made, Progress, in_config
 
+HTTP_LIMIT = 50 * 10**9  # bytes: the Hub's CDN serves no larger file over plain HTTP
+_SHOWN = 3  # names in one line
 H = TypeVar("H", bound=ModelRequest | DatasetRequest | MetricRequest)
 
 
@@ -63,6 +66,24 @@ class HubSource(AssetSource[H]):
         download = self.run.hub.download(what, self.repository_kind, id, commit, file.expected)
         return self.run.downloader.fetch(download, target, progress)
 
+    def check_can_be_fetched(self, asset: LockedAsset) -> None:
+        sizes = {file.origin: file.size for file in asset.files if not file.made_by}
+        sizes |= {i.origin: i.size or 0 for i in asset.made_from}
+        large = [f"{origin} ({human_size(n)})" for origin, n in sizes.items() if n > HTTP_LIMIT]
+        if not large:
+            return
+        id, commit = asset.source.repository, asset.source.commit
+        kind = "--repo-type dataset " if asset.kind == "dataset" else ""
+        folder = f"{id.rpartition('/')[2]}-files"
+        beside = self.run.manifest.path.parent / folder
+        raise UsageError(
+            f"{self.what}: {id} has files above {human_size(HTTP_LIMIT)}, which the Hub does not "
+            f"serve over plain HTTP: {join_limited(large, _SHOWN)}.",
+            f"hf download {kind}{id} --revision {commit} --local-dir {beside}\n"
+            "     Then write in the manifest, in place of that entry:\n"
+            f"       {scalar(asset.name)}: {{path: {folder}}}",
+        )
+
 
 class ModelSource(HubSource[ModelRequest]):
     """A model or a tokenizer."""
@@ -78,7 +99,7 @@ class ModelSource(HubSource[ModelRequest]):
             allow_pickle=run.options.allow_pickle,
         )
 
-    def check_may_make(self, asset: LockedAsset) -> None:
+    def check_can_make(self, asset: LockedAsset) -> None:
         pickles = [i.origin for i in asset.made_from if not i.origin.endswith(".json")]
         if pickles and not self.run.options.allow_pickle:
             raise PolicyError(
@@ -87,6 +108,7 @@ class ModelSource(HubSource[ModelRequest]):
                 "Run with --allow-pickle: they are read with torch.load(weights_only=True) and "
                 "converted to safetensors.",
             )
+        super().check_can_make(asset)
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         """Converts pickles to safetensors, and makes configs refer to code beside them."""
@@ -120,16 +142,14 @@ class DatasetSource(HubSource[DatasetRequest]):
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         """Converts files whose splits are known since the dataset was resolved."""
         config = next(iter(asset.configs))
+        ordered = sorted(asset.made_from, key=lambda i: natural(i.origin))
+        parts = [(i.origin, i.part) for i in ordered if i.part is not None]
         splits: dict[str, list[str]] = {}
-        how = None
-        for ingredient in sorted(asset.made_from, key=lambda i: natural(i.origin)):
-            if (part := ingredient.part) is None:
-                continue
+        for origin, part in parts:
             path = f"{asset.folder}/{config}/{part.split}.parquet"
             check_path(path, self.what, way_without(asset.request))
-            splits.setdefault(part.split, []).append(ingredient.origin)
-            how = how or part
-        assert how is not None
+            splits.setdefault(part.split, []).append(origin)
+        _, how = parts[0]  # all parts of a config are converted in one way
 
         def note(said: str) -> None:
             self.run.reporter.note(f"{asset.name}: {config}: {said}")

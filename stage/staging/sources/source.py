@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from stage.convert.convert import CONFIG, Split, convert, made_with
-from stage.digests import FileDigests, hash_file, sha256_of_bytes
+from stage.digests import FileDigests, MismatchError, sha256_of_bytes
 from stage.download.downloader import Downloader
 from stage.download.http import Connections, timeout_s, tls_context
 from stage.download.retry import RetryPolicy
@@ -24,16 +24,7 @@ from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
 from stage.lock.manifest import Manifest
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
-from stage.lock.requests import (
-    DatasetRequest,
-    EnvironmentRequest,
-    MetricRequest,
-    ModelRequest,
-    PathRequest,
-    Request,
-    UrlRequest,
-    as_lock_request,
-)
+from stage.lock.requests import Request, as_lock_request
 from stage.progress import Reporter
 from stage.staging.options import FetchOptions
 
@@ -67,6 +58,16 @@ class Run:
     hub: Hub
     downloader: Downloader
 
+    @staticmethod
+    def connected(manifest: Manifest, options: FetchOptions, reporter: Reporter) -> Run:
+        """A run with connections of its own.
+
+        Raises:
+            UsageError: the endpoint is not an address.
+        """
+        hub, downloader = connect(options.endpoint, reporter, options.jobs)
+        return Run(manifest, options, reporter, hub, downloader)
+
 
 class AssetSource(ABC, Generic[R]):
     """The source of one asset.
@@ -75,12 +76,10 @@ class AssetSource(ABC, Generic[R]):
         what: names the asset in messages, with `file:line`.
         is_pinned_when_resolved: whether the lock keeps what was resolved before the bundle is
             finished.
-        is_local: whether files are copied from this machine.
         what_decides_bytes: why files that are made again may differ.
     """
 
     is_pinned_when_resolved = True
-    is_local = False
     what_decides_bytes = (
         "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
     )
@@ -144,10 +143,10 @@ class AssetSource(ABC, Generic[R]):
         """
         target, expected = folder / self.input_name(ingredient.origin), ingredient.expected
         if target.is_file() and expected.evidence:
-            digests = hash_file(target, git=expected.needs_git, progress=progress)
-            if expected.mismatch(digests) is None:
-                return target, digests
-            progress(-digests.size)
+            try:
+                return target, expected.verify(target, progress)
+            except MismatchError as error:
+                progress(-error.found.size)
         target.unlink(missing_ok=True)
         return target, self.fetch(asset, ingredient, target, progress)
 
@@ -156,12 +155,33 @@ class AssetSource(ABC, Generic[R]):
         endings = re.search(r"(\.[A-Za-z0-9]{1,10}){0,2}$", origin)
         return sha256_of_bytes(origin.encode())[:24] + (endings[0] if endings else "")
 
-    def check_may_make(self, asset: LockedAsset) -> None:
-        """Checks before any download that the user allows what `make` does.
+    def check_can_be_fetched(self, asset: LockedAsset) -> None:
+        """Checks before any download that the source serves all files of an asset.
+
+        Raises:
+            UsageError: it does not; with another way.
+        """
+
+    def check_can_make(self, asset: LockedAsset) -> None:
+        """Checks before any download that `make` may run, and can make the locked bytes.
 
         Raises:
             PolicyError: an option is missing.
+            UsageError: the lock was made with other versions.
         """
+        here, manifest = made_with(), self.run.manifest
+        if not asset.made_with or asset.made_with == here:
+            return
+        then, now = (
+            ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+            for versions in (asset.made_with, here)
+        )
+        raise UsageError(
+            f"{self.what}: {manifest.lock_path.name} was made with {then}. Here are {now}, which "
+            "may write other bytes of the same rows.",
+            f"Fetch with the versions of the lock, or make it anew: "
+            f"{manifest.update_command(asset.name)}",
+        )
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         """Makes the files of an asset that are not as published.
@@ -230,24 +250,3 @@ def in_config(asset: LockedAsset, config: str, how: str, splits: Mapping[str, Sp
         for shard in split.shards
     ]
     return replace(asset, configs={config: locked}, made_with=made_with()), files
-
-
-def open_sources(run: Run) -> dict[str, AssetSource[Any]]:
-    """The source of each asset of the manifest, by its name."""
-    from stage.staging.sources.files import PathSource
-    from stage.staging.sources.hub import DatasetSource, MetricSource, ModelSource
-    from stage.staging.sources.url import UrlSource
-
-    classes: dict[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
-        ModelRequest: ModelSource,
-        DatasetRequest: DatasetSource,
-        MetricRequest: MetricSource,
-        PathRequest: PathSource,
-        UrlRequest: UrlSource,
-    }
-    requests = run.manifest.requests
-    if any(isinstance(request, EnvironmentRequest) for request in requests.values()):
-        from stage.staging.sources.environment import EnvironmentSource  # imports much
-
-        classes[EnvironmentRequest] = EnvironmentSource
-    return {name: classes[type(request)](name, request, run) for name, request in requests.items()}

@@ -7,11 +7,17 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stage.bundle import bundle as layout
+from stage.bundle.inspect import ParquetFooter, parquet_footer
 from stage.bundle.verify import verify
+from stage.digests import FileDigests, hash_file
+from stage.staging import build
+from stage.staging.sources import files
+from stage.staging.sources.files import PathSource
 from stage.staging.sources.listing import _is_named
 from tests.support.rights import as_another_user
 from tests.support.staging import run_here
@@ -255,3 +261,35 @@ def test_a_clone_without_its_lfs_files_is_called_that_whatever_the_file(
     said = run_here("fetch", "m.yaml", "-o", "b", code=2).output
     assert f"`{name}` is a Git LFS pointer" in said and "git -C raw" in said and "lfs pull" in said
     assert not (folder / "b").exists() and not (folder / "m.lock").exists()
+
+
+def test_a_table_is_hashed_once_and_its_parquet_is_opened_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table may take minutes to read. One that changes meanwhile is read again, and refused."""
+    hashed, opened = list[str](), list[str]()
+
+    def hash_noted(path: Path, **options: Any) -> FileDigests:
+        hashed.append(path.name)
+        return hash_file(path, **options)
+
+    def open_noted(path: Path) -> ParquetFooter:
+        opened.append(path.name)
+        return parquet_footer(path)
+
+    monkeypatch.setattr(files, "hash_file", hash_noted)
+    monkeypatch.setattr(build, "parquet_footer", open_noted)
+    manifest(folder, "r: {path: t.csv, convert: csv}")
+    (folder / "t.csv").write_text("a,b\n1,2\n")
+    run_here("fetch", "m.yaml", "-o", "bundle", "--no-offline-check", code=0)
+    assert hashed == ["t.csv"] and len(opened) == 1, (hashed, opened)
+    split = json.loads((folder / "m.lock").read_bytes())["assets"]["r"]["configs"]["default"]
+    assert split["train"]["rows"] == 1 and len(split["train"]["schema"]) == 2
+
+    def change_then_check(self: PathSource, *_: object) -> None:
+        (folder / "t.csv").write_text("a,b\n1,3\n")
+
+    monkeypatch.setattr(PathSource, "check_can_make", change_then_check)
+    (folder / "bundle/data/datasets/r/default").rename(folder / "elsewhere")
+    done = run_here("fetch", "m.yaml", "-o", "bundle", code=2)
+    assert "t.csv: changed since it was locked" in done.stderr
