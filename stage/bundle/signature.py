@@ -94,15 +94,15 @@ def signed_by(root: Path) -> str | None:
 
 
 def check_signature(root: Path, signers: Path) -> Signer:
-    """Finds out who signed the tag manifest, and whether that is somebody to believe.
+    """Finds the signer of the tag manifest in a file of signers to believe.
 
     Args:
         signers: a file of allowed signers (`man ssh-keygen`, ALLOWED SIGNERS):
             `alice@lab ssh-ed25519 AAAA...`.
 
     Raises:
-        SignatureError: none there, damaged, for something else, of another tag manifest, or by
-            nobody listed.
+        SignatureError: it is missing, damaged, for something else, of another tag manifest, or by
+            a key that is not listed.
         UsageError: no such file of signers; no OpenSSH that can verify.
     """
     _check_signers(signers)

@@ -1063,8 +1063,9 @@ def state_folder(environ):  # type: (Mapping[str, str]) -> Path
 def line_of(path, status):  # type: (str, os.stat_result) -> bytes
     """A file in a journal.
 
-    Each change of a file moves its ctime, which nobody can set back. A replaced file has another
-    inode. A file that moved has another path: to rename a folder changes no `stat` of a file in it.
+    Each change of a file moves its ctime, which no program can set back. A replaced file has
+    another inode. A file that moved has another path: to rename a folder changes no `stat` of a
+    file in it.
     There is no device number: the nodes of a cluster number the same mount differently.
     """
     values = (status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)

@@ -313,12 +313,11 @@ def _print_push(outcome: PushOutcome, bundle: Path) -> None:
     there, first = (f"on {host}: ", "") if host else ("", _FIRST)
     folder = shlex.quote(outcome.target.folder)
     assets = Bundle.open(bundle).lock.assets.values()
-    made = [
-        f"sh {folder}/data/envs/{asset.name}/bootstrap.sh ENV; . ENV/activate; "
-        for asset in assets
-        if asset.kind == "environment"
-    ]
-    say(f"next: {there}{(made or [''])[0]}runner check RUN --bundle {folder}{first}")
+    environments = [asset.folder for asset in assets if asset.kind == "environment"]
+    activate = ""
+    if environments:
+        activate = f"sh {folder}/{environments[0]}/bootstrap.sh ENV; . ENV/activate; "
+    say(f"next: {there}{activate}runner check RUN --bundle {folder}{first}")
 
 
 def _damaged_there(

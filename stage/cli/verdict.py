@@ -128,7 +128,7 @@ def show(
     if not is_signed and _has_unknown_verifier(result):
         say(
             f"{result.root}: this version of airlift does not know its {VERIFIER}: another version "
-            "wrote it, or somebody replaced it. The bundle id does not cover it: do not run it "
+            "wrote it, or it was replaced. The bundle id does not cover it: do not run it "
             "unless the bundle is signed (--signers)",
             err=True,
         )

@@ -7,7 +7,7 @@ Every run does the same, whatever an earlier run left. No run remembers how far 
 interruption at any moment leaves either a finished bundle, or one that the same command resumes.
 
 The lock is written twice. The resolved one pins commits and files. The complete one has the facts
-that only the fetched bytes show: digests that nobody published, rows and columns of parquet files.
+that only the fetched bytes show: digests that were not published, rows and columns of parquet.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class _Fetch:
         mistakes.check(str(self.manifest.path))
 
     def _finish(self, stale: Sequence[str], sealed: tuple[bytes, bytes] | None) -> None:
-        """Completes the lock, drops what nobody asks for, tries to load the rest, and seals."""
+        """Completes the lock, drops stale files, tries to load the others, and seals."""
         self.lock = completed(self.lock, self.digests, self.root)
         for path, digests in self.digests.items():
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")

@@ -130,13 +130,11 @@ def manifest_text(
         "(--dry-run first shows the sizes)",
         f"format: {FORMAT}",
         f"name: {scalar(bundle)}",
-        *[
-            f"# policy: {{licences: [{', '.join(_flow(comment(licence)) for licence in stated)}]}}"
-            "   # refuses others"
-        ]
-        * bool(hub),
-        "assets:",
     ]
+    if hub:
+        licences = ", ".join(_flow(comment(licence)) for licence in stated)
+        lines.append(f"# policy: {{licences: [{licences}]}}   # refuses others")
+    lines.append("assets:")
     for name, item in zip(names, found, strict=True):
         entry = item.lines(path) if isinstance(item, LocalEntry) else _entry(item)
         lines += [f"  {scalar(name)}:", *(f"    {line}" for line in entry)]

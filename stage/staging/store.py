@@ -196,7 +196,7 @@ class Sharing:
         return None
 
     def _drop(self, file: LockedFile, source: Path, digests: FileDigests) -> None:
-        """Removes a damaged content from the store; other copies belong to somebody else."""
+        """Removes a damaged content from the store; other copies belong to other programs."""
         if not self._is_stored(source):
             return
         others = ""

@@ -56,7 +56,7 @@ class PathSource(AssetSource[PathRequest]):
                 return {f"data/files/{self.name}/{p}": size for p, size in listing.sizes.items()}
             if self.request.convert == "csv":
                 check_csv_headers(self.name, self.request, listing, self.run.manifest, mistakes)
-        return {}  # nobody knows how large a converted file becomes
+        return {}  # the size of a converted file is not known yet
 
     def _is_there(self) -> bool:
         try:

@@ -63,7 +63,7 @@ class UrlSource(AssetSource[UrlRequest]):
     def fetch_input(
         self, asset: LockedAsset, ingredient: Ingredient, folder: Path, progress: Progress
     ) -> tuple[Path, FileDigests]:
-        """As in the base class. A file whose digest nobody knows is taken over from an earlier run
+        """As in the base class. A file without a known digest is taken over from an earlier run
         if the server says that its version is the same."""
         if ingredient.sha256 is not None:
             return super().fetch_input(asset, ingredient, folder, progress)
@@ -74,7 +74,7 @@ class UrlSource(AssetSource[UrlRequest]):
         return folder / name, self.run.downloader.fetch(download, folder / name, progress)
 
     def input_name(self, origin: str) -> str:
-        """As in the base class. The lock may be somebody else's, and `%2F..` leads out."""
+        """As in the base class. The lock may come from another person, and `%2F..` leads out."""
         name = file_name(origin, self.what)
         check_path(name, self.what)
         return name
