@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from stage.digests import PIECE, Digest, Digester, Expected, FileDigests, feed
+from stage.digests import PIECE, Digest, Digester, Expected, FileDigests, MismatchError, feed
 from stage.errors import DamageError
 from stage.paths import PARTIAL_SUFFIX
 
@@ -72,7 +72,7 @@ class Partial:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
-        if isinstance(error, DamageError):
+        if isinstance(error, DamageError | MismatchError):  # its bytes are of no use
             self._path.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:  # such as a full disk
             error.filename = str(self._path)
@@ -118,15 +118,12 @@ def copy_verified(
     path.unlink(missing_ok=True)
     size = expected.size or 0
     most = min(PIECE, size + 1)  # a whole piece of memory for each small file costs more than it
-    try:
-        with (
-            open(source, "rb", buffering=0) as reader,
-            Partial(path, size, expected.needs_git, progress) as partial,
-        ):
-            while piece := reader.read(most):
-                partial.append(piece)
-            digests = expected.check(partial.finish())
-        path.replace(target)
-    finally:
-        path.unlink(missing_ok=True)
+    with (
+        open(source, "rb", buffering=0) as reader,
+        Partial(path, size, expected.needs_git, progress) as partial,
+    ):
+        while piece := reader.read(most):
+            partial.append(piece)
+        digests = expected.check(partial.finish())
+    path.replace(target)
     return digests

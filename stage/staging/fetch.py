@@ -162,6 +162,7 @@ class _Fetch:
 
     Attributes:
         digests: payload path -> digests of the bytes that are in place.
+        shared: paths of files that are on this machine, as the plan has them.
         to_make: names of assets whose files are made here. A copy in the store may be found to be
             damaged: then its asset is made after all.
         received: sizes of the files that came from sources or were made.
@@ -179,6 +180,7 @@ class _Fetch:
         self.options, self.reporter, self.manifest = run.options, run.reporter, run.manifest
         self.root, self.folder, self.sharing = folder.root, folder, sharing
         self.digests: dict[str, FileDigests] = {}
+        self.shared: set[str] = set()
         self.to_make: set[str] = set()
         self.received: list[int] = []
 
@@ -191,7 +193,8 @@ class _Fetch:
         self.to_make |= plan.built
         for name in sorted(plan.built):
             self.sources[name].check_can_make(self.lock.assets[name])
-        absent = {file.path for file in (*plan.shared, *plan.downloads)}
+        self.shared |= {file.path for file in plan.shared}
+        absent = self.shared | {file.path for file in plan.downloads}
         if not absent and not self.to_make and not stale and self._is_finished():
             self.reporter.note(f"{self.root}: complete already; nothing to do")
         else:
@@ -223,7 +226,7 @@ class _Fetch:
 
     def _bring(self, asset: LockedAsset, file: LockedFile, progress: Progress) -> None:
         """Takes a file that is on this machine already, else fetches it."""
-        digests = self.sharing.take(file, progress)
+        digests = self.sharing.take(file, progress) if file.path in self.shared else None
         if digests is None and file.made_by:  # what the store had was damaged
             self.sources[asset.name].check_can_make(asset)
             self.to_make.add(asset.name)

@@ -163,15 +163,12 @@ class Sharing:
         Raises:
             OSError: the disk of the bundle is full or cannot be written.
         """
-        copies = list(self._copies(file))
-        if not copies:
-            return None
         target = self._root / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         # Not a name that a download would resume.
         partial = target.with_name(f"store-{os.getpid()}-{threading.get_ident()}{PARTIAL_SUFFIX}")
         try:
-            for source, where in copies:
+            for source, where in self._copies(file):
                 try:
                     if not _share(source, partial, link=self._may_link(source)):
                         shutil.copyfile(source, partial)
