@@ -46,7 +46,7 @@ def test_a_missing_file_that_is_made_brings_what_it_is_made_from(
 ) -> None:
     """Not where files of this machine are read in place."""
     found = plan(lock_of(A, B, C, source=source), A, root=tmp_path)
-    assert (found.built, found.made, found.downloads) == ({"r"}, (B,), (C,))
+    assert (found.built, found.made, found.downloads) == (frozenset("r"), (B,), (C,))
     assert found.inputs == inputs
     assert found.space == SPACE_FOR_TAGS + 20 + 3 + sum(inputs)
 
@@ -54,7 +54,7 @@ def test_a_missing_file_that_is_made_brings_what_it_is_made_from(
 def test_what_was_never_made_is_unknown(tmp_path: Path) -> None:
     lock = lock_of()
     found = plan(lock, root=tmp_path)
-    assert (found.built, found.unknown) == ({"r"}, (lock.assets["r"],))
+    assert (found.built, found.unknown) == (frozenset("r"), (lock.assets["r"],))
 
 
 def test_a_made_file_in_the_store_is_taken_unless_its_asset_is_made_anyway(tmp_path: Path) -> None:
@@ -65,4 +65,4 @@ def test_a_made_file_in_the_store_is_taken_unless_its_asset_is_made_anyway(tmp_p
     alone = plan(lock_of(A, C), C, root=tmp_path, store=store)
     assert (alone.shared, alone.built, alone.inputs) == ((A,), frozenset(), ())
     with_others = plan(lock_of(A, B, C), C, root=tmp_path, store=store)
-    assert (with_others.shared, with_others.built, with_others.made) == ((), {"r"}, (A, B))
+    assert (with_others.shared, with_others.built, with_others.made) == ((), frozenset("r"), (A, B))
