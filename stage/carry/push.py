@@ -349,17 +349,29 @@ def _alone(target: PushTarget) -> Iterator[IO[str]]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            command, rsync = (*map(int, lock.read().split()), 0, 0)[:2]
-            try:
-                os.kill(command, 0)
-                print(f"{target}: another command sends there: waited for", file=sys.stderr)
-            except OSError:  # its number is nobody's, or another user's
-                print(f"{target}: the rsync of a killed command is ended first", file=sys.stderr)
-                with suppress(ProcessLookupError):
-                    os.kill(rsync, signal.SIGTERM)
+            _wait_for_or_end(lock.read().split(), target)
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)  # the numbers of an earlier rsync may be another program's now
         yield lock
+
+
+def _wait_for_or_end(written: Sequence[str], target: PushTarget) -> None:
+    """Prints what is waited for, and ends the rsync of a command that was killed.
+
+    Args:
+        written: the process numbers in the lock: of the command, then of its rsync; none while
+            that command has not written them yet.
+    """
+    if len(written) == 2:
+        command, rsync = map(int, written)
+        try:
+            os.kill(command, 0)  # 0 sends nothing: it asks whether that process is there
+        except OSError:  # it is gone, or the number is another user's process by now
+            print(f"{target}: the rsync of a killed command is ended first", file=sys.stderr)
+            with suppress(ProcessLookupError):
+                os.kill(rsync, signal.SIGTERM)
+            return
+    print(f"{target}: another command sends there: waited for", file=sys.stderr)
 
 
 _AGAIN = "Run the same command again: it resumes."

@@ -161,7 +161,7 @@ def _package(entry: PackageEntry, sha256: str | None) -> Component:
 
 
 def _ancestor(ingredient: Ingredient, asset: str) -> Component:
-    fetched = ingredient.origin.startswith(("http://", "https://", "ftp://"))
+    fetched = ingredient.origin.startswith(("http://", "https://"))
     return Component(
         type=ComponentType.FILE,
         name=ingredient.origin,

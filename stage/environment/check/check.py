@@ -5,13 +5,10 @@ A refusal names versions that fit. Something that is not known is a note, never 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from stage.environment.check.needs import Needs
 from stage.environment.check.torch_builds import (
-    below_what_does_not_fit,
-    builds_for,
     newest_toolkit,
     numbers,
     runs_on,
@@ -69,8 +66,8 @@ def _cuda(needs: Needs, profile: Profile) -> list[Verdict]:
         if not needs.torch or not profile.cuda:
             return []
         gpu = profile.gpu or "the GPU"
-        if needs.cuda_of:
-            problem = f"{needs.cuda_of} is a build without CUDA: it does not use {gpu}."
+        if needs.without_cuda:
+            problem = f"{needs.without_cuda} is a build without CUDA: it does not use {gpu}."
             return [Verdict(True, problem, _what_fits(needs, profile))]
         problem = (
             f"Not known whether torch {needs.torch} uses {gpu}: nothing in the lock says which "
@@ -132,23 +129,4 @@ def _what_fits(needs: Needs, profile: Profile) -> str:
     if needs.torch_manager == "conda" and profile.cuda and profile.compute_capability:
         major = newest_toolkit(profile.cuda, profile.compute_capability)
         return f"Write `pytorch=*=cuda*` and `cuda-version {major}.*` in the conda dependencies."
-    return torch_that_fits(profile)
-
-
-def torch_that_fits(profile: Profile) -> str:
-    """A sentence that names the torch for such nodes."""
-    if profile.cuda is None or profile.compute_capability is None:
-        return "Ask for an older torch."
-    return what_fits(profile.compute_capability, profile.cuda, profile.glibc, profile.machine)
-
-
-def torch_limit(profile: Profile, tags: Collection[str]) -> str | None:
-    """The first version of torch that does not run on such nodes; None: no known build does.
-
-    Args:
-        tags: of PyTorch's own indexes that are configured besides PyPI: "cu118".
-    """
-    if profile.cuda is None or profile.compute_capability is None:
-        return None
-    fitting = builds_for(profile.compute_capability, profile.cuda, profile.glibc, profile.machine)
-    return below_what_does_not_fit(fitting, tags)
+    return what_fits(profile)

@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stage.environment.check.torch_builds import architectures_of, is_without_cuda, numbers
+from stage.environment.check.torch_builds import (
+    architectures_of,
+    cuda_in,
+    is_without_cuda,
+    numbers,
+)
 from stage.environment.check.wheel_tags import glibc_needed
 from stage.environment.spec.conda_lock import Package
 
-_LOCAL_CUDA = re.compile(r"\+cu(\d{2,3})(?:$|\.)")
-_CONDA_CUDA = re.compile(r"cuda(\d{2,3}|\d+\.\d+)(?=_|$|py)")
 _RUNTIMES = (
     re.compile(r"nvidia-cuda-runtime(-cu\d+)?"),
     re.compile(r"cuda-toolkit"),
@@ -33,7 +36,8 @@ class Needs:
         torch: its version ("2.8.0"); None: it has no torch.
         torch_manager: `pip` or `conda`.
         cuda: version of the CUDA runtime ("12.8"), from the package `cuda_of`; None: no CUDA is
-            known. Then `cuda_of` is the torch that is known to be a build without CUDA, if any.
+            known.
+        without_cuda: the torch, if it is known to be a build without CUDA; empty: it is not.
         architectures: GPUs that torch is compiled for; None: not known, or no CUDA.
         unstated: wheels whose names do not state which glibc they need.
     """
@@ -44,6 +48,7 @@ class Needs:
     torch_manager: str = ""
     cuda: str | None = None
     cuda_of: str = ""
+    without_cuda: str = ""
     architectures: tuple[str, ...] | None = None
     unstated: tuple[str, ...] = ()
 
@@ -58,7 +63,7 @@ class Needs:
         glibc, glibc_of, unstated = _glibc(packages, machine)
         names = {"pip": "torch", "conda": "pytorch"}
         torch = next((p for p in packages if p.name == names[p.manager]), None)
-        cuda, cuda_of = _cuda(packages, torch, machine)
+        cuda, cuda_of, without_cuda = _cuda(packages, torch, machine)
         known = None
         if torch and cuda and torch.manager == "pip":
             known = architectures_of(torch.version, cuda, machine)
@@ -69,6 +74,7 @@ class Needs:
             torch_manager=torch.manager if torch else "",
             cuda=cuda,
             cuda_of=cuda_of,
+            without_cuda=without_cuda,
             architectures=known,
             unstated=unstated,
         )
@@ -102,26 +108,23 @@ def _glibc(packages: Sequence[Package], machine: str) -> tuple[str | None, str, 
 
 def _cuda(
     packages: Sequence[Package], torch: Package | None, machine: str
-) -> tuple[str | None, str]:
-    """The CUDA runtime and its source: torch's version or build string, else a runtime package."""
-    if torch is not None:
-        if torch.manager == "pip" and is_without_cuda(torch.version, machine):
-            return None, f"torch {torch.version}"
-        if match := _LOCAL_CUDA.search(torch.version):
-            return _dotted(match[1]), f"torch {torch.version}"
+) -> tuple[str | None, str, str]:
+    """`cuda`, `cuda_of` and `without_cuda`: as torch says, else as a runtime package does."""
+    if torch is not None and torch.manager == "pip":
+        what = f"torch {torch.version}"
+        if is_without_cuda(torch.version, machine):
+            return None, "", what
+        if named := cuda_in(torch.version):
+            return named, what, ""
+    elif torch is not None:
         what = f"pytorch {torch.version} ({torch.build})"
-        if torch.manager == "conda" and (match := _CONDA_CUDA.search(torch.build)):
-            return _dotted(match[1]), what
-        if torch.manager == "conda" and "cpu" in torch.build:
-            return None, what
+        if named := cuda_in(torch.build):
+            return named, what, ""
+        if "cpu" in torch.build:
+            return None, "", what
     for pattern in _RUNTIMES:
         for package in packages:
             if pattern.fullmatch(package.name):
                 major, minor = numbers(package.version)
-                return f"{major}.{minor}", f"{package.name} {package.version}"
-    return None, ""
-
-
-def _dotted(digits: str) -> str:
-    """`126` (as in `+cu126`) -> `12.6`; `12.6` is unchanged."""
-    return digits if "." in digits else f"{digits[:-1]}.{digits[-1]}"
+                return f"{major}.{minor}", f"{package.name} {package.version}", ""
+    return None, "", ""

@@ -15,8 +15,13 @@ Sources, for Linux:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it needs `packaging`, which a light install, such as a login node's, has not
+    from stage.environment.spec.profile import Profile
 
 PTX = "+PTX"
 """After an architecture: the wheel has its intermediate code too, for newer GPUs."""
@@ -168,10 +173,29 @@ def numbers(version: str) -> tuple[int, int]:
     return int(major), int(minor) if minor.isdigit() else 0
 
 
+def build_of(version: str) -> str:
+    """The build in a version or requirement of torch: `cu118` of `2.6.0+cu118`; empty: none."""
+    match = re.search(r"\+(cu\d{2,3}|cpu|rocm[\d.]*|xpu)(?:$|\.)", version)
+    return match[1] if match else ""
+
+
+def cuda_in(build: str) -> str | None:
+    """The CUDA that a build of torch names, pip's by its version, conda's by its build string.
+
+    >>> cuda_in("2.8.0+cu126"), cuda_in("cuda126_mkl_py311_h0_0"), cuda_in("py3.11_cuda12.6_0")
+    ('12.6', '12.6', '12.6')
+    """
+    match = re.search(r"\+cu(\d{2,3})(?:$|\.)|cuda(\d{2,3}|\d+\.\d+)(?=_|$|py)", build)
+    if match is None:
+        return None
+    digits = match[1] or match[2]
+    return digits if "." in digits else f"{digits[:-1]}.{digits[-1]}"
+
+
 def is_without_cuda(torch: str, machine: str) -> bool:
     """Whether a torch is known to have no CUDA: `2.8.0+cpu`, or PyPI's for Arm before 2.11."""
     plain, _, local = torch.partition("+")
-    if local:
+    if local:  # a site's own, such as `2.5.0+a1b2`, has what it has
         return local.startswith(("cpu", "rocm", "xpu"))
     return numbers(plain) < _FIRST_WITH_CUDA_ON_PYPI.get(machine, (0, 0))
 
@@ -216,21 +240,21 @@ def newest_toolkit(driver_cuda: str, capability: str) -> int:
     return max(fitting, default=driver)
 
 
-def builds_for(
-    capability: str, driver_cuda: str, glibc: str, machine: str = "x86_64"
-) -> tuple[TorchBuild, ...]:
+def builds_for(profile: Profile) -> tuple[TorchBuild, ...]:
     """The known builds that such a node runs, newest last: by torch, then by CUDA.
 
     In a series, a CUDA that is not newer than the driver's comes last: it needs no compatibility
-    mode.
+    mode. None for a node without a GPU, or with one that the profile does not name.
     """
-    driver = numbers(driver_cuda)
+    if profile.cuda is None or profile.compute_capability is None:
+        return ()
+    driver, capability = numbers(profile.cuda), profile.compute_capability
     fitting = [
         build
         for build in TORCH_BUILDS
-        if build.machine == machine
+        if build.machine == profile.machine
         and numbers(build.cuda)[0] <= driver[0]
-        and numbers(build.glibc) <= numbers(glibc)
+        and numbers(build.glibc) <= numbers(profile.glibc)
         and runs_on(build.architectures, capability, ptx=numbers(build.cuda) <= driver)
     ]
 
@@ -240,23 +264,29 @@ def builds_for(
     return tuple(sorted(fitting, key=newness))
 
 
-def below_what_does_not_fit(fitting: Collection[TorchBuild], tags: Collection[str]) -> str | None:
-    """The version after the newest torch that fits: the bound for a resolver; None: none fits.
+def torch_limit(profile: Profile, tags: Collection[str]) -> str | None:
+    """The first version of torch that does not run on such nodes: the bound for a resolver.
 
     Args:
-        fitting: the result of `builds_for`.
         tags: of PyTorch's own indexes that are configured besides PyPI: "cu118".
+
+    Returns:
+        The version after the newest that fits; None: no known build does.
     """
-    within_reach = [numbers(build.series) for build in fitting if build.pypi or build.tag in tags]
+    within_reach = [
+        numbers(build.series) for build in builds_for(profile) if build.pypi or build.tag in tags
+    ]
     if not within_reach:
         return None
     major, minor = max(within_reach)
     return f"{major}.{minor + 1}"
 
 
-def what_fits(capability: str, driver_cuda: str, glibc: str, machine: str = "x86_64") -> str:
+def what_fits(profile: Profile) -> str:
     """A sentence: the newest torch of PyPI for such a node, and a newer one of PyTorch's index."""
-    fitting = builds_for(capability, driver_cuda, glibc, machine)
+    if profile.cuda is None or profile.compute_capability is None:
+        return "Ask for an older torch."
+    fitting = builds_for(profile)
     if not fitting:
         return (
             f"No published torch since {OLDEST_SERIES} is known to run there: compile one for it."

@@ -17,8 +17,9 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from stage.environment.check.check import torch_limit, torch_that_fits, verdicts
+from stage.environment.check.check import verdicts
 from stage.environment.check.needs import Needs
+from stage.environment.check.torch_builds import torch_limit, what_fits
 from stage.environment.image.own_wheel import own_requirements
 from stage.environment.solve.conda import (
     OLDEST_PYTHON,
@@ -218,7 +219,7 @@ def _with_torch_that_runs(request: PipRequest, conda_packages: Sequence[Package]
     newest = next(p.version for p in packages if p.name == "torch")
     request.say(
         f"torch {versions['torch']}: the newest that runs on {profile.name} ({constraint}); not "
-        f"{newest}: {problem} {torch_that_fits(profile)}"
+        f"{newest}: {problem} {what_fits(profile)}"
     )
     return fitting
 

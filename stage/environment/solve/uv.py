@@ -22,8 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from stage.environment.check.check import torch_that_fits
-from stage.environment.check.torch_builds import index_of
+from stage.environment.check.torch_builds import build_of, index_of, what_fits
 from stage.environment.image.own_wheel import pure_wheel
 from stage.environment.solve.advice import Target, advice_for, compiled_advice
 from stage.environment.solve.conda_contents import Provided, metadata_of
@@ -261,7 +260,7 @@ class Uv:
             return PolicyError(f"{place}: `{name}` has no wheel for {node}.", advice)
         if version := self.newest_fitting(name):
             fits = f"The newest that fits there: {name}=={version}"
-            fits = torch_that_fits(profile).rstrip(".") if name == "torch" else fits
+            fits = what_fits(profile).rstrip(".") if name == "torch" else fits
             return UsageError(
                 f"{place}: no wheel of `{name}` fits both what is asked and {node}.",
                 f"{fits}; or ask for another Python in `dependencies:`.",
@@ -286,15 +285,15 @@ def missing_torch_index(request: PipRequest) -> StageError | None:
     """The error for `torch==2.6.0+cu118` and the like without PyTorch's index for such builds."""
     addresses = [line.rpartition(" ")[2].rstrip("/") for line in request.indexes.lines]
     for requirement in request.spec.pip.requirements:
-        build = re.search(r"\+(cu\d+|cpu|rocm[\d.]+)$", requirement.text)
+        build = build_of(requirement.text)
         is_torch = requirement.name.startswith("torch")
-        if build is None or not is_torch or requirement.name in request.profile.provides:
+        if not build or not is_torch or requirement.name in request.profile.provides:
             continue
-        if not any(address.endswith(f"/{build[1]}") for address in addresses):
+        if not any(address.endswith(f"/{build}") for address in addresses):
             return UsageError(
                 f"{requirement.place}: `{requirement.text}`: only PyTorch's own index has such "
                 "builds.",
-                f"Add a line to the pip section: `--extra-index-url {index_of(build[1])}`",
+                f"Add a line to the pip section: `--extra-index-url {index_of(build)}`",
             )
     return None
 

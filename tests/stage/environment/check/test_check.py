@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.check.check import torch_limit, verdicts
+from stage.environment.check.check import verdicts
 from stage.environment.check.needs import Needs
 from stage.environment.check.torch_builds import (
     architectures_of,
     numbers,
     runs_on,
     toolkit_dropped,
+    torch_limit,
 )
 from stage.environment.check.wheel_tags import glibc_needed
 from stage.environment.spec.conda_lock import Package
@@ -217,7 +218,8 @@ def test_which_cuda_an_environment_brings(
     packages: list[Package], cuda: str | None, of: str
 ) -> None:
     needs = Needs.of(packages)
-    assert (needs.cuda, needs.cuda_of) == (cuda, of)
+    assert needs.cuda == cuda and of == (needs.cuda_of if cuda else needs.without_cuda)
+    assert not (needs.cuda_of if needs.cuda is None else needs.without_cuda)
 
 
 NEW = locked("new", "1", url="https://example.org/new-1-cp310-cp310-manylinux_2_34_x86_64.whl")
