@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,21 +19,18 @@ from stage.errors import UsageError
 DISTRIBUTION = "airlift-hpc"
 TO_FETCH = ("huggingface_hub", "urllib3", "truststore", "pyarrow")
 """Libraries for `check_libraries`: of all commands that ask a Hub."""
-_EXTRA = re.compile(r"""\bextra\s*==\s*['"]([^'"]+)['"]""")
 
 
 def install_command(extra: str = "") -> str:
     """The command that adds an extra to this copy of Airlift, or installs this copy again.
 
-    The source is what pip recorded in `direct_url.json` (PEP 610), else the checkout that this runs
-    from. Where neither exists any more, the command names the requirements of the extra.
-
     Args:
         extra: a key of `[project.optional-dependencies]`, such as "train"; empty: none.
 
     Returns:
-        A line for a shell. In an environment that was made from a bundle, a sentence: nothing can
-        be added to it there.
+        A line for a shell: with the source that pip recorded (PEP 610, `direct_url.json`) while it
+        is there, else for the checkout. In an environment that was made from a bundle, a sentence:
+        nothing can be added to it there.
     """
     from importlib import metadata  # half as long as all other imports of a short command
 
@@ -42,18 +40,14 @@ def install_command(extra: str = "") -> str:
             "environment file, then: stage env lock, stage fetch"
         )
     in_brackets = f"[{extra}]" if extra else ""
-    try:
-        installed = metadata.distribution(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return _of_checkout(in_brackets) or f"pip install -e 'CHECKOUT{in_brackets}'"
-    recorded = installed.read_text("direct_url.json")
-    try:
-        source = _of_source(json.loads(recorded), in_brackets) if recorded else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        source = None
-    if found := source or _of_checkout(in_brackets):
-        return found
-    return _of_requirements(installed.requires or [], extra) if extra else "pip install WHEEL"
+    source = None
+    # Without a source, or with one that is not as PEP 610 says, there is still a remedy.
+    with suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        source = _of_source(json.loads(recorded or ""), in_brackets)
+    if source:
+        return f"pip install {source}"
+    return f"pip install '.{in_brackets}', in the checkout of airlift"
 
 
 def check_libraries(what: str, *names: str, extra: str = "laptop") -> None:
@@ -113,32 +107,15 @@ def is_from_bundle(prefix: Path) -> bool:
 
 
 def _of_source(recorded: dict[str, Any], extra: str) -> str | None:
-    """The command for what pip recorded; None: the folder or the file is gone."""
+    """What pip recorded, as its arguments; None: the folder or the file is gone."""
     url = str(recorded["url"])
     parts = urlsplit(url)
     if parts.scheme != "file":
         vcs = recorded.get("vcs_info")
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
-        return f"pip install {shlex.quote(f'{DISTRIBUTION}{extra} @ {url}')}"
+        return shlex.quote(f"{DISTRIBUTION}{extra} @ {url}")
     path = Path(unquote(parts.path))
     if not path.exists():
         return None
     option = "-e " if recorded.get("dir_info", {}).get("editable") else ""
-    return f"pip install {option}'{path}{extra}'"
-
-
-def _of_checkout(extra: str) -> str | None:
-    """The command for the checkout that this runs from; None: it does not run from one."""
-    root = Path(__file__).resolve().parents[1]
-    return f"pip install -e '{root}{extra}'" if (root / "pyproject.toml").is_file() else None
-
-
-def _of_requirements(requires: list[str], extra: str) -> str:
-    """The command that installs the requirements of an extra by their own names. Pure."""
-    wanted = []
-    for requirement in requires:
-        text, _, marker = requirement.partition(";")
-        if (found := _EXTRA.search(marker)) and found[1] == extra:
-            rest = re.sub(r"^\s*(and|or)\s+|\s+(and|or)\s*$", "", _EXTRA.sub("", marker).strip())
-            wanted.append(shlex.quote(text.strip() + (f" ; {rest}" if rest else "")))
-    return f"pip install {' '.join(wanted)}"
+    return f"{option}'{path}{extra}'"
