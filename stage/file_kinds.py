@@ -1,12 +1,12 @@
-"""Which kind of file this is, by its content: all readers name it to who gave the wrong one."""
+"""Which kind of file this is: where another kind is wanted, the message names it, and its use.
+
+It is known by the content, and a table by its name.
+"""
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from stage.errors import UsageError, suggest_path
@@ -31,7 +31,6 @@ TABLE = "a table (CSV)"
 JSON = "JSON data"
 PARQUET = "a parquet file"
 PYTHON = "a Python script"
-JOB = "a job script"
 SHELL = "a shell script"
 
 MAX_START = 2**16  # bytes that are looked at
@@ -48,6 +47,7 @@ _TOKEN = re.compile(
 )
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import [\w.(*]|\A#!.*\bpython", re.MULTILINE)
 _TABLE = re.compile(r"^\[\[(packages?)\]\]|^\[", re.MULTILINE)
+_TABLES = (".csv", ".tsv")
 _SHELL = re.compile(r"#!.*sh\b")
 _REQUIREMENT = re.compile(
     r"(-[\w-]+[= ].+)"  # an option; or a name, extras, and a version, an address or a marker
@@ -83,8 +83,7 @@ _USE = {
     JSON: "A dataset of JSON lines is named in a manifest: stage init {}.",
     PARQUET: "A manifest names it: stage init {}.",
     PYTHON: "Run it with a bundle: runner exec --bundle BUNDLE -- python {}.",
-    JOB: "Slurm takes it: sbatch {}.",
-    SHELL: "A shell runs it: bash {}.",
+    SHELL: "Slurm takes it: sbatch {0}; a shell: bash {0}.",
 }
 # How to get the file that was wanted.
 _WANTED = {
@@ -113,7 +112,7 @@ def kinds_of(start: bytes) -> list[str]:
     if text.startswith("PAR1"):
         return [PARQUET]
     if _SHELL.match(text):
-        return [JOB if "\n#SBATCH " in text else SHELL]
+        return [SHELL]
     if _IMPORT.search(text):
         return [PYTHON]
     if kind := _lock_of_another_tool(text):
@@ -140,7 +139,7 @@ def kinds_of(start: bytes) -> list[str]:
         return kinds
     if is_json:
         return [JSON]
-    return [REQUIREMENTS] if _is_requirements(text) else [TABLE] if _is_table(text) else []
+    return [REQUIREMENTS] if _is_requirements(text) else []
 
 
 def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> None:
@@ -155,7 +154,7 @@ def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> 
     Raises:
         UsageError: it is another kind of file: which, what it is for, and how to get the wanted.
     """
-    kinds = kinds_of(start)
+    kinds = _kinds_of_file(Path(path), start)
     # Names alone are a table's column or a text as well, but nothing in place of an environment.yml
     # (nor is a .txt, whatever mistakes its lines have).
     is_list = Path(path).suffix == ".txt" or _is_requirements(_text(start), names_alone=True)
@@ -186,11 +185,15 @@ def suggest_file(path: Path, wanted: str, remedy: str = "") -> str:
 
     def fits(near: Path) -> bool:
         try:
-            return not _is_other(kinds_of(read_start(near, MAX_START)), wanted)
+            return not _is_other(_kinds_of_file(near, read_start(near, MAX_START)), wanted)
         except OSError:  # a folder
             return True
 
     return suggest_path(path, remedy or _WANTED.get(wanted, "Check the path."), fits)
+
+
+def _kinds_of_file(path: Path, start: bytes) -> list[str]:
+    return kinds_of(start) or ([TABLE] if path.suffix in _TABLES else [])
 
 
 def _is_other(kinds: list[str], wanted: str) -> bool:
@@ -210,18 +213,6 @@ def _top_keys(text: str) -> set[str]:
         if token["key"] and depth == 1:
             keys.add(token["key"].strip('"'))
     return keys
-
-
-def _is_table(text: str) -> bool:
-    """Whether the first ten rows have as many cells, at least two."""
-    for delimiter in ",;\t":
-        rows = list[list[str]]()
-        with suppress(csv.Error):
-            rows = list(islice(csv.reader(text.splitlines(True), delimiter=delimiter), 10))
-        is_yaml = bool(rows and rows[0]) and re.match(r"-|[^,]*:(\s|$)", rows[0][0])
-        if len(rows) > 1 and not is_yaml and {len(row) for row in rows} == {max(2, len(rows[0]))}:
-            return True
-    return False
 
 
 def _text(start: bytes) -> str:

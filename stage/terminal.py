@@ -1,8 +1,7 @@
 """Text for a terminal: control characters escaped, colours that mean something, whole words.
 
 `shown(text, stream)` is text as that stream should get it. A file or a pipe gets the text as it is.
-Colours: errors are red, verdicts that are good are green, warnings are yellow, commands are cyan
-and paths are bold, if they begin or end as one: `/x`, `./x`, `~/x`, `x.yaml`; `and/or` is none.
+Colours: errors are red, verdicts that are good are green, warnings are yellow, commands are cyan.
 NO_COLOR, FORCE_COLOR and TERM=dumb count, in this order. Lines are wrapped at spaces to the width
 of the terminal; a path or a command stays on one line, so that it can be copied.
 """
@@ -20,7 +19,7 @@ from stage.errors import as_shown
 
 _NARROWEST = 20  # columns; in fewer, nothing is wrapped
 _RESET = "\033[0m"
-_RED, _GREEN, _YELLOW, _CYAN, _BOLD = "\033[1;31m", "\033[32m", "\033[33m", "\033[36m", "\033[1m"
+_RED, _GREEN, _YELLOW, _CYAN = "\033[1;31m", "\033[32m", "\033[33m", "\033[36m"
 
 _PROGRAM = (
     r"(?:stage|runner|srun|sbatch|squeue|scancel|rsync|pip|python3?|sh|uv|conda|ssh-keygen|"
@@ -32,12 +31,6 @@ _COMMAND = re.compile(
     rf"(?P<quoted>`[^`\n]+`)|(?:(?<=-> )|(?<=: )|^ *)(?P<bare>{_PROGRAM} (?:(?!: )[^\n])+?)"
     r"(?=$|[;,.)](?:\s|$)| \(| {2,})",
     re.MULTILINE,
-)
-_PATH = re.compile(
-    r"(?<![\w`/.~-])(?:"
-    r"(?:https?://|~/|\.{0,2}/)[^\s`'\"(),;]*[^\s`'\"(),;:.]"
-    r"|[\w./%@+-]+\.(?:ya?ml|json|jsonl|lock|csv|parquet|safetensors|log|sbatch|html|md|pub)\b"
-    r")(?::\d+)?"
 )
 _WORDS = (
     (re.compile(r"^error:", re.MULTILINE), _RED),
@@ -75,10 +68,9 @@ def coloured(text: str) -> str:
         (match.span(), colour) for pattern, colour in _WORDS for match in pattern.finditer(text)
     ]
     marks += [(match.span(match.lastgroup or 0), _CYAN) for match in _COMMAND.finditer(text)]
-    marks += [(match.span(), _BOLD) for match in _PATH.finditer(text)]
     result, end = [], 0
     for (start, stop), colour in sorted(marks, key=lambda mark: mark[0][0]):
-        if start >= end:  # the first mark wins: a path in a command has the command's colour
+        if start >= end:  # the first mark wins
             result += [text[end:start], colour, text[start:stop], _RESET]
             end = stop
     return "".join([*result, text[end:]])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from stage.file_kinds import kinds_of
+from stage.errors import UsageError
+from stage.file_kinds import MANIFEST, check_kind, kinds_of
 
 
 @pytest.mark.parametrize(
@@ -13,9 +17,7 @@ from stage.file_kinds import kinds_of
         ("", []),
         ("a word\nand others, too\n", []),
         ("format: 1\nmodel: {asset: a, init: scratch}\nepochs: 1, 2\n", []),
-        ("a;b\n1;2\n", ["a table (CSV)"]),
-        ("text\tlabel\nhello: you\t1\n", ["a table (CSV)"]),
-        ("id,text\n1,a\n2,b\n", ["a table (CSV)"]),
+        ("id,text\n1,a\n2,b\n", []),
         ("{format: 1, assets: {a: {model: o/n}}}", ["a manifest"]),
         ('{"format": 1, "assets": {"a": {"url": "https://x", "sha256": "0"}}}', ["a manifest"]),
         ("[1, 2]", ["JSON data"]),
@@ -24,7 +26,7 @@ from stage.file_kinds import kinds_of
         ("x @ https://example.org/x.whl\ny; python_version < '3'\n", ["a list of requirements"]),
         ("PAR1 and more", ["a parquet file"]),
         ('"""Trains."""\nfrom torch import nn\n\nmodel: nn.Module\n', ["a Python script"]),
-        ("#!/bin/bash -l\n#SBATCH --time=1\ntask: x\n", ["a job script"]),
+        ("#!/bin/bash -l\n#SBATCH --time=1\ntask: x\n", ["a shell script"]),
         ("#!/usr/bin/env bash\necho\n", ["a shell script"]),
         ("\ufefftask: masked-lm\n", ["a run file"]),
         ('{"format": 1, "assets": {"a": {"left_out": []}}}', ["a lock"]),
@@ -54,3 +56,19 @@ from stage.file_kinds import kinds_of
 )
 def test_the_kind_is_known_by_the_content(content: str, kinds: list[str]) -> None:
     assert kinds_of(content.encode()) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "use"),
+    [
+        ("a.csv", "id;text\n1;a\n", "a table (CSV)", "stage init a.csv"),
+        ("a.tsv", "text\tlabel\nhello: you\t1\n", "a table (CSV)", "stage init a.tsv"),
+        ("job.sh", "#!/bin/bash\n#SBATCH -N 1\n", "a shell script", "sbatch job.sh; a shell: bash"),
+    ],
+)
+def test_what_is_no_manifest_is_named_with_its_use(
+    name: str, content: str, kind: str, use: str
+) -> None:
+    with pytest.raises(UsageError, match=f"this is {re.escape(kind)}, not a manifest") as error:
+        check_kind(Path(name), content.encode(), MANIFEST)
+    assert use in error.value.remedy

@@ -158,10 +158,8 @@ class Group(click.Group):
         except OSError as error:
             fail(_from_os_error(error, self.free_space))
         except Exception as error:  # noqa: BLE001 - 1 means damage: what is not foreseen must not say so
-            # With no memory left, Python raises anything: SystemError, a SyntaxError of sound code.
-            cause = error if _memory_is_left() else MemoryError()
             _RESERVE.clear()
-            fail(shortage(error) or shortage(cause) or _unforeseen(error))
+            fail(shortage(error) or _unforeseen(error))
         sys.exit(0)
 
 
@@ -199,14 +197,6 @@ def _check_utf8_names() -> None:
 
 # Address space to print an error with when all other is used. None of it is touched.
 _RESERVE = [bytearray(4 << 20)]
-
-
-def _memory_is_left() -> bool:
-    try:
-        bytearray(8 << 20)
-    except MemoryError:
-        return False
-    return True
 
 
 def _unforeseen(error: Exception) -> StageError:
