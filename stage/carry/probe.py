@@ -24,7 +24,8 @@ from stage.lock.yaml_lines import scalar
 _TEMPLATES = Path(__file__).parents[1] / "templates"
 _ENV_PROBE = _TEMPLATES / "env-probe.sh"
 _CLUSTER_PROBE = _TEMPLATES / "cluster-probe.sh"
-_ANSWER_S = 180.0  # for a login node that is busy
+_ANSWER_S = 180.0  # for a login node that is busy: `module load` alone can take a minute there
+_WAIT_S = 60  # for the small job that asks a node: it starts at once, or waits for hours
 _ASSUMED = {"cuda": "12.2", "compute_capability": "8.0"}
 _WHY = "# assumed: the job that asks a node has not answered"
 _NODE = "# the node's answer: "
@@ -93,69 +94,104 @@ def login_node_of(text: str) -> LoginNode:
     return LoginNode(dict(pairs), tools, rooms_of(text))
 
 
-def probe(to: str, ssh: str, say: Say, *, wait_s: int = 60) -> None:
+def probe(to: str, say: Say) -> None:
     """Asks a cluster what it is; writes its profile, and its entry in `clusters.yaml`.
 
     Args:
         to: a name in `clusters.yaml`, a host, or HOST:FOLDER.
-        ssh: the command of the user.
         say: prints a line for the user.
-        wait_s: how long the job that asks a node may take to answer.
 
     Raises:
         UsageError: no such cluster; or a folder there that cannot be written.
         IncompleteError: no connection; or nothing that environments are made for.
     """
+    cluster = _cluster_of(to)
+    profile = cluster.profile or Path("envs/profiles", f"{cluster.name}.yml")
+    with connected(cluster.target) as remote:
+        node = _look(remote, to, _chosen(cluster), say)
+        login = _of_login_node(remote, cluster)
+        collected, answer, waits = collect(remote, cluster), "", ""
+        if node.has_slurm and not collected:
+            answer, waits = _ask_a_node(remote, cluster, node, login, say)
+    text = profile_text(cluster.name, answer or login, node.has_slurm and not answer, waits)
+    for line in [collected] if collected else _write_profile(profile, text):
+        say(line)
+    file = cluster.file or next(iter(files_of(Path.cwd())), users_file())
+    is_new = cluster.file is None or cluster.name != to
+    entry = _asked_for(cluster) if is_new else {}
+    entry |= _found(cluster, node, login)
+    if cluster.profile is None:
+        entry["profile"] = str(_from(file.parent, profile))
+    for line in [*note(file, cluster.name, entry), *_next_steps(cluster, profile, file)]:
+        say(line)
+
+
+def _cluster_of(to: str) -> Cluster:
+    """What `--to` names; for a host that an entry has, that entry with the folder of `to`."""
     cluster = find_cluster(to, Path.cwd(), needs_folder=False)
+    host = cluster.target.bare_host
     if cluster.target.host is None:
         raise UsageError(
             f"--to {to}: a folder here is no cluster.", "stage env probe asks this machine."
         )
-    name, is_listed = cluster.name, cluster.file is not None
-    if not is_listed:
-        name = _name_of(cluster.target.bare_host)
-        known = find_cluster(name, Path.cwd(), needs_folder=False)
-        if known.host == cluster.target.bare_host:
-            cluster = replace(known, target=cluster.target)
-    chosen = cluster.target.folder if cluster.target.folder != "." else ""
-    with connected(cluster.target, ssh) as remote:
-        script = f"folder={shlex.quote(chosen)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
-        node = login_node_of(remote.run(script, f"{to}: cannot look there", _ANSWER_S))
-        for line in describe(node, remote.greeting):
-            say(line)
-        if chosen and not node.rooms[0].is_writable:
-            raise UsageError(
-                f"{cluster.target}: not writable by you there.", "Choose another of these folders."
-            )
-        profile = cluster.profile or Path("envs/profiles", f"{name}.yml")
-        login = _of_login_node(remote, cluster)
-        answer, waits = "", ""
-        asked_before = collect(remote, cluster)
-        if node.has_slurm and not asked_before:
-            answer, waits = _ask_a_node(remote, cluster, node, login, wait_s, say)
-    text = profile_text(name, answer or login, node.has_slurm and not answer, waits)
-    for line in [asked_before] if asked_before else _write_profile(profile, text):
+    if cluster.file is not None:
+        return cluster
+    known = find_cluster(_name_of(host), Path.cwd(), needs_folder=False)
+    if known.host == host:
+        return replace(known, target=cluster.target)
+    return replace(cluster, name=_name_of(host))
+
+
+def _chosen(cluster: Cluster) -> str:
+    """The folder there that `--to` or the entry names; empty: none (`find_cluster` gives `.`)."""
+    return "" if cluster.target.folder == "." else cluster.target.folder
+
+
+def _look(remote: RemoteShell, to: str, folder: str, say: Say) -> LoginNode:
+    """Asks the login node, and prints what it answers."""
+    script = f"folder={shlex.quote(folder)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
+    node = login_node_of(remote.run(script, f"{to}: cannot look there", _ANSWER_S))
+    for line in describe(node, remote.greeting):
         say(line)
-    file = cluster.file or next(iter(files_of(Path.cwd())), users_file())
-    found = {} if is_listed else {"host": cluster.target.bare_host}
-    found |= {"folder": chosen} if chosen and not is_listed else {}
+    if folder and not node.rooms[0].is_writable:
+        raise UsageError(
+            f"{remote.target}: not writable by you there.", "Choose another of these folders."
+        )
+    return node
+
+
+def _asked_for(cluster: Cluster) -> dict[str, str]:
+    """Keys of an entry for what `--to` names."""
+    folder = _chosen(cluster)
+    return {"host": cluster.target.bare_host, **({"folder": folder} if folder else {})}
+
+
+def _found(cluster: Cluster, node: LoginNode, login: str) -> dict[str, str]:
+    """Keys of an entry for what the login node answered."""
+    found = {}
     partitions = _partitions(login)
-    found |= {"partition": partitions[0][0]} if partitions and not cluster.partition else {}
+    if partitions and not cluster.partition:
+        found["partition"] = partitions[0][0]
     if "slurm_folder" in node.values:
-        found |= {"setup": f"export PATH=$PATH:{quoted(node.values['slurm_folder'])}"}
-    if cluster.profile is None:
-        whole, near = profile.resolve(), file.parent.resolve()
-        found |= {"profile": str(whole.relative_to(near) if near in whole.parents else whole)}
-    for line in note(file, name, found):
-        say(line)
-    if not chosen:
+        found["setup"] = f"export PATH=$PATH:{quoted(node.values['slurm_folder'])}"
+    return found
+
+
+def _next_steps(cluster: Cluster, profile: Path, file: Path) -> list[str]:
+    if not _chosen(cluster):
         there = f"{cluster.target.host}:FOLDER/airlift"
-        say(f"next: choose a folder: stage env probe --to {there}   (or `folder:` in {file})")
-    else:
-        whole, here = profile.resolve(), Path.cwd()
-        profile = whole.relative_to(here) if here in whole.parents else whole
-        say(f"next: stage init DATA MODEL --profile {quoted(profile)} -o manifests/my.yaml")
-        say(f"      or, with a run file: runner submit RUN --to {quoted(name)}")
+        return [f"next: choose a folder: stage env probe --to {there}   (or `folder:` in {file})"]
+    profile = _from(Path.cwd(), profile)
+    return [
+        f"next: stage init DATA MODEL --profile {quoted(profile)} -o manifests/my.yaml",
+        f"      or, with a run file: runner submit RUN --to {quoted(cluster.name)}",
+    ]
+
+
+def _from(folder: Path, path: Path) -> Path:
+    """A path relative to a folder, if it is inside it; else absolute."""
+    whole, base = path.resolve(), folder.resolve()
+    return whole.relative_to(base) if base in whole.parents else whole
 
 
 def collect(remote: RemoteShell, cluster: Cluster) -> str | None:
@@ -296,7 +332,7 @@ def _of_login_node(remote: RemoteShell, cluster: Cluster) -> str:
 
 
 def _ask_a_node(
-    remote: RemoteShell, cluster: Cluster, node: LoginNode, login: str, wait_s: int, say: Say
+    remote: RemoteShell, cluster: Cluster, node: LoginNode, login: str, say: Say
 ) -> tuple[str, str]:
     """Queues the job that asks a node: (its answer, "") or ("", the file that will have it)."""
     own = [room for room in node.rooms if room.is_writable]
@@ -324,13 +360,13 @@ def _ask_a_node(
         say(f"warning: sbatch took no job, so no node was asked: {said}")
         say(f"  -> `account:` or `partition:` in {NAME}, then the same command again")
         return "", ""
-    say(f"job {number[1]} asks a node; waiting {wait_s} s at most")
+    say(f"job {number[1]} asks a node; waiting {_WAIT_S} s at most")
     wait = (
-        f"{path}; n=0; while [ $n -lt {wait_s} ]; do [ ! -e {shlex.quote(file)} ] || exit 0; "
+        f"{path}; n=0; while [ $n -lt {_WAIT_S} ]; do [ ! -e {shlex.quote(file)} ] || exit 0; "
         f'[ $((n % 5)) -ne 4 ] || [ -n "$(squeue -h -j {number[1]} -o %T 2>&1)" ] || break; '
         f"sleep 1; n=$((n + 1)); done; [ -e {shlex.quote(file)} ]"
     )
-    if remote.ask(wait, wait_s + _ANSWER_S).code != 0:
+    if remote.ask(wait, _WAIT_S + _ANSWER_S).code != 0:
         say(f"job {number[1]} has not answered: it waits, or {file}.log there says why")
         return "", file
     answer = _profile_in(remote.read(file).decode("utf-8", "replace"))

@@ -1,8 +1,9 @@
 """A folder on another host, reached by ssh, or a folder here; and shell scripts that run there.
 
-All commands of an afternoon use one login: that of the person, where a master of theirs is open, or
-one that is started here and stays for 4 hours. Whatever runs there afterwards only reuses it, so
-that no password and no second factor is asked for twice (docs/adr/0018).
+All commands of an afternoon use one login: a shared connection of OpenSSH (ssh_config(5),
+`ControlMaster`). It is that of the person, where one is open, or one that is started here and stays
+for 4 hours. Whatever runs there afterwards only reuses it, so that no password and no second factor
+is asked for twice (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _LOGIN_S = 60.0  # for a login where nobody can type
 _LOCAL_S = 10.0  # for an answer of the ssh here
 _PAUSE_S = 10.0  # before a busy host is tried once more
 _NO_CONNECTION = 255  # ssh's exit code
-_GREETS = Path(__file__).with_name("greeted.py")
+_RSYNC_SHELL = Path(__file__).with_name("rsync_shell.py")
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class RemoteShell:
         log: the file with ssh's own messages.
         is_theirs: the connection is the person's own. Ours ends by itself where the far end is
             frozen; theirs may wait for ever.
-        greeting: what the login shell there printed before the last script.
+        greeting: what the login shell there printed before the last script, by an `echo` in
+            ~/.bashrc or by the site.
         ended: the exit code of the last command here: 255 is ssh's own.
     """
 
@@ -147,7 +149,7 @@ class RemoteShell:
             return []
         words = list(self.over or shlex.split(self.ssh))
         if self.greeting:
-            words = [sys.executable, "-I", str(_GREETS), secrets.token_hex(16), *words]
+            words = [sys.executable, "-I", str(_RSYNC_SHELL), secrets.token_hex(16), *words]
         return ["-e", shlex.join(words)]
 
     def ask(self, script: str, timeout_s: float | None = None) -> Answer:
@@ -263,8 +265,8 @@ class RemoteShell:
             )
         except subprocess.TimeoutExpired:
             raise IncompleteError(
-                f"{host}: no sign of life for {QUIET_S + _PATIENCE_S:.0f} s. What began there "
-                "goes on, if that machine lives.",
+                f"{host}: no sign of life for {QUIET_S + _PATIENCE_S:.0f} s. The command may "
+                "still run there.",
                 f"Close your connection: {self.ssh} -O exit {quoted(host)}   {AGAIN}",
             ) from None
 
@@ -362,8 +364,9 @@ def connected(
 ) -> Iterator[RemoteShell]:
     """A shell at the target, over one login that stays open for the commands that follow.
 
-    A master that the person has open is used, and never closed. Else there is one of ours; if it
-    is not open yet, it is opened in the terminal. Where there is none, ssh asks for nothing.
+    A connection that the person has open is used, and never closed. Else there is one of ours; if
+    it is not open yet, it is opened in the terminal. Where there is no terminal, ssh asks for
+    nothing.
 
     Args:
         ssh: the command of the user, with their options.
@@ -401,7 +404,7 @@ def connected(
                 Path(log.name).read_text("utf-8", "replace"), host, ssh, _by_hand(ssh, target)
             )
         # Nothing of the user's configuration: no command, forwarding, terminal or locale of theirs,
-        # no jump. `false`: where the master is gone, this fails, and logs nobody in.
+        # no jump. `false`: where the connection is gone, this fails, and no new login begins.
         reuse = _options(f"ControlPath={_literal(path)}", "ControlMaster=no", "ProxyCommand=false")
         over = (command[0], "-F", "/dev/null", "-E", log.name, *reuse)
         shell = (*over, host, "sh -s")
@@ -439,7 +442,8 @@ def socket_folder() -> Path:
         folder = own  # in /tmp, a name that somebody else took cannot be removed
     if not _make_ours(folder):
         raise UsageError(
-            f"{folder}: not a folder that only you can enter. Whoever can would have your logins.",
+            f"{folder}: not a folder that only you can enter. Another user who can enter it could "
+            "use your logins.",
             f"Look whose it is, then remove it: rm -r {quoted(folder)}",
         )
     return folder
@@ -490,7 +494,7 @@ def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
 
 
 def _open_socket(command: Sequence[str], host: str) -> str | None:
-    """The socket of the master that this command would use; None: none answers.
+    """The socket of the shared connection that this command would use; None: none answers.
 
     ssh resolves its name itself, from the user's configuration with its jumps.
     """

@@ -131,7 +131,7 @@ def probe(script: bool, to: str | None, logout: bool) -> None:
     elif to is not None:
         from stage.carry.probe import probe as probe_cluster
 
-        probe_cluster(to, "ssh", say)
+        probe_cluster(to, say)
     elif script:
         click.echo(PROBE.read_text(encoding="utf-8"), nl=False)
     else:

@@ -90,8 +90,8 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
             "script must read $AIRLIFT_BUNDLE/data/files/NAME/FILE",
             err=True,
         )
-    for stray in traced.strays:
-        say(f"warning: not recorded, it ran with variables of its own: {stray}", err=True)
+    for ran in traced.unrecorded:
+        say(f"warning: not recorded, it ran with variables of its own: {ran}", err=True)
     say(f"{manifest}: {human_count(len(assets), 'asset')}")
     fetch = f"stage fetch {shlex.quote(str(manifest))} -o bundle"
     if traced.interrupted is not None:

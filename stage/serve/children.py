@@ -15,12 +15,12 @@ from typing import Any, Dict, Mapping, Tuple
 SHARED = (
     *("HF_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE"),
     *("HF_EVALUATE_CACHE", "HF_MODULES_CACHE", "TRANSFORMERS_CACHE", "HF_HUB_DISABLE_XET"),
-    *("HF_HUB_DISABLE_TELEMETRY", "HF_UPDATE_DOWNLOAD_COUNTS", "PYTHONPATH", "AIRLIFT_STRAYS"),
+    *("HF_HUB_DISABLE_TELEMETRY", "HF_UPDATE_DOWNLOAD_COUNTS", "PYTHONPATH", "AIRLIFT_UNRECORDED"),
     *("AIRLIFT_BUNDLE", "AIRLIFT_HUB"),
     *("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "no_proxy", "NO_PROXY"),
 )
 """Variables of a Hub's clients, as far as they are set."""
-STRAYS = "AIRLIFT_STRAYS"
+UNRECORDED = "AIRLIFT_UNRECORDED"
 """Names the file for commands whose variables cannot be changed, a line each."""
 
 HUB = "AIRLIFT_HUB"
@@ -48,8 +48,8 @@ def share(event: str, arguments: Tuple[Any, ...]) -> None:
         for name in SHARED:
             if name in os.environ:
                 given.setdefault(name, os.environ[name])
-    elif b"HF_ENDPOINT" not in given and STRAYS in os.environ:
-        with open(os.environ[STRAYS], "a", encoding="utf-8") as file:
+    elif b"HF_ENDPOINT" not in given and UNRECORDED in os.environ:
+        with open(os.environ[UNRECORDED], "a", encoding="utf-8") as file:
             text = words if isinstance(words, str) else " ".join(map(os.fsdecode, words))
             file.write(" ".join(text.split()) + "\n")
 

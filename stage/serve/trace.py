@@ -48,7 +48,7 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _PIECE = 64 * 1024
-_STRAYS = "strays"
+_UNRECORDED = "unrecorded"
 _ASKED = "# What this asked for: "
 _TIMEOUT_S = 60.0
 _TIME_TO_END_S = 10.0
@@ -64,7 +64,7 @@ class Traced:
         interrupted: Ctrl-C or a signal that ended the script; None: it ended by itself.
         addresses: plain http addresses that the script read.
         hosts: hosts that it asked over https, which hides the rest of the address.
-        strays: commands that it started with variables of their own, so they were not seen.
+        unrecorded: commands that it started with variables of their own, so they were not seen.
     """
 
     status: int
@@ -72,7 +72,7 @@ class Traced:
     entries: list[Entry]
     addresses: list[str]
     hosts: list[str]
-    strays: list[str]
+    unrecorded: list[str]
 
 
 def trace(
@@ -112,11 +112,11 @@ def trace(
         variables = environment(environ, recorder.address, Path(folder))
         shutil.copyfile(children.__file__, Path(folder, "sitecustomize.py"))
         status, interrupted = _run([program, *command[1:]], variables)
-        recorded = Path(folder, _STRAYS)
-        strays = recorded.read_text("utf-8").splitlines() if recorded.exists() else []
+        recorded = Path(folder, _UNRECORDED)
+        unrecorded = recorded.read_text("utf-8").splitlines() if recorded.exists() else []
     entries = entries_of(gather(recorder.exchanges), hub, allow_code=allow_code)
     return Traced(
-        status, interrupted, entries, list(recorder.addresses), recorder.other_hosts, strays
+        status, interrupted, entries, list(recorder.addresses), recorder.other_hosts, unrecorded
     )
 
 
@@ -188,7 +188,7 @@ def environment(environ: Mapping[str, str], address: str, folder: Path) -> dict[
         **children.with_hub(environ, of_hub),
         **dict.fromkeys(proxies, address),
         **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost"),
-        children.STRAYS: str(folder / _STRAYS),
+        children.UNRECORDED: str(folder / _UNRECORDED),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), environ.get("PYTHONPATH")))),
         "HF_HUB_DISABLE_XET": "1",  # so that files come over HTTP, and are seen
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -1,4 +1,6 @@
-"""Imports the large packages of a finished environment once, behind the wall, on the laptop.
+"""Imports the large packages of a finished environment once, on the laptop, in a sandbox.
+
+The sandbox (`stage.sandbox`) has no network.
 
 A lock can be solvable and still hold two packages that do not go together: numpy 2 with an older
 torch, flash-attn or torchvision for another torch, a transformers that wants another tokenizers.

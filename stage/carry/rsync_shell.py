@@ -1,9 +1,9 @@
-"""rsync's way to a host whose login shell greets: drops what comes before a mark.
+"""The remote shell of rsync (`-e`) for a host whose login shell prints a greeting.
 
-    rsync -e "python greeted.py MARK ssh OPTIONS" ...
+    rsync -e "python rsync_shell.py MARK ssh OPTIONS" ...
 
-rsync takes each byte that comes back for its own. So the host prints MARK just before its rsync
-begins, and what comes before it is dropped.
+rsync takes each byte that comes back for its own (rsync(1), "is your shell clean?"). So the host
+prints MARK just before its rsync begins, and what comes before it is dropped.
 """
 
 import os
