@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 # Variables that differ from shell to shell and decide nothing about an import.
 OF_A_SHELL = re.compile(
@@ -96,46 +96,43 @@ def folders_of(name: str) -> List[str]:
     return [origin, folder, os.path.join(folder, "lib")]
 
 
-def what_decides(names: List[str]) -> Tuple[List[Any], List[str]]:
-    """What decides whether the imports work, for one day, and the paths that do."""
+def kept_at(folder: str, names: List[str]) -> str:
+    """The file for the answers about packages: its name is a digest of all that decides them.
+
+    These are the day, this Python, its variables, and when the files and folders changed that
+    decide what is imported.
+    """
     paths = [sys.executable, __file__, "/etc/ld.so.cache"]
     paths += sys.path + os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for name in names:
         paths += folders_of(name)
     variables = sorted(item for item in os.environ.items() if not OF_A_SHELL.match(item[0]))
     basis = [names, sys.version, os.uname().nodename, int(time.time() // 86400), variables]
-    return basis, paths
-
-
-def fingerprint(basis: List[Any], paths: List[str]) -> str:
-    """A digest of both, and of when each path changed last."""
     text = json.dumps([basis, [changed(path) for path in paths]])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return os.path.join(folder, hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
-def read_kept(kept: str, digest: str) -> List[str]:
-    """The lines that were kept under a digest; empty: none."""
+def read_kept(path: str) -> str:
+    """The answers that were kept; empty: none."""
     try:
-        with open(kept) as file:
-            found = json.load(file)
-        return found["lines"] if found["digest"] == digest else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+        with open(path) as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
 
 
-def keep(kept: str, digest: str, answers: str) -> None:
+def keep(path: str, answers: str) -> None:
     """Keeps the answers about packages, if none of them failed."""
     with open(answers) as file:
         lines = file.readlines()
     if any(line.startswith('{"failed"') for line in lines):
         return
-    lines = [line for line in lines if line.startswith(('{"imported"', '{"done"'))]
     try:
-        os.makedirs(os.path.dirname(kept), exist_ok=True)
-        whole = "%s.%d" % (kept, os.getpid())
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        whole = "%s.%d" % (path, os.getpid())
         with open(whole, "w") as file:
-            json.dump({"digest": digest, "lines": lines}, file)
-        os.replace(whole, kept)
+            file.writelines(li for li in lines if li.startswith(('{"imported"', '{"done"')))
+        os.replace(whole, path)
     except OSError:
         pass  # it saves time, no more
 
@@ -160,21 +157,16 @@ def main(path: str, names: List[str], kept: str = "") -> None:
         write(path, torch=torch_on_disk())
     except Exception as error:
         write(path, torch={}, unread=str(error))
-    if not kept:
-        import_all(path, names)
-        return
-    decides = what_decides(names)
-    name = hashlib.sha256(" ".join([sys.executable, *names]).encode()).hexdigest()[:32]
-    kept = os.path.join(kept, name + ".json")
-    lines = read_kept(kept, fingerprint(*decides))
+    lines = read_kept(kept_at(kept, names)) if kept else ""
     if lines:
         write(path, kept=True)
         with open(path, "a") as file:
-            file.write("".join(lines))
-    else:
-        import_all(path, names)
+            file.write(lines)
+        return
+    import_all(path, names)
+    if kept:
         # Only now: the first import of a package changes its folder, by a `__pycache__` in it.
-        keep(kept, fingerprint(*decides), path)
+        keep(kept_at(kept, names), path)
 
 
 def import_all(path: str, names: List[str]) -> None:
