@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,9 +82,9 @@ class Cluster:
         )
 
 
-def users_file(environment: Mapping[str, str] = os.environ) -> Path:
+def users_file() -> Path:
     """The `clusters.yaml` in the user's configuration folder."""
-    home = environment.get("XDG_CONFIG_HOME") or "~/.config"
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "airlift" / NAME
 
 
@@ -152,23 +152,26 @@ def to_option(beside: Path | None) -> str:
     Args:
         beside: as for `find_cluster`.
     """
-    known = dict[str, None]()
-    for file in files_of(beside):
-        with suppress(StageError), reading_yaml(file) as (data, _):
-            known |= dict.fromkeys(str(name) for name in data)
-    first, *others = map(quoted, known or [""])
-    more = f"   (or: {', '.join(others)})" if others else ""
-    return f"--to {first}{more}" if known else ""
+    known = dict.fromkeys(quoted(str(name)) for _, name, _ in _entries(beside))
+    if not known:
+        return ""
+    first, *others = known
+    return f"--to {first}" + (f"   (or: {', '.join(others)})" if others else "")
 
 
 def profiles(beside: Path | None) -> list[Path]:
     """The profiles that the entries name; `beside` as for `find_cluster`."""
-    found = list[Path]()
+    entries = [(file, entry) for file, _, entry in _entries(beside) if isinstance(entry, dict)]
+    named = [(file, entry.get("profile")) for file, entry in entries]
+    return [file.parent / profile for file, profile in named if isinstance(profile, str)]
+
+
+def _entries(beside: Path | None) -> Iterator[tuple[Path, Any, Any]]:
+    """File, name and entry of each cluster; a file with a mistake has none, or some."""
     for file in files_of(beside):
         with suppress(StageError), reading_yaml(file) as (data, _):
-            named = [entry.get("profile") for entry in data.values() if isinstance(entry, dict)]
-            found += [file.parent / name for name in named if isinstance(name, str)]
-    return found
+            for name, entry in data.items():
+                yield file, name, entry
 
 
 def _host_of(to: str) -> str:

@@ -405,13 +405,14 @@ def connected(
             )
         # Nothing of the user's configuration: no command, forwarding, terminal or locale of theirs,
         # no jump. `false`: where the connection is gone, this fails, and no new login begins.
-        reuse = _options(f"ControlPath={_literal(path)}", "ControlMaster=no", "ProxyCommand=false")
+        reuse = _options(
+            f"ControlPath={path.replace('%', '%%')}", "ControlMaster=no", "ProxyCommand=false"
+        )
         over = (command[0], "-F", "/dev/null", "-E", log.name, *reuse)
-        shell = (*over, host, "sh -s")
-        yield RemoteShell(target, shell, ssh, over, Path(log.name), is_theirs)
+        yield RemoteShell(target, (*over, host, "sh -s"), ssh, over, Path(log.name), is_theirs)
 
 
-def log_out(target: PushTarget, ssh: str = "ssh") -> bool:
+def log_out(target: PushTarget) -> bool:
     """Ends our login, if it is open; one of the person's stays.
 
     Returns:
@@ -420,8 +421,7 @@ def log_out(target: PushTarget, ssh: str = "ssh") -> bool:
     Raises:
         UsageError: as for `connected`.
     """
-    command = _command(ssh)
-    ours = [command[0], *_options(f"ControlPath={socket_folder()}/%C"), *command[1:]]
+    ours = _command("ssh") + _options(f"ControlPath={socket_folder()}/%C")
     done = _quietly([*ours, "-O", "exit", target.bare_host])
     return done is not None and done.returncode == 0
 
@@ -477,10 +477,6 @@ def _command(ssh: str) -> list[str]:
 
 def _options(*settings: str) -> list[str]:
     return [part for setting in settings for part in ("-o", setting)]
-
-
-def _literal(path: str) -> str:
-    return path.replace("%", "%%")
 
 
 def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:

@@ -97,11 +97,10 @@ class Group(click.Group):
             raise UsageError(f"No such command '{name}'.", f"{question}All commands: {path} --help")
         return super().resolve_command(ctx, args)
 
-    def _called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def _called(self, words: Sequence[str]) -> str:
         """The command of a call: click has no context for an option without its value."""
-        words = (args[0] if args else kwargs.get("args")) or sys.argv[1:]
-        command = words[0] if words and words[0] in self.list_commands(click.Context(self)) else ""
-        return f"{self.program} {command}".strip()
+        is_known = words and words[0] in self.list_commands(click.Context(self))
+        return f"{self.program} {words[0]}" if is_known else self.program
 
     def remedy_of(self, error: click.ClickException, command: str) -> str:
         """What to do after a wrong option or argument of a command."""
@@ -116,7 +115,6 @@ class Group(click.Group):
         words = list(sys.argv[1:] if given is None else given)
         ours = _own_words(words)
         words[:ours] = map(_with_home, words[:ours])
-        args, kwargs = args[1:], {**kwargs, "args": words}
         _Document.is_due = "--json" in words[:ours]
         _check_utf8_names()
         for stream in (sys.stdout, sys.stderr):
@@ -125,7 +123,7 @@ class Group(click.Group):
                 stream.reconfigure(errors="backslashreplace")
         try:
             with self.ending_signals():
-                super().main(*args, **{**kwargs, "standalone_mode": False})
+                super().main(*args[1:], **{**kwargs, "args": words, "standalone_mode": False})
         except click.exceptions.Exit as request:
             sys.exit(request.exit_code)
         except click.ClickException as error:
@@ -135,7 +133,7 @@ class Group(click.Group):
                 error.show()
                 sys.exit(2)
             context = getattr(error, "ctx", None)
-            command = context.command_path if context else self._called(args, kwargs)
+            command = context.command_path if context else self._called(words)
             message = " ".join(error.format_message().split())  # click lists choices with tabs
             fail(UsageError(message, self.remedy_of(error, command)))
         except (KeyboardInterrupt, click.Abort):

@@ -49,16 +49,16 @@ def change_of_site(prefix: Path, path: Sequence[str] | None = None) -> str:
     return ""
 
 
-def whose_torch(path: Sequence[str] | None = None, prefix: Path = Path(sys.prefix)) -> str:
+def whose_torch(path: Sequence[str] | None = None) -> str:
     """A line on the torch that this environment imports, if it is the site's; else empty.
 
     Args:
         path: where it looks; None: `sys.path`. `change_of_site` is empty for it.
     """
-    found = _found("torch", path) if "torch" in provided(prefix / ".airlift") else None
+    found = _found("torch", path) if "torch" in provided() else None
     if found is None:
         return ""
-    return f"torch {found.version} is the site's, in {found.locate_file('')}; not of {prefix}"
+    return f"torch {found.version} is the site's, in {found.locate_file('')}; not of {sys.prefix}"
 
 
 def _found(name: str, path: Sequence[str] | None) -> Distribution | None:

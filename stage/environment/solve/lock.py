@@ -7,7 +7,6 @@ on the cluster is refused before anything is written.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from packaging.version import Version
 
 from stage.environment.check.check import verdicts
 from stage.environment.check.needs import Needs
-from stage.environment.check.torch_builds import torch_limit, what_fits
+from stage.environment.check.torch_builds import numbers, torch_limit, what_fits
 from stage.environment.image.own_wheel import own_requirements
 from stage.environment.solve.conda import (
     OLDEST_PYTHON,
@@ -41,7 +40,7 @@ from stage.environment.spec.conda_lock import EnvironmentLock, Package, made_by_
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, suggest
 from stage.files import check_folder_of, human_count, join_limited, write_atomically
 from stage.progress import Reporter
 
@@ -138,10 +137,10 @@ def _check_updates(
     names = {p.name for p in before.packages} if before else set()
     for update in updates:
         if update not in names and canonicalize_name(update) not in names:
-            hint = "`--update` takes the name of a locked package."
-            for nearest in difflib.get_close_matches(update, sorted(names), n=1):
-                hint = f"Did you mean `{nearest}`?"
-            raise UsageError(f"--update {update}: the lock has no such package.", hint)
+            raise UsageError(
+                f"--update {update}: the lock has no such package.",
+                suggest(update, sorted(names), "`--update` takes the name of a locked package."),
+            )
 
 
 def _resolve(
@@ -253,7 +252,7 @@ def _python(
         place = profile.lines.place("provides", "python")
     else:
         version = next(package.version for package in packages if package.name == "python")
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON:
+    if numbers(version) < OLDEST_PYTHON:
         raise python_too_old(place, f"Python {version}")
     if packages and not any(dependency.name == "python" for dependency in spec.conda):
         reporter.note(f"python {version}: the newest that fits the rest: {spec.path} names none")
