@@ -33,7 +33,7 @@ PARQUET = "a parquet file"
 PYTHON = "a Python script"
 SHELL = "a shell script"
 
-MAX_START = 2**16  # bytes that are looked at
+MAX_START = 2**16  # bytes that are looked at: a file of data may be large
 _DEEPSPEED = {
     "zero_optimization",
     "train_batch_size",

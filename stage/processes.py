@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_AGAIN_S = 0.01
+_AGAIN_S = 0.01  # by then the callback that dropped a signal has returned
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 

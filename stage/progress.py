@@ -18,7 +18,7 @@ from stage import terminal
 from stage.errors import as_shown
 from stage.files import format_age, human_size
 
-LOG_EVERY_S = 30.0  # seconds between two lines in a log
+LOG_EVERY_S = 30.0  # between two lines in a log: an hour is 120 of them
 NARROW = 60  # columns: in fewer, a bar leaves no space for rate and time
 _WIDE_LINE = (
     "{desc} {percentage:3.0f}% |{bar}| {n_fmt}B of {total_fmt}B, {rate_fmt}, {remaining} left"

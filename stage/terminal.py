@@ -115,7 +115,7 @@ def width_of(stream: TextIO) -> int | None:
     """The columns of a terminal; None: it is none, or its width is unknown."""
     if not stream.isatty():
         return None
-    asked = os.environ.get("COLUMNS", "")
+    asked = os.environ.get("COLUMNS", "")  # as shutil.get_terminal_size has it, for stdout only
     try:
         return int(asked) if asked else os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):

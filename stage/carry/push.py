@@ -40,7 +40,7 @@ from stage.progress import Reporter
 
 _SHOWN = 10  # names in one line
 _MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
-_PATIENCE_S = 5.0  # how long a terminated rsync may take to end
+_PATIENCE_S = 5.0  # for a terminated rsync, which still keeps what came of a file (--partial)
 _NO_VERIFIER = (
     "there is neither `stage` nor a python3 (3.6 or newer) that can run this bundle's "
     f"{VERIFIER} there"

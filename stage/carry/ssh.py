@@ -33,11 +33,13 @@ from stage.errors import IncompleteError, UsageError, as_shown, quoted
 STAYS = "4h"  # how long our login stays after its last use
 _MAX_SOCKET = 86  # bytes of a socket's path: macOS has 104, and ssh adds up to 17
 _NAME = 40  # bytes of ssh's %C
+# A person's own connection may have no ServerAliveInterval, so it is asked as ours is, which ends
+# after 45 s without an answer (`_login_command`).
 QUIET_S = 20.0  # without a byte, before the far end is asked whether it lives
 _PATIENCE_S = 40.0  # for its answer
-_LOGIN_S = 60.0  # for a login where nobody can type
-_LOCAL_S = 10.0  # for an answer of the ssh here
-_PAUSE_S = 10.0  # before a busy host is tried once more
+_LOGIN_S = 60.0  # for a login where nobody can type; sshd itself gives 120 s (LoginGraceTime)
+_LOCAL_S = 10.0  # for an answer of the ssh here: it asks a socket; a frozen one answers never
+_PAUSE_S = 10.0  # before a busy host is tried once more: MaxStartups is about logins at one moment
 _NO_CONNECTION = 255  # ssh's exit code
 _RSYNC_SHELL = Path(__file__).with_name("rsync_shell.py")
 
@@ -333,7 +335,7 @@ class RemoteShell:
                         break
             finally:
                 running.stdout.close()
-                if running.poll() is None:
+                if running.poll() is None:  # its output ended, or this was given up
                     with suppress(subprocess.TimeoutExpired):
                         running.wait(1)
                     running.kill()

@@ -130,6 +130,7 @@ class ServedRepository:
     def version(self, revision: str) -> Version | None:
         """The version of a branch, a tag, or a commit, which may be shortened; never another."""
         for version in self.versions:
+            # git's shortest abbreviation; fewer digits could be a name.
             is_short = len(revision) >= 7 and version.commit.startswith(revision)
             if revision in version.revisions or is_short:
                 return version

@@ -158,7 +158,7 @@ class BundleServer(HubServer):
 
 
 class _Handler(HubHandler):
-    timeout = 60.0  # seconds a connection may idle
+    timeout = 60.0  # seconds a connection may idle; a client that was killed does not close it
 
     def do_GET(self) -> None:
         server = cast(BundleServer, self.server)

@@ -47,10 +47,10 @@ _HOP_BY_HOP = frozenset(
         *("proxy-connection", "proxy-authorization", "proxy-authenticate"),
     )
 )
-_PIECE = 64 * 1024
+_PIECE = 64 * 1024  # bytes that are passed on at once
 _UNRECORDED = "unrecorded"
 _ASKED = "# What this asked for: "
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # without a byte of the Hub; then the script gets 502, and may ask again
 _TIME_TO_END_S = 10.0
 """After an interruption, for the script to end by itself, and again after SIGTERM."""
 
@@ -97,6 +97,7 @@ def trace(
         raise UsageError(
             f"{command[0]}: no such program on PATH.", "stage trace -- python their_script.py ..."
         )
+    # Workers of a script ask at the same time: 32 of them do not wait for each other.
     connections = Connections(read_timeout_s=_TIMEOUT_S, at_once=32, trust=tls_context())
     try:
         connections.request("HEAD", f"{hub.endpoint}/api/models?limit=1", {}).close()
@@ -339,6 +340,7 @@ def _connected(host: str, port: int) -> socket.socket:
 def _join(one: socket.socket, other: socket.socket) -> None:
     """Copies bytes both ways until one side ends."""
     while True:
+        # Minutes without a byte either way: both ends are gone, or have forgotten it.
         ready, _, _ = select.select([one, other], [], [], 300)
         if not ready:
             return

@@ -47,6 +47,7 @@ def torch_on_disk() -> Dict[str, Optional[str]]:
 
 def torch_facts(torch: Any) -> Dict[str, Any]:
     """The GPUs that this torch has code for."""
+    # `torch.cuda.get_arch_list()` is empty where there is no driver, as on a login node.
     flags = getattr(torch._C, "_cuda_getArchFlags", None)
     if flags is None or not torch.version.cuda:
         return {}

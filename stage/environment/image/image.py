@@ -25,13 +25,15 @@ from stage.errors import IncompleteError, UsageError
 from stage.sandbox import isolated
 
 FORMAT = 1
+# conda-build makes packages for a prefix of 255 bytes (`prefix_length`); in binaries a text in its
+# place may be shorter, not longer.
 PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
 LONGEST_PREFIX = len(PLACEHOLDER)  # bytes: the space in binaries
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 DATE = 1_700_000_000  # mtime of each file; modules compiled on the cluster record it
-_MEMBER = 8 << 20
+_MEMBER = 8 << 20  # bytes: large beside gzip's window of 32 KiB, so members cost no compression
 _LEVEL = 4  # 6 is a third slower and 3 % smaller
-_DISK_BLOCK = 4096
+_DISK_BLOCK = 4096  # bytes: the default of ext4 and XFS
 
 
 def lay_out(
@@ -215,5 +217,5 @@ class _Members(io.RawIOBase):
 
     def _submit(self, data: bytes) -> None:
         self._waiting.append(self._pool.submit(self._compress, data, _LEVEL))
-        if len(self._waiting) > 2 * self._at_once:
+        if len(self._waiting) > 2 * self._at_once:  # memory: what is compressed and not written
             self._target.write(self._waiting.popleft().result())

@@ -27,7 +27,7 @@ WANTED = (
     "transformers:PreTrainedModel", "deepspeed", "peft", "accelerate", "bitsandbytes", "datasets",
 )  # fmt: skip
 """Packages whose versions depend on each other; those that an environment has are imported."""
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0  # a first import compiles nothing (-B), but reads gigabytes from a slow disk
 
 
 def check_imports(

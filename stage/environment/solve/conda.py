@@ -144,6 +144,7 @@ def _check_python(wanted: str, spec: EnvironmentSpec) -> None:
     Raises:
         UsageError: it is one.
     """
+    # A version of Python that may exist one day: conda's specs are matched, not taken apart.
     versions = [(minor, patch) for minor in range(OLDEST_PYTHON[1] + 20) for patch in range(30)]
     questions = [[wanted, "python", f"3.{minor}.{patch}", "0"] for minor, patch in versions]
     fitting = [v for v, fits in zip(versions, _ask("matches", questions), strict=True) if fits]

@@ -30,7 +30,7 @@ _METADATA = re.compile(
     r"(?:^|/)site-packages/(?P<name>[^/]+?)-(?P<version>[0-9][^/]*?)"
     r"(?:\.dist-info/METADATA|(?:-py[0-9.]+)?\.egg-info(?:/PKG-INFO)?)$"
 )
-_AT_ONCE = 16
+_AT_ONCE = 16  # requests: an environment has hundreds of packages, and each answer is small
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ def _matches(questions: list[list[str]]) -> list[bool]:
 
 
 def _join(several: list[list[str]]) -> list[list[str]]:
-    # conda's own rule, which conda-lock has for the dependencies of packages.
+    # conda's own rule, which conda-lock has for the dependencies of packages. It is private there
+    # (`_vendor`): pyproject.toml keeps conda-lock below 5, and test_env_lock.py joins two specs.
     from conda_lock._vendor.conda.models import match_spec
 
     spec_class: Any = match_spec.MatchSpec

@@ -33,6 +33,7 @@ BUILD_TOOLS = (
 )
 """Constraints on the tools that write the bytes of a wheel; a build installs those it needs."""
 
+# A date within the years that zip files can have, from 1980 on.
 SETTINGS = {"SOURCE_DATE_EPOCH": "1700000000", "PYTHONHASHSEED": "0", "DS_BUILD_OPS": "0"}
 
 
