@@ -1,6 +1,6 @@
 """How this copy of Airlift was installed, and so which command adds one of its extras.
 
-The name of the distribution alone is no remedy: on the public index it belongs to another program.
+The name of the distribution alone does not help: on the public index it is another program.
 """
 
 from __future__ import annotations

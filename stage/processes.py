@@ -19,7 +19,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(BaseException):
-    """A signal asked this process to end. It is no `Exception`, so that no handler catches it.
+    """A signal asked this process to end. It is not an `Exception`, so that no handler catches it.
 
     Args:
         number: of the signal.

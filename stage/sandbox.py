@@ -64,7 +64,7 @@ def _import_folders() -> list[str]:
 def _current_folder() -> str:
     try:
         return os.path.realpath(".")
-    except FileNotFoundError:  # somebody removed it
+    except FileNotFoundError:  # it was removed
         return ""
 
 

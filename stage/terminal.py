@@ -26,7 +26,7 @@ _PROGRAM = (
     r"sha256sum|mkdir|chmod|namei|rm|mv|export)"
 )
 # A command stands in backticks, or it follows `-> `, `: ` or the beginning of a line. What a colon
-# follows is none: "runner check: no --bundle".
+# follows is not a command: "runner check: no --bundle".
 _COMMAND = re.compile(
     rf"(?P<quoted>`[^`\n]+`)|(?:(?<=-> )|(?<=: )|^ *)(?P<bare>{_PROGRAM} (?:(?!: )[^\n])+?)"
     r"(?=$|[;,.)](?:\s|$)| \(| {2,})",
@@ -112,7 +112,7 @@ def _glued(match: re.Match[str]) -> str:
 
 
 def width_of(stream: TextIO) -> int | None:
-    """The columns of a terminal; None: it is none, or its width is unknown."""
+    """The columns of a terminal; None: not a terminal, or its width is unknown."""
     if not stream.isatty():
         return None
     asked = os.environ.get("COLUMNS", "")  # as shutil.get_terminal_size has it, for stdout only

@@ -34,7 +34,7 @@ def _word(found: str | int) -> str:
     """A word for Slurm: no option, no second word."""
     text = str(found)
     if text.startswith("-") or not re.fullmatch(r"[\w.,:@+-]+", text):
-        raise WrongValueError("is no name that Slurm takes", "sinfo and sacctmgr list them.")
+        raise WrongValueError("is not a name that Slurm accepts", "sinfo and sacctmgr list them.")
     return text
 
 

@@ -132,7 +132,7 @@ def _cluster_of(to: str) -> Cluster:
     host = cluster.target.bare_host
     if cluster.target.host is None:
         raise UsageError(
-            f"--to {to}: a folder here is no cluster.", "stage env probe asks this machine."
+            f"--to {to}: a folder here is not a cluster.", "stage env probe asks this machine."
         )
     if cluster.file is not None:
         return cluster

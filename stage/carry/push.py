@@ -81,7 +81,7 @@ def push(
     Args:
         ssh: the command for all connections.
         delete: which files that the bundle does not have are removed at the target: those in
-            `data/`, where nobody else writes, or all.
+            `data/`, where only bundles have files, or all.
         state: the folder of verification receipts (`stage.bundle.verifier.state_folder`).
         remote: a connection to that host that is open already.
         verify_there: False: another step will; the outcome then has no report.
@@ -435,8 +435,8 @@ class RemoteState:
     verifiers: tuple[str, ...]
 
 
-# What is refused belongs to somebody: never written to. Keys of a lock are sorted, and `name` is
-# the last, on its own line.
+# A folder that is refused belongs to something else: never written to. Keys of a lock are sorted,
+# and `name` is the last, on its own line.
 _PROBE = """
 d={folder}
 if [ ! -e "$d" ]; then echo "state=nothing there"
@@ -460,7 +460,7 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
     """Looks at the target before anything is sent.
 
     Raises:
-        UsageError: a file or somebody's folder is there; or there is no rsync.
+        UsageError: a file or a folder of something else is there; or there is no rsync.
         IncompleteError: no connection, or no shell.
     """
     script = _PROBE.format(
@@ -550,7 +550,7 @@ def verify_remote(
 
 
 def drop_from_memory(paths: Iterable[Path]) -> None:
-    """Writes files out and forgets their pages, so that who reads them reads the disk.
+    """Writes files out and forgets their pages, so that a reader reads the disk.
 
     Only where the system can (Linux): elsewhere what is read may be what was just written.
     """

@@ -37,7 +37,7 @@ _NAME = 40  # bytes of ssh's %C
 # after 45 s without an answer (`_login_command`).
 QUIET_S = 20.0  # without a byte, before the far end is asked whether it lives
 _PATIENCE_S = 40.0  # for its answer
-_LOGIN_S = 60.0  # for a login where nobody can type; sshd itself gives 120 s (LoginGraceTime)
+_LOGIN_S = 60.0  # for a login without a terminal; sshd itself gives 120 s (LoginGraceTime)
 _LOCAL_S = 10.0  # for an answer of the ssh here: it asks a socket; a frozen one answers never
 _PAUSE_S = 10.0  # before a busy host is tried once more: MaxStartups is about logins at one moment
 _NO_CONNECTION = 255  # ssh's exit code
@@ -112,7 +112,7 @@ class RemoteShell:
             folder here, and for a command that is not OpenSSH's.
         log: the file with ssh's own messages.
         is_theirs: the connection is the person's own. Ours ends by itself where the far end is
-            frozen; theirs may wait for ever.
+            frozen; the person's may wait without end.
         greeting: what the login shell there printed before the last script, by an `echo` in
             ~/.bashrc or by the site.
         ended: the exit code of the last command here: 255 is ssh's own.
@@ -230,8 +230,8 @@ class RemoteShell:
             sink(part)
             came += len(part)
 
-        file = self.inside(path)  # a pipe would be waited for, for ever
-        is_file = f"[ ! -e {file} ] || [ -f {file} ] || {{ echo {file}: is no file >&2; exit 1; }}"
+        file = self.inside(path)  # a pipe would be waited for without end
+        is_file = f"[ ! -e {file} ] || [ -f {file} ] || {{ echo {file}: not a file >&2; exit 1; }}"
         code, said = self._run(f"{before}\n{is_file}\ntail -c +{offset + 1} {file}", take)
         print(said, end="", file=sys.stderr)
         if code != 0:
@@ -280,7 +280,7 @@ class RemoteShell:
     ) -> tuple[int, str]:
         """Runs a script; `sink` gets what it prints. Returns its exit code, and its stderr to show.
 
-        What the login shell prints before is no part of the answer, so it stands between two random
+        What the login shell prints before is not part of the answer: that stands between two random
         marks. Nothing runs before the whole script has come: it is one function, and one group.
         """
         begin, end = secrets.token_hex(16), secrets.token_hex(16)
@@ -375,7 +375,7 @@ def connected(
         log_in: False: only a connection that is open already.
 
     Raises:
-        UsageError: `ssh` is no command on PATH.
+        UsageError: `ssh` is not a command on PATH.
         IncompleteError: no connection, with the cause and the command that helps.
     """
     if target.host is None:
@@ -405,7 +405,7 @@ def connected(
             raise fault(
                 Path(log.name).read_text("utf-8", "replace"), host, ssh, _by_hand(ssh, target)
             )
-        # Nothing of the user's configuration: no command, forwarding, terminal or locale of theirs,
+        # Nothing of the user's configuration: none of its commands, forwarding, terminal or locale,
         # no jump. `false`: where the connection is gone, this fails, and no new login begins.
         reuse = _options(
             f"ControlPath={path.replace('%', '%%')}", "ControlMaster=no", "ProxyCommand=false"
@@ -429,10 +429,10 @@ def log_out(target: PushTarget) -> bool:
 
 
 def socket_folder() -> Path:
-    """The folder of our connections: short, and nobody else's.
+    """The folder of our connections: short, and only this user's.
 
     Raises:
-        UsageError: others may enter it; or it belongs to somebody else, and so does the other one.
+        UsageError: others may enter it; or it belongs to another user, and so does the other one.
     """
     # Not set in cron, which may use what a terminal opened.
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -441,7 +441,7 @@ def socket_folder() -> Path:
         folder = Path(f"/tmp/airlift-{os.getuid()}")
     own = Path(os.environ.get("HOME", ""), ".ssh/airlift")
     if not _make_ours(folder) and folder.lstat().st_uid != os.getuid() and _fits(own):
-        folder = own  # in /tmp, a name that somebody else took cannot be removed
+        folder = own  # in /tmp, a name that another user took cannot be removed
     if not _make_ours(folder):
         raise UsageError(
             f"{folder}: not a folder that only you can enter. Another user who can enter it could "
@@ -513,7 +513,7 @@ def _login_command(ours: Sequence[str], host: str) -> list[str]:
 
 def _not_open(target: PushTarget, ssh: str, ours: Sequence[str]) -> IncompleteError:
     return IncompleteError(
-        f"{target.bare_host}: no connection is open, and this command logs nobody in.",
+        f"{target.bare_host}: no connection is open, and this command does not log in.",
         f"Log in, once for {STAYS}: {shlex.join(_login_command(ours, target.bare_host))}",
     )
 
@@ -587,7 +587,7 @@ def _foreground() -> Iterator[Callable[[], None] | None]:
     None: there is no terminal. ssh asks the person at /dev/tty, whatever stdin is.
 
     So Ctrl-C, or a terminal that is closed, later does not end what the login leaves running: a
-    jump (ProxyJump) or ProxyCommand is no part of the program that ssh becomes with `-f`.
+    jump (ProxyJump) or ProxyCommand is not part of the program that ssh becomes with `-f`.
     """
     ours = os.getpgrp()
     try:
@@ -602,7 +602,7 @@ def _foreground() -> Iterator[Callable[[], None] | None]:
         if is_in_front:
             os.tcsetpgrp(terminal, os.getpid())
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # nobody would wake it
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # nothing would wake it
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:

@@ -21,7 +21,7 @@ SHARED = (
 )
 """Variables of a Hub's clients, as far as they are set."""
 UNRECORDED = "AIRLIFT_UNRECORDED"
-"""Names the file for commands whose variables cannot be changed, a line each."""
+"""Names the file for commands whose variables cannot be changed, one per line."""
 
 HUB = "AIRLIFT_HUB"
 """Has the variables of the Hub that is served here, as JSON."""

@@ -16,7 +16,7 @@ reverts the relocation, by the offsets in `.airlift/relocations.json`, never by 
 such as `/a` is everywhere.
 
 An environment on the site's Python is joined to it before the rename: `.airlift/site`, which
-`bootstrap.sh` writes, has that Python and the folders it imports from, one a line.
+`bootstrap.sh` writes, has that Python and the folders it imports from, one per line.
 """
 
 from __future__ import annotations

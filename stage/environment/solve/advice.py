@@ -1,6 +1,6 @@
 """Advice for packages that PyPI does not have in the requested form. Pure.
 
-Most are CUDA extensions, published as source only. A wheel of theirs fits one torch, one CUDA and
+Most are CUDA extensions, published as source only. Such a wheel fits one torch, one CUDA and
 one Python. A laptop has no compiler for them, so they come from their authors' releases or from
 conda-forge.
 

@@ -119,7 +119,7 @@ def _asked(spec: EnvironmentSpec) -> dict[str, str]:
     """Name -> requirement; of several on one package, which conda holds together, one is made.
 
     Raises:
-        UsageError: one is none, or some on one package cannot be held together.
+        UsageError: one is not a requirement, or some on one package cannot be held together.
     """
     found: dict[str, list[CondaDependency]] = {}
     for dependency in spec.conda:

@@ -34,7 +34,7 @@ _NO_EXTRA = re.compile(
 _YANKED = re.compile(r"`([^`]+)` is yanked(?: \(reason: \"([^\"]*)\"\))?")
 _ROUNDS = 4  # an extra may require a package with an extra
 _MOST_SOURCES = 20  # rounds, each of which permits at least one more package to come as source
-# A release up to 0.0.1 reserves a name or is a stub; nobody uses it.
+# A release up to 0.0.1 reserves a name or is a stub.
 _PLACEHOLDER = (0, 0, 1)
 
 

@@ -299,7 +299,7 @@ def missing_torch_index(request: PipRequest) -> StageError | None:
 
 
 def _as_in_a_file_name(version: str) -> str:
-    """A version in a wheel's name, where `-` separates; the same one, if it is none of PEP 440."""
+    """A version in a wheel's name, where `-` separates; unchanged if PEP 440 does not know it."""
     try:
         return str(Version(version))
     except InvalidVersion:
@@ -367,7 +367,7 @@ def uv_platform(machine: str, glibc: str) -> str:
     'x86_64-manylinux_2_28'
 
     Raises:
-        UsageError: nobody builds wheels for this old glibc.
+        UsageError: no wheels are built for this old glibc.
     """
     major, minor = (int(part) for part in glibc.split("."))
     fitting = [known for known in GLIBC_OF_UV if known <= minor]

@@ -239,7 +239,7 @@ def test_what_becomes_a_pipe_there_is_not_waited_for(laptop: Laptop, far: Path) 
     own, mkfifo = f"{far}/model/config.json", shutil.which("mkfifo")
     hostile(laptop, far, f"2 {DIGEST} model/config.json", then=f"rm {own}; {mkfifo} {own}")
     said = laptop.runner("pull", "my", "--to", "far", code=5)
-    assert "model/config.json: is no file" in said and "cannot be read there" in said
+    assert "model/config.json: not a file" in said and "cannot be read there" in said
 
 
 def test_a_folder_here_that_became_a_link_is_not_written_through(far: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_an_entry_without_a_folder_is_for_the_probe_alone(runs: Path) -> None:
     ("line", "message"),
     [
         ("  hots: x", ":4: unknown key `hots` in `a`"),
-        ("  partition: -x", ":4: `a.partition` is no name that Slurm takes, found `-x`"),
+        ("  partition: -x", ":4: `a.partition` is not a name that Slurm accepts, found `-x`"),
         ("  copy: a b", ":4: `a.copy` names no host"),
         ("  verify: later", ":4: `a.verify` must be `login` | `job`, found `later`"),
         ("  setup: {a: b}", ":4: `a.setup` must be a list of text"),
