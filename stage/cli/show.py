@@ -43,54 +43,44 @@ def describe(root: Path, signers: Path | None = None) -> str:
         findings = human_count(len(known.report.findings), "finding")
         lines.append(f"damaged: {findings}: {known.describe(time.time())}: {known.written}")
     for asset in bundle.lock.assets.values():
-        lines += ["", *_asset_lines(asset)]
-        if trained := _trained(root, asset):
-            lines.insert(
-                -1, f"  trained  by the run {trained['run']}, in bundle {trained['bundle']}"
-            )
-            lines[-1:-1] = [f"           {source}" for source in trained["made_from"]]
+        lines += ["", *_asset_lines(root, asset)]
     return "\n".join(lines)
 
 
-def _asset_lines(asset: LockedAsset) -> list[str]:
+def _asset_lines(root: Path, asset: LockedAsset) -> Iterator[str]:
     source = asset.source
-    lines = [
-        f"{asset.name}  {asset.kind}, {human_count(len(asset.files), 'file')}, "
-        f"{human_size(asset.size)}",
-        f"  from     {source.location}"
-        + (f" ({source.requested_revision})" if source.requested_revision else ""),
-    ]
+    files = human_count(len(asset.files), "file")
+    yield f"{asset.name}  {asset.kind}, {files}, {human_size(asset.size)}"
+    revision = f" ({source.requested_revision})" if source.requested_revision else ""
+    yield f"  from     {source.location}{revision}"
     if source.commit:
-        lines.append(f"  commit   {source.commit}")
+        yield f"  commit   {source.commit}"
     if source.parquet_commit:
-        lines.append(f"  parquet  {source.parquet_commit} (the Hub's conversion)")
+        yield f"  parquet  {source.parquet_commit} (the Hub's conversion)"
     if asset.made_from:
         how = ", ".join(sorted({file.made_by for file in asset.files if file.made_by}))
+        made_from = human_count(len(asset.made_from), "file")
         size = human_size(sum(i.size or 0 for i in asset.made_from))
-        lines.append(
-            f"  made     by {how} from {human_count(len(asset.made_from), 'file')}, {size} "
-            "(named in stage.lock)"
-        )
-    lines += _relation_lines(asset)
+        yield f"  made     by {how} from {made_from}, {size} (named in stage.lock)"
+    yield from _relation_lines(asset)
     by_hand = " (as the manifest says)" if "licence" in asset.request else ""
-    lines.append(f"  licence  {asset.licence or 'none stated'}{by_hand}")
+    yield f"  licence  {asset.licence or 'none stated'}{by_hand}"
     if asset.environment is not None:
-        lines += _environment_lines(asset.environment)
+        yield from _environment_lines(asset.environment)
     for config, splits in asset.configs.items():
         for name, split in splits.items():
             columns = ", ".join(f"{c.name}: {c.type}" for c in split.schema or ())
-            lines.append(
-                f"  split    {config}/{name}: {human_count(split.rows or 0, 'row')} ({columns})"
-            )
-    lines.append(f"  path     {asset.folder}")
+            yield f"  split    {config}/{name}: {human_count(split.rows or 0, 'row')} ({columns})"
+    if trained := _trained(root, asset):
+        yield f"  trained  by the run {trained['run']}, in bundle {trained['bundle']}"
+        yield from (f"           {source}" for source in trained["made_from"])
+    yield f"  path     {asset.folder}"
     if asset.environment is not None:
-        lines.append(f"  create   sh {quoted(f'{asset.folder}/bootstrap.sh')} PREFIX")
+        yield f"  create   sh {quoted(f'{asset.folder}/bootstrap.sh')} PREFIX"
     if asset.left_out:
+        left_out = human_count(len(asset.left_out), "file")
         size = human_size(sum(o.size for o in asset.left_out))
-        lines.append(
-            f"  left out {human_count(len(asset.left_out), 'file')}, {size} (reasons in stage.lock)"
-        )
-    return lines
+        yield f"  left out {left_out}, {size} (reasons in stage.lock)"
 
 
 def _trained(root: Path, asset: LockedAsset) -> dict[str, Any] | None:
@@ -134,20 +124,18 @@ def _relation_lines(asset: LockedAsset) -> Iterator[str]:
         yield f"  also     {', '.join(asset.aliases)}"
 
 
-def _environment_lines(environment: LockedEnvironment) -> list[str]:
+def _environment_lines(environment: LockedEnvironment) -> Iterator[str]:
     packages = environment.packages
     python = next((p.version for p in packages if p.name == "python"), "unknown")
-    counts = ", ".join(f"{sum(p.manager == m for p in packages)} {m}" for m in ("conda", "pip"))
     solved = ", ".join(
         f"{name.strip('_')} {version}"
         for name, version in sorted(environment.virtual_packages.items())
     )
-    lines = [
-        f"  python   {python} on {environment.platform}"
-        + (f" (solved for {solved})" if solved else "")
-    ]
-    lines.append(f"  packages {counts} (named in stage.lock)")
-    return [*lines, f"  tree     {environment.tree}"]
+    solved_for = f" (solved for {solved})" if solved else ""
+    yield f"  python   {python} on {environment.platform}{solved_for}"
+    counts = ", ".join(f"{sum(p.manager == m for p in packages)} {m}" for m in ("conda", "pip"))
+    yield f"  packages {counts} (named in stage.lock)"
+    yield f"  tree     {environment.tree}"
 
 
 def _signature(root: Path, signers: Path | None) -> str:

@@ -5,6 +5,7 @@ A refusal names versions that fit. Something that is not known is a note, never 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stage.environment.check.needs import Needs
@@ -47,81 +48,76 @@ def verdicts(needs: Needs, profile: Profile) -> list[Verdict]:
     return found
 
 
-def _glibc(needs: Needs, profile: Profile) -> list[Verdict]:
-    found = []
+def _glibc(needs: Needs, profile: Profile) -> Iterator[Verdict]:
     if needs.glibc and numbers(needs.glibc) > numbers(profile.glibc):
         package, has = needs.glibc_of, profile.glibc
         problem = f"{package} needs glibc {needs.glibc}; {profile.name} has {has}."
         older = f"Ask for an older {package.split()[0]}, one with a wheel for glibc {has} or older."
         is_torch = needs.torch is not None and package.startswith("torch ")
-        found.append(Verdict(True, problem, _what_fits(needs, profile) if is_torch else older))
+        yield Verdict(True, problem, _what_fits(needs, profile) if is_torch else older)
     if needs.unstated:
         wheels = ", ".join(needs.unstated)
-        found.append(Verdict(False, f"{wheels}: the wheel does not say which glibc it needs."))
-    return found
+        yield Verdict(False, f"{wheels}: the wheel does not say which glibc it needs.")
 
 
-def _cuda(needs: Needs, profile: Profile) -> list[Verdict]:
-    if needs.cuda is None:
-        if not needs.torch or not profile.cuda:
-            return []
-        gpu = profile.gpu or "the GPU"
-        if needs.without_cuda:
-            problem = f"{needs.without_cuda} is a build without CUDA: it does not use {gpu}."
-            return [Verdict(True, problem, _what_fits(needs, profile))]
+def _cuda(needs: Needs, profile: Profile) -> Iterator[Verdict]:
+    gpu = profile.gpu or "the GPU"
+    if needs.cuda is not None and profile.cuda is not None:
+        yield from _driver(needs, needs.cuda, profile, profile.cuda)
+    elif needs.cuda is not None:
+        cuda = f"{needs.cuda_of} brings CUDA {needs.cuda}"
+        yield Verdict(False, f"{cuda}, which nodes without a GPU do not use.")
+    elif needs.without_cuda and profile.cuda:
+        problem = f"{needs.without_cuda} is a build without CUDA: it does not use {gpu}."
+        yield Verdict(True, problem, _what_fits(needs, profile))
+    elif needs.torch and profile.cuda:
         problem = (
             f"Not known whether torch {needs.torch} uses {gpu}: nothing in the lock says which "
             "CUDA it has."
         )
-        return [Verdict(False, problem, _what_fits(needs, profile))]
-    if profile.cuda is None:
-        cuda = f"{needs.cuda_of} brings CUDA {needs.cuda}"
-        return [Verdict(False, f"{cuda}, which nodes without a GPU do not use.")]
-    return _driver(needs, needs.cuda, profile)
+        yield Verdict(False, problem, _what_fits(needs, profile))
 
 
-def _driver(needs: Needs, cuda: str, profile: Profile) -> list[Verdict]:
-    assert profile.cuda is not None
-    runtime, driver = numbers(cuda), numbers(profile.cuda)
+def _driver(needs: Needs, cuda: str, profile: Profile, driver_cuda: str) -> Iterator[Verdict]:
+    runtime, driver = numbers(cuda), numbers(driver_cuda)
     if runtime[0] > driver[0]:
         oldest = DRIVERS.get(runtime[0])
         needed = f"CUDA {runtime[0]}.0 or newer" + (f" (driver {oldest}+)" if oldest else "")
         problem = (
             f"CUDA {cuda} ({needs.cuda_of}) needs a driver with {needed}; the driver of "
-            f"{profile.name} has CUDA {profile.cuda}."
+            f"{profile.name} has CUDA {driver_cuda}."
         )
-        return [Verdict(True, problem, _what_fits(needs, profile))]
-    if runtime[0] == driver[0] and runtime > driver:
+        yield Verdict(True, problem, _what_fits(needs, profile))
+    elif runtime[0] == driver[0] and runtime > driver:
         problem = (
-            f"CUDA {cuda} ({needs.cuda_of}) on a driver with CUDA {profile.cuda} runs by CUDA's "
+            f"CUDA {cuda} ({needs.cuda_of}) on a driver with CUDA {driver_cuda} runs by CUDA's "
             "minor-version compatibility: machine code does, intermediate code (PTX) does not."
         )
-        return [Verdict(False, problem)]
-    return []
+        yield Verdict(False, problem)
 
 
-def _architectures(needs: Needs, profile: Profile) -> list[Verdict]:
+def _architectures(needs: Needs, profile: Profile) -> Iterator[Verdict]:
     capability = profile.compute_capability
     if needs.torch is None or needs.cuda is None or capability is None or profile.cuda is None:
-        return []
+        return
     gpu = f"{profile.gpu or profile.name} (compute capability {capability})"
-    oldest = toolkit_dropped(needs.cuda, capability)
-    if oldest:
+    torch = f"torch {needs.torch} with CUDA {needs.cuda}"
+    if oldest := toolkit_dropped(needs.cuda, capability):
         problem = (
             f"torch {needs.torch} is built with CUDA {needs.cuda}, which knows no GPU older than"
             f" {oldest}: not {gpu}."
         )
-        return [Verdict(True, problem, _what_fits(needs, profile))]
-    torch = f"torch {needs.torch} with CUDA {needs.cuda}"
-    if needs.architectures is None:
+        yield Verdict(True, problem, _what_fits(needs, profile))
+    elif needs.architectures is None:
         remedy = "On such a node: python -c 'import torch; print(torch.cuda.get_arch_list())'"
-        return [Verdict(False, f"Not known whether {torch} was built for {gpu}.", remedy)]
-    ptx = numbers(needs.cuda) <= numbers(profile.cuda)
-    if not runs_on(needs.architectures, capability, ptx=ptx):
+        yield Verdict(False, f"Not known whether {torch} was built for {gpu}.", remedy)
+    # PTX, the intermediate code, is compiled by the driver: one that knows this CUDA.
+    elif not runs_on(
+        needs.architectures, capability, ptx=numbers(needs.cuda) <= numbers(profile.cuda)
+    ):
         compiled_for = ", ".join(needs.architectures)
         problem = f"{torch} has no code for {gpu}, only for {compiled_for}."
-        return [Verdict(True, problem, _what_fits(needs, profile))]
-    return []
+        yield Verdict(True, problem, _what_fits(needs, profile))
 
 
 def _what_fits(needs: Needs, profile: Profile) -> str:
