@@ -42,6 +42,7 @@ _EVERY_ASSET = "*"
 _update = click.option(
     "--update",
     multiple=True,
+    callback=lambda _context, _option, names: frozenset(names),
     is_flag=False,
     flag_value=_EVERY_ASSET,
     metavar="[ASSET]",
@@ -67,6 +68,7 @@ class _Updating(click.Command):
         return super().parse_args(ctx, args)
 
 
+# The options of `lock` and `fetch` that have no parameter are fields of `FetchOptions`, by name.
 def _pinning(command: Callable[..., None]) -> Callable[..., None]:
     for option in (_endpoint, _update, quiet_option, _verbose):
         command = option(command)
