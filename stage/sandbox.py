@@ -35,7 +35,11 @@ def isolated(module: str, *arguments: str) -> list[str]:
     Python's own library first.
     """
     # `-I` ignores the user's PYTHONUTF8 and PYTHONDONTWRITEBYTECODE.
-    options = ["-X", "utf8"] * (sys.flags.utf8_mode == 1) + ["-B"] * sys.dont_write_bytecode
+    options = []
+    if sys.flags.utf8_mode:
+        options += ["-X", "utf8"]
+    if sys.dont_write_bytecode:
+        options.append("-B")
     folders = _import_folders()
     start = (
         f"import sys; sys.path[:] = {folders!a}; "

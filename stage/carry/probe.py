@@ -263,7 +263,8 @@ def profile_text(name: str, answer: str, is_assumed: bool = False, waits: str = 
             capability = partitions[0][1] or _ASSUMED["compute_capability"]
             assumed = _ASSUMED | {"compute_capability": capability}
             lines += [f'{key}: "{value}"   {_WHY}' for key, value in assumed.items()]
-    lines += [f"{_NODE}{waits}"] if waits else []
+    if waits:
+        lines.append(f"{_NODE}{waits}")
     text = "\n".join(lines) + "\n"
     return f"{text}{_WRITTEN}{_digest(text)}\n"
 
@@ -343,9 +344,13 @@ def _ask_a_node(
     partitions = _partitions(login)
     partition = cluster.partition or (partitions[0][0] if partitions else None)
     words = ["sbatch", "--parsable", "--job-name=airlift-probe", "--time=2", "--nodes=1"]
-    words += ["--ntasks=1", f"--output={file}.log", *(["--gres=gpu:1"] if partitions else [])]
-    words += [f"--partition={partition}"] if partition else []
-    words += [f"--account={cluster.account}"] if cluster.account else []
+    words += ["--ntasks=1", f"--output={file}.log"]
+    if partitions:
+        words.append("--gres=gpu:1")
+    if partition:
+        words.append(f"--partition={partition}")
+    if cluster.account:
+        words.append(f"--account={cluster.account}")
     path = f"PATH=$PATH:{shlex.quote(node.values.get('slurm_folder', '/usr/bin'))}"
     job = f"{_in_its_shell(cluster, 'exec sh -s')} >{shlex.quote(file)}.part"
     script = (

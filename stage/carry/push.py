@@ -39,6 +39,8 @@ from stage.paths import printable
 from stage.progress import Reporter
 
 _SHOWN = 10  # names in one line
+# The tag manifest and its signature are sent last: until then the bundle there is unfinished.
+_WITHOUT_SEAL = [f"--exclude=/{name}" for name in layout.SEAL]
 _MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
 _PATIENCE_S = 5.0  # for a terminated rsync, which still keeps what came of a file (--partial)
 _NO_VERIFIER = (
@@ -224,32 +226,42 @@ def _send(
     if found.lock_sha256 != bundle.id:  # until all is there, it is no finished bundle
         script += f" && rm -f {' '.join(remote.inside(name) for name in layout.SEAL)}"
     remote.run(script, f"{target}: cannot make the folder, or remove an old tag manifest")
-    without_seal = [f"--exclude=/{name}" for name in layout.SEAL]
-    names = None
-    if found.state != "nothing there":
-        # What has other names there (in a store, a snapshot) would change under all of them. What
-        # is read-only cannot be opened to append.
-        find = "find . -type f \\( -links +1 -o ! -perm -200 \\) -print0"
-        problem = f"{target}: cannot find out which files there have other names (hard links)"
-        shared = remote.run(f"cd {shlex.quote(remote.folder)} && {find}", problem).split("\0")
-        files = {f"./{file.path}": file.path for file in bundle.lock.files}
-        names = [files[path] for path in files.keys() - set(shared)]
+    is_new = found.state == "nothing there"
+    names = None if is_new else _appendable(remote, bundle)
     # Resumes inside files that are cut short. The other calls replace a file by a new one.
-    run_rsync(remote, root, "--append-verify", *without_seal, names=names, quiet=quiet)
-    run_rsync(remote, root, *without_seal, quiet=quiet)
-    if delete != "nothing" and found.state != "nothing there":
-        only = ["--include=/data/***", "--exclude=/*"] if delete == "payload" else []
-        options = ("--delete", "--existing", "--ignore-existing", "-8", "--out-format=%i|%n")
-        changes = run_rsync(remote, root, *options, *without_seal, *only, quiet=True, capture=True)
-        lines = sorted(line for line in changes.split("\n") if line.startswith("*deleting"))
-        if lines:
-            names = [printable(line.partition("|")[2]) for line in lines]
-            removed = join_limited(names, _SHOWN)
-            reporter.note(f"{target}: removed there, as not of this bundle: {removed}")
+    run_rsync(remote, root, "--append-verify", *_WITHOUT_SEAL, names=names, quiet=quiet)
+    run_rsync(remote, root, *_WITHOUT_SEAL, quiet=quiet)
+    if delete != "nothing" and not is_new:
+        removed = _remove_others(remote, root, in_payload_only=delete == "payload")
+        if removed:
+            shown = join_limited(removed, _SHOWN)
+            reporter.note(f"{target}: removed there, as not of this bundle: {shown}")
     # By checksum: another bundle's lock may have the same size and time.
     last = [name for name in (*layout.TAG_FILES, *layout.SEAL) if (root / name).is_file()]
     run_rsync(remote, root, "--checksum", names=last, quiet=quiet)
     reporter.note(f"{target}: all files are sent")
+
+
+def _appendable(remote: RemoteShell, bundle: Bundle) -> list[str]:
+    """The files of the bundle that rsync may append to at the target.
+
+    What has other names there (in a store, a snapshot) would change under all of them. What is
+    read-only cannot be opened to append.
+    """
+    find = "find . -type f \\( -links +1 -o ! -perm -200 \\) -print0"
+    problem = f"{remote.target}: cannot find out which files there have other names (hard links)"
+    shared = remote.run(f"cd {shlex.quote(remote.folder)} && {find}", problem).split("\0")
+    files = {f"./{file.path}": file.path for file in bundle.lock.files}
+    return [files[path] for path in files.keys() - set(shared)]
+
+
+def _remove_others(remote: RemoteShell, root: Path, *, in_payload_only: bool) -> list[str]:
+    """Removes files there that the bundle does not have, and sends none; returns their names."""
+    only = ["--include=/data/***", "--exclude=/*"] if in_payload_only else []
+    options = ("--delete", "--existing", "--ignore-existing", "-8", "--out-format=%i|%n")
+    changes = run_rsync(remote, root, *options, *_WITHOUT_SEAL, *only, quiet=True, capture=True)
+    lines = sorted(line for line in changes.split("\n") if line.startswith("*deleting"))
+    return [printable(line.partition("|")[2]) for line in lines]
 
 
 def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:
@@ -486,8 +498,11 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
         name = json.loads(f"{{{answers.get('end_of_lock', '')}}}").get("name")
     except ValueError:
         name = None
-    has_stage = remote.target.host is None or "stage" in answers
-    verifiers = ["stage"] * has_stage + [VERIFIER] * ("python" in answers and _is_ours(root))
+    verifiers = list[str]()
+    if remote.target.host is None or "stage" in answers:
+        verifiers.append("stage")
+    if "python" in answers and _is_ours(root):
+        verifiers.append(VERIFIER)
     return RemoteState(answers.get("state", ""), answers.get("lock"), name, tuple(verifiers))
 
 

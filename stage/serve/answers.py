@@ -42,7 +42,8 @@ class Address:
         while parts and not parts[-1]:
             parts.pop()
         is_api = parts[:1] == ["api"]
-        parts = parts[is_api:]
+        if is_api:
+            del parts[0]
         has_kind = parts[:1] and parts[0] in KINDS
         if is_api and not has_kind:
             return None

@@ -97,7 +97,8 @@ def _glibc(packages: Sequence[Package], machine: str) -> tuple[str | None, str, 
         what, glibc = f"{package.name} {package.version}", None
         if package.file_name.endswith(".whl"):
             glibc = glibc_needed(package.file_name, machine)
-            unstated += [what] if glibc is None else []
+            if glibc is None:
+                unstated.append(what)
         elif match := re.match(r">=\s*(\d+\.\d+)", package.dependencies.get("__glibc", "")):
             glibc = match[1]
         if glibc:

@@ -50,9 +50,9 @@ def lock_pip(request: PipRequest) -> list[Package]:
     with tempfile.TemporaryDirectory(prefix="airlift-lock-") as name:
         run = Uv(Path(name), request)
         document, said = _with_extras(run)
-        document, said = _catch_up(run, request, document, said)
-        _check_extras(run, request, document, said)
-        _check_placeholders(run, request, document)
+        document, said = _catch_up(run, document, said)
+        _check_extras(run, document, said)
+        _check_placeholders(run, document)
         fitting = wheel_tags.ranks(request.python, request.profile.machine, request.profile.glibc)
         packages = [
             _package(entry, fitting, run.sources, request) for entry in document["packages"]
@@ -95,9 +95,9 @@ def _attempt(run: Uv, *constraints: str) -> tuple[Document | None, str]:
     return document, said
 
 
-def _catch_up(run: Uv, request: PipRequest, document: Document, said: str) -> tuple[Document, str]:
+def _catch_up(run: Uv, document: Document, said: str) -> tuple[Document, str]:
     """Resolves again where a version is old only because newer ones need sources."""
-    for name, newest in _behind(run, request, document):
+    for name, newest in _behind(run, document):
         before = set(run.sources)
         _attempt(run, f"{name}>={newest}")
         if run.sources == before:
@@ -107,25 +107,25 @@ def _catch_up(run: Uv, request: PipRequest, document: Document, said: str) -> tu
             document, said = again, output
         else:
             run.sources = before
-            request.say(
+            run.request.say(
                 f"{name}: older than the newest, {newest}, which could not be built from source "
                 "here"
             )
     return document, said
 
 
-def _behind(run: Uv, request: PipRequest, document: Document) -> list[tuple[str, str]]:
+def _behind(run: Uv, document: Document) -> list[tuple[str, str]]:
     """Requirements of the spec that have less than their newest version: name, newest.
 
     Requirements that an earlier lock or a constraint of airlift holds back are left out.
     """
     chosen = _versions(document)
-    held = {Requirement(text).name for text in request.constraints} | run.stubbed.keys()
+    held = {Requirement(text).name for text in run.request.constraints} | run.stubbed.keys()
     moving = {
         r.name: f"{r.name}{Requirement(r.text).specifier}"
-        for r in request.spec.pip.requirements
+        for r in run.request.spec.pip.requirements
         if r.name in chosen and r.name not in held and not r.is_pinned
-        if request.kept.get(r.name) != chosen[r.name]
+        if run.request.kept.get(r.name) != chosen[r.name]
     }
     newest = _versions({"packages": run.newest_anywhere(moving.values()) if moving else []})
     return [(name, v) for name, v in newest.items() if _is_older(chosen.get(name, v), v)]
@@ -149,7 +149,7 @@ def _missing_extras(said: str) -> set[tuple[str, str]]:
     return {(canonicalize_name(name), extra) for name, extra in _NO_EXTRA.findall(said)}
 
 
-def _check_extras(run: Uv, request: PipRequest, document: Document, said: str) -> None:
+def _check_extras(run: Uv, document: Document, said: str) -> None:
     """Refuses an extra of the spec that the version does not have; prints one of another package.
 
     Raises:
@@ -159,14 +159,14 @@ def _check_extras(run: Uv, request: PipRequest, document: Document, said: str) -
     versions |= {name: distribution.version for name, distribution in run.stubbed.items()}
     for name, extra in sorted(_missing_extras(said)):
         what, version = f"`{name}[{extra}]`", versions.get(name, "")
-        if _asks_for(request, name, extra):
+        if _asks_for(run.request, name, extra):
             raise UsageError(
-                f"{request.place_of(name)}: {what}: {name} {version} has no extra `{extra}`: "
+                f"{run.request.place_of(name)}: {what}: {name} {version} has no extra `{extra}`: "
                 "nothing would be installed for it.",
                 f"Take `[{extra}]` out, or ask for a version that has it. "
-                f"{advice_for(name, request.advice_target()) or ''}".strip(),
+                f"{advice_for(name, run.request.advice_target()) or ''}".strip(),
             )
-        request.say(
+        run.request.say(
             f"{what}: a package asks for this; {name} {version} has no such extra, so nothing is "
             "installed for it"
         )
@@ -180,12 +180,13 @@ def _asks_for(request: PipRequest, name: str, extra: str) -> bool:
     )
 
 
-def _check_placeholders(run: Uv, request: PipRequest, document: Document) -> None:
+def _check_placeholders(run: Uv, document: Document) -> None:
     """Refuses a version 0.0.0 or 0.0.1 where a newer one is published: it is a placeholder.
 
     Raises:
         UsageError: with the newest version.
     """
+    request = run.request
     accepted = {r.name for r in request.spec.pip.requirements if r.is_pinned} | run.stubbed.keys()
     for entry in document["packages"]:
         name, version = canonicalize_name(entry["name"]), str(entry.get("version", ""))
@@ -248,7 +249,8 @@ def _direct(archive: Mapping[str, Any], fitting: Mapping[Any, int]) -> Mapping[s
 def _unfitting(entry: Mapping[str, Any], name: str, request: PipRequest) -> StageError:
     profile = request.profile
     names = [_file_name(wheel) for wheel in entry.get("wheels", [])]
-    names += [_file_name(entry["archive"])] if "archive" in entry else []
+    if "archive" in entry:
+        names.append(_file_name(entry["archive"]))
     why = f"it is for another Python or machine: {', '.join(names[:3])}"
     for file_name in names:
         needed = wheel_tags.glibc_needed(file_name, profile.machine)

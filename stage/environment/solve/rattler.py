@@ -123,7 +123,8 @@ def _virtual_packages() -> list[Any]:
 
     packages = [virtual("__unix", "0"), virtual("__linux", asked("LINUX") or KERNEL)]
     for name in ("GLIBC", "CUDA"):
-        packages += [virtual(f"__{name.lower()}", version)] if (version := asked(name)) else []
+        if version := asked(name):
+            packages.append(virtual(f"__{name.lower()}", version))
     if machine := asked("ARCHSPEC"):
         packages.append(virtual("__archspec", "1", machine))
     return packages

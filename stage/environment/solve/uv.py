@@ -90,7 +90,7 @@ class Uv:
     """uv with a working folder. URLs with secrets are in files of mode 0600, not in the command."""
 
     def __init__(self, folder: Path, request: PipRequest) -> None:
-        self._folder, self._request = folder, request
+        self._folder, self.request = folder, request
         self._stubs = folder / "provided"
         self.stubbed = {d.name: d for d in request.provided}
         self.sources: set[str] = set(request.spec.pip.sdists)
@@ -126,7 +126,7 @@ class Uv:
         Raises:
             IncompleteError: an index cannot be reached.
         """
-        request = self._request
+        request = self.request
         constraints = self._folder / "constraints.txt"
         listed = [*(r.text for r in request.spec.pip.constraints), *request.constraints, *more]
         constraints.write_text("".join(f"{text}\n" for text in listed))
@@ -134,7 +134,8 @@ class Uv:
         command = self._command()
         provided = self._folder / "provided.txt"
         for file in (constraints, provided, *map(Path, request.indexes.constraints)):
-            command += ["-c", str(file)] if file.stat().st_size else []
+            if file.stat().st_size:
+                command += ["-c", str(file)]
         for name in self.stubbed:
             command += ["--no-emit-package", name]
         texts = (requirement.text for requirement in request.spec.pip.requirements)
@@ -160,7 +161,7 @@ class Uv:
         Returns:
             whether a package is permitted that was not before.
         """
-        asked = {r.name: r.text for r in self._request.spec.pip.requirements}
+        asked = {r.name: r.text for r in self.request.spec.pip.requirements}
         new = {
             name
             for name, text in requirements_without_wheel(said).items()
@@ -170,7 +171,7 @@ class Uv:
         return bool(new)
 
     def _is_candidate(self, name: str) -> bool:
-        known = advice_for(name, self._request.advice_target())
+        known = advice_for(name, self.request.advice_target())
         return name not in self.sources and name not in self.stubbed and known is None
 
     def is_source_only(self, requirement: str) -> bool:
@@ -200,9 +201,9 @@ class Uv:
         """The pylock document for requirements, None without one; and the output of uv."""
         asked, output = self._folder / "requirements.in", self._folder / "pylock.toml"
         asked.touch(mode=0o600)  # addresses of indexes may have passwords
-        asked.write_text("\n".join([*self._request.indexes.lines, *requirements]) + "\n")
+        asked.write_text("\n".join([*self.request.indexes.lines, *requirements]) + "\n")
         environment = uv_environment(os.environ)
-        if self._request.spec.pip.index_url:  # to uv, these come before the file's index
+        if self.request.spec.pip.index_url:  # to uv, these come before the file's index
             environment = {k: v for k, v in environment.items() if k not in _INDEX_VARIABLES}
         done = subprocess.run(
             [*command, str(asked), "-o", str(output)],
@@ -220,14 +221,14 @@ class Uv:
     def _common(self) -> list[str]:
         command = [find_uv(), "pip", "compile", "--format", "pylock.toml"]
         command += ["--no-header", "--no-sources"]
-        command += ["--python", sys.executable, "--python-version", self._request.python]
+        command += ["--python", sys.executable, "--python-version", self.request.python]
         command += ["--index-strategy", "unsafe-best-match"]
-        for host in self._request.spec.pip.insecure_hosts:
+        for host in self.request.spec.pip.insecure_hosts:
             command += ["--allow-insecure-host", host]
-        return command + (["--prerelease", "allow"] if self._request.spec.pip.prereleases else [])
+        return command + (["--prerelease", "allow"] if self.request.spec.pip.prereleases else [])
 
     def _command(self) -> list[str]:
-        platform = uv_platform(self._request.profile.machine, self._request.profile.glibc)
+        platform = uv_platform(self.request.profile.machine, self.request.profile.glibc)
         command = [*self._common(), "--python-platform", platform, "--only-binary", ":all:"]
         for name in sorted(self.sources):
             command += ["--no-binary", name]
@@ -239,7 +240,7 @@ class Uv:
         Args:
             said: the output of uv.
         """
-        request = self._request
+        request = self.request
         if built := re.search(r"Failed to (?:build|download and build) `([A-Za-z0-9._-]+)", said):
             return self._unbuildable(built[1], said)
         for name in requirements_without_wheel(said):
@@ -253,7 +254,7 @@ class Uv:
         return uv_conflict(said, request.spec, provided, request.own_requirements)
 
     def _without_wheel(self, name: str) -> StageError:
-        request = self._request
+        request = self.request
         place, profile, target = request.place_of(name), request.profile, request.advice_target()
         node = f"{profile.name} ({request.target})"
         if advice := advice_for(name, target):
@@ -275,9 +276,9 @@ class Uv:
         name = canonicalize_name(name)
         tail = " ".join(said.split())[-600:]
         return UsageError(
-            f"{self._request.place_of(name)}: `{name}` is published as source only, and its "
+            f"{self.request.place_of(name)}: `{name}` is published as source only, and its "
             f"requirements could not be read: {tail}",
-            compiled_advice(name, self._request.advice_target()),
+            compiled_advice(name, self.request.advice_target()),
         )
 
 
