@@ -52,6 +52,17 @@ class Indexes:
     origin: str | None = None
 
 
+def names_of(indexes: Indexes) -> set[str]:
+    """The last part of each index's address. PyTorch's own, and mirrors of them, end in a build.
+
+    >>> names_of(Indexes(("--extra-index-url https://download.pytorch.org/whl/cu118/",)))
+    {'cu118'}
+    """
+    lines = [*indexes.lines, *(os.environ.get(name, "") for name in _UV_VARIABLES)]
+    words = [word for line in lines for word in line.split() if "/" in word]
+    return {word.rstrip("/").rpartition("/")[2] for word in words}
+
+
 def choose_indexes(section: PipSection, environment: Mapping[str, str]) -> Indexes:
     """Joins the indexes of the spec and of this machine, like pip does for a requirements file."""
     configured, origin = _configured(environment) if not section.no_index else ({}, None)

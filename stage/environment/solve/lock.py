@@ -8,7 +8,6 @@ on the cluster is refused before anything is written.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from stage.environment.solve.conda import (
     python_too_old,
 )
 from stage.environment.solve.conda_contents import Provided, provided
-from stage.environment.solve.indexes import address_to_ask, choose_indexes
+from stage.environment.solve.indexes import address_to_ask, choose_indexes, names_of
 from stage.environment.solve.pip import lock_pip
 from stage.environment.solve.site import (
     OLDER_THAN_ITS_NUMPY,
@@ -203,7 +202,7 @@ def _with_torch_that_runs(request: PipRequest, conda_packages: Sequence[Package]
     """
     packages, profile = lock_pip(request), request.profile
     problem = _torch_problem([*conda_packages, *packages], profile)
-    limit = torch_limit(profile, _torch_indexes(request))
+    limit = torch_limit(profile, names_of(request.indexes))
     pinned = any(r.name == "torch" and r.is_pinned for r in request.spec.pip.requirements)
     if problem is None or limit is None or pinned:
         return packages
@@ -229,14 +228,6 @@ def _torch_problem(packages: Iterable[Package], profile: Profile) -> str | None:
     if needs.torch_manager != "pip":
         return None
     return next((verdict.problem for verdict in verdicts(needs, profile) if verdict.refused), None)
-
-
-def _torch_indexes(request: PipRequest) -> set[str]:
-    """The last parts ("cu118") of the configured indexes that are PyTorch's, or mirrors of them."""
-    variables = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX")
-    addresses = [line.rpartition(" ")[2] for line in request.indexes.lines]
-    addresses += [os.environ.get(name, "") for name in variables]
-    return {match[1] for text in addresses for match in re.finditer(r"/(cu\d{3})/?(?=\s|$)", text)}
 
 
 def _old_numpy(profile: Profile) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from stage.environment.check import wheel_tags
 from stage.environment.solve.conda_contents import Provided, provided
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip
-from stage.environment.solve.uv import PipRequest
+from stage.environment.solve.uv import PipRequest, missing_torch_index
 from stage.environment.spec.conda_lock import Package as Locked
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
@@ -379,3 +379,12 @@ def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag(
     fitting = wheel_tags.ranks("3.11", "x86_64", "2.28")
     found = wheel_tags.best([f"x-1.0{build}.whl" for build in builds], fitting)
     assert found == (best and f"x-1.0{best}.whl")
+
+
+def test_an_index_of_pytorch_in_uvs_own_settings_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = asked(tmp_path, "torch==2.6.0+cu118")
+    assert missing_torch_index(request) is not None
+    monkeypatch.setenv("UV_INDEX", "ours=https://mirror.example/whl/cu118/")
+    assert missing_torch_index(request) is None
