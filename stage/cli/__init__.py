@@ -1,7 +1,7 @@
 """The `stage` command: parses, prints, sets the exit code; nothing else.
 
-Each command imports its modules inside itself, so that `stage verify --help` starts fast on a login
-node.
+Each command imports what takes time inside itself, so that `stage verify --help` starts fast on a
+login node.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from stage.cli.base import (
     say,
     signers_option,
 )
+from stage.errors import UsageError, quoted
+from stage.installation import TO_FETCH, check_libraries
+from stage.progress import Reporter
 from stage.version import __version__
 
 _manifest = click.argument("manifest", type=click.Path(path_type=Path))
@@ -130,10 +133,7 @@ def lock(manifest: Path, quiet: bool, verbose: bool, **options: Any) -> None:
       stage lock my.yaml
       stage lock my.yaml --update bert     # resolve this asset again
     """
-    from stage.installation import TO_FETCH, check_libraries
-
     check_libraries("stage lock", *TO_FETCH)
-    from stage.progress import Reporter
     from stage.staging.fetch import lock_manifest
     from stage.staging.options import FetchOptions
 
@@ -183,10 +183,7 @@ def fetch(manifest: Path, bundle: Path, quiet: bool, verbose: bool, **options: A
       stage fetch my.yaml -o bundle --dry-run    # the plan, with sizes
       stage fetch my.yaml -o bundle
     """
-    from stage.installation import TO_FETCH, check_libraries
-
     check_libraries("stage fetch", *TO_FETCH)
-    from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
     from stage.staging.options import FetchOptions
     from stage.staging.store import store_from
@@ -196,7 +193,6 @@ def fetch(manifest: Path, bundle: Path, quiet: bool, verbose: bool, **options: A
         outcome = fetch_manifest(manifest, bundle, asked, reporter)
     if not outcome.dry_run and not quiet:
         from stage.carry.clusters import to_option
-        from stage.errors import quoted
         from stage.serve.trace import traced_command
 
         say(f"bundle id {outcome.bundle_id}")
@@ -232,8 +228,6 @@ def show(bundle: Path, signers: Path | None, sbom: bool, as_json: bool) -> None:
 
     if sbom:
         from stage.bundle.bundle import Bundle
-        from stage.errors import UsageError, quoted
-        from stage.installation import check_libraries
 
         if as_json or signers is not None:
             raise UsageError(

@@ -1,6 +1,6 @@
 """`stage env`: environments that arrive whole. Parses and prints, as `stage.cli` does.
 
-Each command imports what it needs inside itself.
+Each command imports what takes time inside itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from stage.cli.base import (
     silent,
 )
 from stage.errors import UsageError
+from stage.installation import TO_FETCH, check_libraries
+from stage.progress import Reporter
 
 _SECTIONS = {"Laptop": ("lock",), "Cluster": ("probe", "check", "create")}
 
@@ -77,11 +79,8 @@ def lock(
     Example:
       stage env lock envs/bert-large.yml --profile envs/profiles/v100.yml
     """
-    from stage.installation import TO_FETCH, check_libraries
-
     check_libraries("stage env lock", *TO_FETCH, "conda-lock", "py-rattler", "uv", "packaging")
     from stage.environment.solve.lock import lock_environment
-    from stage.progress import Reporter
 
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         lock_environment(

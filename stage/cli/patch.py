@@ -8,6 +8,8 @@ import click
 
 from stage.cli.base import bundle_argument, quiet_option, say
 from stage.errors import UsageError
+from stage.files import human_count, human_size
+from stage.progress import Reporter
 
 
 @click.command()
@@ -52,8 +54,6 @@ def patch(
     """
     from stage.bundle.report import read_report
     from stage.carry.patch import patch_damage, patch_since
-    from stage.files import human_count, human_size
-    from stage.progress import Reporter
 
     with Reporter(quiet=quiet) as reporter:
         if report is not None and since is None:
@@ -88,8 +88,6 @@ def apply(bundle: Path, patch_folder: Path, quiet: bool) -> None:
       stage apply bundle patch
     """
     from stage.carry.apply import apply as apply_patch
-    from stage.files import human_count
-    from stage.progress import Reporter
 
     with Reporter(quiet=quiet) as reporter:
         outcome = apply_patch(bundle, patch_folder, reporter)

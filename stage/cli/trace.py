@@ -12,7 +12,9 @@ import click
 
 from stage.cli.base import say
 from stage.errors import IncompleteError, StageError, UsageError
-from stage.files import human_count
+from stage.files import check_new, human_count, write_new
+from stage.installation import TO_FETCH, check_libraries
+from stage.progress import Reporter
 
 if TYPE_CHECKING:
     from stage.serve.trace import Traced
@@ -50,11 +52,7 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     Example:
       stage trace -o my.yaml -- python their_script.py --max_steps 1
     """
-    from stage.installation import TO_FETCH, check_libraries
-
     check_libraries("stage trace", *TO_FETCH)
-    from stage.files import check_new, write_new
-    from stage.progress import Reporter
     from stage.serve.trace import manifest_text, url_lines
     from stage.serve.trace import trace as run
     from stage.staging.sources.source import connect
