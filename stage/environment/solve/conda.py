@@ -21,7 +21,6 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from stage.digests import hash_file
-from stage.environment.solve import rattler
 from stage.environment.solve.conflicts import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
@@ -32,6 +31,7 @@ from stage.progress import Reporter
 from stage.sandbox import isolated
 
 EXECUTABLES = ("micromamba", "mamba", "conda")
+_RATTLER = "stage.environment.solve.rattler"  # only in a child process: see `run_and_exit`
 OLDEST_PYTHON = (3, 10)
 """airlift itself is in every environment."""
 
@@ -156,7 +156,7 @@ def _check_python(wanted: str, spec: EnvironmentSpec) -> None:
 def _ask(what: str, questions: list[list[str]]) -> list[Any]:
     """The answers of `rattler`, in a child process."""
     done = subprocess.run(
-        isolated(rattler.__name__, what),
+        isolated(_RATTLER, what),
         input=json.dumps(questions), capture_output=True, text=True, check=True,
     )  # fmt: skip
     answers: list[Any] = json.loads(done.stdout)
@@ -223,7 +223,7 @@ def _solve(
 def write_lookalike(folder: Path) -> Path:
     """Writes the program that conda-lock uses as conda; it runs py-rattler in this Python."""
     program = folder / "conda"
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(isolated(rattler.__name__))} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(isolated(_RATTLER))} "$@"\n')
     program.chmod(0o755)
     return program
 

@@ -19,6 +19,9 @@ import re
 import sys
 from typing import Any
 
+import rattler
+from rattler.package import BuildString
+
 from stage.sandbox import run_and_exit
 
 KERNEL = "4.18"  # conda-lock's default
@@ -47,8 +50,6 @@ def main(arguments: list[str]) -> int:
 
 
 async def _solve(named: list[str], specs: list[str], prefix: str) -> int:
-    import rattler
-
     platform = os.environ["CONDA_SUBDIR"]
     # Not conda-lock's channel of virtual packages: they come from environment variables here.
     named = [name for name in named if "conda-lock-fake-repodata" not in name]
@@ -80,9 +81,6 @@ def exact(spec: str) -> str:
 
 
 def _matches(questions: list[list[str]]) -> list[bool]:
-    import rattler
-    from rattler.package import BuildString
-
     def matches(spec: str, name: str, version: str, build: str) -> bool:
         record = rattler.PackageRecord(name, version, BuildString(build), 0, "linux-64")
         try:
@@ -110,9 +108,6 @@ def _join(several: list[list[str]]) -> list[list[str]]:
 
 
 def _virtual_packages() -> list[Any]:
-    import rattler
-    from rattler.package import BuildString
-
     def virtual(name: str, version: str, build: str = "0") -> Any:
         return rattler.GenericVirtualPackage(
             rattler.PackageName(name), rattler.Version(version), BuildString(build)
