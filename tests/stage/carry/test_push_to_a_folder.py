@@ -14,6 +14,8 @@ import pytest
 from stage.bundle.receipt import Receipt, find
 from stage.bundle.verifier import state_folder
 from stage.bundle.verify import verify
+from stage.carry.push import _wait_for_or_end
+from stage.carry.ssh import PushTarget
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.conftest import CONFIG, TAGS, WEIGHTS, flip, push, push_here
@@ -142,3 +144,14 @@ def test_damage_here_does_not_replace_what_is_sound_there(bundle: Path, tmp_path
     flip(bundle / WEIGHTS, 30_000)
     done = push_here(bundle, there)
     assert done.returncode == 0 and verify(there).ok, done.stderr
+
+
+@pytest.mark.parametrize("written", [[], ["4194305"]], ids=["nothing", "half"])
+def test_a_lock_that_is_not_written_yet_ends_no_process(
+    written: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A signal to process 0 would end this process and its whole group."""
+    signalled = list[tuple[int, int]]()
+    monkeypatch.setattr(os, "kill", lambda *words: signalled.append(words))
+    _wait_for_or_end(written, PushTarget(None, "bundle"))
+    assert not signalled and "bundle: another command sends there" in capsys.readouterr().err
