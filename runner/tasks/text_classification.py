@@ -6,16 +6,15 @@ A pair is encoded as the tokenizer does it, with its own special tokens and toke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.config.columns import Column, is_class, is_text
 from runner.config.run_config import RunConfig
-from runner.data import labelled
 from runner.data.classes import Classes, class_of, is_blank
 from runner.data.recipe import Recipe
-from runner.data.store import Facts, Sample
+from runner.data.store import Facts
 from runner.data.table import columns as read_columns
 from runner.data.table import rows_of
 from runner.inputs import ModelInput, SplitInput
@@ -74,8 +73,34 @@ class TextClassification(ClassTask):
         pair = dict(zip(("text", "pair"), known, strict=False))
         return choose_columns({key: self.reads[key] for key in self.chosen}, split, pair)
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
-        return labelled.samples(recipe, _encoded)
+    def encoded(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        numbers: dict[Any, int],
+        tally: Counter[str],
+    ) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        names = list(self.columns(recipe.dataset).values())
+        first = 0
+        for rows in read_columns(recipe.split, list(dict.fromkeys(names)), recipe.limit):
+            texts = list(zip(*(rows[name] for name in names[:-1]), strict=True))
+            kept = [
+                (text, class_of(label, numbers, recipe.split, first + row))
+                for row, (text, label) in enumerate(zip(texts, rows[names[-1]], strict=True))
+                if not is_blank(label) and None not in text and any(part.strip() for part in text)
+            ]
+            first += len(texts)
+            tally["dropped"] += len(texts) - len(kept)
+            if not kept:
+                continue
+            sides = [list(side) for side in zip(*(text for text, _ in kept), strict=True)]
+            encoded = tokenizer(*sides, verbose=False)
+            for index, (text, label) in enumerate(kept):
+                one = {name: encoded[name][index] for name in encoded}
+                if len(one["input_ids"]) > recipe.sequence_length:
+                    tally["cut"] += 1
+                    one = dict(tokenizer(*text, truncation=True, max_length=recipe.sequence_length))
+                yield one, [label]
 
     def doubt(self, recipe: Recipe, classes: Classes, dropped: int = 0) -> str:
         """Whether nearly each text has a class of its own.
@@ -117,29 +142,3 @@ def texts_in(columns: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the columns of the text, or of the pair of texts, if they have names of GLUE."""
     known = (pair for pair in GLUE if all(is_text(columns.get(name, "")) for name in pair))
     return next(known, ())
-
-
-def _encoded(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, numbers: dict[Any, int], tally: Counter[str]
-) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    names = list(TASK.columns(recipe.dataset).values())
-    first = 0
-    for rows in read_columns(recipe.split, list(dict.fromkeys(names)), recipe.limit):
-        texts = list(zip(*(rows[name] for name in names[:-1]), strict=True))
-        kept = [
-            (text, class_of(label, numbers, recipe.split, first + row))
-            for row, (text, label) in enumerate(zip(texts, rows[names[-1]], strict=True))
-            if not is_blank(label) and None not in text and any(part.strip() for part in text)
-        ]
-        first += len(texts)
-        tally["dropped"] += len(texts) - len(kept)
-        if not kept:
-            continue
-        sides = [list(side) for side in zip(*(text for text, _ in kept), strict=True)]
-        encoded = tokenizer(*sides, verbose=False)
-        for index, (text, label) in enumerate(kept):
-            one = {name: encoded[name][index] for name in encoded}
-            if len(one["input_ids"]) > recipe.sequence_length:
-                tally["cut"] += 1
-                one = dict(tokenizer(*text, truncation=True, max_length=recipe.sequence_length))
-            yield one, [label]

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.config.columns import Column, in_lists, is_class, is_text
 from runner.config.run_config import RunConfig
-from runner.data import labelled
 from runner.data.classes import class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.rows import LabelledRows
-from runner.data.store import IGNORED, Facts, Sample
+from runner.data.store import IGNORED, Facts
 from runner.data.table import MOST_ROWS, columns, first_batches, row_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
@@ -54,6 +53,8 @@ MODEL_TYPES = """
 class TokenClassification(ClassTask):
     """A class for each word."""
 
+    of_words = True
+
     def check_rows(self, recipe: Recipe) -> None:
         """Compares the numbers of words and of tags in the first rows.
 
@@ -72,8 +73,55 @@ class TokenClassification(ClassTask):
                 values = (batch.column(name)[row].as_py() for name in names)
                 check_lengths(replace(recipe.split, part=None), first + row, *values)
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
-        return labelled.samples(recipe, _encoded, of_words=True)
+    def encoded(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        numbers: dict[Any, int],
+        tally: Counter[str],
+    ) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        data = recipe.dataset
+        if not tokenizer.is_fast:
+            raise UsageError(
+                f"{recipe.task}: the tokenizer in {tokenizer.name_or_path} cannot say which word "
+                "its tokens belong to.",
+                "Stage a model whose repository has tokenizer.json.",
+            )
+        space = " " if needs_space(tokenizer) else ""
+        first = 0
+        for rows in columns(recipe.split, [data.words, data.tags], recipe.limit):
+            kept = []
+            pairs = zip(rows[data.words], rows[data.tags], strict=True)
+            for row, (words, tags) in enumerate(pairs, first):
+                if not words or tags is None or any(map(is_blank, tags)):
+                    tally["dropped"] += 1
+                    continue
+                check_lengths(recipe.split, row, words, tags)
+                spaced = [
+                    f"{space if place else ''}{word or ''}" for place, word in enumerate(words)
+                ]
+                kept.append((spaced, [class_of(tag, numbers, recipe.split, row) for tag in tags]))
+            first += len(rows[data.tags])
+            if not kept:
+                continue
+            encoded = tokenizer(
+                [words for words, _ in kept],
+                is_split_into_words=True,
+                truncation=True,
+                max_length=recipe.sequence_length,
+                verbose=False,
+            )
+            for index, (words, tags) in enumerate(kept):
+                places = encoded.word_ids(index)
+                last = max((place for place in places if place is not None), default=-1)
+                # The last words of a row can have no token of their own: white space.
+                lost = sum(1 for word in words[last + 1 :] if word.strip())
+                tally["cut"] += bool(lost)
+                tally["cut_words"] += lost
+                yield (
+                    {name: encoded[name][index] for name in encoded},
+                    at_first_tokens(places, tags),
+                )
 
     def objective(self, config: RunConfig, model: ModelInput, facts: Facts) -> WordObjective:
         return WordObjective(self.model_class(), config, model, facts)
@@ -108,52 +156,6 @@ def check_lengths(split: SplitInput, row: int, words: Sequence[Any], tags: Seque
             "Each word needs one tag: look at the two columns, or correct the row and stage it "
             "again.",
         )
-
-
-def _encoded(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, numbers: dict[Any, int], tally: Counter[str]
-) -> Iterator[tuple[dict[str, Any], list[int]]]:
-    data = recipe.dataset
-    if not tokenizer.is_fast:
-        raise UsageError(
-            f"{recipe.task}: the tokenizer in {tokenizer.name_or_path} cannot say which word its "
-            "tokens belong to.",
-            "Stage a model whose repository has tokenizer.json.",
-        )
-    space = " " if needs_space(tokenizer) else ""
-    first = 0
-    for rows in columns(recipe.split, [data.words, data.tags], recipe.limit):
-        kept = []
-        for row, (words, tags) in enumerate(zip(rows[data.words], rows[data.tags], strict=True)):
-            if not words or tags is None or any(map(is_blank, tags)):
-                tally["dropped"] += 1
-                continue
-            check_lengths(recipe.split, first + row, words, tags)
-            spaced = [f"{space if place else ''}{word or ''}" for place, word in enumerate(words)]
-            kept.append(
-                (spaced, [class_of(tag, numbers, recipe.split, first + row) for tag in tags])
-            )
-        first += len(rows[data.tags])
-        if not kept:
-            continue
-        encoded = tokenizer(
-            [words for words, _ in kept],
-            is_split_into_words=True,
-            truncation=True,
-            max_length=recipe.sequence_length,
-            verbose=False,
-        )
-        for index, (words, tags) in enumerate(kept):
-            places = encoded.word_ids(index)
-            last = max((place for place in places if place is not None), default=-1)
-            # The last words of a row can have no token of their own: white space.
-            lost = sum(1 for word in words[last + 1 :] if word.strip())
-            tally["cut"] += bool(lost)
-            tally["cut_words"] += lost
-            yield (
-                {name: encoded[name][index] for name in encoded},
-                at_first_tokens(places, tags),
-            )
 
 
 def at_first_tokens(places: Sequence[int | None], tags: Sequence[int]) -> list[int]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.config.columns import Column, is_integer
 from runner.config.run_config import RunConfig
+from runner.data.classes import listed, read_classes
+from runner.data.recipe import Recipe
 from runner.data.rows import LabelledRows
-from runner.data.store import Facts
-from runner.data.tokenizing import load_tokenizer
+from runner.data.store import IGNORED, Facts, Sample
+from runner.data.tokenizing import id_type, load_tokenizer
+from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.objective import Batch, Objective
 from runner.tasks.shared.task import Task
 
 if TYPE_CHECKING:
     from torch import nn
+    from transformers import PreTrainedTokenizerBase
 
     from runner.training.components.batches import Sample as Place
 
@@ -47,7 +52,71 @@ LABEL = Column(
 
 
 class ClassTask(Task):
-    """A task that learns a class for each sample, or several."""
+    """A task that learns a class for each text, or for each word: a subclass has `encoded`."""
+
+    of_words = False
+    """Whether each word has a class, not each text."""
+
+    def encoded(
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        numbers: dict[Any, int],
+        tally: Counter[str],
+    ) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """Yields what the tokenizer returns for each row, and the labels of its tokens, or its own.
+
+        A sample that is longer than a sequence is cut.
+
+        Args:
+            recipe: what to read.
+            tokenizer: of the model.
+            numbers: value of the column of classes -> the number of its class.
+            tally: counts rows: `dropped` (no text or no label), `cut`; and `cut_words`.
+
+        Raises:
+            UsageError: a row cannot be read.
+        """
+        raise NotImplementedError
+
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+        """Yields the samples of a split in its order: `ids`, `documents` and `labels`."""
+        import numpy as np
+
+        tokenizer = load_tokenizer(recipe.model)
+        classes, tally = read_classes(recipe), Counter[str]()
+        dtype = id_type(tokenizer)
+        for one, labels in self.encoded(recipe, tokenizer, classes.numbers, tally):
+            ids = np.array(one["input_ids"], dtype)
+            kinds = np.array(one.get("token_type_ids", [0] * len(ids)), np.uint16)
+            tally["samples"] += 1
+            tally["words"] += sum(label != IGNORED for label in labels)
+            yield {"ids": ids, "documents": kinds + 1, "labels": np.array(labels, np.int32)}
+        if not tally["words"]:
+            raise UsageError(
+                f"split `{recipe.split.name}`: nothing to train on: "
+                f"{human_count(tally['dropped'], 'row')} without a text or a label.",
+                "Look at the columns, or choose another split.",
+            )
+        what, lost = human_count(tally["samples"], "text"), ""
+        if self.of_words:
+            words = human_count(tally["words"], "word")
+            what = f"{human_count(tally['samples'], 'sentence')}, {words}"
+            lost = f", {human_count(tally['cut_words'], 'word')} lost"
+        notes = []
+        if tally["dropped"]:
+            dropped = human_count(tally["dropped"], "row")
+            notes.append(f"{dropped} left out: no text or no label")
+        if tally["cut"]:
+            notes.append(f"{tally['cut']} cut to {recipe.sequence_length} tokens{lost}")
+        return Facts(
+            recipe.to_json(),
+            f"{what} in {len(classes.names)} classes: {listed(classes.names)}",
+            notes,
+            warning=self.doubt(recipe, classes, tally["dropped"]),
+            class_names=classes.names,
+            class_kind=classes.kind,
+        )
 
     def check_tokenizer(self, config: Any, inputs: Any, tokenizer: Any) -> list[str]:
         """Any tokenizer will do: it puts its own special tokens around a text."""

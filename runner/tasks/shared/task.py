@@ -44,7 +44,7 @@ class Task:
         table: the middle of the name of transformers' table of its model types,
             `MODEL_FOR_..._MAPPING_NAMES` (transformers/models/auto/modeling_auto.py).
         model_types: the keys of that table. They are copied, because to read them needs torch;
-            tests/runner/test_tasks.py compares them.
+            tests/runner/config/test_model_types.py compares them.
         pipeline: the Hub's name for it.
         peft_type: peft's name for it, if it has one.
         example: the run file of runner/examples that `runner init` begins with.

@@ -17,13 +17,13 @@ from transformers import AutoTokenizer
 
 from runner.cli import main as runner
 from runner.config.run_config import RunConfig
-from runner.data.instruction import Writer
 from runner.data.prepare import prepare
 from runner.data.recipe import recipes
 from runner.data.store import Stores
 from runner.inputs import resolve
 from runner.job.plan import sequence_length
 from runner.job.shapes import ModelShape
+from runner.tasks.instruction import Writer
 from stage.cli import main as stage
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
@@ -269,7 +269,7 @@ def test_a_talk_in_two_columns_or_with_other_keys_alone_is_refused_with_the_way_
     assert samples()[0][1].replace("</s>", "").split() == f"{ANSWER} {LAST}".split()
 
 
-@obeys("runner/data/instruction.py", "Train the model's chat version")
+@obeys("runner/tasks/instruction.py", "Train the model's chat version")
 def test_a_base_model_learns_talks_by_the_template_of_the_message(
     chat: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,12 @@ import pytest
 from PIL import Image, ImageOps
 
 from runner.config.data import DatasetConfig
-from runner.data.images import decode, image_side
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.image_classification import Pictures, augmented
+from runner.tasks.image_classification import Pictures, augmented, decode, image_side
 from runner.training.components.batches import Sample, sample_rng
 from tests.runner.data.test_prepare import digest
 

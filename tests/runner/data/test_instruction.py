@@ -12,13 +12,13 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from runner.config.data import DatasetConfig
-from runner.data.instruction import by_parts, by_template, parts_of
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.rows import Rows
 from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
+from runner.tasks.instruction import by_parts, by_template, parts_of
 from tests.runner.data.test_prepare import digest, make_tokenizer, saved, word
 
 EOS, BOS = 3, 2
