@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HALF = (0.5, 0.5, 0.5)
 """Mean and deviation of ViT, and of models without preprocessor_config.json."""
 
-IMAGES_AT_ONCE = 100
+IMAGES_AT_ONCE = 100  # files of photos that are in memory at a time
 ORIENTATION = 274  # number of the EXIF tag
 CHANNELS = 3
 

@@ -60,7 +60,7 @@ Part = tuple[str, str | None]  # of a format: a text, and the name of the column
 
 # Keys of an assistant's message that are an answer without a text in `content`.
 ANSWERS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-FIRST_ROWS = 64
+FIRST_ROWS = 64  # enough to see that no row has an answer, and written in a tenth of a second
 _BLANK_LINE = "\n\n"
 _PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"

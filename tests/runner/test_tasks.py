@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from runner import tasks
+from runner.cli import main
 from runner.tasks import TASKS
 
 RUNNER = Path(__file__).resolve().parents[2] / "runner"
@@ -61,6 +64,24 @@ def test_the_tasks_are_known_without_torch_and_numpy() -> None:
     code = f"import sys, runner.tasks; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_a_new_file_is_a_new_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loud_lm.py").write_text(
+        "from dataclasses import replace\nfrom runner.tasks import causal_lm\n"
+        "TASK = replace(causal_lm.TASK, name='loud-lm', place=99)\n"
+    )
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "runner.tasks.loud_lm", None)
+    monkeypatch.delitem(sys.modules, "runner.tasks.loud_lm")
+    assert list(tasks._read()) == [*TASKS, "loud-lm"]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_task_is_in_the_help_and_in_the_reference(name: str) -> None:
+    help_of_init = CliRunner().invoke(main, ["init", "--help"]).output
+    assert name in "".join(help_of_init.split()), "a line can end after a hyphen"
+    assert f"| `{name}` |" in (RUNNER.parent / "docs/reference/tasks.md").read_text("utf-8")
 
 
 def test_the_file_of_a_task_has_its_name() -> None:
