@@ -31,7 +31,7 @@ from runner.config.fields import Choice, check_unused_keys, every_key, unused_ke
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.overrides import override
-from runner.config.tasks import names, task_named, those_with
+from runner.config.tasks import task_named, task_names, those_with
 from runner.errors import (
     HIDDEN,
     RUN_FILE,
@@ -194,7 +194,7 @@ class RunConfig:
     name: str = setting("auto", "the run file's name", convert=_folder_name)
     manifest: str | None = setting(None, is_path=True)
     task: str = setting(
-        takes=names,
+        takes=task_names,
         like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py",
     )
     bundle: BundleConfig = setting(BundleConfig)

@@ -20,8 +20,8 @@ def task_named(name: str) -> Task:
     return TASKS[name]
 
 
-def names() -> Any:
-    """The type of the key `task`."""
+def task_names() -> Any:
+    """The type of the key `task`: one of these names."""
     from runner.tasks import TASKS
 
     return Literal[tuple(TASKS)]

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from runner.data.store import IGNORED, Facts, R, Sample
+from runner.data.store import IGNORED, Stores
 from runner.tasks.shared.objective import Objective
 from runner.training.ahead import Ahead, Load
-from runner.training.components.batches import evaluation_batches
+from runner.training.components.batches import Sample, evaluation_batches
 from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
 from runner.training.reporting import Totals
 
 
-class Split(Protocol):
-    """What is evaluated: `Stores`, or a part of them."""
-
-    def __len__(self) -> int: ...
-
-    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], Facts], R]) -> R:
-        """As `Stores.rows`."""
-
-
 def evaluate(
     task: Objective[Any],
     engine: Engine,
-    store: Split,
+    store: Stores,
     ranks: Ranks,
     micro: int,
     should_stop: Callable[[], bool],
     device: torch.device,
+    most: int | None = None,
 ) -> dict[str, float] | None:
-    """Evaluates on a whole split. All ranks call it.
+    """Evaluates on a split. All ranks call it.
 
     Args:
         task: the model and its loss.
@@ -44,13 +36,16 @@ def evaluate(
         micro: samples per batch of one rank.
         should_stop: is called before each batch; true on one rank stops all ranks, one batch later.
         device: of this rank.
+        most: the first samples of the split that are read; None: all.
 
     Returns:
         What `Objective.metrics` returns, for example `validation_loss`; None if it was stopped.
     """
     if ranks.any(should_stop()):
         return None
-    batches = _batches(task, store, ranks, micro, device)
+    number = len(store) if most is None else min(most, len(store))
+    parts = evaluation_batches(number, ranks.rank, ranks.world_size, micro)
+    batches = _batches(task, store, parts, device)
     module: Any = task.module
     module.eval()
     try:
@@ -76,10 +71,12 @@ def evaluate(
 
 
 def _batches(
-    task: Objective[Any], store: Split, ranks: Ranks, micro: int, device: torch.device
+    task: Objective[Any],
+    store: Stores,
+    parts: list[list[tuple[Sample, bool]]],
+    device: torch.device,
 ) -> Ahead[Load]:
-    """This rank's batches, one item each."""
-    parts = evaluation_batches(len(store), ranks.rank, ranks.world_size, micro)
+    """This rank's batches, one item each; `parts` as `evaluation_batches` gives them."""
 
     def make(number: int) -> Load:
         samples = [sample for sample, _ in parts[number]]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from runner.data.store import Facts, R, Sample, Stores
 from runner.job.host_memory import data_limit
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
@@ -43,26 +42,14 @@ def measure(trainer: Trainer, *, steps: int, memory_gib: float | None) -> None:
     trainer.ranks.barrier()
 
 
-class _First:
-    """The first samples of a split: what `evaluate` needs of a store."""
-
-    def __init__(self, store: Stores, count: int) -> None:
-        self._store, self._count = store, min(count, len(store))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], Facts], R]) -> R:
-        return self._store.rows(indices, of)
-
-
 def _evaluate(trainer: Trainer) -> None:
     """Evaluates two batches of each rank, for the memory of that phase."""
     store, micro = trainer.stores.get("validation"), trainer.plan.micro
     if store is None:
         return
-    few = _First(store, EVALUATED * micro * trainer.ranks.world_size)
-    evaluate(trainer.task, trainer.engine, few, trainer.ranks, micro, lambda: False, trainer.device)
+    ranks, device = trainer.ranks, trainer.device
+    few = EVALUATED * micro * ranks.world_size
+    evaluate(trainer.task, trainer.engine, store, ranks, micro, lambda: False, device, few)
     trainer.end_phase("evaluate")
 
 
