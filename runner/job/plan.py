@@ -109,12 +109,19 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
     return int(wanted), None
 
 
-def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int) -> TrainingPlan:
+def decide(
+    config: RunConfig,
+    shape: ModelShape,
+    chosen_length: tuple[int, Choice | None],
+    device: Device,
+    world_size: int,
+) -> TrainingPlan:
     """Decides everything that is `auto`.
 
     Args:
         config: the run file.
         shape: the model's counts.
+        chosen_length: of a sequence, by `sequence_length`.
         device: the device of each rank.
         world_size: number of ranks.
 
@@ -122,7 +129,7 @@ def decide(config: RunConfig, shape: ModelShape, device: Device, world_size: int
         UsageError: the batch does not divide among the ranks, the device lacks the precision, or
             the model's state does not fit.
     """
-    length, chosen = sequence_length(config, shape)
+    length, chosen = chosen_length
     precision, why_precision = precision_on(config, device)
     config = replace(config, precision=precision)  # type: ignore[arg-type]  # one of its values
     zero, spread = _spread(config, shape, device, world_size, precision)

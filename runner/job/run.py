@@ -96,8 +96,12 @@ class Run(Facts):
     )
 
     def __getstate__(self) -> dict[str, object]:
-        """The fields without the variables: they can hold secrets, and another process has its."""
-        return {**super().__getstate__(), "environ": {}}
+        """The fields without the variables, which can hold secrets."""
+        return {**super().__getstate__(), "environ": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """A run that another process has sent: here, the variables are those of this process."""
+        vars(self).update(state, environ=os.environ)
 
     @fact
     def to_read(self) -> tuple[Path, ...]:

@@ -22,8 +22,15 @@ from runner.job.looks import Answer, Look, look_at_model, look_at_texts
 from runner.job.model import check_files, check_model
 from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, sequence_length
 from runner.job.resume import check_checkpoint
-from runner.job.run import NO_RANKS, Asked, Run
-from runner.job.shapes import ModelShape, embedding_rows, outline_of, shape_of, weight_shapes
+from runner.job.run import NO_RANKS, Asked, Ranks, Run
+from runner.job.shapes import (
+    Device,
+    ModelShape,
+    embedding_rows,
+    outline_of,
+    shape_of,
+    weight_shapes,
+)
 from runner.job.texts import to_count
 from runner.run_folder.history import (
     History,
@@ -194,7 +201,8 @@ class TrainingRun(Run):
         """
         if not self.shape.num_parameters:
             raise NotKnownError
-        return decide(self.config, self.shape, self.device, self.ranks.world_size)
+        number = self.ranks.world_size
+        return decide(self.config, self.shape, self.chosen_length, self.device, number)
 
     @fact
     def decided(self) -> RunConfig:
@@ -295,6 +303,11 @@ class TrainingRun(Run):
         if not (self.asked.ahead and numbers and counts_all) or None in numbers:
             raise NotKnownError
         return sum(number or 0 for number in numbers)
+
+    def on(self, device: Device, number: int) -> TrainingRun:
+        """This run on so many ranks, each with this device."""
+        ranks = Ranks(number, number, "here")
+        return self.given(Run.device, device).given(Run.ranks, ranks)
 
     def write_config(self) -> None:
         """Writes config.yaml: the run file with all values, and comments on automatic choices."""

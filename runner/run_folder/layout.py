@@ -58,6 +58,11 @@ class RunFolder:
         return self.root / "resolved.json"
 
     @property
+    def handed_over(self) -> Path:
+        """The same for its ranks (`runner.launch.resolved`)."""
+        return self.root / "resolved.pickle"
+
+    @property
     def micro(self) -> Path:
         """Which micro batches did not fit (`runner.launch.first_steps`)."""
         return self.root / "micro.json"

@@ -35,7 +35,7 @@ from runner.inputs import on_site, running_tree, unreadable
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
 from runner.job.job import Job
-from runner.job.plan import can_be_smaller, check_step, decide, num_steps, with_micro
+from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.with_torch import count
 from runner.launch.place import Place
@@ -150,7 +150,7 @@ def _take(job: Job, held: ExitStack) -> None:
         StageError: the bundle is damaged, or is not verified where that is required.
     """
     held.enter_context(hold_run_folder(job.folder, os.environ))
-    raise_errors(verified.find(replace(job, environ=os.environ)))
+    raise_errors(verified.find(job))
     job.folder.stopped.unlink(missing_ok=True)
 
 
@@ -200,18 +200,20 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
     def decide_rest() -> dict[str, Any]:
         check_facts(found)
         config, device = resolved.job.config, weakest(found)
-        shape, model = resolved.shape, resolved.job.inputs.model
-        if not shape.num_parameters:  # no weights: the launcher could not count
-            counted = count(config, config.model.folder or model.path)
-            shape = resolved.job.given(Job.counted, counted).shape
-        plan = decide(config, shape, device, ranks.world_size)
+        run = resolved.job.on(device, ranks.world_size)
+        if resolved.shape.num_parameters:
+            run = run.given(Job.shape, resolved.shape)
+        else:  # no weights: the launcher could not count
+            first = config.model.folder or run.inputs.model.path
+            run = run.given(Job.counted, count(config, first))
+        plan = run.plan
         sequences = len(open_data(resolved)[1])
         few = check_step(config, sequences, plan.total)
         notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
         decided: dict[str, Any] = {
-            "shape": shape,
+            "shape": run.shape,
             "plan": plan,
             "device": device,
             "steps": num_steps(config, sequences, plan.total),

@@ -28,7 +28,6 @@ from runner.job.check import check_run
 from runner.job.findings import in_order, raise_errors
 from runner.job.installed import check_fsdp, check_installed, leave_torch_alone, to_train
 from runner.job.job import Job
-from runner.job.plan import decide
 from runner.job.run import Asked, Run
 from runner.job.shapes import Device
 from runner.launch.place import Start
@@ -45,7 +44,7 @@ from runner.trials.layers import LEAST, cut, number_of_layers
 from runner.trials.small_run import (
     RANKS,
     SmallRun,
-    counted_shape,
+    counted,
     memory_here,
     memory_needed,
     small_run,
@@ -137,7 +136,7 @@ def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | N
 def _zero_of_job(run: Job, device: Device | None, ranks: int) -> int | None:
     if device is None:
         return None
-    return decide(run.config, counted_shape(run), device, ranks).zero
+    return counted(run).on(device, ranks).plan.zero
 
 
 def _in_folder(

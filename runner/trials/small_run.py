@@ -21,8 +21,7 @@ from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
 from runner.job.job import Job
 from runner.job.memory import state_needed
-from runner.job.plan import decide
-from runner.job.shapes import Device, ModelShape
+from runner.job.shapes import Device
 from runner.job.texts import bytes_of_text
 from runner.job.with_torch import count
 from runner.run_folder.layout import RunFolder
@@ -149,18 +148,17 @@ def _rows(recipe: Recipe, sequences: int, role: str) -> int:
     return max(ROWS[role], math.ceil(sequences * recipe.sequence_length * BYTES_OF_A_TOKEN / size))
 
 
-def counted_shape(run: Job) -> ModelShape:
-    """Returns the counts of a run's model; transformers counts where the model has no weights.
+def counted(run: Job) -> Job:
+    """Returns a run whose parameters are counted: by transformers, where the model has no weights.
 
     Raises:
         StageError: as for `shape_of`, or transformers does not build the model.
     """
     if run.shape.num_parameters:
-        return run.shape
+        return run
     what = (run.config, run.config.model.folder or run.inputs.model.path)
     remedy = "Run it where there is more memory."
-    counted = in_child(count, what, "counting parameters", remedy)
-    return run.given(Job.counted, counted).shape
+    return run.given(Job.counted, in_child(count, what, "counting parameters", remedy))
 
 
 def memory_needed(run: Job) -> int:
@@ -169,11 +167,10 @@ def memory_needed(run: Job) -> int:
     Raises:
         StageError: as for `decide`.
     """
-    shape = counted_shape(run)
-    plan = decide(run.config, shape, Device.cpu(2**62), RANKS)
-    state = state_needed(run.config, shape, RANKS)[plan.zero]
+    run = counted(run).on(Device.cpu(2**62), RANKS)
+    state = state_needed(run.config, run.shape, RANKS)[run.plan.zero]
     # Rank 0 holds all weights once more while it loads and exports them.
-    return RANKS * (state + LIBRARIES + _AT_A_TIME) + 4 * shape.num_parameters
+    return RANKS * (state + LIBRARIES + _AT_A_TIME) + 4 * run.shape.num_parameters
 
 
 def memory_here(environ: Mapping[str, str]) -> int:

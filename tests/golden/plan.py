@@ -20,8 +20,8 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job.load_memory import peak_at_load
 from runner.job.memory import activation_bytes, state_needed
-from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape, with_lora
+from tests.support.plans import decide
 
 RUNS = Path(__file__).parents[2] / "runs"
 GIB = 2**30

@@ -29,7 +29,6 @@ from runner.job.load_memory import check_at_load
 from runner.job.model import _check_names
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
-from runner.job.plan import decide
 from runner.job.shapes import Device, weight_shapes
 from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
@@ -41,6 +40,7 @@ from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
 from tests.runner.launch.test_node_local import JOB, TREE
 from tests.support.once import once
+from tests.support.plans import decide
 
 __all__ = ["bundle"]
 INPUTS = "runner/inputs/__init__.py"

@@ -10,8 +10,8 @@ import pytest
 from runner.config import deepspeed, explain
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
+from tests.support.plans import decide
 
 TUTORIAL = """\
 {

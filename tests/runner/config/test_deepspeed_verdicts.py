@@ -15,13 +15,14 @@ from runner.config.explain import of_ds_config
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job.memory import model_state
-from runner.job.plan import TrainingPlan, decide
+from runner.job.plan import TrainingPlan
 from runner.job.shapes import Device, ModelShape
 from runner.job.with_torch import check_ds_config
 from runner.training.components.optimization import Schedule
 from runner.training.engines.deepspeed import ds_config
 from tests.first_job.harness import run_runner
 from tests.remedies.obeyed import obeys
+from tests.support.plans import decide
 
 RUN = """\
 format: 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -32,11 +33,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_what_is_read_is_what_was_written(cluster: Cluster, name: str) -> None:
+def test_what_is_read_is_what_was_written(
+    cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Job.load(cluster.write(**SETTINGS[name]), cluster.bundle, cluster.output(), ("seed=7",))
     job.folder.make()
     written = Resolved.of(job, phase="first", checkpoint=None)
+    monkeypatch.setenv("TOKEN", "hidden-from-others")
     write(written)
+    for path in (job.folder.handed_over, job.folder.resolved):
+        assert b"hidden-from-others" not in path.read_bytes()
+    plain = json.loads(job.folder.resolved.read_text())
+    assert plain["shape"]["num_parameters"] == job.shape.num_parameters
+    assert plain["stores"]["train"] == [str(path) for path in job.stores["train"]]
     found = read(job.folder)
     assert found == written
     assert found.job.config.place("seed") == "--set seed" == job.config.place("seed")

@@ -11,7 +11,6 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
 from runner.job.memory import model_state
-from runner.job.plan import decide
 from runner.job.shapes import (
     Device,
     ModelShape,
@@ -21,6 +20,7 @@ from runner.job.shapes import (
 from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
 from tests.runner.conftest import Cluster
+from tests.support.plans import decide
 
 GIB = 2**30
 A100 = Device("cuda", "A100", 80 * GIB, True, True, 500 * GIB)

@@ -14,17 +14,10 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job import installed
 from runner.job.memory import activation_bytes, state_needed
-from runner.job.plan import (
-    MicroBound,
-    TrainingPlan,
-    check_batch,
-    check_step,
-    decide,
-    num_steps,
-    with_micro,
-)
+from runner.job.plan import MicroBound, TrainingPlan, check_batch, check_step, num_steps, with_micro
 from runner.job.shapes import Device, ModelShape
 from runner.training.components.optimization import Schedule
+from tests.support.plans import decide
 
 GIB = 2**30
 CPU = Device("cpu", "CPU", 16 * GIB, False, False)

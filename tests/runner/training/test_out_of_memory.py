@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.job.plan import decide
 from runner.job.shapes import Device, ModelShape
 from runner.run_folder.heartbeat import read_failure
 from runner.training.out_of_memory import explain, is_out_of_memory
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
+from tests.support.plans import decide
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.15 GiB of "
