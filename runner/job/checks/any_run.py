@@ -98,7 +98,7 @@ def python(run: Run) -> Iterator[Finding]:
         yield about
 
 
-@needs(Run.starts, Run.has_own_torch)
+@needs(Run.has_own_torch)
 def tools_here(run: Run) -> Iterator[Finding]:
     """A compiler or library that the ranks need and that is missing on this machine."""
     if run.has_own_torch:
@@ -177,7 +177,7 @@ def held(run: Run) -> Iterator[Finding]:
         yield fact_line(run.held)
 
 
-ANYWHERE = (accelerators, tools_here, site, verified, writable)
+ANYWHERE = (accelerators, *after((Run.starts,), tools_here), site, verified, writable)
 """What ends any run, wherever it starts."""
 IN_A_JOB = after(
     (Run.ahead,),
