@@ -39,9 +39,9 @@ def evaluate(
       runner evaluate runs/my.yaml --bundle bundle --checkpoint best
       runner evaluate runs/my.yaml --bundle bundle --set dataset.validation=test
     """
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
     from runner.trials.evaluate import evaluate as evaluate_run
 
-    loaded = Job.load(run, bundle, output, overrides)
+    loaded = TrainingRun.load(run, bundle, output, overrides)
     with silent(if_=quiet):
         evaluate_run(loaded, checkpoint, processes, os.environ, print_line)

@@ -43,11 +43,11 @@ def rehearse(
       runner rehearse runs/my.yaml --bundle bundle
       runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
     from runner.trials import node_part as part
     from runner.trials.stages import Stages
 
-    load = partial(Job.load, run, bundle, output, overrides)
+    load = partial(TrainingRun.load, run, bundle, output, overrides)
     if job and part.is_part(os.environ):
         sys.exit(part.be_its_launcher(load, os.environ))
     stages = Stages((lambda _line: None) if quiet else _print)

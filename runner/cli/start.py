@@ -149,13 +149,13 @@ def prepare(
       runner prepare runs/my.yaml --bundle bundle
     """
     from runner import isolation, offline
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
     from runner.launch.train import make_ready
 
     offline.set_variables(os.environ)
     with silent(if_=quiet):
         isolation.isolate(os.environ, print_line)
-        make_ready(Job.load(run, bundle, output, overrides), os.environ)
+        make_ready(TrainingRun.load(run, bundle, output, overrides), os.environ)
 
 
 @click.command()
@@ -185,14 +185,14 @@ def train(
       runner train runs/my.yaml --bundle bundle --dry-run
     """
     from runner.closed_pipe import outlive_readers
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
     from runner.launch.place import Start
     from runner.launch.train import set_up
     from runner.launch.train import train as train_run
 
     outlive_readers()
     with silent(if_=quiet):
-        load = partial(Job.load, run, bundle, output, overrides)
+        load = partial(TrainingRun.load, run, bundle, output, overrides)
         options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
         start = Start.of(os.environ, processes)
         if start is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from runner.config.columns import place_of
 from runner.config.data import DatasetConfig
@@ -187,11 +187,16 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
         DamageError: the bundle's lock is damaged, or the run file asks for another bundle; or an
             asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
-    return resolve_known(config, bundle_path, frozenset())
+    found = find_mistakes(config, bundle_path, frozenset())
+    assert found is not None  # all is known of a run file without mistakes
+    return found
 
 
-def resolve_known(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inputs:
-    """As `resolve`, for a run file with mistakes: the values of the keys in `wrong` are unknown."""
+def find_mistakes(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inputs | None:
+    """As `resolve`, for a run file with mistakes: the values of the keys in `wrong` are unknown.
+
+    None: the model, or the training split of a dataset, is not known.
+    """
     try:
         bundle = Bundle.open(bundle_path)
     except DamageError:
@@ -214,7 +219,9 @@ def resolve_known(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inpu
     return inputs
 
 
-def _resolve(config: RunConfig, bundle: Bundle, wrong: Set[str], mistakes: Mistakes) -> Inputs:
+def _resolve(
+    config: RunConfig, bundle: Bundle, wrong: Set[str], mistakes: Mistakes
+) -> Inputs | None:
     model = environment = None
     if not wrong & {"model", "model.asset"}:
         with mistakes:
@@ -228,14 +235,17 @@ def _resolve(config: RunConfig, bundle: Bundle, wrong: Set[str], mistakes: Mista
             with mistakes:
                 unknown |= wrong & {"task"}
                 where = place_of(config.lines, of_list)
-                datasets.append(_dataset(config, bundle, wanted, where, unknown))
+                if (data := _dataset(config, bundle, wanted, where, unknown)) is not None:
+                    datasets.append(data)
     if not wrong & {"environment", "environment.asset"}:
         with mistakes:
             environment = environment_input(config, bundle)
+    if model is None or len(datasets) < len(config.sources):
+        return None
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
-        model=cast(ModelInput, model),  # None only where there are mistakes
+        model=model,
         datasets=tuple(datasets),
         environment=environment,
     )
@@ -442,7 +452,7 @@ def _dataset(
     wanted: DatasetConfig,
     where: Callable[[str], str],
     unknown: Set[str],
-) -> DatasetInput:
+) -> DatasetInput | None:
     asset = _asset(bundle, wanted.asset, where(f"asset: {wanted.asset}"))
     if asset.kind != "dataset":
         is_files = asset.kind == "files"
@@ -484,10 +494,12 @@ def _dataset(
         with mistakes:
             found["train"], found["validation"] = _parts(wanted, found["train"], where)
     mistakes.check(str(config.path))
+    if "train" not in found:
+        return None
     return DatasetInput(
         asset=asset.name,
         config=name,
-        train=cast(SplitInput, found.get("train")),  # None only where there are mistakes
+        train=found["train"],
         validation=found.get("validation"),
         settings=wanted,
         source=asset.source.location,

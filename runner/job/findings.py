@@ -6,9 +6,8 @@ A check yields `Finding`s. A `StageError` that it raises is an error too, and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec
 
 from runner.errors import (
     DamageError,
@@ -23,7 +22,6 @@ from runner.errors import (
 FAULTS = "faults, each of which would end this run"
 FORMAT = 1  # of the JSON document
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -106,37 +104,6 @@ def attempt(
         yield from check(*arguments, **named) or ()
     except StageError as error:
         yield from errors_of(error)
-
-
-class Findings(list[Finding]):
-    """What is found where one error does not end the work: all of it, in its order."""
-
-    @property
-    def errors(self) -> list[Finding]:
-        """What ends the run."""
-        return [finding for finding in self if finding.level == "error"]
-
-    def warn(self, message: str, remedy: str) -> None:
-        """Adds what may end the run."""
-        self.append(warning(message, remedy))
-
-    def error(self, error: StageError) -> None:
-        """Adds what ends the run."""
-        self.extend(errors_of(error))
-
-    def attempt(self, check: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
-        """Calls a check; an error is kept, and the result is None then."""
-        with self.keeping():
-            return check(*arguments, **named)
-        return None
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Keeps an error that is raised in this context."""
-        try:
-            yield
-        except StageError as error:
-            self.error(error)
 
 
 def without_repeats(found: Iterable[Finding]) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
@@ -13,7 +13,7 @@ from runner.data.recipe import Recipe
 from runner.data.table import MOST_ROWS, reading
 from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
-from runner.job.findings import Findings
+from runner.job.findings import Finding, attempt, errors_in, warning
 from runner.job.plan import check_step
 
 ROWS_PER_SEQUENCE = 2
@@ -66,42 +66,42 @@ def check_rows(recipe: Recipe) -> None:
 
 
 def check_data(
-    found: Findings,
-    config: RunConfig,
-    wanted: Mapping[str, Sequence[Recipe]],
-    total: int | None,
-) -> None:
+    config: RunConfig, wanted: Mapping[str, Sequence[Recipe]], total: int | None
+) -> Iterator[Finding]:
     """Finds splits without rows, classes that are not known, and what a task cannot read.
 
     Args:
         wanted: `train` and `validation` -> what is read.
         total: sequences per step; None: not known.
     """
-    before, task = len(found.errors), task_named(config.task)
-    classes = {
-        role: [those for recipe in several if (those := check_split(found, recipe))]
-        for role, several in wanted.items()
-    }
-    if len(found.errors) > before:
+    task, found = task_named(config.task), list[Finding]()
+    classes: dict[str, list[Classes]] = {"train": [], "validation": []}
+    for role, several in wanted.items():
+        for recipe in several:
+            found += attempt(check_split, recipe, classes[role])
+    yield from found
+    if errors_in(found):
         return
     if task.has_classes:
-        found.attempt(united, classes["train"], classes.get("validation", ()))
+        united(classes["train"], classes["validation"])
     if not task.has_tokens and total is not None:  # a sample for each row
         rows = (min(r.split.rows, r.limit or r.split.rows) for r in wanted["train"])
-        examine_step(found, config, sum(rows), total)
+        yield from examine_step(config, sum(rows), total)
 
 
-def check_split(found: Findings, recipe: Recipe) -> Classes | None:
-    """Finds what is wrong with the rows of a split; returns its classes, if it has some."""
-    classes, task = None, task_named(recipe.task)
-    with found.keeping():
-        check_rows(recipe)
-        if task.has_classes:
-            classes = read_classes(recipe)
-            if doubtful := task.doubt(recipe, classes):
-                found.warn(doubtful, COLUMNS)
-        task.check_rows(recipe)
-    return classes
+def check_split(recipe: Recipe, classes: list[Classes]) -> Iterator[Finding]:
+    """Finds what is wrong with the rows of a split.
+
+    Args:
+        classes: gets those of the split, if it has some.
+    """
+    task = task_named(recipe.task)
+    check_rows(recipe)
+    if task.has_classes:
+        classes.append(read_classes(recipe))
+        if doubtful := task.doubt(recipe, classes[-1]):
+            yield warning(doubtful, COLUMNS)
+    task.check_rows(recipe)
 
 
 def may_be_few(recipe: Recipe, total: int) -> bool:
@@ -167,7 +167,7 @@ def to_count(
     return [*few["train"], *few.get("validation", ())], len(few["train"]) == len(wanted["train"])
 
 
-def examine_step(found: Findings, config: RunConfig, sequences: int, total: int) -> None:
-    """Adds what `check_step` says about the sequences of an epoch and of a step."""
-    if few := found.attempt(check_step, config, sequences, total):
-        found.warn(*few)
+def examine_step(config: RunConfig, sequences: int, total: int) -> Iterator[Finding]:
+    """Yields what `check_step` says about the sequences of an epoch and of a step."""
+    if few := check_step(config, sequences, total):
+        yield warning(*few)

@@ -60,7 +60,7 @@ class TrainingRun(Run):
             DamageError: as for `inputs.resolve`.
         """
         config = RunConfig.load(
-            run_file, overrides, lambda c, wrong: inputs_module.resolve_known(c, bundle, wrong)
+            run_file, overrides, lambda c, wrong: inputs_module.find_mistakes(c, bundle, wrong)
         )
         inputs = inputs_module.resolve(config, bundle)
         folder = RunFolder((output or Path("output") / config.name).absolute())

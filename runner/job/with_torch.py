@@ -17,7 +17,7 @@ from typing import Any
 from runner.config.run_config import RunConfig
 from runner.config.tasks import task_named
 from runner.errors import shortage
-from runner.job.findings import Finding, Findings, fact_line, usage_error, warning
+from runner.job.findings import Finding, attempt, fact_line, usage_error, warning
 from runner.job.installed import is_installed
 from runner.job.plan import TrainingPlan
 
@@ -38,9 +38,9 @@ def look(config: RunConfig, asset: str, path: Path) -> tuple[list[Finding], list
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    found = Findings()
+    found = list[Finding]()
     if config.engine.config is not None and is_installed("deepspeed"):
-        found.attempt(check_ds_config, config)
+        found += attempt(check_ds_config, config)
     settings: dict[str, Any] = {}
     try:
         settings = json.loads((path / "config.json").read_bytes())
@@ -55,11 +55,14 @@ def look(config: RunConfig, asset: str, path: Path) -> tuple[list[Finding], list
         return [*found, _explain(config, path, error, settings)], []
     found += judge(asset, info, settings, _kept_part(config, made))
     if config.engine.name == "fsdp":
-        from runner.training.engines.fsdp import blocks_of
-
-        with found.keeping():
-            found.append(fact_line(f"engine.wrap: {blocks_of(made, config)[1]}"))
+        found += attempt(_blocks, config, made)
     return found, [_number_of(made)]
+
+
+def _blocks(config: RunConfig, made: Any) -> Iterator[Finding]:
+    from runner.training.engines.fsdp import blocks_of
+
+    yield fact_line(f"engine.wrap: {blocks_of(made, config)[1]}")
 
 
 def count(config: RunConfig, path: Path) -> int:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -14,9 +14,17 @@ from runner.config.run_config import RunConfig
 from runner.config.tasks import task_named
 from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import UsageError, shortage
+from runner.errors import StageError, UsageError, shortage
 from runner.inputs import Inputs, ModelInput
-from runner.job.findings import Findings, fact_line
+from runner.job.findings import (
+    Finding,
+    attempt,
+    errors_in,
+    errors_of,
+    fact_line,
+    usage_error,
+    warning,
+)
 from runner.job.installed import leave_torch_alone
 from runner.job.model import newer_transformers
 from runner.tasks import Task
@@ -33,7 +41,7 @@ def look(
     rows: tuple[int, str],
     train: Sequence[Recipe],
     counted: Sequence[Recipe],
-) -> tuple[Findings, list[int | None]]:
+) -> tuple[list[Finding], list[int | None]]:
     """Loads what the ranks will load of a model's small files.
 
     Args:
@@ -46,13 +54,20 @@ def look(
     """
     leave_torch_alone()
     offline.close_network()
-    found = Findings()
-    found.attempt(check_config, config, inputs.model)
+    found, numbers = [*attempt(check_config, config, inputs.model)], list[int | None]()
     if task_named(config.task).has_tokens:
-        found.attempt(_look_at_tokenizer, found, config, inputs, rows)
-    for recipe in [] if found.errors else train:
-        _write_samples(found, config, recipe)
-    numbers = [] if found.errors else [found.attempt(count, recipe) for recipe in counted]
+        found += attempt(_look_at_tokenizer, config, inputs, rows)
+    if not errors_in(found):
+        for recipe in train:
+            found += attempt(_write_samples, config, recipe)
+    if errors_in(found):
+        return found, []
+    for recipe in counted:
+        try:
+            numbers.append(count(recipe))
+        except StageError as error:
+            found += errors_of(error)
+            numbers.append(None)
     return found, numbers
 
 
@@ -83,8 +98,8 @@ def check_config(config: RunConfig, model: ModelInput) -> None:
 
 
 def _look_at_tokenizer(
-    found: Findings, config: RunConfig, inputs: Inputs, rows: tuple[int, str]
-) -> None:
+    config: RunConfig, inputs: Inputs, rows: tuple[int, str]
+) -> Iterator[Finding]:
     model, task = inputs.model, task_named(config.task)
     tokenizer = load_tokenizer(model)
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
@@ -96,13 +111,13 @@ def _look_at_tokenizer(
             "Stage the tokenizer's files with the model, from the same repository.",
         )
     if rows[0]:
-        compare(found, task, model, tokenizer, *rows)
-    found += map(fact_line, task.check_tokenizer(config, inputs, tokenizer))
+        yield from compare(task, model, tokenizer, *rows)
+    yield from map(fact_line, task.check_tokenizer(config, inputs, tokenizer))
 
 
 def compare(
-    found: Findings, task: Task, model: ModelInput, tokenizer: Any, rows: int, where: str
-) -> None:
+    task: Task, model: ModelInput, tokenizer: Any, rows: int, where: str
+) -> Iterator[Finding]:
     """Compares the ids of a tokenizer with the rows of an embedding.
 
     An id beyond them reads past their end: on a GPU an assertion in CUDA, on a CPU an index error
@@ -115,12 +130,10 @@ def compare(
     highest, count = max(own, default=-1), len(own | added.keys())
     remedy = "Tokenizer and model do not belong together: stage both from one repository."
     if highest >= rows:
-        found.error(
-            UsageError(
-                f"{asset} knows {max(count, highest + 1)} tokens, its model {rows} (ids up to "
-                f"{highest}; {where}).",
-                remedy,
-            )
+        yield usage_error(
+            f"{asset} knows {max(count, highest + 1)} tokens, its model {rows} (ids up to "
+            f"{highest}; {where}).",
+            remedy,
         )
         return
     beyond = {n: text for n, text in added.items() if n >= rows and text not in new}
@@ -131,21 +144,19 @@ def compare(
         for n, text in beyond.items()
         if task.draws_tokens or text in special or text in template
     }:
-        found.error(
-            UsageError(
-                f"{asset} adds {_named(used)} beyond the model's {rows} ids ({where}).",
-                "Resize the model's embedding and save it (model.resize_token_embeddings), then "
-                "stage it again; or remove the tokens from the tokenizer.",
-            )
+        yield usage_error(
+            f"{asset} adds {_named(used)} beyond the model's {rows} ids ({where}).",
+            "Resize the model's embedding and save it (model.resize_token_embeddings), then "
+            "stage it again; or remove the tokens from the tokenizer.",
         )
     elif beyond:
-        found.warn(
+        yield warning(
             f"{asset} adds {_named(beyond)} beyond the model's {rows} ids: a text in which they "
             "are written would end the run.",
             "Check that the texts hold none of them.",
         )
     if count < FEW * rows:
-        found.warn(
+        yield warning(
             f"{asset} knows {count} tokens, its model {rows}.",
             f"If that is not intended: {remedy[0].lower()}{remedy[1:]}",
         )
@@ -157,11 +168,10 @@ def _named(tokens: dict[int, str]) -> str:
     return ", ".join(named) + (f" and {more} more" if more else "")
 
 
-def _write_samples(found: Findings, config: RunConfig, recipe: Recipe) -> None:
-    if problem := found.attempt(
-        task_named(recipe.task).try_first_rows, recipe, load_tokenizer(recipe.model)
-    ):
-        found.warn(
+def _write_samples(config: RunConfig, recipe: Recipe) -> Iterator[Finding]:
+    tokenizer = load_tokenizer(recipe.model)
+    if problem := task_named(recipe.task).try_first_rows(recipe, tokenizer):
+        yield warning(
             f"{config.path}: {problem}.",
             "Look at these rows: in `messages`, the answers need the role `assistant`; "
             "dataset.response names the column of the answers; a longer sequence_length, or "

@@ -34,7 +34,7 @@ def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str])
     if outcome.kind != "no_memory" or (outcome.killed and not is_limited(environ)):
         return False
     resolved = read(folder)
-    plan, config = resolved.plan, resolved.job.config
+    plan, config = resolved.plan, resolved.run.config
     if plan is None or not can_be_smaller(config, plan) or not tries(folder.logs):
         return False
     why = f"{plan.micro} did not fit ({outcome.cause})"

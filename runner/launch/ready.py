@@ -10,11 +10,11 @@ import json
 from dataclasses import replace
 
 from runner.errors import UsageError, __version__
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.resolved import read
 
 
-def check_ready(run: Job) -> None:
+def check_ready(run: TrainingRun) -> None:
     """Refuses a run folder that `runner prepare` did not make ready for this run.
 
     Args:
@@ -30,7 +30,7 @@ def check_ready(run: Job) -> None:
         )
 
 
-def why_not_ready(run: Job) -> str:
+def why_not_ready(run: TrainingRun) -> str:
     """The reason, as the end of a sentence; empty: the run folder is ready."""
     try:
         text = run.folder.resolved.read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def why_not_ready(run: Job) -> str:
         return "nothing was prepared in it"
     if version != __version__:  # which may write another format
         return f"it was prepared by Airlift {version}, and this is {__version__}"
-    before = read(run.folder).job
+    before = read(run.folder).run
     if (before.inputs.bundle, before.inputs.bundle_id) != (run.inputs.bundle, run.inputs.bundle_id):
         return f"it was prepared from bundle {before.inputs.bundle_id[:12]} in {before.bundle}"
     # The path of the run file may be another one, from another folder.

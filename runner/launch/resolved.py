@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, write_atomically
-from runner.job.job import Job
 from runner.job.plan import MicroBound, TrainingPlan
 from runner.job.shapes import Device, ModelShape
+from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder, write_json
 
 
@@ -39,7 +39,7 @@ class Resolved:
         version: of Airlift, which may change the format.
     """
 
-    job: Job
+    run: TrainingRun
     shape: ModelShape
     stores: Mapping[str, tuple[Path, ...]]
     data: str
@@ -53,7 +53,7 @@ class Resolved:
     version: str = __version__
 
     @staticmethod
-    def of(job: Job, **options: Any) -> Resolved:
+    def of(run: TrainingRun, **options: Any) -> Resolved:
         """Decides what needs no device.
 
         Args:
@@ -62,8 +62,8 @@ class Resolved:
         Raises:
             StageError: as for `shape_of`, `sequence_length` and `recipes`.
         """
-        bound = _read_bound(job.folder)
-        return Resolved(job, job.shape, job.stores, job.data, options=options, bound=bound)
+        bound = _read_bound(run.folder)
+        return Resolved(run, run.shape, run.stores, run.data, options=options, bound=bound)
 
     def decided(self) -> TrainingPlan:
         """The plan, after rank 0 has decided."""
@@ -73,12 +73,12 @@ class Resolved:
 
 def write(resolved: Resolved) -> None:
     """Writes what is decided into the run folder, atomically; `resolved.json` last."""
-    folder = resolved.job.folder
+    folder = resolved.run.folder
     # A pickle, as `runner.child` sends it: whoever may write this file, and with it the run folder,
     # can run code as this user. So the folder must be as private as the account's other programs.
     write_atomically(folder.handed_over, pickle.dumps(resolved))
     values = {one.name: getattr(resolved, one.name) for one in fields(resolved)}
-    run = values.pop("job")
+    run = values.pop("run")
     for name in ("shape", "bound", "plan", "device"):
         values[name] = asdict(values[name]) if values[name] is not None else None
     write_json(folder.resolved, {"bundle": run.bundle, "overrides": run.overrides, **values})
@@ -92,7 +92,7 @@ def read(folder: RunFolder) -> Resolved:
 
 def tried_with(resolved: Resolved) -> dict[str, str]:
     """What decides how much memory a micro batch takes, and how much there is."""
-    config, model, plan = resolved.job.config, resolved.job.inputs.model, resolved.decided()
+    config, model, plan = resolved.run.config, resolved.run.inputs.model, resolved.decided()
     device, engine = resolved.device, config.engine.name
     assert device is not None
     return {

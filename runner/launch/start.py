@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.child import runner_command
 from runner.errors import print_line, say
 from runner.job import node_local
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.first_steps import halve_micro
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, outcome_of
@@ -42,7 +42,7 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
     Raises:
         StageError: as for `start_ranks` and `environment_for_ranks`; before a rank was started.
     """
-    run = resolved.job
+    run = resolved.run
     write(resolved)
     argv = rank_command(run, start, environ, "rank", str(run.folder.root), work)
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
@@ -53,7 +53,9 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
     return start_ranks(argv, start, run.folder, environ, again, hang_after_s=hang_after_s)
 
 
-def rank_command(run: Job, start: Start, environ: Mapping[str, str], *arguments: str) -> list[str]:
+def rank_command(
+    run: TrainingRun, start: Start, environ: Mapping[str, str], *arguments: str
+) -> list[str]:
     """The command that starts a rank: in a job by the Python of the container or environment.
 
     Raises:
@@ -64,7 +66,9 @@ def rank_command(run: Job, start: Start, environ: Mapping[str, str], *arguments:
     return [*run.config.slurm.around_ranks, *argv] if start.job else argv
 
 
-def environment_for_ranks(run: Job, start: Start, environ: Mapping[str, str]) -> Path | None:
+def environment_for_ranks(
+    run: TrainingRun, start: Start, environ: Mapping[str, str]
+) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:

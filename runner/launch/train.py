@@ -21,8 +21,8 @@ from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, sa
 from runner.job.check import check_run
 from runner.job.findings import report
 from runner.job.installed import check_installed, leave_torch_alone
-from runner.job.job import Job
 from runner.job.run import Asked, Ranks
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.start import start_work
@@ -45,7 +45,7 @@ def set_up(environ: MutableMapping[str, str], *, prints: bool = True) -> None:
 
 
 def train(
-    run: Job,
+    run: TrainingRun,
     start: Start,
     *,
     dry_run: bool,
@@ -90,7 +90,7 @@ def ranks_of(start: Start) -> Ranks:
     return Ranks(start.world_size, start.on_node, "here" if start.job is None else "job")
 
 
-def check_all_installed(run: Job, start: Start | None) -> None:
+def check_all_installed(run: TrainingRun, start: Start | None) -> None:
     """Refuses to train where packages are missing, before anything is written.
 
     The ranks of a batch job may run another environment than its launcher, which then only has to
@@ -108,14 +108,14 @@ def check_all_installed(run: Job, start: Start | None) -> None:
     check_installed(config, run.inputs, packages, "training")
 
 
-def _print_headline(run: Job) -> None:
+def _print_headline(run: TrainingRun) -> None:
     print_line(
         f"{run.config.path}: {run.config.name}, run folder {run.folder.root} (all settings, with "
         "reasons: config.yaml in it, or -v)"
     )
 
 
-def _launch(run: Job, start: Start, environ: Mapping[str, str]) -> int:
+def _launch(run: TrainingRun, start: Start, environ: Mapping[str, str]) -> int:
     prepare_in_sandbox(run, in_job=start.job is not None)
     run.write_config()
     for line in use_local_caches(os.environ):
@@ -124,7 +124,7 @@ def _launch(run: Job, start: Start, environ: Mapping[str, str]) -> int:
     return start_work(Resolved.of(run), "train", start, environ).exit_code
 
 
-def prepare_in_sandbox(run: Job, *, in_job: bool) -> None:
+def prepare_in_sandbox(run: TrainingRun, *, in_job: bool) -> None:
     """Prepares the data in a child process that cannot open an internet socket.
 
     Returns at once if all stores exist.
@@ -143,7 +143,7 @@ def prepare_in_sandbox(run: Job, *, in_job: bool) -> None:
     in_child(_prepare_offline, (run,), *_PREPARING, python or ())
 
 
-def make_ready(run: Job, environ: Mapping[str, str]) -> None:
+def make_ready(run: TrainingRun, environ: Mapping[str, str]) -> None:
     """Checks the run, prepares its data, and leaves its folder ready for ranks of any launcher.
 
     Nothing in it depends on the machine or the number of ranks: rank 0 decides that.
@@ -170,7 +170,7 @@ def make_ready(run: Job, environ: Mapping[str, str]) -> None:
     )
 
 
-def _prepare_offline(run: Job) -> None:
+def _prepare_offline(run: TrainingRun) -> None:
     """Prepares the data, in a child process without network."""
     leave_torch_alone()
     if why_not := offline.close_network():
@@ -181,7 +181,7 @@ def _prepare_offline(run: Job) -> None:
         raise failed_to_prepare(error, run) from None
 
 
-def prepare_all(run: Job, say: Callable[[str], None] = print_line) -> None:
+def prepare_all(run: TrainingRun, say: Callable[[str], None] = print_line) -> None:
     """Prepares the missing stores, in this process.
 
     Args:
@@ -198,7 +198,7 @@ def prepare_all(run: Job, say: Callable[[str], None] = print_line) -> None:
     )
 
 
-def failed_to_prepare(error: OSError, run: Job) -> StageError:
+def failed_to_prepare(error: OSError, run: TrainingRun) -> StageError:
     """Turns a system error during the preparation into one with a remedy.
 
     The cause is an unreadable bundle, a full disk, or a folder that cannot be written.
@@ -214,7 +214,7 @@ def failed_to_prepare(error: OSError, run: Job) -> StageError:
     )
 
 
-def _explain(run: Job, *, verbose: bool) -> None:
+def _explain(run: TrainingRun, *, verbose: bool) -> None:
     config = run.config
     for line in (
         choice_lines(config.explain()) if verbose else of_ds_config(config.notes, config.explain())

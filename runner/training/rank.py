@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from runner.errors import IncompleteError, StageError, print_line
 from runner.job import node_local
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.outcome import STOPPED_AND_SAVED
 from runner.launch.place import Place, RankNumbers, Start
 from runner.launch.rank import Rank, run_rank
@@ -47,7 +47,7 @@ def _work(rank: Rank, resolved: Resolved, work: Work) -> int:
 
     run_work(rank, resolved, work())
     # Our launcher looks for this file by itself; of another one, the exit code is all that it sees.
-    if rank.place.is_ours or not resolved.job.folder.stopped.exists():
+    if rank.place.is_ours or not resolved.run.folder.stopped.exists():
         return 0
     if rank.place.rank == 0:
         print_line(STOPPED_AND_SAVED)
@@ -55,7 +55,7 @@ def _work(rank: Rank, resolved: Resolved, work: Work) -> int:
 
 
 def join(
-    load: Callable[[], Job],
+    load: Callable[[], TrainingRun],
     work: Work,
     environ: MutableMapping[str, str],
     *,
@@ -102,7 +102,7 @@ def join(
     be_rank(run.folder, work, environ)
 
 
-def _check_can_begin(run: Job) -> None:
+def _check_can_begin(run: TrainingRun) -> None:
     """Checks that this Python can train the run, and that the run folder is ready.
 
     Raises:

@@ -34,9 +34,9 @@ from runner.errors import (
 from runner.inputs import on_site, running_tree, unreadable
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
-from runner.job.job import Job
 from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
+from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
 from runner.launch.place import Place
 from runner.launch.rank import Rank
@@ -96,7 +96,7 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
     store = open_store(rank)
     stop = StopRequest()
     stop.listen()
-    place, job, folder = rank.place, resolved.job, resolved.job.folder
+    place, job, folder = rank.place, resolved.run, resolved.run.folder
     bundle = job.inputs.bundle
     facts: Device | None = None
     whole: Resolved | None = None
@@ -137,7 +137,7 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
         dist.destroy_process_group()
 
 
-def _take(job: Job, held: ExitStack) -> None:
+def _take(job: TrainingRun, held: ExitStack) -> None:
     """Takes the run folder in rank 0, and looks at the bundle, as our launcher does at each start.
 
     Only here, after the ranks have met, can a refusal reach all of them.
@@ -173,7 +173,7 @@ def _no_memory(
     batch: those of another one end with 2, because the run file has to say it.
     """
     when = f"after step {trainer.step}" if trainer else "while loading"
-    config, plan = whole.job.config, whole.decided()
+    config, plan = whole.run.config, whole.decided()
     if trainer is not None:
         trainer.phases.first_steps.lift()
     fault = explain(error, config, plan, device, f"rank {place.rank}, {when}")
@@ -199,13 +199,13 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
 
     def decide_rest() -> dict[str, Any]:
         check_facts(found)
-        config, device = resolved.job.config, weakest(found)
-        run = resolved.job.on(device, ranks.world_size)
+        config, device = resolved.run.config, weakest(found)
+        run = resolved.run.on(device, ranks.world_size)
         if resolved.shape.num_parameters:
-            run = run.given(Job.shape, resolved.shape)
+            run = run.given(TrainingRun.shape, resolved.shape)
         else:  # no weights: the launcher could not count
             first = config.model.folder or run.inputs.model.path
-            run = run.given(Job.counted, count(config, first))
+            run = run.given(TrainingRun.counted, count(config, first))
         plan = run.plan
         sequences = len(open_data(resolved)[1])
         few = check_step(config, sequences, plan.total)
@@ -243,7 +243,7 @@ def start(
         facts: what this rank's device can do.
     """
     memory = PhaseMemory(device)
-    job, plan = resolved.job, resolved.decided()
+    job, plan = resolved.run, resolved.decided()
     config, inputs, folder = job.config, job.inputs, job.folder
     companions = read_companions(inputs.model) if ranks.is_first else {}
     first = config.model.folder or inputs.model.path
@@ -305,7 +305,7 @@ def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
     Raises:
         UsageError: it is not prepared.
     """
-    job = resolved.job
+    job = resolved.run
     command = job.command("prepare")
     opened = {
         role: [open_prepared(path, f"the data of `{role}`", command) for path in several]
@@ -364,7 +364,7 @@ def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> St
 
 def _facts(resolved: Resolved, device: Device, num_sequences: int) -> dict[str, Any]:
     """The content of `environment.json`: what is trained, where, and on which devices."""
-    config, inputs, plan = resolved.job.config, resolved.job.inputs, resolved.decided()
+    config, inputs, plan = resolved.run.config, resolved.run.inputs, resolved.decided()
     facts = {
         "bundle_id": inputs.bundle_id,
         "lock_digest": inputs.bundle_id,

@@ -49,7 +49,7 @@ def start_apart(
     """
     write(resolved)
     by = ("srun" if start.job else "local", str(start.on_node))
-    root = str(resolved.job.folder.root)
+    root = str(resolved.run.folder.root)
     python, *options = isolated("runner.trials.apart", root, work, *by)
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -87,7 +87,7 @@ def launch(resolved: Resolved, work: str, start: Start) -> int:
     """Starts the ranks, and notes in the run folder if memory ran out; returns the exit code."""
     outcome = start_work(resolved, work, start, os.environ)
     if outcome.kind == "no_memory":
-        write_json(resolved.job.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
+        write_json(resolved.run.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
     return outcome.exit_code
 
 

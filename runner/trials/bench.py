@@ -12,8 +12,8 @@ from runner.errors import StageError, format_age, human_count, human_size, write
 from runner.inputs import check_not_inside
 from runner.job.check import check_run
 from runner.job.findings import report
-from runner.job.job import Job
 from runner.job.run import Asked
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Start, as_launcher
 from runner.launch.train import (
     check_all_installed,
@@ -69,7 +69,7 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
     Raises:
         StageError: nothing could be tried, or every trial failed.
     """
-    run = Job.load(wanted.run_file, wanted.bundle, wanted.output, wanted.overrides)
+    run = TrainingRun.load(wanted.run_file, wanted.bundle, wanted.output, wanted.overrides)
     folder = (wanted.output or Path("output") / f"{run.config.name}-bench").absolute()
     check_not_inside(folder, run.inputs.bundle)
     run = replace(run, folder=RunFolder(folder), environ=environ)
@@ -137,7 +137,7 @@ def _search(bench: Bench, strategy: str, most: int, say: Callable[[str], None]) 
     return search(strategy, most, try_one)
 
 
-def prepare_trials(run: Job, start: Start) -> int:
+def prepare_trials(run: TrainingRun, start: Start) -> int:
     """Tokenises once for all trials. Returns the number of sequences per epoch."""
     run.folder.root.mkdir(parents=True, exist_ok=True)
     prepare_in_sandbox(run, in_job=start.job is not None)

@@ -18,8 +18,8 @@ from runner.config.explain import shown
 from runner.errors import StageError, UsageError, quoted, suggest
 from runner.job.check import check_run
 from runner.job.findings import raise_errors
-from runner.job.job import Job
 from runner.job.run import Asked
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Start, as_launcher
 from runner.launch.resolved import Resolved
 from runner.launch.start import start_work
@@ -49,12 +49,12 @@ class Evaluation:
         source: the name for printing: `step-8`, or where the first weights are from.
     """
 
-    run: Job
+    run: TrainingRun
     checkpoint: Path | None
     source: str
 
 
-def choose(run: Job, wanted: str | None) -> Evaluation:
+def choose(run: TrainingRun, wanted: str | None) -> Evaluation:
     """Finds the weights.
 
     Args:
@@ -102,7 +102,7 @@ def choose(run: Job, wanted: str | None) -> Evaluation:
     return Evaluation(hidden, found[name], name)
 
 
-def _without(run: Job) -> str:
+def _without(run: TrainingRun) -> str:
     """What can be evaluated of a run without checkpoints; an adapter alone cannot."""
     ways = ["the first weights: --checkpoint none"]
     lora = run.config.lora
@@ -116,7 +116,7 @@ def _without(run: Job) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _check_held_out(run: Job) -> None:
+def _check_held_out(run: TrainingRun) -> None:
     """Checks that a held out share of the training split is the one of the training.
 
     Raises:
@@ -135,7 +135,7 @@ def _check_held_out(run: Job) -> None:
         )
 
 
-def doubt(run: Job, checkpoint: Path | None) -> str:
+def doubt(run: TrainingRun, checkpoint: Path | None) -> str:
     """A warning where a share is held out of other data than those of the training.
 
     Args:
@@ -160,7 +160,7 @@ def doubt(run: Job, checkpoint: Path | None) -> str:
     )
 
 
-def _holds_out_a_share(run: Job) -> bool:
+def _holds_out_a_share(run: TrainingRun) -> bool:
     return any(data.validation and data.validation.part for data in run.inputs.datasets)
 
 
@@ -175,7 +175,7 @@ def _splits(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluate(
-    run: Job,
+    run: TrainingRun,
     wanted: str | None,
     processes: int | None,
     environ: Mapping[str, str],

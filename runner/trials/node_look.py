@@ -6,25 +6,24 @@ import resource
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.child import in_child
 from runner.config.run_config import RunConfig
-from runner.disks import local_folder, read_mounts
+from runner.disks import local_folder
 from runner.errors import UsageError, human_count, human_size, quoted
 from runner.inputs import EnvironmentInput
 from runner.job import devices
 from runner.job.access import (
     check_readable,
-    files_to_read,
     nearest_folder,
 )
 from runner.job.devices import ask_driver
-from runner.job.findings import Finding, Findings, fact_line
-from runner.job.installed import check_installed, check_tools, to_train
-from runner.job.job import Job
+from runner.job.findings import Finding, attempt, fact_line
+from runner.job.installed import check_installed, check_tools
 from runner.job.submit import ranks_on_node
+from runner.job.training_run import TrainingRun
 from runner.launch.network import (
     wrong_interfaces,
 )
@@ -38,7 +37,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 ENV_CHECK_S = 60
 
 
-def look(run: Job, place: Place, environ: Mapping[str, str]) -> Findings:
+def look(run: TrainingRun, place: Place, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Looks at this node, before torch is imported; tries its GPUs in a child process.
 
     Args:
@@ -46,42 +45,40 @@ def look(run: Job, place: Place, environ: Mapping[str, str]) -> Findings:
         place: this rank's numbers.
         environ: the environment variables of a rank.
     """
-    found = Findings()
-    found.attempt(check_readable, files_to_read(run.inputs))
-    found.attempt(check_installed, run.config, run.inputs, to_train(run.config), "training")
+    packages = run.packages.of_ranks
+    yield from attempt(check_readable, run.to_read)
+    yield from attempt(check_installed, run.config, run.inputs, packages, "training")
     if run.inputs.environment is not None:
-        found += env_check(run.inputs.environment)
+        yield from env_check(run.inputs.environment)
     if not place.on_one_node:
         interfaces = [name for _, name in socket.if_nameindex()]
-        found += check_interfaces(environ, interfaces)
+        yield from check_interfaces(environ, interfaces)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
-    found += check_locked_memory(INFINIBAND, limit, environ)
-    found += check_caches(local_folder(environ, read_mounts())[0])
-    found.attempt(check_tools, run.config)
-    with found.keeping():
-        found += map(fact_line, check_devices(run.config, environ))
-    return found
+    yield from check_locked_memory(INFINIBAND, limit, environ)
+    yield from check_caches(local_folder(environ, run.mounts)[0])
+    yield from attempt(check_tools, run.config)
+    yield from attempt(check_devices, run.config, environ)
 
 
-def check_devices(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
+def check_devices(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Checks that torch sees the GPUs that the run asks for, and that each of them computes.
 
     Args:
         config: the run file.
         environ: the environment variables of a rank.
 
-    Returns:
-        Lines for the user; empty where there is no GPU and nobody asked for one.
+    Yields:
+        Lines for the user; none where there is no GPU and nobody asked for one.
 
     Raises:
         StageError: a GPU does not compute, or torch has no code for it.
         UsageError: torch sees too few GPUs.
     """
     if not devices.accelerators_meant(config.slurm, environ) and not ask_driver()[0]:
-        return []
+        return
     ranks = ranks_on_node(config.slurm)
     own_torch = config.environment is None
-    lines = devices.notes(config.slurm, ranks, environ, own_torch=own_torch)
+    yield from map(fact_line, devices.notes(config.slurm, ranks, environ, own_torch=own_torch))
     number, name = in_child(_run_kernels, (), "a kernel on each GPU", "See the message above.")
     if (asked := config.slurm.gpus_per_node) > number:
         raise UsageError(
@@ -89,8 +86,7 @@ def check_devices(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
             "Look at `nvidia-smi` on the node; a torch that was built without CUDA sees none.",
         )
     if number:
-        lines.append(f"{human_count(number, 'GPU')} ({name}): each ran a kernel")
-    return lines
+        yield fact_line(f"{human_count(number, 'GPU')} ({name}): each ran a kernel")
 
 
 def _run_kernels() -> tuple[int, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
-from runner.job.findings import Finding, Findings, errors_of, fact_line
-from runner.job.job import Job
+from runner.job.findings import Finding, errors_in, errors_of, fact_line
+from runner.job.training_run import TrainingRun
 from runner.launch.network import here, other_hosts, own_address_on_shared_network
 from runner.launch.place import Place, Start
 from runner.launch.rank import Rank, end_rank, run_rank
@@ -36,7 +36,7 @@ def is_part(environ: Mapping[str, str]) -> bool:
     return FOLDER in environ
 
 
-def be_its_launcher(load: Callable[[], Job], environ: Mapping[str, str]) -> int:
+def be_its_launcher(load: Callable[[], TrainingRun], environ: Mapping[str, str]) -> int:
     """Is the job's launcher, in the batch script.
 
     Args:
@@ -58,7 +58,7 @@ def be_its_launcher(load: Callable[[], Job], environ: Mapping[str, str]) -> int:
         raise
 
 
-def launch(run: Job, environ: Mapping[str, str]) -> int:
+def launch(run: TrainingRun, environ: Mapping[str, str]) -> int:
     """Starts the ranks of the rehearsal on all nodes of this job; returns the exit code.
 
     Args:
@@ -77,7 +77,7 @@ def be_a_rank(rehearsal: RunFolder, environ: Mapping[str, str]) -> NoReturn:
     folder, host, place = rehearsal.root, here(environ), Place.of(environ)
     if not rehearsal.resolved.is_file():
         raise _not_seen(host, folder)
-    run = read(rehearsal).job
+    run = read(rehearsal).run
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
     if place.local_rank == 0:
@@ -104,7 +104,7 @@ def _not_seen(host: str, folder: Path) -> UsageError:
 
 
 def _look_at_node(
-    run: Job,
+    run: TrainingRun,
     folder: Path,
     host: str,
     hosts: Sequence[str],
@@ -112,31 +112,31 @@ def _look_at_node(
     environ: Mapping[str, str],
 ) -> None:
     """Looks at this node and the ways to the others, and writes what is found."""
-    found = Findings()
+    found = list[Finding]()
     try:
         if len(hosts) > 1:
-            _try_ways(found, folder, host, hosts, environ)
+            found += _try_ways(folder, host, hosts, environ)
         found += look(run, place, environ)
     except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
-        found.error(StageError(f"{type(error).__name__}: {error}", exit_code=1))
-    if found.errors:
+        found += errors_of(StageError(f"{type(error).__name__}: {error}", exit_code=1))
+    if errors_in(found):
         (folder / f"{host}.{BLOCKED}").touch()
     _write(folder, host, found)
 
 
 def _try_ways(
-    found: Findings, folder: Path, host: str, hosts: Sequence[str], environ: Mapping[str, str]
-) -> None:
-    """Connects this node and the others, both ways, and adds what is found."""
+    folder: Path, host: str, hosts: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Connects this node and the others, both ways, and yields what is found."""
     others = other_hosts(hosts, environ)
     own = own_address_on_shared_network(others)
     if own is not None:
         ways, line = try_ports(folder, host, own[0], hosts)
-        found += [*ways, fact_line(line)]
+        yield from [*ways, fact_line(line)]
     else:
         leave(folder, host)
         what = f"no route leads from {host} to {', '.join(others)}."
-        found.append(Finding("error", what, HOW_TO_CHOOSE, 1))
+        yield Finding("error", what, HOW_TO_CHOOSE, 1)
     wait_for_all(folder, DONE, hosts, WAIT_S)
 
 

@@ -27,9 +27,9 @@ from runner.inputs import ModelInput, running_tree
 from runner.job.check import check_run
 from runner.job.findings import in_order, raise_errors
 from runner.job.installed import check_fsdp, check_installed, leave_torch_alone, to_train
-from runner.job.job import Job
 from runner.job.run import Asked, Run
 from runner.job.shapes import Device
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.launch.train import failed_to_prepare, prepare_all
@@ -65,7 +65,7 @@ are read, and again.
 _MEMORY = "Try a machine with more memory; -9 is often too little of it."
 
 
-def rehearse(run: Job, environ: Mapping[str, str], stages: Stages) -> None:
+def rehearse(run: TrainingRun, environ: Mapping[str, str], stages: Stages) -> None:
     """Rehearses a run on this machine's CPU.
 
     Args:
@@ -110,7 +110,7 @@ def _check_engine(config: RunConfig) -> None:
         ) from None
 
 
-def _other_packages(run: Job) -> str:
+def _other_packages(run: TrainingRun) -> str:
     """That the job runs other packages than this process; empty: it does not."""
     environment = run.inputs.environment
     if environment is not None and running_tree() != environment.tree:
@@ -122,7 +122,7 @@ def _other_packages(run: Job) -> str:
     return f"rehearsed with the packages of {sys.prefix}; the job runs {what}"
 
 
-def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
+def _examine(run: TrainingRun, environ: Mapping[str, str], say: Say) -> tuple[Device | None, int]:
     """Checks the whole run, as it is; returns the device of a rank in its job, and the ranks."""
     run = replace(run, asked=Asked(), environ=environ)
     found = check_run(run)
@@ -133,14 +133,14 @@ def _examine(run: Job, environ: Mapping[str, str], say: Say) -> tuple[Device | N
     return run.known(Run.device), run.ranks.world_size
 
 
-def _zero_of_job(run: Job, device: Device | None, ranks: int) -> int | None:
+def _zero_of_job(run: TrainingRun, device: Device | None, ranks: int) -> int | None:
     if device is None:
         return None
     return counted(run).on(device, ranks).plan.zero
 
 
 def _in_folder(
-    run: Job, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
+    run: TrainingRun, hidden: Path, zero: int | None, environ: Mapping[str, str], stages: Stages
 ) -> None:
     with stages.of("model") as stage:
         model, stage.words = _small_model(run, hidden)
@@ -158,7 +158,7 @@ def _in_folder(
         stage.words = in_child(_load_export, (small.run,), "loading the exported model", _MEMORY)
 
 
-def _small_model(run: Job, hidden: Path) -> tuple[ModelInput, str]:
+def _small_model(run: TrainingRun, hidden: Path) -> tuple[ModelInput, str]:
     """The model that is rehearsed, and how much of the whole one it has."""
     config, whole = run.config, run.inputs.model
     small = cut(whole.settings)
@@ -179,7 +179,7 @@ def _small_model(run: Job, hidden: Path) -> tuple[ModelInput, str]:
     return model, f"{small.layers} of {small.of} layers  ({why})"
 
 
-def _check_memory(small: Job, environ: Mapping[str, str]) -> None:
+def _check_memory(small: TrainingRun, environ: Mapping[str, str]) -> None:
     """Refuses a rehearsal that this machine's free memory does not hold.
 
     Raises:
@@ -207,13 +207,13 @@ def _config_problem(folder: Path) -> str:
     return ""
 
 
-def _load_export(run: Job) -> str:
+def _load_export(run: TrainingRun) -> str:
     from runner.trials.with_transformers import load_export
 
     return load_export(run)
 
 
-def _prepare(run: Job, small: SmallRun) -> tuple[SmallRun, str]:
+def _prepare(run: TrainingRun, small: SmallRun) -> tuple[SmallRun, str]:
     """Prepares enough rows of the data, in a child process without network.
 
     Returns:
@@ -235,7 +235,7 @@ def _prepare(run: Job, small: SmallRun) -> tuple[SmallRun, str]:
             limited = more
 
 
-def _prepare_offline(run: Job, small: Job) -> str:
+def _prepare_offline(run: TrainingRun, small: TrainingRun) -> str:
     leave_torch_alone()
     offline.close_network()
     printed: list[str] = []
@@ -251,7 +251,7 @@ def _prepare_offline(run: Job, small: Job) -> str:
     return "; ".join(line.partition(" (")[0].replace("prepared ", "") for line in printed)
 
 
-def _not_encoded(run: Job, error: Exception) -> StageError:
+def _not_encoded(run: TrainingRun, error: Exception) -> StageError:
     return StageError(
         f"the rows cannot be prepared for `{run.config.model.asset}`: "
         f"{type(error).__name__}: {error}",
@@ -261,7 +261,7 @@ def _not_encoded(run: Job, error: Exception) -> StageError:
     )
 
 
-def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
+def _train(run: TrainingRun, small: TrainingRun, steps: int, environ: Mapping[str, str]) -> str:
     """Starts the ranks once, which train up to a step, save and export, as in any training.
 
     Returns:
@@ -292,7 +292,7 @@ def _train(run: Job, small: Job, steps: int, environ: Mapping[str, str]) -> str:
     return f"from step-1; {', '.join(said)}; {names}"
 
 
-def _failure(run: Job, small: Job, code: int) -> StageError:
+def _failure(run: TrainingRun, small: TrainingRun, code: int) -> StageError:
     """The error of the rank that failed first, as the run itself would print it."""
     hidden = small.folder.root.parent
     first = next(iter(read_failures(small.folder.logs)), None)
@@ -315,7 +315,7 @@ def _tail(path: Path) -> list[str]:
     return []
 
 
-def _no_folder(error: OSError, run: Job) -> StageError:
+def _no_folder(error: OSError, run: TrainingRun) -> StageError:
     """The error of a disk on which the rehearsal's own files cannot be written."""
     path = Path(os.fsdecode(error.filename)) if error.filename else run.folder.root.parent
     remedy = "Choose an --output in a folder of yours"

@@ -14,8 +14,8 @@ from typing import Any
 from runner import kept
 from runner.errors import StageError, UsageError, human_count
 from runner.job.findings import Finding, fact_line, raise_errors
-from runner.job.job import Job
 from runner.job.submit import try_script
+from runner.job.training_run import TrainingRun
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
 from runner.slurm.commands import ask, clean, job_number
@@ -30,7 +30,7 @@ TIME = "00:05:00"
 LAST_LINES = 5
 
 
-def rehearse_in_job(run: Job, environ: Mapping[str, str], stages: Stages) -> None:
+def rehearse_in_job(run: TrainingRun, environ: Mapping[str, str], stages: Stages) -> None:
     """Tries the nodes that the run asks for, in a job, or in the allocation around this process.
 
     Args:
@@ -60,7 +60,7 @@ def rehearse_in_job(run: Job, environ: Mapping[str, str], stages: Stages) -> Non
     raise_errors(found)
 
 
-def _submit(run: Job, stages: Stages) -> tuple[int, int]:
+def _submit(run: TrainingRun, stages: Stages) -> tuple[int, int]:
     """Submits the job and waits for its end; returns its number and exit code.
 
     Raises:
@@ -185,7 +185,7 @@ def _why_no_bandwidth(folder: Path, known: Sequence[Finding]) -> list[Finding]:
     return [Finding("error", f"{first.host}: {text.splitlines()[-1]}", remedy, first.code)]
 
 
-def _no_record(run: Job, folder: Path, number: int, code: int, why: str) -> StageError:
+def _no_record(run: TrainingRun, folder: Path, number: int, code: int, why: str) -> StageError:
     """The error of a job whose nodes wrote nothing: they do not see the folder, or the command."""
     log = folder / "logs" / f"slurm-{number}.out"
     try:

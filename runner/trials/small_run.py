@@ -19,10 +19,10 @@ from runner.data.recipe import Recipe
 from runner.errors import keys_of
 from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
-from runner.job.job import Job
 from runner.job.memory import state_needed
 from runner.job.shapes import Device
 from runner.job.texts import bytes_of_text
+from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
 from runner.run_folder.layout import RunFolder
 
@@ -40,11 +40,11 @@ _AT_A_TIME = 3 * 2**28  # bytes of logits, their gradient and their float32 copy
 class SmallRun(NamedTuple):
     """The run that is rehearsed, and what differs from the user's."""
 
-    run: Job
+    run: TrainingRun
     changes: tuple[Choice, ...]
 
 
-def small_run(run: Job, hidden: Path, model: ModelInput, zero: int | None) -> SmallRun:
+def small_run(run: TrainingRun, hidden: Path, model: ModelInput, zero: int | None) -> SmallRun:
     """Returns the run that is rehearsed, still with all rows.
 
     The changes are made in the settings that were read, not with `--set`: a ds_config.json with
@@ -148,7 +148,7 @@ def _rows(recipe: Recipe, sequences: int, role: str) -> int:
     return max(ROWS[role], math.ceil(sequences * recipe.sequence_length * BYTES_OF_A_TOKEN / size))
 
 
-def counted(run: Job) -> Job:
+def counted(run: TrainingRun) -> TrainingRun:
     """Returns a run whose parameters are counted: by transformers, where the model has no weights.
 
     Raises:
@@ -158,10 +158,10 @@ def counted(run: Job) -> Job:
         return run
     what = (run.config, run.config.model.folder or run.inputs.model.path)
     remedy = "Run it where there is more memory."
-    return run.given(Job.counted, in_child(count, what, "counting parameters", remedy))
+    return run.given(TrainingRun.counted, in_child(count, what, "counting parameters", remedy))
 
 
-def memory_needed(run: Job) -> int:
+def memory_needed(run: TrainingRun) -> int:
     """Bytes of this machine's memory that the ranks of a rehearsal need.
 
     Raises:

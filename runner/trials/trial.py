@@ -11,7 +11,7 @@ from typing import Any
 
 from runner import kept
 from runner.errors import StageError, UsageError
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.logs import last_lines
@@ -58,7 +58,7 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
     sets = overrides(strategy, micro, bench.start.world_size, bench.theirs)
     log = folder / "trial.log"
     try:
-        run = Job.load(bench.run_file, bench.bundle, folder, sets)
+        run = TrainingRun.load(bench.run_file, bench.bundle, folder, sets)
         # An epoch of few data is shorter, and the step after the last has no sample.
         run = replace(run, config=replace(run.config, steps=bench.steps, epochs=None))
         run.folder.make()
@@ -107,7 +107,7 @@ def judge(
 def refusal(bench: Bench, strategy: str) -> str | None:
     """Why this version or run file does not support a strategy; None if it does."""
     try:
-        Job.load(
+        TrainingRun.load(
             bench.run_file,
             bench.bundle,
             None,

@@ -12,10 +12,10 @@ from runner import offline
 from runner.config.tasks import task_named
 from runner.data.store import Store
 from runner.errors import StageError
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 
 
-def load_export(run: Job) -> str:
+def load_export(run: TrainingRun) -> str:
     """Loads the exported model and its tokenizer as anybody would, and computes once with them.
 
     Returns:
@@ -41,7 +41,7 @@ def load_export(run: Job) -> str:
         ) from None
 
 
-def _load(run: Job) -> str:
+def _load(run: TrainingRun) -> str:
     task = task_named(run.config.task)
     auto = task.model_class()
     folder, lora = run.folder.model, run.config.lora
@@ -70,7 +70,7 @@ def _load(run: Job) -> str:
     return f"{type(model).__name__}, from_pretrained"
 
 
-def _head(run: Job) -> dict[str, Any]:
+def _head(run: TrainingRun) -> dict[str, Any]:
     """The keyword arguments with which a base gets the head that an adapter was trained with."""
     if not task_named(run.config.task).has_classes:
         return {}

@@ -26,7 +26,7 @@ from unittest import mock
 from click.testing import CliRunner
 
 from runner.cli import main as runner
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch import network
 from runner.launch.place import Start
 from runner.launch.rank import become_rank
@@ -169,7 +169,7 @@ def starts(folder: Path, bundle: Path) -> list[dict[str, Any]]:
     with (
         mock.patch.dict(os.environ, user, clear=True),
     ):
-        run = Job.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
+        run = TrainingRun.load(folder / "tiny.yaml", bundle, folder / "output" / "tiny", ())
         recorder = Recorder(user)
         with mock.patch.object(subprocess, "Popen", recorder.popen()), _node("n1"):
             apart.launch(Resolved.of(run), "trial", Start(2))

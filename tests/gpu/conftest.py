@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.run_folder.heartbeat import Heartbeat
@@ -86,7 +86,7 @@ def trainer(joined: dict[str, str], tmp_path: Path, cluster: Cluster) -> Iterato
             own = Cluster(cluster.folder, bundle)
             path = own.write(name, **{"batch": {"global": 4, "micro": 2}, **settings})
             own.prepare(path)
-            run = Job.load(path, bundle, own.output(name), ())
+            run = TrainingRun.load(path, bundle, own.output(name), ())
             run.folder.make()
             console = stack.enter_context(open_console(run.folder.logs / "rank-0.log"))
             made = begin(run, Place.of(os.environ), console)

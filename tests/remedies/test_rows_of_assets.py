@@ -23,7 +23,7 @@ from runner.inputs import EnvironmentInput, unreadable
 from runner.job import installed, without_torch
 from runner.job import submit as submission
 from runner.job.devices import notes_of_job
-from runner.job.findings import Findings, raise_errors
+from runner.job.findings import Finding, raise_errors
 from runner.job.installed import note_for_job
 from runner.job.load_memory import check_at_load
 from runner.job.model import _check_names
@@ -96,28 +96,28 @@ def stage_own(folder: Path, bundle: Path) -> None:
     assert done.code == 0, done.err
 
 
-def data_of(world: World) -> Findings:
+def data_of(world: World) -> list[Finding]:
     """What `check` says of the data."""
-    found, config = Findings(), world.config()
-    check_data(found, config, recipes(config, world.inputs(), 32), None)
+    config = world.config()
+    found = list(check_data(config, recipes(config, world.inputs(), 32), None))
     raise_errors(found)
     return found
 
 
-def samples_of(world: World) -> Findings:
+def samples_of(world: World) -> list[Finding]:
     """What `check` says of the first samples."""
-    found, config = Findings(), world.config()
+    config = world.config()
     wanted = recipes(config, world.inputs(), int(config.sequence_length or 0))
-    without_torch._write_samples(found, config, wanted["train"][0])
-    return found
+    return list(without_torch._write_samples(config, wanted["train"][0]))
 
 
-def tokenizer_of(world: World) -> Findings:
+def tokenizer_of(world: World) -> list[Finding]:
     """Whether a model goes with the tokenizer of another asset."""
-    found, model = Findings(), world.inputs().model
+    model = world.inputs().model
     rows = int(world.environ.get("ROWS", model.settings["vocab_size"]))
     task = task_named("masked-lm")
-    without_torch.compare(found, task, model, load_tokenizer(model), rows, "vocab_size")
+    tokenizer = load_tokenizer(model)
+    found = list(without_torch.compare(task, model, tokenizer, rows, "vocab_size"))
     raise_errors(found)
     return found
 

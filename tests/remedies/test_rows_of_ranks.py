@@ -20,8 +20,8 @@ from runner.exec.last_words import advice
 from runner.inputs import tag_manifest_digest
 from runner.job import access
 from runner.job.findings import Finding
-from runner.job.job import Job
 from runner.job.surroundings import _check_nv
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Place, Start
 from runner.launch.reach import wait_for_rank_0
 from runner.run_folder import run_lock
@@ -88,7 +88,7 @@ def nv_of(world: World) -> list[Finding]:
 
 def chosen(world: World) -> None:
     """What `runner evaluate` measures."""
-    choose(Job.load(world.path, Path("bundle"), None, world.sets), None)
+    choose(TrainingRun.load(world.path, Path("bundle"), None, world.sets), None)
 
 
 HOLDER = {"pid": 1, "born": None, "host": "n9", "machine": "m", "job": None, "restart": 0}

@@ -15,7 +15,7 @@ from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
 from runner.job.examine import after, needs
-from runner.job.findings import Finding, Findings, attempt, fact_line, note, usage_error, warning
+from runner.job.findings import Finding, attempt, fact_line, note, usage_error, warning
 from runner.job.installed import (
     check_environment,
     check_fsdp,
@@ -208,9 +208,7 @@ def accumulation(run: TrainingRun) -> Iterator[Finding]:
 @needs(TrainingRun.recipes)
 def data(run: TrainingRun) -> Iterator[Finding]:
     """Splits without rows, and labels, tags and roles that are not known."""
-    found = Findings()
-    check_data(found, run.config, run.recipes, _total(run))
-    yield from found
+    yield from check_data(run.config, run.recipes, _total(run))
 
 
 def _total(run: TrainingRun) -> int | None:
@@ -231,9 +229,7 @@ def texts(run: TrainingRun) -> Iterator[Finding]:
 def steps(run: TrainingRun) -> Iterator[Finding]:
     """A step that has each sequence of a small dataset many times."""
     if (total := _total(run)) is not None:
-        found = Findings()
-        examine_step(found, run.config, run.step_of_data, total)
-        yield from found
+        yield from examine_step(run.config, run.step_of_data, total)
 
 
 @needs(TrainingRun.model_answer)

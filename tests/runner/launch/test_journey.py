@@ -69,7 +69,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     from runner.job.check import check_run
     from runner.job.facts import fact
     from runner.job.findings import report
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
     from runner.launch import start, train
     from runner.launch.place import Place, Start
     from runner.training.components.metrics import Console
@@ -79,8 +79,8 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     monkeypatch.chdir(shared_cluster.folder)
     monkeypatch.setattr(start, "start_ranks", lambda *_, **__: Outcome("done", 0))
     leaves = (
-        Job.load, check_run, report, fact.__get__, train.prepare_in_sandbox, isolation.isolate,
-        disks.use_local_caches, RunConfig.explain, Start.of,
+        TrainingRun.load, check_run, report, fact.__get__, train.prepare_in_sandbox,
+        isolation.isolate, disks.use_local_caches, RunConfig.explain, Start.of,
     )  # fmt: skip
     warm_python()  # it starts with the variables of the suite
     with mock.patch.dict(os.environ), followed(*leaves) as launcher:
@@ -88,7 +88,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
             main, ["train", str(path), "--bundle", str(shared_cluster.bundle)]
         )
     assert done.exit_code == 0, done.output
-    job = Job.load(path, shared_cluster.bundle, None, ())
+    job = TrainingRun.load(path, shared_cluster.bundle, None, ())
     with open(shared_cluster.folder / "said", "a") as log, followed(Place.of) as rank:
         trainer = begin(job, place_alone(), Console(log, log))
         trainer.resume()

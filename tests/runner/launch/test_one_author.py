@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.resolved import Resolved, read, write
 from tests.runner.conftest import Cluster
 
@@ -36,7 +36,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_what_is_read_is_what_was_written(
     cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job.load(cluster.write(**SETTINGS[name]), cluster.bundle, cluster.output(), ("seed=7",))
+    job = TrainingRun.load(
+        cluster.write(**SETTINGS[name]), cluster.bundle, cluster.output(), ("seed=7",)
+    )
     job.folder.make()
     written = Resolved.of(job, phase="first", checkpoint=None)
     monkeypatch.setenv("TOKEN", "hidden-from-others")
@@ -48,6 +50,6 @@ def test_what_is_read_is_what_was_written(
     assert plain["stores"]["train"] == [str(path) for path in job.stores["train"]]
     found = read(job.folder)
     assert found == written
-    assert found.job.config.place("seed") == "--set seed" == job.config.place("seed")
-    assert found.job.config.place("steps") == job.config.place("steps")
-    assert found.job.config.to_yaml() == job.config.to_yaml()
+    assert found.run.config.place("seed") == "--set seed" == job.config.place("seed")
+    assert found.run.config.place("steps") == job.config.place("steps")
+    assert found.run.config.to_yaml() == job.config.to_yaml()

@@ -10,10 +10,10 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.config.tasks import task_named
 from runner.inputs import ModelInput, resolve
-from runner.job.findings import Findings
 from runner.job.with_torch import judge
 from runner.job.without_torch import compare
 from tests.runner.conftest import Cluster
+from tests.support.findings import errors
 
 
 def tokenizer(size: int, added: dict[int, str], **roles: str) -> Any:
@@ -41,18 +41,16 @@ LEGAL: dict[str, tuple[str, Any, int, int]] = {
 @pytest.mark.parametrize("case", LEGAL)
 def test_an_odd_but_legal_vocabulary_is_not_refused(cluster: Cluster, case: str) -> None:
     task, made, rows, warned = LEGAL[case]
-    found = Findings()
-    compare(found, task_named(task), model_of(cluster), made, rows, "vocab_size")
-    assert not found.errors
+    found = list(compare(task_named(task), model_of(cluster), made, rows, "vocab_size"))
+    assert not errors(found)
     assert len(found) == warned
 
 
 def test_a_token_of_the_chat_template_beyond_the_rows_is_refused(cluster: Cluster) -> None:
     chat = tokenizer(320, {320: "<|im_start|>"})
     chat.chat_template = "<|im_start|>user"
-    found = Findings()
-    compare(found, task_named("instruction"), model_of(cluster), chat, 320, "vocab_size")
-    assert "<|im_start|> (320)" in str(found.errors[0])
+    found = compare(task_named("instruction"), model_of(cluster), chat, 320, "vocab_size")
+    assert "<|im_start|> (320)" in str(errors(found)[0])
 
 
 def model_of(cluster: Cluster) -> ModelInput:

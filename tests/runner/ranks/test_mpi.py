@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch import ready
 from runner.launch.place import Place, variables_between_nodes
 from runner.launch.resolved import Resolved, write
@@ -201,11 +201,11 @@ def test_a_folder_that_is_ready_for_another_run_is_refused_with_what_differs(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = cluster.write()
-    run = Job.load(path, cluster.bundle, cluster.output(), ("seed=7",))
+    run = TrainingRun.load(path, cluster.bundle, cluster.output(), ("seed=7",))
     run.folder.make()
     write(Resolved.of(run))
     assert ready.why_not_ready(run) == ""
-    load = partial(Job.load, path, cluster.bundle, cluster.output())
+    load = partial(TrainingRun.load, path, cluster.bundle, cluster.output())
     other = load(("seed=8",))
     assert ready.why_not_ready(other) == "it was prepared with --set seed=7"
     moved = replace(run, inputs=replace(run.inputs, bundle_id="0" * 64))

@@ -50,12 +50,12 @@ def test_gpus_that_are_asked_for_and_that_torch_does_not_see_are_named(
 ) -> None:
     config = RunConfig.load(cluster.write(slurm={"nodes": 1, "gpus_per_node": 4}))
     with pytest.raises(UsageError, match=r"asks for 4 GPUs per node .* is for CPUs only"):
-        look.check_devices(config, {"SLURM_JOB_ID": "1"})
+        list(look.check_devices(config, {"SLURM_JOB_ID": "1"}))
     line = "NVIDIA A800-SXM4-80GB, 81920, 8.0, GPU-1, Disabled"
     programs(tmp_path, **{"nvidia-smi": f"echo '{line}'"})
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(UsageError, match=r"slurm.gpus_per_node: 4, and torch sees 0 GPUs here"):
-        look.check_devices(config, {})
+        list(look.check_devices(config, {}))
 
 
 def test_a_gpu_that_torch_has_no_code_for_is_named_with_its_builds(

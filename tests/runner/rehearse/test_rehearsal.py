@@ -15,7 +15,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from runner.errors import IncompleteError
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.trials.rehearse import _check_memory
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
@@ -130,7 +130,7 @@ def test_a_machine_with_too_little_memory_is_named_before_a_rank_starts(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runner.trials.rehearse.memory_here", lambda _environ: 2**30)
-    job = Job.load(cluster.folder / "tiny.yaml", cluster.bundle, cluster.output(), ())
+    job = TrainingRun.load(cluster.folder / "tiny.yaml", cluster.bundle, cluster.output(), ())
     with pytest.raises(IncompleteError, match=r"of `deep` needs \d.* and 1.07 GB are free here"):
         _check_memory(job, {})
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from runner.errors import DamageError, IncompleteError, StageError, UsageError
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished, history_of
 from runner.training.loop import MOST_SKIPPED
@@ -27,7 +27,7 @@ from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
 
 
-def noted(run: Job) -> object:
+def noted(run: TrainingRun) -> object:
     return json.loads(run.folder.environment.read_text())["exported_step"]
 
 
@@ -113,7 +113,7 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     ended: object, shared_cluster: Cluster
 ) -> None:
     path = shared_cluster.write(steps=2, **SMALL)
-    run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
+    run = TrainingRun.load(path, shared_cluster.bundle, shared_cluster.output(), ())
 
     def files() -> dict[Path, bytes]:
         # The runs of other tests in this process still give signs of life.
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_and_a_part_of_a_split_are_no_evaluation(
     root = Path(shutil.copytree(shared_cluster.output(), shared_cluster.output("copied")))
     path = shared_cluster.write(steps=4, **SMALL)
     (step,) = root.glob("checkpoints/step-*")
-    chosen = choose(Job.load(path, shared_cluster.bundle, root, ()), None)
+    chosen = choose(TrainingRun.load(path, shared_cluster.bundle, root, ()), None)
     trainer = begun(chosen.run)
     model, trainer.state.signature["model"] = trainer.state.signature["model"], "acme/other@1"
     with pytest.raises(UsageError, match="made with model acme/tiny-bert@"):
@@ -169,19 +169,21 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
     ended: object, shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shared_cluster.write(steps=4, **SMALL)
-    run = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"])
+    run = TrainingRun.load(
+        path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=5%"]
+    )
     with pytest.raises(UsageError, match=r"trained with dataset.validation: .*; now it is 5%"):
         choose(run, None)
     assert choose(run, "none").checkpoint is None
-    whole = Job.load(path, shared_cluster.bundle, shared_cluster.output(), ())
+    whole = TrainingRun.load(path, shared_cluster.bundle, shared_cluster.output(), ())
     checkpoint = choose(whole, None).checkpoint
     assert doubt(run, checkpoint) == "", "the bundle of the training"
     assert run.history is not None
-    run = run.given(Job.history, replace(run.history, facts={"bundle_id": "f" * 64}))
+    run = run.given(TrainingRun.history, replace(run.history, facts={"bundle_id": "f" * 64}))
     ours = run.inputs.bundle_id[:12]
     assert f"({ours}) is not that of the training (ffffffffffff)" in doubt(run, checkpoint)
     assert doubt(run, None) == doubt(whole, checkpoint) == ""
-    run = Job.load(
+    run = TrainingRun.load(
         path, shared_cluster.bundle, shared_cluster.output(), ["dataset.validation=null"]
     )
     with pytest.raises(UsageError, match="no validation split is read"):

@@ -35,7 +35,7 @@ import os, sys
 from pathlib import Path
 import torch
 from runner.cli.rank import WORKS
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.resolved import Resolved, write
 from runner.training.rank import be_rank
 calls = []
@@ -45,7 +45,7 @@ def fail(module, *_):
         if len(calls) == 3:
             raise torch.OutOfMemoryError(sys.argv[3])
 torch.nn.modules.module.register_module_forward_pre_hook(fail)
-run = Job.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
+run = TrainingRun.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
 run.folder.make()
 write(Resolved.of(run))
 be_rank(run.folder, WORKS["train"], os.environ)
@@ -58,7 +58,7 @@ import runner.training.start
 def full(*_):
     raise torch.distributed.DistBackendError(sys.argv[3])
 runner.training.start.meet = full
-run = Job.load"""
+run = TrainingRun.load"""
 FULL = "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"
 
 
@@ -71,7 +71,7 @@ FULL = "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'o
              "it needed 2.50 GiB more, and 512.00 MiB are free", "Set batch.micro: 4"),
         ),
         (
-            RANK.replace("\nrun = Job.load", NO_ROOM), FULL, "auto",
+            RANK.replace("\nrun = TrainingRun.load", NO_ROOM), FULL, "auto",
             ("rank 0: out of memory on CPU", "nvidia-smi", "Cuda failure 2 'out of memory'"),
         ),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from tests.runner.conftest import Cluster
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ SMALL = {
 }
 
 
-def started(cluster: Cluster, path: Path) -> tuple[Job, Trainer]:
+def started(cluster: Cluster, path: Path) -> tuple[TrainingRun, Trainer]:
     """A rank that has resumed, and has made no step yet."""
-    run = Job.load(path, cluster.bundle, cluster.output(path.stem), ())
+    run = TrainingRun.load(path, cluster.bundle, cluster.output(path.stem), ())
     trainer = begun(run)
     trainer.resume()
     return run, trainer
 
 
-def begun(run: Job) -> Trainer:
+def begun(run: TrainingRun) -> Trainer:
     """A rank that has loaded everything but a checkpoint."""
     from runner.training.components.metrics import Console
     from tests.support.training.one_start import begin, place_alone

@@ -22,13 +22,15 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     )  # fmt: skip
     import torch.distributed as dist
 
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
     from runner.launch.place import Place
     from runner.training.components.metrics import open_console
     from tests.support.training.one_start import begin
 
     for path in map(Path, run_files):
-        run = Job.load(path, Path(bundle), path.parent / "output" / path.stem.partition(".")[0], ())
+        run = TrainingRun.load(
+            path, Path(bundle), path.parent / "output" / path.stem.partition(".")[0], ()
+        )
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
             trainer = begin(run, Place.of(os.environ), console)

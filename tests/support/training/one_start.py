@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from runner.launch.place import Place
 from runner.launch.rank import Rank
 from runner.launch.resolved import Resolved
@@ -24,7 +24,7 @@ def place_alone() -> Place:
     )  # fmt: skip
 
 
-def begin(run: Job, place: Place, console: Console) -> Trainer:
+def begin(run: TrainingRun, place: Place, console: Console) -> Trainer:
     """What a rank has loaded. Ranks that have not met meet at AIRLIFT_MEETING_FILE."""
     device, facts = find_device(place.local_rank, place.local_world_size, run.config.slurm)
     if dist.is_initialized():

@@ -276,10 +276,10 @@ def prepare(settings: dict[str, Any]) -> float:
 
     from runner.data.prepare import prepare as prepare_recipe
     from runner.data.recipe import recipes
-    from runner.job.job import Job
+    from runner.job.training_run import TrainingRun
 
     output = Path(settings["output"])
-    run = Job.load(Path(settings["run_file"]), Path(settings["bundle"]), output, ())
+    run = TrainingRun.load(Path(settings["run_file"]), Path(settings["bundle"]), output, ())
     shutil.rmtree(run.folder.stores, ignore_errors=True)
     (recipe,) = recipes(run.config, run.inputs, settings["length"])["train"]
     from transformers import AutoTokenizer  # noqa: F401  # imports, also torch's, are not compared

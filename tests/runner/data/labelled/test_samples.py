@@ -17,7 +17,6 @@ from runner.data.store import IGNORED, Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.job.findings import Findings
 from runner.job.texts import check_split
 from runner.tasks.token_classification import needs_space
 from tests.runner.data.test_prepare import digest
@@ -134,8 +133,8 @@ def test_a_column_in_which_nearly_each_text_has_its_own_class_is_doubted(
     labels = [f"class {row % classes}" for row in range(number)]
     table = {"text": ["he was"] * number, "id": labels}
     recipe = recipe_of(tmp_path, model, "text-classification", table, label="id")
-    found, said = Findings(), list[str]()
+    said = list[str]()
     prepare(recipe, tmp_path / "stores", said.append)
-    check_split(found, recipe)
+    found = list(check_split(recipe, []))
     for text in ("".join(said), "".join(map(str, found))):
         assert ("nearly one for each: is `dataset.label: id`" in text) == is_doubted

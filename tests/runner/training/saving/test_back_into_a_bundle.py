@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.job.job import Job
+from runner.job.training_run import TrainingRun
 from stage.cli.show import describe
 from tests.runner.conftest import Cluster
 from tests.runner.run_folder.conftest import alone as alone  # the fixture
@@ -18,7 +18,7 @@ assets:
 """
 
 
-def trained(cluster: Cluster, name: str, **changes: object) -> Job:
+def trained(cluster: Cluster, name: str, **changes: object) -> TrainingRun:
     path = cluster.write(name, steps=1, **{**SMALL, **changes})
     cluster.prepare(path)
     run, trainer = started(cluster, path)
