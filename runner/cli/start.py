@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from functools import partial
@@ -117,20 +116,13 @@ def _next(run: TrainingRun) -> str:
     processes, answer = run.asked.processes, run.known(Run.slurm_answer)
     outside = processes is None and "SLURM_JOB_ID" not in os.environ
     queue = outside and (answer is None or answer.has_cluster) and shutil.which("sbatch")
-    is_elsewhere = run.folder.root != (Path("output") / run.config.name).absolute()
-    can_go = outside and not queue and not is_elsewhere and run.config.manifest is not None
+    can_go = outside and not queue and not run.is_elsewhere and run.config.manifest is not None
     to = to_option(run.config.path) if can_go else ""
     note = note_for_job(run.config, run.inputs, run.packages)
     if note and not to and (note.level == "warning" or not queue):
         return how_to_install(environments(run.inputs.bundle))
-    words = ["runner", "submit" if queue or to else "train", str(run.config.path)]
-    words += ["--bundle", str(run.bundle)]
-    for override in run.overrides:
-        words += ["--set", override]
-    if is_elsewhere:
-        words += ["--output", str(run.folder.root)]
-    words += ["--processes", str(processes)] if processes else []
-    return f"{shlex.join(words)} {to}".rstrip()
+    ranks = f" --processes {processes}" if processes else ""
+    return f"{run.command('submit' if queue or to else 'train')}{ranks} {to}".rstrip()
 
 
 @click.command()

@@ -8,7 +8,6 @@ A fact that cannot be known here raises `NotKnownError`, and so does what follow
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any, Generic, TypeVar, overload
 
 from runner.errors import StageError
@@ -91,9 +90,10 @@ class Facts:
 
     def given(self: F, wanted: fact[T], value: T) -> F:
         """A copy for which a fact has this value; nothing else is derived for it yet."""
-        made = copy(self)
+        # Not `copy.copy`: it takes what `__getstate__` gives to other processes.
+        made = object.__new__(type(self))
         given = {**vars(self).get("_given", {}), wanted.name: value}
-        vars(made).update(_given=given, _kept_facts=dict(given))
+        vars(made).update(vars(self), _given=given, _kept_facts=dict(given))
         return made
 
     def __getstate__(self) -> dict[str, Any]:

@@ -88,12 +88,17 @@ class TrainingRun(Run):
         of_tokenizer = for_tokenizer(self.inputs.model.digests) if has_tokens else ()
         return Packages(tuple(to_train(config)), tuple(to_prepare(config)), tuple(of_tokenizer))
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its folder is another one than that of its name."""
+        return self.folder.root != (Path("output") / self.config.name).absolute()
+
     def command(self, name: str) -> str:
         """The command `runner NAME` for this run, to be typed."""
         words = ["runner", name, self.config.path, "--bundle", self.bundle]
         for override in self.overrides:
             words += ["--set", override]
-        if self.folder.root != (Path("output") / self.config.name).absolute():
+        if self.is_elsewhere:
             words += ["--output", self.folder.root]
         return " ".join(map(quoted, words))
 

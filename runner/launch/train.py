@@ -15,7 +15,7 @@ from runner import inputs as inputs_module
 from runner import isolation, offline
 from runner.child import in_child
 from runner.config.explain import choice_lines, of_ds_config
-from runner.data.prepare import check_together, is_prepared, prepare
+from runner.data.prepare import check_together, prepare
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, say
 from runner.job.check import check_run
@@ -135,8 +135,7 @@ def prepare_in_sandbox(run: TrainingRun, *, in_job: bool) -> None:
     Raises:
         StageError: the child raised it, or was killed.
     """
-    every = [recipe for several in run.recipes.values() for recipe in several]
-    if all(is_prepared(recipe, run.folder.stores) for recipe in every):
+    if all(path.is_file() for several in run.stores.values() for path in several):
         prepare_all(run, lambda _line: None)
         return
     python = run.python_of_ranks if in_job else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,8 @@ def test_what_is_read_is_what_was_written(
         cluster.write(**SETTINGS[name]), cluster.bundle, cluster.output(), ("seed=7",)
     )
     job.folder.make()
+    own = replace(job, environ={"A": "1"}).given(TrainingRun.history, None)
+    assert own.environ == {"A": "1"} and own.history is None
     written = Resolved.of(job, phase="first", checkpoint=None)
     monkeypatch.setenv("TOKEN", "hidden-from-others")
     write(written)
