@@ -51,6 +51,9 @@ from runner.errors import (
 )
 
 FORMAT = 1
+# What a key decides beside the result, which is what a model has learned: how long it learns, where
+# the run is, or neither.
+LENGTH, PLACE, NOTHING = "length", "place", "nothing"
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
 Auto = Literal["auto"]
@@ -190,14 +193,14 @@ class RunConfig:
         lines: the run file's line numbers, for messages.
     """
 
-    format: int = setting()
-    name: str = setting("auto", "the run file's name", convert=_folder_name)
-    manifest: str | None = setting(None, is_path=True)
+    format: int = setting(decides=NOTHING)
+    name: str = setting("auto", "the run file's name", convert=_folder_name, decides=NOTHING)
+    manifest: str | None = setting(None, is_path=True, decides=PLACE)
     task: str = setting(
         takes=task_names,
         like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py",
     )
-    bundle: BundleConfig = setting(BundleConfig)
+    bundle: BundleConfig = setting(BundleConfig, decides=NOTHING)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
     datasets: tuple[DatasetConfig, ...] = setting(())
@@ -206,8 +209,10 @@ class RunConfig:
     sequence_length: int | Auto = setting(
         "auto", "the model's own, 512 at most", at_least=8, only=those_with("sequence_length")
     )
-    epochs: float | None = setting(3.0, "the usual number of passes for fine-tuning", above=0)
-    steps: int | None = setting(None, "follows from the epochs", at_least=1)
+    epochs: float | None = setting(
+        3.0, "the usual number of passes for fine-tuning", above=0, decides=LENGTH
+    )
+    steps: int | None = setting(None, "follows from the epochs", at_least=1, decides=LENGTH)
     batch: BatchConfig = setting(BatchConfig)
     optimizer: OptimizerConfig = setting(OptimizerConfig)
     schedule: ScheduleConfig = setting(ScheduleConfig)
@@ -228,15 +233,19 @@ class RunConfig:
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
-    environment: EnvironmentConfig | None = setting(None, "the environment that runs this command")
-    checkpoint: CheckpointConfig = setting(CheckpointConfig)
+    environment: EnvironmentConfig | None = setting(
+        None, "the environment that runs this command", decides=PLACE
+    )
+    checkpoint: CheckpointConfig = setting(CheckpointConfig, decides=NOTHING)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
-    wandb: bool = setting(False, "TensorBoard's files and metrics.jsonl have the same")
+    wandb: bool = setting(
+        False, "TensorBoard's files and metrics.jsonl have the same", decides=NOTHING
+    )
     hang_after: float | Auto = setting(
-        "auto", "ten times the longest silence so far; 300 s at least", above=0
+        "auto", "ten times the longest silence so far; 300 s at least", above=0, decides=NOTHING
     )
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
-    slurm: SlurmConfig = setting(SlurmConfig)
+    slurm: SlurmConfig = setting(SlurmConfig, decides=NOTHING)
     path: Path = field(default=Path("run.yaml"), metadata=HIDDEN)
     given: frozenset[str] = field(default=frozenset(), metadata=HIDDEN)
     theirs: tuple[str, ...] = field(default=(), metadata=HIDDEN)

@@ -21,6 +21,7 @@ from runner.errors import (
     StageError,
     UsageError,
     human_count,
+    keys_of,
     load_yaml_with_lines,
     quoted,
     read_value,
@@ -242,13 +243,6 @@ def _is_newer(path: Path, other: Path) -> bool:
         return False
 
 
-_NOT_TRAINED_WITH = (
-    *("name", "manifest", "bundle", "slurm", "environment", "checkpoint", "hang_after"),
-    *("steps", "epochs", "format"),
-)
-"""Keys of a run file that change nothing in a model that is trained; and its length."""
-
-
 def changes(history: History | None, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> its value in the run that is in the folder, and another one now."""
     before, after = history.settings if history else {}, settings_of(config)
@@ -258,11 +252,14 @@ def changes(history: History | None, config: RunConfig) -> dict[str, tuple[Any, 
 
 
 def changed_since(history: History | None, config: RunConfig) -> list[str]:
-    """Lists the settings that differ from those of the run that is in the folder, both values."""
+    """Lists the settings that decide the result and differ from those of the run that is in the
+    folder, both values.
+    """
+    others = {key.name for key in keys_of(RunConfig).values() if key.decides != "result"}
     return [
         f"{key} {shown(old)} (now {shown(new)})"
         for key, (old, new) in changes(history, config).items()
-        if key.split(".")[0] not in _NOT_TRAINED_WITH
+        if key.split(".")[0] not in others
     ]
 
 

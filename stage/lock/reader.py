@@ -74,6 +74,7 @@ class Key:
         is_path: a path of this machine, or a list of words with some: `~` is the home folder.
         is_one: a single text means a list with that text.
         only: another key, and its values with which this key means something.
+        decides: what another value changes, for those who compare two files.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Key:
     is_path: bool = False
     is_one: bool = False
     only: tuple[str, tuple[str | int, ...]] | None = None
+    decides: str = "result"
 
     @property
     def component(self) -> type | None:
@@ -119,7 +121,7 @@ def setting(default: Any = REQUIRED, why: str = "", **about: Any) -> Any:
 
 HIDDEN: Mapping[str, Any] = {"setting": None}
 """Metadata of a field that is no key of the file."""
-_UNCHECKED = {"why", "like", "only"}
+_UNCHECKED = {"why", "like", "only", "decides"}
 
 
 def keys_of(cls: Any) -> Mapping[str, Key]:

@@ -14,17 +14,15 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from runner.config.fields import every_key, unused_keys
-from runner.config.run_config import RunConfig
+from runner.config.run_config import NOTHING, RunConfig
 from runner.config.tasks import task_named
 from runner.data.recipe import documents_of
-from runner.errors import dotted, human_count
+from runner.errors import dotted, human_count, keys_of
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
 from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
 
 UNSTATED = "not stated"
-NOT_SETTINGS = ("format", "name", "bundle", "model", "checkpoint", "hang_after", "wandb", "slurm")
-"""Keys of a run file that the card tells elsewhere, or that do not change what is learned."""
 
 
 def model_card(
@@ -189,10 +187,11 @@ def _settings(
         decided["sequence_length"] = plan.sequence_length
         documents = documents_of(config, inputs.model, plan.sequence_length)
         decided["packing.documents"] = documents.value
-    unused = {where for where, _, _ in unused_keys(config)}
+    unused, keys = {where for where, _, _ in unused_keys(config)}, keys_of(RunConfig)
+    omitted = {"model", *(name for name, key in keys.items() if key.decides == NOTHING)}
     for where, _, value in every_key(config):
         name = dotted(where)
-        if where not in unused and where[0] not in NOT_SETTINGS:
+        if where not in unused and where[0] not in omitted:
             value = decided.get(name, value)
             if value not in (None, "", (), {}):
                 yield name, value

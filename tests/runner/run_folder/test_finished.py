@@ -116,7 +116,7 @@ def test_what_a_finished_run_was_not_trained_with_is_listed(
     """`--set optimizer.lr=...` of a finished run was ignored without a word."""
     folder = ended("steps: 8")
     assert changed_since(history_of(folder), config(tmp_path, "steps: 8")) == []
-    elsewhere = "steps: 8\nname: other\nslurm: {nodes: 2}\ncheckpoint: {every: 3}"
+    elsewhere = "steps: 8\nname: other\nslurm: {nodes: 2}\ncheckpoint: {every: 3}\nwandb: true"
     assert changed_since(history_of(folder), config(tmp_path, elsewhere)) == []
     other = config(tmp_path, "steps: 8\noptimizer: {lr: 0.5}\nlora: {rank: 2, alpha: 4}")
     changed = changed_since(history_of(folder), other)
