@@ -63,6 +63,27 @@ def _release(text: str) -> list[int]:
 
 
 @contextmanager
+def _replaced(
+    library: str, owner: object, name: str, change: Callable[[Any], Any], without: str
+) -> Iterator[None]:
+    """Inside it, a private name has another value.
+
+    Args:
+        library, owner, name, without: as for `_has`.
+        change: the library's value -> the other one.
+    """
+    if not _has(library, owner, name, without):
+        yield
+        return
+    original = getattr(owner, name)
+    setattr(owner, name, change(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
 def in_file_types() -> Iterator[None]:
     """`from_pretrained` leaves weights in the types of the files, so that they need no memory.
 
@@ -71,22 +92,17 @@ def in_file_types() -> Iterator[None]:
     """
     from transformers import core_model_loading
 
+    def uncast(copies: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tensor, device=None, dtype=None: copies(tensor, device, None)
+
     # All of transformers' readers come through this function (core_model_loading.py,
     # spawn_materialize), which casts. There is no argument that leaves each weight its own type.
-    name = "_materialize_copy"
-    if not _has("transformers", core_model_loading, name, "rank 0 holds all weights in float32"):
+    where, without = (
+        (core_model_loading, "_materialize_copy"),
+        "rank 0 holds all weights in float32",
+    )
+    with _replaced("transformers", *where, uncast, without):
         yield
-        return
-    original = core_model_loading._materialize_copy
-
-    def uncast(tensor: Any, device: Any = None, dtype: Any = None) -> Any:
-        return original(tensor, device, None)
-
-    core_model_loading._materialize_copy = uncast
-    try:
-        yield
-    finally:
-        core_model_loading._materialize_copy = original
 
 
 def search_no_packed_sequences() -> None:
@@ -119,31 +135,23 @@ def faults_of_save(engine: Any, faults: list[Exception]) -> Iterator[None]:
         engine: what `deepspeed.initialize` returned.
         faults: gets what was raised.
     """
+
+    def kept(write: Callable[..., Any]) -> Callable[..., Any]:
+        def attempt(*arguments: Any, **more: Any) -> Any:
+            try:
+                return write(*arguments, **more)
+            except (OSError, RuntimeError) as error:
+                faults.append(error)
+
+        return attempt
+
+    files, script = (engine.checkpoint_engine, "save"), (engine, "_copy_recovery_script")
+    without = "ranks may wait for minutes where the disk is full"
     with (
-        _kept(engine.checkpoint_engine, "save", faults),
-        _kept(engine, "_copy_recovery_script", faults),
+        _replaced("deepspeed", *files, kept, without),
+        _replaced("deepspeed", *script, kept, without),
     ):
         yield
-
-
-@contextmanager
-def _kept(owner: Any, name: str, faults: list[Exception]) -> Iterator[None]:
-    if not _has("deepspeed", owner, name, "a full disk may end a save only after minutes"):
-        yield
-        return
-    write = getattr(owner, name)
-
-    def attempt(*arguments: Any, **more: Any) -> Any:
-        try:
-            return write(*arguments, **more)
-        except (OSError, RuntimeError) as error:
-            faults.append(error)
-
-    setattr(owner, name, attempt)
-    try:
-        yield
-    finally:
-        delattr(owner, name)  # the method of its class is seen again
 
 
 @contextmanager
@@ -152,15 +160,10 @@ def loads_converted(engine: Any) -> Iterator[None]:
 
     In DeepSpeed's settings that would have to be known before the engine is made.
     """
+    where = (engine._config, "load_universal_checkpoint")
     without = "a checkpoint of another number of ranks may not load"
-    if not _has("deepspeed", engine._config, "load_universal_checkpoint", without):
+    with _replaced("deepspeed", *where, lambda _: True, without):
         yield
-        return
-    engine._config.load_universal_checkpoint = True
-    try:
-        yield
-    finally:
-        engine._config.load_universal_checkpoint = False
 
 
 def omit_shared_memory_op() -> None:
@@ -182,13 +185,12 @@ def import_uncompiled_muon() -> None:
     """
     from deepspeed.runtime import compiler
 
-    if not _has("deepspeed", compiler, "compile", "each rank starts a second later"):
-        return
-    compiles, compiler.compile = compiler.compile, lambda: lambda function: function
-    try:
+    def uncompiled(_: object) -> Callable[..., Any]:
+        return lambda: lambda function: function
+
+    where, without = (compiler, "compile"), "each rank starts a second later"
+    with _replaced("deepspeed", *where, uncompiled, without):
         import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
-    finally:
-        compiler.compile = compiles
 
 
 def change_allocator(setting: str) -> bool:
