@@ -114,7 +114,8 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     # A repository has several names.
     counts = Counter(kind for kind, _ in {(r.kind, tuple(r.snapshots)) for r in hub.repositories})
     parts = [human_count(counts["models"], "model"), human_count(counts["datasets"], "dataset")]
-    parts += [human_count(counts["spaces"], "metric")] * (counts["spaces"] > 0)
+    if counts["spaces"]:
+        parts.append(human_count(counts["spaces"], "metric"))
     about = (
         f"bundle {hub.bundle_id[:12]} is the Hub at {hub.address} ({', '.join(parts)}); "
         f"caches: {folder}"

@@ -76,9 +76,9 @@ def write(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: bool) ->
         write_atomically(disk / name, text.encode())
     drop_from_memory(disk / name for name in texts)
     _check_read([n for n, text in texts.items() if (disk / n).read_bytes() != text.encode()], disk)
-    other = f"note: go.sh there took {before}; now it takes this run alone"
+    is_other = before not in ("", _run_on(disk))
     return [
-        *[other] * (before not in ("", _run_on(disk))),
+        *([f"note: go.sh there took {before}; now it takes this run alone"] if is_other else []),
         f"{disk}: bundle, {', '.join(files)}; every byte was read back",
         f"next: eject it; on the cluster: sh {quoted(disk)}/go.sh FOLDER",
         f"its results: there, sh FOLDER/go.sh --results {quoted(disk)}",

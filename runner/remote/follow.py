@@ -62,7 +62,8 @@ def status(to: str, run: str | None, *, as_json: bool) -> int:
     cluster, there = _find(to, run)
     with connected(cluster.target) as remote, understood(remote):
         _look(remote, to, there)
-        code, text = _runner(remote, to, "status", *[there] * bool(there), *["--json"] * as_json)
+        words = filter(None, ("status", there, "--json" if as_json else ""))
+        code, text = _runner(remote, to, *words)
     sys.stdout.write(as_shown(text[text.find("\n{") + 1 :] if as_json else text))
     return code
 

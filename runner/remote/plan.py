@@ -187,6 +187,7 @@ class Road:
         bundle, run = quoted(self.here.bundle), quoted(f"{self.runs}/{self.config.path.name}")
         folder, (first, *others) = self.env_folder, "\n".join(self.surroundings).split("\n")
         asset = f"sh bundle/data/envs/{self.environment}/bootstrap.sh {folder}"
+        by_lines = f"{first or NO_RUNNER}{' ...' if others else ''}"
         active = f". {folder}/activate && " if folder else ""
         check = f"{run} --bundle bundle {shlex.join(self.options)}".rstrip()
         return {
@@ -194,7 +195,7 @@ class Road:
             "fetch": f"stage fetch {manifest} -o {bundle}",
             "push": f"stage push {bundle} {shlex.quote(f'{target}/bundle')}",
             "verify": f"python3 -I bundle/{VERIFIER} bundle",
-            "environment": asset if folder else (first or NO_RUNNER) + " ..." * bool(others),
+            "environment": asset if folder else by_lines,
             "check": f"{active}runner check {check}",
             "submit": f"{active}runner submit {check} {shlex.join(self.for_submit)}".rstrip(),
         }
@@ -218,8 +219,10 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     # A folder with weights is there, where an earlier run exported it: `runner check` looks there.
     is_there = isinstance(init, str) and init not in ("pretrained", "scratch")
     is_there |= any(text.startswith("model.init=") for text in overrides)
-    config = RunConfig.load(path, (*overrides, *["model.init=scratch"] * is_there))
-    return replace(config, given=config.given - {"model.init"}) if is_there else config
+    if not is_there:
+        return RunConfig.load(path, overrides)
+    config = RunConfig.load(path, (*overrides, "model.init=scratch"))
+    return replace(config, given=config.given - {"model.init"})
 
 
 def find_run(to: str, run: str) -> tuple[Cluster, str]:

@@ -83,7 +83,7 @@ class Host:
     name: str
 
     def listing(self, run: str, *, checkpoints: bool) -> str:
-        words = shlex.join(["--list", run, *["--checkpoints"] * checkpoints])
+        words = shlex.join(["--list", run, *(["--checkpoints"] if checkpoints else [])])
         answer = go(self.remote, self.name, f"{words} 2>&1")
         if answer.code:
             said = as_shown(answer.text.strip().partition("\n")[0].removeprefix("error: "))[:300]

@@ -173,7 +173,7 @@ def _fetch(road: Road) -> str:
         code = subprocess.run([sys.executable, "-m", *words], stdout=subprocess.DEVNULL).returncode
         if code:
             raise StageError(
-                f"`{' '.join(words[:2])}` ended with {code}: its words are above.",
+                f"`{' '.join(words[:2])}` ended with {code}: see its output above.",
                 "After that, run the same command again: it goes on here.",
                 code if 0 < code < 6 else 5,
             )

@@ -86,7 +86,7 @@ class Failure:
     no_memory: bool = False
 
     def message_and_remedy(self) -> tuple[str, str]:
-        """Those of an error of ours; else the last line of a traceback, and no remedy."""
+        """The message and remedy of our own error; else the last line of a traceback alone."""
         text, _, remedy = self.text.removeprefix("error: ").strip().partition("\n  -> ")
         return (text if self.text.startswith("error: ") else text.splitlines()[-1]), remedy
 

@@ -54,7 +54,7 @@ class RunFolder:
 
     @property
     def resolved(self) -> Path:
-        """What is decided of the newest start (`runner.launch.resolved`)."""
+        """What is decided about the newest start (`runner.launch.resolved`)."""
         return self.root / "resolved.json"
 
     @property
@@ -155,7 +155,9 @@ class MetricsLog:
         if self._path.exists():
             write_atomically(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         lost = step - len({line["step"] for line in kept if "loss" in line})
-        return f"{self._path}: {lost} of the {step} steps so far cannot be read in it" * (lost > 0)
+        if lost <= 0:
+            return ""
+        return f"{self._path}: {lost} of the {step} steps so far cannot be read in it"
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

@@ -47,7 +47,9 @@ def log_of(folder: Path, rank: int | None) -> Path:
     if not path.is_file():
         found = (re.fullmatch(r"rank-(\d+)\.log", each.name) for each in logs.glob("rank-*.log"))
         ranks = sorted(int(match[1]) for match in found if match)
-        there = [f"--rank {each}" for each in ranks[:NAMED]] + ["..."] * (len(ranks) > NAMED)
+        there = [f"--rank {each}" for each in ranks[:NAMED]]
+        if len(ranks) > NAMED:
+            there.append("...")
         if history.jobs:
             there.append(f"without --rank the log of job {history.jobs[-1]}")
         status = f"runner status {quoted(os.path.relpath(folder))}{where_asked()}"

@@ -153,7 +153,8 @@ def _take(folder: RunFolder, lock: Path, me: RunLock) -> None:
 def _create(path: Path, me: RunLock) -> bool:
     """Makes the lock's folder with its content in one step; whether there was none.
 
-    Nobody sees a lock without content, and a folder never takes the place of one that is not empty.
+    No process sees a lock without content, and a folder never takes the place of one that is not
+    empty.
     """
     own = path.with_name(f"{path.name}.{me.host}.{me.pid}.{threading.get_native_id()}")
     try:

@@ -194,7 +194,7 @@ def all_runs(output: Path) -> list[Status]:
         raise UsageError(
             f"{output}: no run is below this folder.",
             f"Give a run folder: runner status FOLDER{to}; or begin one: runner submit RUN{to}"
-            + (" or runner train RUN" * (not to)),
+            + ("" if to else " or runner train RUN"),
         )
     queue = jobs.queued(with_ended=True)
     runs = [_status(folder, None, queue, asks_for_ended=False) for folder in folders]
@@ -370,7 +370,7 @@ def _progress(history: History) -> list[str]:
     elif history.is_pulled:
         lines.append("checkpoints: where it ran (runner pull --checkpoints brings the newest)")
     elif history.done:
-        lines.append("checkpoint: none" + " yet" * (not history.is_exported))
+        lines.append("checkpoint: none" if history.is_exported else "checkpoint: none yet")
     return lines
 
 

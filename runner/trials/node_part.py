@@ -37,7 +37,7 @@ def is_part(environ: Mapping[str, str]) -> bool:
 
 
 def be_its_launcher(load: Callable[[], TrainingRun], environ: Mapping[str, str]) -> int:
-    """Is the job's launcher, in the batch script.
+    """Does the work of the job's launcher, in the batch script.
 
     Args:
         load: reads the run file and the bundle.
@@ -69,7 +69,7 @@ def launch(run: TrainingRun, environ: Mapping[str, str]) -> int:
 
 
 def be_a_rank(rehearsal: RunFolder, environ: Mapping[str, str]) -> NoReturn:
-    """Is one of its ranks: one of each node looks at it, then all of them add up once.
+    """Does the work of a rank: one rank per node looks at its node, then all add up once.
 
     Raises:
         UsageError: this node does not see the folder.

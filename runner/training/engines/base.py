@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 class Engine(Protocol):
@@ -71,6 +72,24 @@ class Engine(Protocol):
             frozen: whether weights that are not trained are included.
         """
         ...
+
+
+def clip(parameters: Iterable[nn.Parameter], most: float) -> torch.Tensor:
+    """Scales gradients down, in place, to a global norm.
+
+    Args:
+        parameters: those without a gradient do not count.
+        most: the largest norm; 0: no clipping.
+
+    Returns:
+        The norm before, a scalar on the device.
+    """
+    trained = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if most:
+        torch.nn.utils.clip_grads_with_norm_(trained, most, norm)
+    return norm
 
 
 def gathered(

@@ -38,7 +38,7 @@ from runner.run_folder.checkpoints import read_state
 from runner.training import patches
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import DeepSpeedRate, make_optimizer, skips_on_device
-from runner.training.engines.base import gathered
+from runner.training.engines.base import clip, gathered
 from runner.training.engines.compiling import compile_model, transformer_blocks
 from runner.training.weights import Weights, from_first
 
@@ -252,7 +252,9 @@ class DeepSpeedEngine:
     def step(self, rate: float) -> float | torch.Tensor:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        norm = self._clipped_at_stage_0() if _is_plain(self._plan) else None
+        norm = None
+        if _is_plain(self._plan):
+            norm = clip(self._engine.module.parameters(), self._config.optimizer.clip)
         if norm is None or skips_on_device(self._optimizer, norm) or math.isfinite(norm):
             self._engine.step()
         else:  # the other stages skip such a step themselves
@@ -261,14 +263,6 @@ class DeepSpeedEngine:
         # A scalar on the device, or inf: no comparison here, which would wait for it.
         found = norm if norm is not None else self._engine.get_global_grad_norm()
         return 0.0 if found is None else found
-
-    def _clipped_at_stage_0(self) -> torch.Tensor:
-        """The gradient's norm, before it is clipped."""
-        trained = [p for p in self._engine.module.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-        if clip := self._config.optimizer.clip:
-            torch.nn.utils.clip_grads_with_norm_(trained, clip, norm)
-        return norm
 
     def save(self, folder: Path) -> None:
         engine, faults = self._engine, list[Exception]()

@@ -21,7 +21,7 @@ from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
 from runner.training.engines import dcp
-from runner.training.engines.base import gathered
+from runner.training.engines.base import clip, gathered
 
 FOLDER = "engine"
 
@@ -67,11 +67,7 @@ class NativeEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._scaler.unscale_(self._optimizer)
-        trained = [p for p in self._parameters.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if self._clip:
-            torch.nn.utils.clip_grads_with_norm_(trained, self._clip, norm)
+        norm = clip(self._parameters.values(), self._clip)
         self._update(norm)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.engine import CheckpointConfig
-from runner.errors import OTHER_RUN, DamageError, quoted
+from runner.errors import FULL_DISK, OTHER_RUN, DamageError, quoted
 from runner.run_folder.checkpoints import (
     BEST,
     TrainingState,
@@ -39,7 +39,7 @@ from runner.training.saving.atomic_folder import (
 
 RETRY_AFTER_S = 10.0
 """A server of Lustre or NFS that fails over is back after seconds, or after many minutes."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (*FULL_DISK, errno.EFBIG)  # EFBIG: `ulimit -f`, or the disk's largest file
 
 
 class Checkpoints:
