@@ -191,10 +191,11 @@ def all_runs(output: Path) -> list[Status]:
     folders = sorted(_run_folders(output.absolute()), key=_written, reverse=True)
     if not folders:
         to = _to()
+        here = "" if to else " or runner train RUN"
         raise UsageError(
             f"{output}: no run is below this folder.",
             f"Give a run folder: runner status FOLDER{to}; or begin one: runner submit RUN{to}"
-            + ("" if to else " or runner train RUN"),
+            f"{here}",
         )
     queue = jobs.queued(with_ended=True)
     runs = [_status(folder, None, queue, asks_for_ended=False) for folder in folders]

@@ -306,7 +306,7 @@ JOB = {
 }
 FAILED = {"rank": 0, "host": "n1", "code": 1, "time": 9e9, "text": "x", "consequence": False}
 SHOWN = (
-    Row(STATUS, "Give a run folder: runner status FOLDER{}; or begin one: runner submit RUN{} or",
+    Row(STATUS, "Give a run folder: runner status FOLDER{}; or begin one: runner submit RUN{}{}",
         (("runner submit RUN", "instead {} --bundle bundle --print"),
          ("runner status FOLDER", "run mkdir -p elsewhere/logs; touch elsewhere/metrics.jsonl",
           "runner status FOLDER", "instead")),

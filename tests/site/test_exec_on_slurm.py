@@ -121,7 +121,7 @@ def test_each_task_of_a_step_on_two_nodes_finds_the_bundle_and_nothing_stays(
         ("--nodes=2 --ntasks-per-node=2", "python -c 'exec(open(\"envs.py\").read())'", 4),
     ],
 )
-@obeys("runner/exec/run.py", "One task on each node: ")
+@obeys("runner/exec/launchers.py", "One task on each node: ")
 def test_tasks_that_do_not_know_of_each_other_are_told_the_line_that_trains_once(
     site: Site, bundle: Path, tasks: str, command: str, ranks: int
 ) -> None:

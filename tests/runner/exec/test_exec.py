@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import pytest
 
 from runner.disks import cache_variables
+from runner.exec import launchers
 from runner.exec import run as exec_module
 from runner.exec.hub_cache import write_hub_cache
 from runner.exec.run import environment
@@ -350,8 +351,8 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
 
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     def note(command: list[str], environ: dict[str, str]) -> str:
-        script = exec_module._shell_script(command)[1]
-        return exec_module.note_on_tasks(command, Path("my bundle"), environ, script)
+        script = launchers.shell_script(command)[1]
+        return launchers.note_on_tasks(command, Path("my bundle"), environ, script)
 
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
     once = "--ntasks=1 runner exec --bundle 'my bundle' -- torchrun --standalone --nproc-per-node=8"
@@ -444,7 +445,7 @@ def test_the_line_for_all_nodes_keeps_the_users_words_and_number_of_processes(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     Path("fsdp.yaml").write_text("distributed_type: FSDP\nnum_machines: 1\nnum_processes: 2\n")
     srun = f"srun --ntasks-per-node=1 --ntasks={nodes} runner exec --bundle 'my b' -- "
-    assert exec_module.on_each_node(command.split(), Path("my b"), nodes, tasks) == srun + line
+    assert launchers.on_each_node(command.split(), Path("my b"), nodes, tasks) == srun + line
 
 
 @pytest.mark.parametrize(("by", "command"), [
@@ -509,7 +510,7 @@ def test_accelerate_itself_starts_the_ranks_of_all_nodes_by_the_line(
     monkeypatch.setattr(launch, "default_config_file", str(tmp_path / "none.yaml"))
     for name, text in FILES.items():
         Path(name).write_text(text)
-    once = exec_module.on_each_node(
+    once = launchers.on_each_node(
         shlex.split(f"accelerate launch {options} x.py"), Path("b"), nodes=2
     )
     line = shlex.split(once)[-1]
@@ -552,7 +553,7 @@ exec torchrun --nnodes ${NNODES:-1} --node_rank ${NODE_RANK:-0} --nproc_per_node
         pytest.param("bash job.sh", marks=pytest.mark.slow),
     ],
 )
-@obeys("runner/exec/run.py", "All nodes together: ")
+@obeys("runner/exec/launchers.py", "All nodes together: ")
 def test_a_launcher_that_knows_of_no_other_node_is_refused_with_the_line_that_trains_once(
     node: Cluster, command: str
 ) -> None:
@@ -609,7 +610,7 @@ for n in 0 1; do SLURM_NODEID=$n SLURM_PROCID=$n "$@"; done
 """
 
 
-@obeys("runner/exec/run.py", "In that line, write after ")
+@obeys("runner/exec/launchers.py", "In that line, write after ")
 def test_a_job_script_that_starts_ranks_by_srun_is_not_started_once_per_node(
     node: Cluster, tmp_path: Path
 ) -> None:
