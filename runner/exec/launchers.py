@@ -128,8 +128,8 @@ def _check_one_launcher(
     is_apart = nodes > 1 and not meets and "SLURM_NODEID" not in text
     if not launcher or _ONE_OF_TASKS.search(text) or not (is_several or is_apart):
         return
-    if task.rank:  # the first task says it for all; with srun -K, the end of one ends all
-        time.sleep(1)
+    if task.rank:  # the first task prints the error for all
+        time.sleep(1)  # srun -K and mpirun end all tasks with the first that ends
         sys.exit(UsageError.exit_code)
     once = _once_by(task, command, bundle, environ)
     if is_several:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from runner.processes import birth_time, is_alive
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5  # one look is one stat of /proc
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -13,9 +13,9 @@ from runner.errors import IncompleteError, UsageError, as_shown, print_line, quo
 from runner.inputs.far import Cluster, RemoteShell, connected
 from runner.remote.plan import OUTPUT, find_run
 from runner.remote.there import go, understood
-from runner.run_folder.logs import READ_BACK, readable
+from runner.run_folder.logs import READ_BACK, newest, readable
 
-_ASK_EVERY_S = 20.0
+_ASK_EVERY_S = 20.0  # for the run's state, which costs a question to Slurm's controller
 _LONGEST_PAUSE_S = 60.0  # between two tries to connect again
 
 
@@ -113,7 +113,7 @@ class _Log:
         data = remote.read(path, start)
         whole = data.rfind(b"\n") + 1
         self.path, self.offset = path, start + whole
-        self._print(b"".join(data[:whole].splitlines(True)[-self.lines :][: self.lines]))
+        self._print(b"".join(newest(data[:whole].splitlines(True), self.lines)))
 
     def follow(self, remote: RemoteShell) -> None:
         """Shows what is written, until the run is over."""

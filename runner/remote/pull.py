@@ -190,7 +190,8 @@ def read_listing(text: str) -> tuple[dict[str, Result], list[tuple[str, str]]]:
     """What a far end lists: the files to bring by name, and names that are refused. Pure."""
     results, refused, seen = dict[str, Result](), list[tuple[str, str]](), set[str]()
     for line in text.splitlines():
-        size, digest, name = (*line.split(" ", 2), "", "")[:3]
+        size, _, rest = line.partition(" ")
+        digest, _, name = rest.partition(" ")
         if size == "-":
             refused.append((name, _WHY.get(digest, "cannot be brought")))
         elif not _NAME.fullmatch(name) or not re.fullmatch("[0-9]{1,18}", size):

@@ -23,7 +23,7 @@ from runner.remote.plan import Road, plan_text, sha256_of
 
 _BEAT_S, _DEAD_AFTER_S = 15, 60  # of who sends; by the clock of that disk
 _LIVES_S = 60  # a go.sh that was seen within this time is at work
-_BEGINS_WITHIN_S = 20.0
+_BEGINS_WITHIN_S = 20.0  # a shell of a loaded login node takes seconds to start
 _MOST = 60_000  # bytes of a log in one answer
 _LOOK = Path(__file__).with_name("look.sh")
 # `--state` prints WALK HOST PID SECONDS, or `none`.
@@ -148,7 +148,7 @@ def sending(remote: RemoteShell) -> Iterator[None]:
             if not told:
                 print_line(f"waiting: {as_shown(holder)} (host, process) sends there", err=True)
             told = True
-            time.sleep(3)
+            time.sleep(3)  # each look is a command over the open ssh connection
     over, lock = threading.Event(), remote.inside(".airlift/sending")
     is_mine = f'[ "$(cat {lock}/holder 2>/dev/null)" = {shlex.quote(me)} ]'  # not taken over
 
@@ -243,4 +243,4 @@ def walk(
             return begun, End(its, int(code), int(job), of)
         if not new:
             time.sleep(pause)
-            pause = min(5.0, pause * 1.5)
+            pause = min(5.0, pause * 1.5)  # a verification of hours prints little

@@ -285,7 +285,7 @@ def _git_commit(folder: Path) -> str | None:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=10,  # a dead network disk must not keep the run from starting
             env=environ,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from runner.errors import UsageError, quoted
 from runner.run_folder.history import History, elements, where_asked
 
 READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched
-LOOK_EVERY_S = 0.5
+Line = TypeVar("Line")
+LOOK_EVERY_S = 0.5  # twice as often as `tail -f`; one look is one stat
 NAMED = 8  # at most so many ranks are named in a message
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Control sequences of a terminal (ECMA-48): CSI, OSC, and those of two characters."""
@@ -67,14 +68,19 @@ def _of_element(folder: Path) -> Path | None:
     return max(found, key=lambda log: log.stat().st_mtime, default=None)
 
 
-def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+def last_lines(path: Path, count: int) -> tuple[Sequence[str], int]:
     """The last `count` lines of a log, and the position after them in bytes."""
     with open(path, "rb") as file:
         end = file.seek(0, 2)
         file.seek(max(0, end - READ_BACK))
         data = file.read(end - file.tell())
     lines = data.decode("utf-8", "replace").splitlines()
-    return (lines[-count:] if count else []), end
+    return newest(lines, count), end
+
+
+def newest(lines: Sequence[Line], count: int) -> Sequence[Line]:
+    """The last `count` lines; all where there are fewer."""
+    return lines[max(0, len(lines) - count) :]
 
 
 def last_error(folder: Path) -> str:

@@ -25,11 +25,12 @@ from runner.processes import birth_time, is_alive
 from runner.run_folder.layout import HOLDER, RunFolder
 from runner.slurm.jobs import running_step, states, step_name
 
+# Fifteen touches within GONE_AFTER_S: NFS may show another node a time that is a minute old.
 TOUCH_EVERY_S = 20.0
 GONE_AFTER_S = 300.0
 """A launcher on another machine that Slurm does not know is gone after this silence."""
 
-_TRIES = 5
+_TRIES = 5  # each fails only where another process took or left the lock at that moment
 
 
 class HeldError(UsageError):
@@ -196,7 +197,7 @@ def _move_aside(folder: RunFolder, lock: Path, me: RunLock) -> None:
         if _read(lock) == holder:
             lock.parent.rename(_aside(lock, name))
     except OSError:
-        time.sleep(0.3)
+        time.sleep(0.3)  # another launcher was first, and is about to make its own lock
     else:
         if holder is not None:
             say(f"{folder.root}: left by {holder.describe()}: {why}; its lock is taken over")

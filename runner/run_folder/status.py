@@ -154,7 +154,7 @@ def find(what: str) -> tuple[Path, int | None]:
         )
     names = elements(folder)
     of_index = [folder / name for name in names if str(names[name]) == index]
-    return (*of_index, folder)[0], None if names else int(number)
+    return next(iter(of_index), folder), None if names else int(number)
 
 
 def _suggest_run(path: Path, remedy: str) -> str:

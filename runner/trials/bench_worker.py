@@ -57,8 +57,8 @@ def _result(trainer: Trainer) -> Mapping[str, Any]:
     every = list(read_metrics(trainer.folder.metrics))
     lines = [line for line in every if "loss" in line]
     memory = memory_by_phase(every)
-    # The first step compiles, allocates and warms up.
-    lines = lines[1:] or lines
+    if len(lines) > 1:
+        lines = lines[1:]  # the first step compiles, allocates and warms up
     keys = ("tokens_per_s", "samples_per_s", "step_s", *(["mfu"] if "mfu" in lines[0] else []))
     plan = trainer.plan
     asked = trainer.config.engine.zero

@@ -34,7 +34,7 @@ LEAST_LOCKED_MEMORY = 2**30
 LEAST_FOR_CACHES = 2**30
 """One large kernel that torch.compile or DeepSpeed builds takes 100 MB; a job builds several."""
 INFINIBAND = Path("/sys/class/infiniband")
-ENV_CHECK_S = 60
+ENV_CHECK_S = 60  # it imports torch, perhaps from a slow network disk
 
 
 def look(run: TrainingRun, place: Place, environ: Mapping[str, str]) -> Iterator[Finding]:

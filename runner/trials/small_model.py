@@ -17,7 +17,7 @@ from runner.inputs import ModelInput, safetensors_header
 from runner.trials.layers import Small, kept_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-AT_ONCE = 2**24
+AT_ONCE = 2**24  # bytes in memory at a time, while weights are copied
 _LENGTH = struct.Struct("<Q")
 
 

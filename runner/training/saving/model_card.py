@@ -218,10 +218,8 @@ def _machine(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 def _results(metrics: list[Mapping[str, Any]]) -> str:
     evaluations = [line for line in metrics if "validation_loss" in line]
     steps = [line for line in metrics if "loss" in line]
-    rows = [
-        (f"loss of step {line['step']}", _number(line["loss"]))
-        for line in (*steps[:1], *steps[1:][-1:])
-    ]
+    ends = steps if len(steps) < 2 else [steps[0], steps[-1]]
+    rows = [(f"loss of step {line['step']}", _number(line["loss"])) for line in ends]
     if evaluations:
         best = min(evaluations, key=lambda line: float(line["validation_loss"]))
         chosen = {int(line["step"]): line for line in (best, evaluations[-1])}
