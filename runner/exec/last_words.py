@@ -242,7 +242,9 @@ def _tell(what: str) -> None:
 def watch_names() -> None:
     """Prints a line at the first look-up of each host of the web that fails.
 
-    Where no name resolves, which is the usual compute node, libraries try again for minutes.
+    Where no name resolves, which is the usual compute node, libraries try again for minutes, and
+    catch the error each time: no traceback says it meanwhile. The audit event of a look-up (PEP
+    578) comes before it and not after it, so this function alone sees that it fails.
     """
     import socket
 

@@ -60,12 +60,8 @@ class Stages:
         try:
             yield stage
         except StageError as error:
-            raise in_stage(error, name) from None
+            said = f"rehearsal, {name}: {error.message}"
+            found = type(error)(said, error.remedy, error.exit_code)
+            found.parts = error.parts
+            raise found from None
         self.end(name, stage.words)
-
-
-def in_stage(error: StageError, name: str) -> StageError:
-    """An error, with the stage in its message."""
-    found = type(error)(f"rehearsal, {name}: {error.message}", error.remedy, error.exit_code)
-    found.parts = error.parts
-    return found
