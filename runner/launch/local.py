@@ -15,12 +15,13 @@ from pathlib import Path
 
 from runner.errors import say
 from runner.launch.network import GLOO, LOOPBACK
-from runner.launch.outcome import Ended
+from runner.launch.outcome import RanksExit
 from runner.launch.place import MEETING_FILE, RANK_FLAG, Place, Start
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 
 KILL_AFTER_S = 5.0
+"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
 
 
 def run_local(
@@ -29,7 +30,7 @@ def run_local(
     logs: Path,
     watch: HangDetector,
     environ: Mapping[str, str],
-) -> Ended:
+) -> RanksExit:
     """Runs `argv` as the ranks of this machine and waits for them.
 
     Rank 0 writes to our stdout and stderr, the others to `logs/rank-N.log`. If a rank fails, or if
@@ -60,16 +61,17 @@ def run_local(
                 )
                 log = logs / f"rank-{rank}.log" if rank else None
                 ranks.append(_start(argv, {**common, **place.variables()}, log))
-            seen = wait_for_end(ranks, received, watch, _passed_on)
+            waited = wait_for_end(ranks, received, watch, _passed_on)
         finally:
             _end(ranks)
             shutil.rmtree(meeting, ignore_errors=True)
-    sent = frozenset(seen.signals)
-    if seen.failed is None:
-        return Ended(in_job=False, hung=seen.hung, signals=sent)
-    code = ranks[seen.failed].returncode or -signal.SIGTERM  # ended by a second Ctrl-C
-    words = _words(seen.failed, code, logs)
-    return Ended(in_job=False, code=code, rank=seen.failed, words=words, signals=sent)
+    if waited.failed is None:
+        return RanksExit(in_job=False, hung=waited.hung, signals=waited.signals)
+    code = ranks[waited.failed].returncode or -signal.SIGTERM  # ended by a second Ctrl-C
+    words = _words(waited.failed, code, logs)
+    return RanksExit(
+        in_job=False, code=code, rank=waited.failed, words=words, signals=waited.signals
+    )
 
 
 def _passed_on(number: int) -> int:
@@ -143,4 +145,4 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
                 os.killpg(process.pid, number)
         deadline = time.monotonic() + KILL_AFTER_S
         while time.monotonic() < deadline and any(process.poll() is None for process in running):
-            time.sleep(0.05)
+            time.sleep(0.05)  # most ranks end within one look

@@ -11,7 +11,7 @@ import ipaddress
 import platform
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,12 @@ from runner.slurm.environment import EPHEMERAL_PORTS
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-NCCL_FILE = Path("/etc/nccl.conf")
 PEERS_ASKED = 3
-"""At most this many other hosts are looked up, because DNS may be slow."""
+"""At most this many other hosts are looked up: an unknown name may take DNS 10 s or more."""
+SCHEDULER_S = 60.0
+"""How long scontrol may take: all nodes of a job ask a busy controller at the same time."""
+PORTS_TRIED = 100
+"""Consecutive jobs get consecutive ports, so several of them may be on one node."""
 
 _UNANSWERED = ("192.0.2.1", "2001:db8::1")
 """Documentation addresses (RFC 5737, RFC 3849), which only the default route reaches."""
@@ -163,9 +166,6 @@ def interface_variables(
     """
     theirs = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
     lines = [f"{name}={value}: as you set it" for name, value in theirs.items()]
-    if NCCL not in theirs and (in_file := nccl_in_file(environ)):
-        theirs[NCCL] = in_file[0]
-        lines.append(f"{NCCL}={in_file[0]}: from {in_file[1]}")
     if len(theirs) == 2:
         return {}, lines
     address, reason = own_address_among(master_addr, peers) or ("", "")
@@ -210,16 +210,12 @@ def missing_interfaces(value: str, names: Sequence[str], *, of_nccl: bool) -> li
 
 
 def wrong_interfaces(environ: Mapping[str, str], names: Sequence[str]) -> list[tuple[str, str]]:
-    """The settings of gloo and NCCL that this node cannot follow: `NAME=value`, what it lacks.
-
-    Pure but for NCCL's configuration files.
+    """The settings of gloo and NCCL that this node cannot follow (`NAME=value`), what it lacks.
 
     Args:
         names: the interfaces of this node.
     """
     given = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
-    if NCCL not in given and (in_file := nccl_in_file(environ)):
-        given[NCCL] = in_file[0]
     return [
         (f"{name}={value}", ", ".join(lacking))
         for name, value in given.items()
@@ -251,25 +247,6 @@ def loopback_variables(
             "ranks are on one machine"
         )
     return variables, lines
-
-
-def nccl_in_file(environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """NCCL_SOCKET_IFNAME in a configuration file of NCCL, and the file; None: in no file.
-
-    A variable that we set would hide it. Source: NCCL's "Environment Variables", the files
-    NCCL_CONF_FILE (else ~/.nccl.conf), then /etc/nccl.conf.
-    """
-    home = Path(environ.get("HOME") or "/", ".nccl.conf")
-    for path in (Path(environ.get("NCCL_CONF_FILE") or home), NCCL_FILE):
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, equals, value = line.partition("=")
-            if equals and name.strip() == NCCL and value.strip():
-                return value.strip(), path
-    return None
 
 
 def with_port(host: str, port: int) -> str:
@@ -326,7 +303,7 @@ class Master:
 def address_in_slurm(host: str) -> str | None:
     """The address that Slurm itself uses for a node (NodeAddr of scontrol(1)); None: unknown."""
     try:
-        shown = ask("scontrol", "show", "node", host, "--oneliner", timeout_s=60)
+        shown = ask("scontrol", "show", "node", host, "--oneliner", timeout_s=SCHEDULER_S)
     except (OSError, IncompleteError):
         return None
     fields = dict(field.partition("=")[::2] for field in shown.stdout.split()) if shown else {}
@@ -384,8 +361,8 @@ def locate(
         return Master(given, "MASTER_ADDR, as you set it")
     others = [host for host in hosts[1:] if host != hosts[0]]
     found = own_address_on_shared_network(others, address_in_scheduler) if is_first else None
-    for name in (given, *hosts[:1]) if found is None else ():
-        found = found or _by_name(name, address_in_scheduler)
+    if found is None:
+        found = _by_name(filter(None, (given, *hosts[:1])), address_in_scheduler)
     if found is None:
         raise UsageError(
             f"the first node {hosts[0] if hosts else ''!r} has no address: its name gives none on "
@@ -433,17 +410,17 @@ def own_address_on_shared_network(
 
 
 def _by_name(
-    host: str, address_in_scheduler: Callable[[str], str | None]
+    hosts: Iterable[str], address_in_scheduler: Callable[[str], str | None]
 ) -> tuple[str, str] | None:
-    if not host:
-        return None
-    for address in addresses_of(host):
-        if not is_loopback(address) and source_towards(address):
-            return address, f"the address of {host}"
-    known = address_in_scheduler(host)
-    for address in addresses_of(known) if known else []:
-        if not is_loopback(address):
-            return address, f"the address that the scheduler uses for {host}"
+    """The address of the first of these names that has one, and the reason; None: none has."""
+    for host in hosts:
+        for address in addresses_of(host):
+            if not is_loopback(address) and source_towards(address):
+                return address, f"the address of {host}"
+        known = address_in_scheduler(host)
+        for address in addresses_of(known) if known else []:
+            if not is_loopback(address):
+                return address, f"the address that the scheduler uses for {host}"
     return None
 
 
@@ -455,8 +432,9 @@ def free_port(port: int, environ: Mapping[str, str]) -> int:
     """
     if environ.get("SLURM_NODEID") != "0":
         return port
-    for candidate in range(port, min(port + 100, 65536)):
+    for candidate in range(port, min(port + PORTS_TRIED, 65536)):
         with socket.socket() as probe:
+            # As torch's store does: a port that an earlier job has just left is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("", candidate))
@@ -464,7 +442,8 @@ def free_port(port: int, environ: Mapping[str, str]) -> int:
                 continue
             return candidate
     raise UsageError(
-        f"no free port between {port} and {port + 99} on {socket.gethostname()}", "Submit it again."
+        f"no free port between {port} and {port + PORTS_TRIED - 1} on {socket.gethostname()}",
+        "Submit it again.",
     )
 
 

@@ -6,7 +6,7 @@ The exit code, the message and the requeue are read from it (`runner.launch.star
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from runner.errors import says_no_memory
@@ -23,7 +23,7 @@ _ALLOCATORS = ("bad_alloc", "MemoryError", "can't allocate memory", "Cannot allo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RanksExit:
     """What a launcher saw of the end of its ranks.
 
     Attributes:
@@ -32,13 +32,7 @@ class Ended:
         rank: the number of that rank; None: not known.
         words: how that rank ended, for people.
         hung: ranks gave no heartbeat, or took too long, and were ended.
-        saved: rank 0 wrote, after all ranks had saved because of a signal, that they have. Errors
-            during their exit do no harm.
         signals: those that stop the ranks: sent by the launcher, or, as srun reports, by Slurm.
-        newest: the name of the newest checkpoint; empty: none.
-        failure: the first failure that a rank recorded.
-        num_failures: how many ranks recorded one.
-        last_words: the end of what it wrote to its log.
     """
 
     in_job: bool
@@ -46,12 +40,31 @@ class Ended:
     rank: int | None = None
     words: str = ""
     hung: bool = False
-    saved: bool = False
     signals: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traces:
+    """What ranks left in the run folder when they ended.
+
+    Attributes:
+        saved: rank 0 wrote, after all ranks had saved because of a signal, that they have. Errors
+            during their exit do no harm.
+        newest: the name of the newest checkpoint; empty: none.
+        failures: what ranks recorded, the cause first.
+        last_words: the end of what the rank that failed first wrote to its log.
+    """
+
+    saved: bool = False
     newest: str = ""
-    failure: Failure | None = None
-    num_failures: int = 0
+    failures: tuple[Failure, ...] = ()
     last_words: str = ""
+
+    @property
+    def cause(self) -> Failure | None:
+        """The first failure that is no consequence of another one; None: no rank recorded it."""
+        causes = (failure for failure in self.failures if not failure.consequence)
+        return next(causes, None)
 
 
 @dataclass(frozen=True)
@@ -76,20 +89,20 @@ class Outcome:
     killed: bool = False
 
 
-def outcome_of(ended: Ended) -> Outcome:
+def outcome_of(ended: RanksExit, left: Traces) -> Outcome:
     """Judges how ranks ended. Pure."""
     again = "submit the run again" if ended.in_job else "run the same command again"
     if ended.hung:
         words = f"the ranks were ended; {again} to resume from the last checkpoint"
         return Outcome("hung", 5, (words,))
-    if ended.saved or -ended.code in ended.signals:
-        return Outcome("stopped", 5, _stopped(ended))
+    if left.saved or -ended.code in ended.signals:
+        return Outcome("stopped", 5, _stopped(ended, left))
     if ended.code == 0:
         return Outcome("done", 0)
-    report = tuple(_recorded(ended) or _tail(ended))
-    if ended.code == -signal.SIGABRT and (line := lost_by_watchdog(ended.last_words)):
-        return _lost_peer(ended, line, report)
-    kind: Kind = "no_memory" if _ran_out_of_memory(ended) else "failed"
+    report = tuple(_recorded(left) or _tail(ended, left))
+    if ended.code == -signal.SIGABRT and (line := lost_by_watchdog(left.last_words)):
+        return _lost_peer(line, left, report)
+    kind: Kind = "no_memory" if _ran_out_of_memory(ended, left) else "failed"
     from_outside = -ended.code in (signal.SIGKILL, *STOP_SIGNALS)
     messages: tuple[str, ...] = ()  # in a job srun has printed how the tasks ended
     if not ended.in_job:
@@ -101,30 +114,30 @@ def outcome_of(ended: Ended) -> Outcome:
         )
     code = 5 if from_outside else ended.code
     killed = ended.code == -signal.SIGKILL
-    cause = _cause(replace(ended, failure=None) if killed else ended)
+    # A rank that was killed recorded nothing: what others recorded followed from it.
+    cause = _cause(None if killed else left.cause, ended.words)
     return Outcome(kind, code if 0 < code <= 5 else 1, messages, report, cause, killed)
 
 
-def _cause(ended: Ended) -> str:
+def _cause(failure: Failure | None, words: str) -> str:
     """The first sentence of an error, or the last line of a traceback; else how the rank ended."""
-    first = ended.failure
-    if first is None or first.consequence:
-        return ended.words.partition("; ")[0]
-    lines = first.text.strip().splitlines() or [ended.words]
+    if failure is None:
+        return words.partition("; ")[0]
+    lines = failure.text.strip().splitlines() or [words]
     line = lines[0] if lines[0].startswith("error: ") else lines[-1]
     return line.removeprefix("error: ").partition(". ")[0]
 
 
-def _stopped(ended: Ended) -> tuple[str, ...]:
+def _stopped(ended: RanksExit, left: Traces) -> tuple[str, ...]:
     """What is printed of ranks that a signal stopped; the requeue of a job has lines of its own."""
     if ended.in_job:
-        return () if ended.saved else ("the ranks got a stop signal before they could save",)
-    if ended.newest:
+        return () if left.saved else ("the ranks got a stop signal before they could save",)
+    if left.newest:
         return (
-            f"stopped by a signal; {ended.newest} is saved: run the same command again to resume "
+            f"stopped by a signal; {left.newest} is saved: run the same command again to resume "
             "from there",
         )
-    if ended.saved:
+    if left.saved:
         return (STOPPED_AND_SAVED,)
     return (
         "stopped by a signal before a checkpoint was saved: run the same command again, it starts "
@@ -132,38 +145,37 @@ def _stopped(ended: Ended) -> tuple[str, ...]:
     )
 
 
-def _recorded(ended: Ended) -> list[str]:
+def _recorded(left: Traces) -> list[str]:
     """The first failure, for people; empty if no rank recorded one."""
-    first, others = ended.failure, ended.num_failures - 1
-    if first is None:
+    if not left.failures:
         return []
-    more = f" ({others} more failed too or lost it: their logs are beside this one's)"
+    first, *others = left.failures
+    more = f" ({len(others)} more failed too or lost it: their logs are beside this one's)"
     return [
         f"rank {first.rank} on {first.host}{more if others else ''}:",
         *first.text.rstrip().splitlines(),
     ]
 
 
-def _tail(ended: Ended) -> list[str]:
+def _tail(ended: RanksExit, left: Traces) -> list[str]:
     """The last lines of the log of the rank that failed, for people."""
-    return [f"[rank {ended.rank}] {line}" for line in ended.last_words.splitlines()[-TAIL_LINES:]]
+    return [f"[rank {ended.rank}] {line}" for line in left.last_words.splitlines()[-TAIL_LINES:]]
 
 
-def _lost_peer(ended: Ended, line: str, report: tuple[str, ...]) -> Outcome:
+def _lost_peer(line: str, left: Traces, report: tuple[str, ...]) -> Outcome:
     """NCCL's watchdog ended a rank; `line` is what it wrote."""
     words = f"NCCL's watchdog ended a rank, because another rank is gone or hangs: {line}"
-    first = ended.failure
-    if first is not None and not first.consequence:
+    if (first := left.cause) is not None:
         cause = f"the cause is rank {first.rank}, see above"
         return Outcome("failed", first.code, (words, cause), report)
     again = "the ranks were ended; run it again to resume from the last checkpoint"
     return Outcome("failed", 5, (words, again), report)
 
 
-def _ran_out_of_memory(ended: Ended) -> bool:
-    first, said = ended.failure, ended.last_words
-    if ended.code == -signal.SIGKILL:
+def _ran_out_of_memory(ended: RanksExit, left: Traces) -> bool:
+    if ended.code == -signal.SIGKILL:  # also what the kernel does where memory runs out
         return True
-    if first is not None and not first.consequence:
-        return first.no_memory
+    if left.cause is not None:
+        return left.cause.no_memory
+    said = left.last_words
     return says_no_memory(said) or any(words in said for words in _ALLOCATORS)

@@ -78,7 +78,7 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> Rank:
     os.environ.update(flight_recorder(folder.logs, os.environ))
     threads, line = threads_variable(environ, 1)
     os.environ.update(threads)
-    # Logs end in what a person should read, not in bars and in what libraries say of themselves.
+    # Logs end in what a person should read, not in bars and in notes of libraries to developers.
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
     caches = use_local_caches(os.environ)

@@ -19,13 +19,14 @@ from runner.launch.network import addresses_of, is_loopback, plain, with_port
 from runner.run_folder.heartbeat import JOIN, read_failure, read_pulse
 
 TRY_EVERY_S = 1.0
+"""A rank that waits costs rank 0's node one refused connection per second."""
 ANSWER_S = 10.0
 """A host that does not answer for this long drops incoming packets."""
 
 LISTENS_S = 60.0
 """If rank 0 reports that it listens and refuses for this long, it listens elsewhere."""
 NO_WAY_S = 60.0
-"""How long other errors than a refusal may last."""
+"""How long other errors than a refusal may last: a network may come up after its node."""
 SILENT_S = 1800.0
 """Rank 0 may need this long to import torch from a busy disk."""
 CLOCKS_DIFFER_S = 30.0
@@ -164,7 +165,7 @@ def explain_joining(error: RuntimeError, rank: int, address: str, port: int) -> 
     if any(text in message for text in _GONE):
         return None
     reasons = {
-        "connection refused": "it refuses: nobody listens there, or a firewall",
+        "connection refused": "it refuses: no process listens there, or a firewall",
         "no route": "no route",
         "unreachable": "no route",
         "timed out": "no answer: a firewall, or another network",

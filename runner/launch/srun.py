@@ -25,7 +25,7 @@ from runner.errors import (
     say,
 )
 from runner.launch.network import Master, free_port, read_ephemeral_ports, with_port
-from runner.launch.outcome import Ended
+from runner.launch.outcome import RanksExit
 from runner.launch.place import RANK_FLAG, TORCH_VARIABLES, Start
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable
@@ -42,7 +42,7 @@ from runner.slurm.environment import (
 from runner.slurm.jobs import over_job, running_step, step_name
 
 TRIES = 5
-"""How often a busy Slurm controller is asked."""
+"""How often a busy Slurm controller is asked before the launcher ends without knowing."""
 
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
 
@@ -78,7 +78,7 @@ def run_srun(
     job: SlurmJobEnvironment,
     watch: HangDetector,
     environ: Mapping[str, str],
-) -> Ended:
+) -> RanksExit:
     """Runs `argv` as the ranks of this job and waits for them.
 
     Slurm itself signals the ranks (`--signal=TERM@300`). A stop signal to this process is passed
@@ -110,7 +110,7 @@ def run_srun(
         end_ranks(job.job_id, os.getpid())
     if code and not how and not hung and (error := over_job(environ)):
         raise error
-    return Ended(
+    return RanksExit(
         in_job=True,
         code=_code_of_first_task(code, how),
         rank=int(first["rank"]) if first else None,
@@ -177,12 +177,12 @@ def _srun(
         assert process.stderr is not None
         reader = threading.Thread(target=copy, args=(process.stderr,), daemon=True)
         reader.start()
-        seen = wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
+        waited = wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
         if process.poll() is None:
             process.terminate()  # srun ends the tasks, and kills the rest after KillWait
         code = process.wait()
-        reader.join(timeout=5)
-    return code, next(iter(ends), None), seen.hung
+        reader.join(timeout=5)  # a process of a rank may hold the pipe open after srun's end
+    return code, next(iter(ends), None), waited.hung
 
 
 def end_ranks(job_id: int, launcher: int) -> None:
@@ -196,7 +196,7 @@ def end_ranks(job_id: int, launcher: int) -> None:
     name = step_name(platform.node(), launcher)
     seen = unanswered = 0
     while (step := running_step(job_id, name)) != "" and unanswered < TRIES:
-        if step and seen % 60 == 0:
+        if step and seen % 60 == 0:  # once a minute: scancel may be lost, and KillWait is 30 s
             say(f"the ranks still run: scancel {step}")
             with suppress(IncompleteError):
                 ask("scancel", step)

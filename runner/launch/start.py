@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from runner.child import runner_command
@@ -15,7 +14,7 @@ from runner.job import node_local
 from runner.job.training_run import TrainingRun
 from runner.launch.first_steps import halve_micro
 from runner.launch.local import run_local
-from runner.launch.outcome import Outcome, outcome_of
+from runner.launch.outcome import Outcome, Traces, outcome_of
 from runner.launch.place import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.srun import run_srun
@@ -130,17 +129,14 @@ def _run(
         ended = run_local(argv, start, folder.logs, watch, environ)
     else:
         ended = run_srun(argv, start, start.job, watch, environ)
-    failures, log = read_failures(folder.logs), folder.logs / f"rank-{ended.rank}.log"
-    outcome = outcome_of(
-        replace(
-            ended,
-            saved=folder.stopped.exists(),
-            newest=next((path.name for path in newest_first(folder.checkpoints)), ""),
-            failure=next(iter(failures), None),
-            num_failures=len(failures),
-            last_words=_written_since(log, begun.get(log.name, 0)),
-        )
+    log = folder.logs / f"rank-{ended.rank}.log"
+    left = Traces(
+        saved=folder.stopped.exists(),
+        newest=next((path.name for path in newest_first(folder.checkpoints)), ""),
+        failures=tuple(read_failures(folder.logs)),
+        last_words=_written_since(log, begun.get(log.name, 0)),
     )
+    outcome = outcome_of(ended, left)
     if start.job is not None or "SLURM_JOB_ID" not in environ:  # else the job's script looks for it
         folder.stopped.unlink(missing_ok=True)
     return outcome

@@ -14,8 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.errors import say
 from runner.launch.outcome import STOP_SIGNALS
@@ -31,22 +31,26 @@ from runner.run_folder.heartbeat import (
 )
 
 STOPPING = "the ranks stop, and save a checkpoint if they have made a step"
+WAIT_S = 0.05
+"""Between two looks at the processes: a rank that failed ends the others at once."""
 LOOK_EVERY_S = 2.0
+"""Between two reads of the heartbeats, which are on a shared disk and change once a second."""
 SILENT_S = 300.0
 """A training rank hangs after ten times the longest pause so far, and never before this time."""
 SLOW_SILENT_S = 1800.0
 """The same in a slow phase, such as imports or saving."""
 STACKS_WAIT_S = 5.0
+"""faulthandler writes at once; a network disk shows the file to other nodes after seconds."""
 COLLECTIVES_WAIT_S = 10.0
 """torch looks up the stack of each collective, which takes some seconds."""
 FRAMES_SHOWN = 8
+"""Innermost frames of a stack: from the library that waits to the line of ours that called it."""
 
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 
 
-@dataclass
-class Seen:
-    """What was seen of processes until one failed, all ended, or their ranks hang.
+class Waited(NamedTuple):
+    """How a wait for processes ended: one failed, all ended, or their ranks hang.
 
     Attributes:
         failed: the number of the process that failed first; None: none did.
@@ -54,8 +58,8 @@ class Seen:
         hung: whether the ranks hang.
     """
 
-    failed: int | None = None
-    signals: set[int] = field(default_factory=set)
+    failed: int | None
+    signals: frozenset[int]
     hung: bool = False
 
 
@@ -64,7 +68,7 @@ def wait_for_end(
     received: deque[int],
     detector: HangDetector,
     passed_on: Callable[[int], int],
-) -> Seen:
+) -> Waited:
     """Waits for the end of ranks, or of what started them. It ends none of them.
 
     A second Ctrl-C counts as a failure of one that still runs. Of ranks that hang the stacks are
@@ -75,7 +79,7 @@ def wait_for_end(
         detector: finds ranks that hang.
         passed_on: the signal that the processes get for one of these.
     """
-    seen = Seen()
+    signals: frozenset[int] = frozenset()
     interrupts = 0
     while True:
         while received:
@@ -83,29 +87,26 @@ def wait_for_end(
             interrupts += number == signal.SIGINT
             if interrupts > 1:
                 running = (n for n, process in enumerate(processes) if process.poll() is None)
-                seen.failed = next(running, None)
-                seen.signals |= {signal.SIGTERM, signal.SIGKILL}  # the caller sends them
-                return seen
-            if not seen.signals:
+                # The caller sends both: it does not wait for a checkpoint any more.
+                return Waited(next(running, None), signals | {signal.SIGTERM, signal.SIGKILL})
+            if not signals:
                 say(f"{signal.Signals(number).name} received: {STOPPING}")
-            seen.signals.add(passed_on(number))
+            signals |= {passed_on(number)}
             for process in processes:
                 process.send_signal(passed_on(number))
         codes = [process.poll() for process in processes]
         if failed := [number for number, code in enumerate(codes) if code]:
-            seen.failed = min(failed, key=lambda number: _order(codes[number] or 0))
-            return seen
+            return Waited(min(failed, key=lambda number: _order(codes[number] or 0)), signals)
         if all(code == 0 for code in codes):
-            return seen
+            return Waited(None, signals)
         if silent := detector.hung_ranks():
             for process in processes:
                 process.send_signal(ASK_FOR_STACKS)
             detector.wait_for_stacks()
             for line in detector.report_hang(silent):
                 say(line)
-            seen.hung = True
-            return seen
-        time.sleep(0.05)
+            return Waited(None, signals, hung=True)
+        time.sleep(WAIT_S)
 
 
 def _order(code: int) -> int:

@@ -116,20 +116,6 @@ def test_what_the_user_set_wins_and_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["NCCL_CONF_FILE", "HOME", "site"])
-def test_an_interface_in_nccls_own_file_is_not_hidden_by_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    address = own_address()
-    file = tmp_path / ".nccl.conf"
-    file.write_text("# NCCL_SOCKET_IFNAME=no\nNCCL_DEBUG=INFO\nNCCL_SOCKET_IFNAME=^docker0\n")
-    monkeypatch.setattr(network, "NCCL_FILE", file if where == "site" else tmp_path / "none")
-    environ = {"NCCL_CONF_FILE": str(file), "HOME": str(tmp_path), "site": ""}
-    ours, lines = network.interface_variables({where: environ[where]}, address, [])
-    assert ours == {"GLOO_SOCKET_IFNAME": network.interface_of(address)}
-    assert f"NCCL_SOCKET_IFNAME=^docker0: from {file}" in lines
-
-
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
