@@ -57,7 +57,7 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> Rank:
     It starts the heartbeat, sets the rank's variables in `os.environ` and installs the tripwire.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
 
     Raises:
         UsageError: as for `RankNumbers.of`, `Place.of` and `check_site`.
@@ -112,7 +112,7 @@ def check_interfaces(place: Place, environ: Mapping[str, str]) -> None:
 def note_on_inherited_rank_variables(place: Place) -> str:
     """One line where neither our launcher nor torchrun nor srun says that this is a rank.
 
-    Variables that a trial left in the shell let it wait for others that nobody starts.
+    Variables that a trial left in the shell let it wait for ranks that were never started.
     """
     if place.started_by != BY_HAND:
         return ""
@@ -167,7 +167,7 @@ def run_rank(
     """Does the work of a rank, and ends the process. Every rank of every command is started so.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
         work: returns the exit code; None: 0. It imports torch itself; this module does not.
     """
     rank = become_rank(folder, environ)

@@ -15,7 +15,7 @@ from runner.job import node_local
 from runner.job.training_run import TrainingRun
 from runner.launch.outcome import STOPPED_AND_SAVED
 from runner.launch.place import Place, RankNumbers, Start
-from runner.launch.rank import Rank, run_rank
+from runner.launch.rank import Rank, note_on_inherited_rank_variables, run_rank
 from runner.launch.ready import check_ready
 from runner.launch.resolved import Resolved, read
 from runner.launch.train import check_all_installed, set_up, train
@@ -62,7 +62,7 @@ def join(
     dry_run: bool,
     verbose: bool,
 ) -> NoReturn:
-    """Is a rank that srun, torchrun or mpirun started, and ends the process.
+    """Does the work of a rank that srun, torchrun or mpirun started, and ends the process.
 
     Each rank looks by itself whether the run folder is ready for what it was called with. So all of
     them end at once where it is not, and none waits for another.
@@ -92,9 +92,11 @@ def join(
         if not finished:
             _check_can_begin(run)
     except StageError as error:
-        if numbers.local_rank == 0:
-            raise
-        raise SystemExit(error.exit_code) from None
+        if numbers.local_rank != 0:
+            raise SystemExit(error.exit_code) from None
+        if note := note_on_inherited_rank_variables(Place.of(environ)):
+            print_line(note, err=True)
+        raise
     if finished:
         if numbers.rank == 0:
             print_line("\n".join(finished))

@@ -183,7 +183,7 @@ def _no_memory(
 
 
 def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
-    """What is decided of the run, on every rank.
+    """What is decided about the run, on every rank.
 
     Rank 0 decides what the launcher could not, for the devices of all ranks, writes it down, and
     sends it to the others.

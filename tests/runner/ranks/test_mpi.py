@@ -197,6 +197,18 @@ def test_ranks_end_at_once_until_the_folder_is_ready_and_then_train_together(
     assert "finished already" in again[0].stdout and again[1].stdout == ""
 
 
+def test_variables_of_ranks_that_a_shell_has_left_are_said_where_nothing_is_ready(
+    cluster: Cluster,
+) -> None:
+    cluster.write()
+    left = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    left |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = cluster.run("train", "tiny.yaml", **left)
+    assert done.returncode == 2 and "is not ready for ranks" in done.stderr
+    assert "rank 0 of 8, as RANK and WORLD_SIZE of this shell say" in done.stderr
+    assert "not meant? unset RANK WORLD_SIZE" in done.stderr
+
+
 def test_a_folder_that_is_ready_for_another_run_is_refused_with_what_differs(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
