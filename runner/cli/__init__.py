@@ -39,7 +39,7 @@ class _Commands(CommandGroup):
 
         The launcher and Slurm then see that the rank was stopped and did not fail.
         """
-        from runner.launch.place import RANK_FLAG
+        from runner.launch.ranks import RANK_FLAG
 
         if os.environ.get(RANK_FLAG) == "1":
             return nullcontext()

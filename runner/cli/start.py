@@ -178,7 +178,7 @@ def train(
     """
     from runner.closed_pipe import outlive_readers
     from runner.job.training_run import TrainingRun
-    from runner.launch.place import Start
+    from runner.launch.ranks import Start
     from runner.launch.train import set_up
     from runner.launch.train import train as train_run
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from runner.errors import UsageError, read_start
-from runner.launch.place import MPI_VARIABLES, Task, task_of
+from runner.launch.ranks import MPI_VARIABLES, Task, task_of
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(

@@ -54,7 +54,7 @@ from runner.inputs import (
     with_hub,
 )
 from runner.isolation import isolate, note_for_script
-from runner.launch.place import variables_between_nodes
+from runner.launch.ranks import variables_between_nodes
 
 LAST_WORDS = Path(last_words.__file__)
 NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})

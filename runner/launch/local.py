@@ -16,7 +16,7 @@ from pathlib import Path
 from runner.errors import say
 from runner.launch.network import GLOO, LOOPBACK
 from runner.launch.outcome import RanksExit
-from runner.launch.place import MEETING_FILE, RANK_FLAG, Place, Start
+from runner.launch.ranks import MEETING_FILE, RANK_FLAG, RankInfo, Start
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 
@@ -51,7 +51,7 @@ def run_local(
     with recorded_signals() as received:
         try:
             for rank in range(start.world_size):
-                place = Place(
+                info = RankInfo(
                     rank=rank,
                     world_size=start.world_size,
                     local_rank=rank,
@@ -60,7 +60,7 @@ def run_local(
                     port=port,
                 )
                 log = logs / f"rank-{rank}.log" if rank else None
-                ranks.append(_start(argv, {**common, **place.variables()}, log))
+                ranks.append(_start(argv, {**common, **info.variables()}, log))
             waited = wait_for_end(ranks, received, watch, _passed_on)
         finally:
             _end(ranks)

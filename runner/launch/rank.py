@@ -29,7 +29,7 @@ from runner.errors import (
 )
 from runner.inputs import check_site
 from runner.launch import network
-from runner.launch.place import BY_HAND, TORCH_VARIABLES, Place, RankNumbers
+from runner.launch.ranks import BY_HAND, TORCH_VARIABLES, RankInfo, RankNumbers
 from runner.processes import raise_limits, threads_variable
 from runner.run_folder.heartbeat import Heartbeat, flight_prefix
 from runner.run_folder.layout import RunFolder
@@ -47,7 +47,7 @@ class Rank:
         heartbeat: shows in the run folder that it is alive.
     """
 
-    place: Place
+    info: RankInfo
     heartbeat: Heartbeat
 
 
@@ -60,20 +60,20 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> Rank:
         folder: the run folder.
 
     Raises:
-        UsageError: as for `RankNumbers.of`, `Place.of` and `check_site`.
+        UsageError: as for `RankNumbers.of`, `RankInfo.of` and `check_site`.
     """
     numbers = RankNumbers.of(environ)
     try:
-        place = Place.of(environ)
+        info = RankInfo.of(environ)
         check_site()
     except StageError as error:
         if numbers.rank == 0:  # the other ranks wait for it
             Heartbeat(folder.logs, 0).fail(f"error: {error}", error.exit_code, consequence=False)
         raise
-    heartbeat = Heartbeat(folder.logs, place.rank)
+    heartbeat = Heartbeat(folder.logs, info.rank)
     raise_limits()
-    variables, notes = place.network_variables(environ)
-    os.environ.update(place.variables())
+    variables, notes = info.network_variables(environ)
+    os.environ.update(info.variables())
     os.environ.update(variables)
     os.environ.update(flight_recorder(folder.logs, os.environ))
     threads, line = threads_variable(environ, 1)
@@ -82,21 +82,21 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> Rank:
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
     caches = use_local_caches(os.environ)
-    if place.rank == 0:
-        said = (note_on_inherited_rank_variables(place), line, *place.notes, *notes, *caches)
+    if info.rank == 0:
+        said = (note_on_inherited_rank_variables(info), line, *info.notes, *notes, *caches)
         for note in filter(None, said):
             print(note, flush=True)
-    offline.tripwire([place.master])
-    return Rank(place, heartbeat)
+    offline.tripwire([info.master])
+    return Rank(info, heartbeat)
 
 
-def check_interfaces(place: Place, environ: Mapping[str, str]) -> None:
+def check_interfaces(info: RankInfo, environ: Mapping[str, str]) -> None:
     """Checks that this node has the interfaces that the user named for ranks on several nodes.
 
     Raises:
         NeverMetError: it has not; found before torch is imported.
     """
-    if place.on_one_node:
+    if info.on_one_node:
         return
     names = [name for _, name in socket.if_nameindex()]
     for setting, lacking in network.wrong_interfaces(environ, names):
@@ -109,17 +109,17 @@ def check_interfaces(place: Place, environ: Mapping[str, str]) -> None:
         )
 
 
-def note_on_inherited_rank_variables(place: Place) -> str:
+def note_on_inherited_rank_variables(info: RankInfo) -> str:
     """One line where neither our launcher nor torchrun nor srun says that this is a rank.
 
     Variables that a trial left in the shell let it wait for ranks that were never started.
     """
-    if place.started_by != BY_HAND:
+    if info.started_by != BY_HAND:
         return ""
-    waits = f"; it waits for the others at {place.master}, port {place.port}"
+    waits = f"; it waits for the others at {info.master}, port {info.port}"
     return (
-        f"rank {place.rank} of {place.world_size}, as RANK and WORLD_SIZE of this shell say"
-        f"{waits if place.world_size > 1 else ''} (not meant? unset {' '.join(TORCH_VARIABLES)})"
+        f"rank {info.rank} of {info.world_size}, as RANK and WORLD_SIZE of this shell say"
+        f"{waits if info.world_size > 1 else ''} (not meant? unset {' '.join(TORCH_VARIABLES)})"
     )
 
 
@@ -172,7 +172,7 @@ def run_rank(
     """
     rank = become_rank(folder, environ)
     try:
-        check_interfaces(rank.place, environ)
+        check_interfaces(rank.info, environ)
         code = work(rank)
     except Exception as error:  # noqa: BLE001 - recorded, and the end of this process
         text = f"error: {error}" if isinstance(error, StageError) else traceback.format_exc()
@@ -191,8 +191,8 @@ def give_up(rank: Rank, text: str, error: Exception) -> NoReturn:
     code = fault.exit_code if fault else 1
     # A thread that cannot start has no memory for its stack.
     is_short = fault is not None and not isinstance(error, StageError | RecursionError)
-    launched = rank.place.is_ours
-    number = rank.place.rank
+    launched = rank.info.is_ours
+    number = rank.info.rank
     try:
         # Where another launcher works in the run folder, its ranks record their failures there.
         if not isinstance(error, HeldError):

@@ -26,7 +26,7 @@ from runner.errors import (
 )
 from runner.launch.network import Master, free_port, read_ephemeral_ports, with_port
 from runner.launch.outcome import RanksExit
-from runner.launch.place import RANK_FLAG, TORCH_VARIABLES, Start
+from runner.launch.ranks import RANK_FLAG, TORCH_VARIABLES, Start
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable
 from runner.slurm.commands import ask

@@ -15,7 +15,7 @@ from runner.job.training_run import TrainingRun
 from runner.launch.first_steps import halve_micro
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, Traces, outcome_of
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.srun import run_srun
 from runner.launch.watch import HangDetector

@@ -23,7 +23,7 @@ from runner.job.findings import report
 from runner.job.installed import check_installed, leave_torch_alone
 from runner.job.run import Asked, Ranks
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.start import start_work
 from runner.processes import raise_limits

@@ -14,8 +14,8 @@ from runner.errors import IncompleteError, StageError, print_line
 from runner.job import node_local
 from runner.job.training_run import TrainingRun
 from runner.launch.outcome import STOPPED_AND_SAVED
-from runner.launch.place import Place, RankNumbers, Start
 from runner.launch.rank import Rank, note_on_inherited_rank_variables, run_rank
+from runner.launch.ranks import RankInfo, RankNumbers, Start
 from runner.launch.ready import check_ready
 from runner.launch.resolved import Resolved, read
 from runner.launch.train import check_all_installed, set_up, train
@@ -47,9 +47,9 @@ def _work(rank: Rank, resolved: Resolved, work: Work) -> int:
 
     run_work(rank, resolved, work())
     # Our launcher looks for this file by itself; of another one, the exit code is all that it sees.
-    if rank.place.is_ours or not resolved.run.folder.stopped.exists():
+    if rank.info.is_ours or not resolved.run.folder.stopped.exists():
         return 0
-    if rank.place.rank == 0:
+    if rank.info.rank == 0:
         print_line(STOPPED_AND_SAVED)
     return IncompleteError.exit_code
 
@@ -82,9 +82,9 @@ def join(
     if dry_run:
         if numbers.rank != 0:
             raise SystemExit(0)
-        place = Place.of(environ)
-        num_nodes = place.world_size // place.local_world_size
-        start = Start(place.local_world_size, num_nodes=num_nodes)
+        info = RankInfo.of(environ)
+        num_nodes = info.world_size // info.local_world_size
+        start = Start(info.local_world_size, num_nodes=num_nodes)
         raise SystemExit(train(load(), start, dry_run=True, environ=environ, verbose=verbose))
     try:
         run = load()
@@ -94,7 +94,7 @@ def join(
     except StageError as error:
         if numbers.local_rank != 0:
             raise SystemExit(error.exit_code) from None
-        if note := note_on_inherited_rank_variables(Place.of(environ)):
+        if note := note_on_inherited_rank_variables(RankInfo.of(environ)):
             print_line(note, err=True)
         raise
     if finished:

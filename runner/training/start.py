@@ -38,8 +38,8 @@ from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
-from runner.launch.place import Place
 from runner.launch.rank import Rank
+from runner.launch.ranks import RankInfo
 from runner.launch.resolved import Resolved, tried_with, write
 from runner.processes import threads_variable
 from runner.run_folder.checkpoints import TrainingState, newest_first, signature
@@ -96,20 +96,20 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
     store = open_store(rank)
     stop = StopRequest()
     stop.listen()
-    place, job, folder = rank.place, resolved.run, resolved.run.folder
+    info, job, folder = rank.info, resolved.run, resolved.run.folder
     bundle = job.inputs.bundle
     facts: Device | None = None
     whole: Resolved | None = None
     trainer: Trainer | None = None
-    with ExitStack() as held, open_console(folder.logs / f"rank-{place.rank}.log") as console:
+    with ExitStack() as held, open_console(folder.logs / f"rank-{info.rank}.log") as console:
         try:
-            device, facts = find_device(place.local_rank, place.local_world_size, job.config.slurm)
+            device, facts = find_device(info.local_rank, info.local_world_size, job.config.slurm)
             threads = threads_variable(os.environ, 1)[0]["OMP_NUM_THREADS"]
             torch.set_num_threads(int(threads))
             ranks = meet(rank, store, job.config.engine.name, device.type)
-            if not place.is_ours:  # else our launcher has done it
+            if not info.is_ours:  # else our launcher has done it
                 ranks.from_first(lambda: _take(job, held))
-            seen = RankFacts.of(place, facts, gpu_uuid(device), bundle)
+            seen = RankFacts.of(info, facts, gpu_uuid(device), bundle)
             whole = decide_once(ranks, resolved, seen)
             trainer = start(whole, ranks, device, facts, stop, console, rank.heartbeat)
             try:
@@ -125,13 +125,13 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 if whole is None or facts is None:
-                    raise _no_memory_to_begin(error, facts, place) from None
-                raise _no_memory(error, whole, trainer, facts, place) from None
+                    raise _no_memory_to_begin(error, facts, info) from None
+                raise _no_memory(error, whole, trainer, facts, info) from None
             if not is_lost_peer(error):
                 raise
             traceback.print_exc()
             raise LostPeerError(
-                f"rank {place.rank} lost another rank; the other logs in {folder.logs} show why.",
+                f"rank {info.rank} lost another rank; the other logs in {folder.logs} show why.",
                 "Run the same command again: it resumes from the last checkpoint.",
             ) from None
         dist.destroy_process_group()
@@ -154,12 +154,12 @@ def _take(job: TrainingRun, held: ExitStack) -> None:
     job.folder.stopped.unlink(missing_ok=True)
 
 
-def _no_memory_to_begin(error: BaseException, device: Device | None, place: Place) -> StageError:
+def _no_memory_to_begin(error: BaseException, device: Device | None, info: RankInfo) -> StageError:
     """Explains a lack of memory before anything of the run is loaded; less of it would not help."""
     on = f" on {device.name} ({human_size(device.memory)})" if device else ""
     said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return IncompleteError(
-        f"rank {place.rank}: out of memory{on}, and nothing of this run is loaded yet: other "
+        f"rank {info.rank}: out of memory{on}, and nothing of this run is loaded yet: other "
         f"processes have it, or a limit is too low. Its last words: {as_shown(said)}",
         "nvidia-smi   (there: which processes; take another GPU or node, or end them. On a CPU: "
         "ulimit -a). Then run it again.",
@@ -167,7 +167,7 @@ def _no_memory_to_begin(error: BaseException, device: Device | None, place: Plac
 
 
 def _no_memory(
-    error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, place: Place
+    error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, info: RankInfo
 ) -> NoMemoryError:
     """Explains a lack of memory. Only our launcher starts the ranks again with a smaller micro
     batch: those of another one end with 2, because the run file has to say it.
@@ -176,8 +176,8 @@ def _no_memory(
     config, plan = whole.run.config, whole.decided()
     if trainer is not None:
         trainer.phases.first_steps.lift()
-    fault = explain(error, config, plan, device, f"rank {place.rank}, {when}")
-    if trainer is not None and trainer.phases.first_steps.are_tried and not place.is_ours:
+    fault = explain(error, config, plan, device, f"rank {info.rank}, {when}")
+    if trainer is not None and trainer.phases.first_steps.are_tried and not info.is_ours:
         fault.exit_code = UsageError.exit_code
     return fault
 

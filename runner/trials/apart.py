@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runner.errors import isolated
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, read, write
 from runner.launch.srun import end_ranks
 from runner.launch.start import start_work

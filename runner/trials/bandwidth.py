@@ -27,8 +27,8 @@ def all_reduce(config: RunConfig, rank: Rank) -> dict[str, Any]:
     Raises:
         StageError: the ranks cannot meet.
     """
-    place = rank.place
-    device, _ = find_device(place.local_rank, place.local_world_size, config.slurm)
+    info = rank.info
+    device, _ = find_device(info.local_rank, info.local_world_size, config.slurm)
     meet(rank, open_store(rank), config.engine.name, device.type)
     size = BYTES[device.type]
     vector = torch.ones(size // 4, device=device)
@@ -40,7 +40,7 @@ def all_reduce(config: RunConfig, rank: Rank) -> dict[str, Any]:
         if device.type == "cuda":
             torch.cuda.synchronize()
         least = min(least, time.perf_counter() - began)
-    ranks = place.world_size
+    ranks = info.world_size
     moved = 2 * (ranks - 1) / ranks * size
     backend = dist.get_backend()
     dist.destroy_process_group()

@@ -14,7 +14,7 @@ from runner.job.check import check_run
 from runner.job.findings import report
 from runner.job.run import Asked
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Start, as_launcher
+from runner.launch.ranks import Start, as_launcher
 from runner.launch.train import (
     check_all_installed,
     prepare_in_sandbox,

@@ -20,7 +20,7 @@ from runner.job.check import check_run
 from runner.job.findings import raise_errors
 from runner.job.run import Asked
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Start, as_launcher
+from runner.launch.ranks import Start, as_launcher
 from runner.launch.resolved import Resolved
 from runner.launch.start import start_work
 from runner.launch.train import (

@@ -27,7 +27,7 @@ from runner.job.training_run import TrainingRun
 from runner.launch.network import (
     wrong_interfaces,
 )
-from runner.launch.place import Place
+from runner.launch.ranks import RankInfo
 
 LEAST_LOCKED_MEMORY = 2**30
 """What InfiniBand sends lies in locked memory. Sites set no limit; the kernel's own is 8 MB."""
@@ -37,12 +37,12 @@ INFINIBAND = Path("/sys/class/infiniband")
 ENV_CHECK_S = 60  # it imports torch, perhaps from a slow network disk
 
 
-def look(run: TrainingRun, place: Place, environ: Mapping[str, str]) -> Iterator[Finding]:
+def look(run: TrainingRun, info: RankInfo, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Looks at this node, before torch is imported; tries its GPUs in a child process.
 
     Args:
         run: the run whose job this is.
-        place: this rank's numbers.
+        info: this rank's numbers.
         environ: the environment variables of a rank.
     """
     packages = run.packages.of_ranks
@@ -50,7 +50,7 @@ def look(run: TrainingRun, place: Place, environ: Mapping[str, str]) -> Iterator
     yield from attempt(check_installed, run.config, run.inputs, packages, "training")
     if run.inputs.environment is not None:
         yield from env_check(run.inputs.environment)
-    if not place.on_one_node:
+    if not info.on_one_node:
         interfaces = [name for _, name in socket.if_nameindex()]
         yield from check_interfaces(environ, interfaces)
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]

@@ -13,8 +13,8 @@ from runner.errors import StageError, UsageError, write_atomically
 from runner.job.findings import Finding, errors_in, errors_of, fact_line
 from runner.job.training_run import TrainingRun
 from runner.launch.network import here, other_hosts, own_address_on_shared_network
-from runner.launch.place import Place, Start
 from runner.launch.rank import Rank, end_rank, run_rank
+from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import HOW_TO_CHOOSE
 from runner.launch.resolved import Resolved, read
 from runner.launch.start import start_work
@@ -74,14 +74,14 @@ def be_a_rank(rehearsal: RunFolder, environ: Mapping[str, str]) -> NoReturn:
     Raises:
         UsageError: this node does not see the folder.
     """
-    folder, host, place = rehearsal.root, here(environ), Place.of(environ)
+    folder, host, info = rehearsal.root, here(environ), RankInfo.of(environ)
     if not rehearsal.resolved.is_file():
         raise _not_seen(host, folder)
     run = read(rehearsal).run
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
-    if place.local_rank == 0:
-        _look_at_node(run, folder, host, hosts, place, environ)
+    if info.local_rank == 0:
+        _look_at_node(run, folder, host, hosts, info, environ)
     wait_for_all(folder, RECORD, hosts, MEASURES_S)
     if any(folder.glob(f"*.{BLOCKED}")):
         end_rank(0)  # the ranks could only wait for each other
@@ -90,7 +90,7 @@ def be_a_rank(rehearsal: RunFolder, environ: Mapping[str, str]) -> NoReturn:
         from runner.trials.bandwidth import all_reduce
 
         result = all_reduce(run.config, rank)
-        if place.rank == 0:
+        if info.rank == 0:
             write_atomically(folder / BANDWIDTH, json.dumps(result).encode())
 
     run_rank(rehearsal, os.environ, work)
@@ -108,7 +108,7 @@ def _look_at_node(
     folder: Path,
     host: str,
     hosts: Sequence[str],
-    place: Place,
+    info: RankInfo,
     environ: Mapping[str, str],
 ) -> None:
     """Looks at this node and the ways to the others, and writes what is found."""
@@ -116,7 +116,7 @@ def _look_at_node(
     try:
         if len(hosts) > 1:
             found += _try_ways(folder, host, hosts, environ)
-        found += look(run, place, environ)
+        found += look(run, info, environ)
     except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
         found += errors_of(StageError(f"{type(error).__name__}: {error}", exit_code=1))
     if errors_in(found):

@@ -30,7 +30,7 @@ from runner.job.installed import check_fsdp, check_installed, leave_torch_alone,
 from runner.job.run import Asked, Run
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
 from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import raise_limits

@@ -12,7 +12,7 @@ from typing import Any
 from runner import kept
 from runner.errors import StageError, UsageError
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.logs import last_lines
 from runner.trials.apart import OUT_OF_MEMORY, RESULT, start_apart

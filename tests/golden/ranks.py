@@ -28,8 +28,8 @@ from click.testing import CliRunner
 from runner.cli import main as runner
 from runner.job.training_run import TrainingRun
 from runner.launch import network
-from runner.launch.place import Start
 from runner.launch.rank import become_rank
+from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
 from runner.trials import apart
@@ -259,7 +259,7 @@ def places(folder: Path) -> list[dict[str, Any]]:
             host = "n1" if first or "two nodes" not in launcher else "n2"
             with mock.patch.dict(os.environ, environ, clear=True), _node(host):
                 role = "launcher" if Start.of(os.environ) else "rank"
-                place = become_rank(RunFolder(folder / "run"), dict(os.environ)).place
+                place = become_rank(RunFolder(folder / "run"), dict(os.environ)).info
                 sets = {n: v for n, v in sorted(os.environ.items()) if environ.get(n) != v}
             facts = {
                 "rank": place.rank, "world_size": place.world_size, "local_rank": place.local_rank,

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Place
 from runner.launch.rank import Rank
+from runner.launch.ranks import RankInfo
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join, open_store
@@ -71,8 +71,8 @@ def joined(
         for name, value in variables.items():
             patch.setenv(name, value)
         logs = tmp_path_factory.mktemp("logs")
-        rank = Rank(Place.of(os.environ), Heartbeat(logs, 0))
-        join("deepspeed", device.type, rank.place, open_store(rank))
+        rank = Rank(RankInfo.of(os.environ), Heartbeat(logs, 0))
+        join("deepspeed", device.type, rank.info, open_store(rank))
         yield variables
         torch.distributed.destroy_process_group()
 
@@ -89,7 +89,7 @@ def trainer(joined: dict[str, str], tmp_path: Path, cluster: Cluster) -> Iterato
             run = TrainingRun.load(path, bundle, own.output(name), ())
             run.folder.make()
             console = stack.enter_context(open_console(run.folder.logs / "rank-0.log"))
-            made = begin(run, Place.of(os.environ), console)
+            made = begin(run, RankInfo.of(os.environ), console)
             made.resume()
             stack.callback(made.observer.close)
             return made

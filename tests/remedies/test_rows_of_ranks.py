@@ -22,7 +22,7 @@ from runner.job import access
 from runner.job.findings import Finding
 from runner.job.surroundings import _check_nv
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Place, Start
+from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import wait_for_rank_0
 from runner.run_folder import run_lock
 from runner.run_folder.checkpoints import check_before_launch, check_not_past_the_end
@@ -42,7 +42,7 @@ from tests.runner.remote.conftest import RUN as SENT
 from tests.runner.remote.test_plan import MANIFEST, road
 
 __all__ = ["bundle"]
-PLACE = "runner/launch/place.py"
+PLACE = "runner/launch/ranks.py"
 LOOK = "runner/trials/node_look.py"
 GROUP = "runner/training/components/process_group.py"
 LOCK = "runner/run_folder/run_lock.py"
@@ -145,7 +145,7 @@ LAUNCHERS = (
         does=lambda w: Start.in_job(w.environ)),
     Row(PLACE, "Write before mpirun: export MASTER_ADDR=FIRST_HOST{}. The first host is the first",
         (("(?<=export )MASTER_ADDR=FIRST_HOST", "export"),),
-        does=lambda w: Place.of(w.environ), environ=open_mpi(2, 4, 2),
+        does=lambda w: RankInfo.of(w.environ), environ=open_mpi(2, 4, 2),
         fill={"FIRST_HOST": "192.0.2.1"}),
     Row(PLACE, "export {} for each rank, or start the ranks with torchrun; to train on this",
         (("(?<=export ).*(?= for each rank)", "export"), ("(?<=unset )RANK WORLD_SIZE", "unset")),
@@ -153,7 +153,8 @@ LAUNCHERS = (
         fill={"...": "1"}),
     Row(PLACE, "unset {}, then start it with `runner train`.",
         ((r"(?<=unset )\w+", "unset"),),
-        does=lambda w: Start.of(w.environ) or Place.of(w.environ), environ={"AIRLIFT_RANK": "1"}),
+        does=lambda w: Start.of(w.environ) or RankInfo.of(w.environ),
+        environ={"AIRLIFT_RANK": "1"}),
     Row("runner/slurm/environment.py", "Give sbatch --ntasks-per-node instead of --ntasks.",
         (("--ntasks-per-node(?= instead)", "export SLURM_NTASKS_PER_NODE=3"),),
         does=lambda w: Start.in_job(w.environ), environ=ODD | {"SLURM_NTASKS": "5"}),
@@ -247,10 +248,10 @@ FOLDERS = (
 
 PROBE = """import os, sys
 from runner.errors import StageError
-from runner.launch.place import Place, Start
+from runner.launch.ranks import RankInfo, Start
 os.environ["LSB_MCPU_HOSTS"] = "n1 4 n2 4"  # of the job; mpirun itself would ask its hosts
 try:
-    print(Start.of(os.environ) or Place.of(os.environ))
+    print(Start.of(os.environ) or RankInfo.of(os.environ))
 except StageError as error:
     sys.exit(print(error) or 2)
 """

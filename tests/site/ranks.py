@@ -23,7 +23,7 @@ from runner.job import submit as submission
 from runner.job.partition import ask_partition
 from runner.job.submit import submit
 from runner.launch import watch
-from runner.launch.place import Place, Start
+from runner.launch.ranks import RankInfo, Start
 from runner.launch.start import start_ranks
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
@@ -48,7 +48,7 @@ def request(folder: Path, program: str, **changes: object) -> SbatchRequest:
     return SbatchRequest(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def meet(folder: Path, place: Place) -> None:
+def meet(folder: Path, place: RankInfo) -> None:
     """All ranks add up their numbers over gloo."""
     import torch
     import torch.distributed as dist
@@ -61,13 +61,13 @@ def meet(folder: Path, place: Place) -> None:
     dist.destroy_process_group()
 
 
-def report(folder: Path, place: Place, **more: float) -> None:
+def report(folder: Path, place: RankInfo, **more: float) -> None:
     """A rank says what it is, and has no need of torch for it."""
     facts = {"host": socket.gethostname(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), **more}
     (folder / f"rank-{place.rank}.json").write_text(json.dumps({**place.variables(), **facts}))
 
 
-def fail(folder: Path, place: Place) -> None:
+def fail(folder: Path, place: RankInfo) -> None:
     """One rank fails with the code of a damaged bundle; the others would wait for it forever."""
     vitals = Heartbeat(folder / "logs", place.rank)
     if place.rank == 3:
@@ -76,7 +76,7 @@ def fail(folder: Path, place: Place) -> None:
     time.sleep(600)
 
 
-def hang(folder: Path, place: Place) -> None:
+def hang(folder: Path, place: RankInfo) -> None:
     """One rank stops, the others wait for it."""
     Heartbeat(folder / "logs", place.rank).beat("train")
     if place.rank == 3:
@@ -84,7 +84,7 @@ def hang(folder: Path, place: Place) -> None:
     time.sleep(600)
 
 
-def save_when_asked(folder: Path, place: Place) -> None:
+def save_when_asked(folder: Path, place: RankInfo) -> None:
     """Works until a signal comes, saves and leaves; done when started again."""
     if os.environ.get("SLURM_RESTART_COUNT"):
         (folder / f"resumed-{place.rank}").touch()
@@ -104,13 +104,13 @@ def save_when_asked(folder: Path, place: Place) -> None:
     time.sleep(600)
 
 
-def start_slowly(folder: Path, place: Place) -> None:
+def start_slowly(folder: Path, place: RankInfo) -> None:
     """Has no handler yet when the signal comes, in each of its lives."""
     (folder / f"works-{os.environ.get('SLURM_RESTART_COUNT', 0)}-{place.rank}").touch()
     time.sleep(600)
 
 
-def train_on(folder: Path, place: Place, for_s: float = 600) -> None:
+def train_on(folder: Path, place: RankInfo, for_s: float = 600) -> None:
     """Shows continuously that it works, and records other ranks that do."""
     step = os.environ["SLURM_STEP_ID"]
     mine = folder / f"alive-{step}-{place.rank}"
@@ -125,7 +125,7 @@ def train_on(folder: Path, place: Place, for_s: float = 600) -> None:
         time.sleep(0.05)
 
 
-def train_briefly(folder: Path, place: Place) -> None:
+def train_briefly(folder: Path, place: RankInfo) -> None:
     """The same, for a second."""
     train_on(folder, place, for_s=1)
 
@@ -195,7 +195,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         run = RunFolder(folder)
         return start_ranks(argv, start, run, os.environ, hang_after_s=hang_after_s).exit_code
     assert Start.of(os.environ) is None
-    place = Place.of(os.environ)
+    place = RankInfo.of(os.environ)
     os.environ.update(place.variables())
     PROGRAMS[program](folder, place)
     return 0

@@ -27,8 +27,8 @@ from torch.distributed.rendezvous import rendezvous
 from runner.errors import StageError, UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch.place import MEETING_FILE, Place
 from runner.launch.rank import Rank
+from runner.launch.ranks import MEETING_FILE, RankInfo
 from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
 from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix
 
@@ -44,12 +44,12 @@ def _joining(rank: Rank) -> Iterator[None]:
     Raises:
         NeverMetError: another rank cannot be reached from this node.
     """
-    place = rank.place
+    info = rank.info
     try:
         with rank.heartbeat.beating(JOIN):
             yield
     except RuntimeError as error:
-        explained = explain_joining(error, place.rank, place.master, place.port)
+        explained = explain_joining(error, info.rank, info.master, info.port)
         if explained is None:
             raise
         traceback.print_exc()
@@ -66,15 +66,15 @@ def open_store(rank: Rank) -> Store:
         NeverMetError: rank 0 cannot be reached from this node.
         StageError: rank 0 gave up.
     """
-    place, file = rank.place, os.environ.get(MEETING_FILE)
+    info, file = rank.info, os.environ.get(MEETING_FILE)
     with _joining(rank):
-        if file is None and place.rank != 0:
+        if file is None and info.rank != 0:
             heartbeat = rank.heartbeat
             wait_for_rank_0(
-                place.rank, place.master, place.port, heartbeat.logs, started=heartbeat.started
+                info.rank, info.master, info.port, heartbeat.logs, started=heartbeat.started
             )
         where = f"file://{file}" if file else "env://"
-        opened = rendezvous(where, place.rank, place.world_size, timeout=STEP_TIMEOUT)
+        opened = rendezvous(where, info.rank, info.world_size, timeout=STEP_TIMEOUT)
         store: Store = next(opened)[0]
     store.set_timeout(STEP_TIMEOUT)
     return store
@@ -92,7 +92,7 @@ def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
         NeverMetError: another rank cannot be reached from this node.
     """
     with _joining(rank):
-        join(engine, device, rank.place, store)
+        join(engine, device, rank.info, store)
         if device == "cuda":
             # NCCL connects at the first use, not before.
             dist.all_reduce(torch.zeros(1, device=device))
@@ -100,7 +100,7 @@ def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
     heartbeat = rank.heartbeat
     flight = flight_prefix(heartbeat.logs)
     heartbeat.when_asked_for_stacks(
-        lambda: write_collectives(flight.with_name(f"{flight.name}{rank.place.rank}"))
+        lambda: write_collectives(flight.with_name(f"{flight.name}{rank.info.rank}"))
     )
     heartbeat.beat(LOAD)
     return ranks
@@ -119,7 +119,7 @@ def write_collectives(path: Path) -> None:
             return
 
 
-def join(engine: str, device: str, place: Place, store: Store) -> None:
+def join(engine: str, device: str, info: RankInfo, store: Store) -> None:
     """Joins the other ranks, once per process.
 
     DeepSpeed must be imported after this: at its import it looks for its accelerator.
@@ -127,7 +127,7 @@ def join(engine: str, device: str, place: Place, store: Store) -> None:
     Args:
         engine: `engine.name` of the run file.
         device: `cuda` or `cpu`.
-        place: this rank's number and the addresses.
+        info: this rank's number and the addresses.
         store: where they meet.
     """
     if device == "cpu":
@@ -139,8 +139,8 @@ def join(engine: str, device: str, place: Place, store: Store) -> None:
     dist.init_process_group(
         backend,
         store=PrefixStore("ranks", store),
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=info.rank,
+        world_size=info.world_size,
         timeout=STEP_TIMEOUT,
     )
 
@@ -220,13 +220,13 @@ class RankFacts:
     bundle: str = ""
 
     @staticmethod
-    def of(place: Place, device: Device, gpu: str, bundle: Path) -> RankFacts:
+    def of(info: RankInfo, device: Device, gpu: str, bundle: Path) -> RankFacts:
         """What this rank sees.
 
         Raises:
             DamageError: the bundle's tag manifest cannot be read on this node.
         """
-        seen = tag_manifest_digest(bundle) if place.local_rank == 0 else ""
+        seen = tag_manifest_digest(bundle) if info.local_rank == 0 else ""
         return RankFacts(device=device, host=platform.node(), gpu=gpu, bundle=seen)
 
 

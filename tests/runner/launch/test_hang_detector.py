@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runner.errors import UsageError
 from runner.job.shapes import Device
 from runner.launch import watch
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.launch.start import start_ranks
 from runner.launch.watch import HangDetector
 from runner.run_folder import heartbeat
@@ -148,10 +148,10 @@ def test_torchs_last_collectives_of_a_hang_are_in_logs(
     """torch itself writes them only when a collective times out, which takes half an hour."""
     joined = """
 import torch.distributed as dist
-from runner.launch.place import Place
+from runner.launch.ranks import RankInfo
 from runner.launch.rank import Rank
 from runner.training.components.process_group import meet, open_store
-me = Rank(Place.of(os.environ), vitals)
+me = Rank(RankInfo.of(os.environ), vitals)
 ranks = meet(me, open_store(me), 'ddp', 'cpu')
 ranks.total(1.0)
 vitals.beat('train')

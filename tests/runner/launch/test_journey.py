@@ -71,7 +71,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     from runner.job.findings import report
     from runner.job.training_run import TrainingRun
     from runner.launch import start, train
-    from runner.launch.place import Place, Start
+    from runner.launch.ranks import RankInfo, Start
     from runner.training.components.metrics import Console
     from tests.support.training.one_start import begin, place_alone
 
@@ -89,7 +89,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
         )
     assert done.exit_code == 0, done.output
     job = TrainingRun.load(path, shared_cluster.bundle, None, ())
-    with open(shared_cluster.folder / "said", "a") as log, followed(Place.of) as rank:
+    with open(shared_cluster.folder / "said", "a") as log, followed(RankInfo.of) as rank:
         trainer = begin(job, place_alone(), Console(log, log))
         trainer.resume()
         trainer.train_step()

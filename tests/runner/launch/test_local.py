@@ -13,13 +13,13 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import local as ranks_module
-from runner.launch.place import Place, Start, as_launcher
+from runner.launch.ranks import RankInfo, Start, as_launcher
 from runner.launch.start import start_ranks
 from runner.run_folder.layout import RunFolder
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.waiting import wait_for
 
-ENVIRONMENT = "runner/launch/place.py"
+ENVIRONMENT = "runner/launch/ranks.py"
 STEP = {
     "SLURM_JOB_ID": "17",
     "SLURM_JOB_NUM_NODES": "2",
@@ -130,16 +130,16 @@ def test_a_place_that_cannot_be_is_refused_and_never_guessed(
     environ: Mapping[str, str], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        Place.of(environ)
+        RankInfo.of(environ)
 
 
 @obeys(ENVIRONMENT, "Start the ranks with srun, mpirun or torchrun, in a shell without these")
 @pytest.mark.parametrize("wrong", [{"RANK": "2"}, {"LOCAL_RANK": "5"}, {"LOCAL_WORLD_SIZE": "4"}])
 def test_rank_variables_that_contradict_each_other_are_refused(wrong: Mapping[str, str]) -> None:
     with pytest.raises(UsageError, match="contradict each other") as refused:
-        Place.of(TORCHRUN | dict(wrong))
+        RankInfo.of(TORCHRUN | dict(wrong))
     assert "torchrun, in a shell without these variables" in refused.value.remedy
-    assert Place.of(TORCHRUN).rank == 1
+    assert RankInfo.of(TORCHRUN).rank == 1
 
 
 def run_local(
@@ -279,7 +279,7 @@ def _runs(pid: int) -> bool:
 def test_a_process_without_rank_variables_is_told_which_are_missing() -> None:
     environ = {"AIRLIFT_RANK": "1"}
     with pytest.raises(UsageError, match=r"RANK, WORLD_SIZE.* not set") as refused:
-        Place.of(environ)
+        RankInfo.of(environ)
     assert found(environ) == "rank"
     del environ[in_it(refused.value.remedy, r"(?<=unset )\w+")]
     assert found(environ) == "local"

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from runner.errors import NeverMetError
-from runner.launch.place import Place
 from runner.launch.rank import check_interfaces
+from runner.launch.ranks import RankInfo
 
 # Entries of docs/first-job-failures.md, found before torch is imported -> variables.
 INTERFACES = {
@@ -20,7 +20,7 @@ INTERFACES = {
 @pytest.mark.parametrize("entry", INTERFACES)
 def test_an_interface_that_a_node_lacks_is_named_with_what_it_has(entry: str) -> None:
     variables = {**INTERFACES[entry], "SLURMD_NODENAME": "n1"}
-    place = Place(rank=0, world_size=2, local_rank=0, local_world_size=1, master="n1", port=1)
+    place = RankInfo(rank=0, world_size=2, local_rank=0, local_world_size=1, master="n1", port=1)
     with pytest.raises(NeverMetError) as refused:
         check_interfaces(place, variables)
     said, value = str(refused.value), variables["NCCL_SOCKET_IFNAME"]

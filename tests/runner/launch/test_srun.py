@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.launch import srun
-from runner.launch.place import Start
+from runner.launch.ranks import Start
 from runner.slurm.environment import (
     SlurmJobEnvironment,
     cpus_per_task,

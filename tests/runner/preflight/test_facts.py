@@ -47,7 +47,7 @@ DERIVED = {
 # Calls that derive no fact of a run: of one store, and where a launcher looks what `train` is.
 OTHERS = {
     ("store_path", "data/prepare.py"),
-    ("over_job", "launch/place.py"),
+    ("over_job", "launch/ranks.py"),
     ("over_job", "launch/srun.py"),
     ("decide", "job/node_local.py"),  # another function of that name
 }

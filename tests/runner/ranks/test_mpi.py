@@ -20,7 +20,7 @@ import pytest
 from runner.errors import UsageError
 from runner.job.training_run import TrainingRun
 from runner.launch import ready
-from runner.launch.place import Place, variables_between_nodes
+from runner.launch.ranks import RankInfo, variables_between_nodes
 from runner.launch.resolved import Resolved, write
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder, read_metrics
@@ -61,22 +61,24 @@ def test_a_single_process_of_mpirun_is_a_machine_to_launch_on_and_one_of_several
 
 
 def test_ranks_that_srun_starts_from_a_process_of_mpirun_are_slurms() -> None:
-    place = Place.of(STEP | open_mpi(0, 1, 1) | {"AIRLIFT_RANK": "1", "MASTER_ADDR": "10.77.0.1"})
+    place = RankInfo.of(
+        STEP | open_mpi(0, 1, 1) | {"AIRLIFT_RANK": "1", "MASTER_ADDR": "10.77.0.1"}
+    )
     assert (place.rank, place.world_size) == (3, 4)
 
 
 def test_ranks_on_several_nodes_that_do_not_know_rank_0_are_told_the_line_to_write() -> None:
     with pytest.raises(UsageError, match="does not know where rank 0 is") as refused:
-        Place.of(open_mpi(2, 4, 2))
+        RankInfo.of(open_mpi(2, 4, 2))
     for wrong in ("127.0.0.1", "192.0.2.77"):  # without it, no rank knows where rank 0 is
         with pytest.raises(UsageError, match=f"MASTER_ADDR={wrong}") as again:
-            Place.of(open_mpi(0, 4, 2) | {"MASTER_ADDR": wrong})
+            RankInfo.of(open_mpi(0, 4, 2) | {"MASTER_ADDR": wrong})
         assert again.value.remedy == refused.value.remedy
     assert "export MASTER_ADDR=FIRST_HOST" in refused.value.remedy
-    place = Place.of(open_mpi(2, 4, 2) | {"MASTER_ADDR": "192.0.2.1"})
+    place = RankInfo.of(open_mpi(2, 4, 2) | {"MASTER_ADDR": "192.0.2.1"})
     assert (place.rank, place.master) == (2, "192.0.2.1")
     with pytest.raises(UsageError, match="rank 0 runs on n2, not on n1, the job's first host"):
-        Place.of(BATCH | open_mpi(0, 4, 2) | {"SLURMD_NODENAME": "n2"})
+        RankInfo.of(BATCH | open_mpi(0, 4, 2) | {"SLURMD_NODENAME": "n2"})
     assert variables_between_nodes(mpich(2, 4, 2)) == (
         {},
         [

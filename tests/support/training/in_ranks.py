@@ -23,7 +23,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
     import torch.distributed as dist
 
     from runner.job.training_run import TrainingRun
-    from runner.launch.place import Place
+    from runner.launch.ranks import RankInfo
     from runner.training.components.metrics import open_console
     from tests.support.training.one_start import begin
 
@@ -33,7 +33,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
         )
         run.folder.make()
         with open_console(run.folder.logs / f"rank-{rank}.log") as console:
-            trainer = begin(run, Place.of(os.environ), console)
+            trainer = begin(run, RankInfo.of(os.environ), console)
             trainer.resume()
             trainer.run()
             trainer.export()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from runner.job.training_run import TrainingRun
-from runner.launch.place import Place
 from runner.launch.rank import Rank
+from runner.launch.ranks import RankInfo
 from runner.launch.resolved import Resolved
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
@@ -16,23 +16,23 @@ from runner.training.loop import Trainer
 from runner.training.start import decide_once, start
 
 
-def place_alone() -> Place:
-    """The place of the only rank."""
-    return Place.of(
+def place_alone() -> RankInfo:
+    """The info of the only rank."""
+    return RankInfo.of(
         {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
          "MASTER_PORT": "1"}
     )  # fmt: skip
 
 
-def begin(run: TrainingRun, place: Place, console: Console) -> Trainer:
+def begin(run: TrainingRun, info: RankInfo, console: Console) -> Trainer:
     """What a rank has loaded. Ranks that have not met meet at AIRLIFT_MEETING_FILE."""
-    device, facts = find_device(place.local_rank, place.local_world_size, run.config.slurm)
+    device, facts = find_device(info.local_rank, info.local_world_size, run.config.slurm)
     if dist.is_initialized():
         ranks = Ranks()
     else:
-        rank = Rank(place, Heartbeat(run.folder.logs, place.rank))
+        rank = Rank(info, Heartbeat(run.folder.logs, info.rank))
         ranks = meet(rank, open_store(rank), run.config.engine.name, device.type)
-    seen = RankFacts.of(place, facts, gpu_uuid(device), run.inputs.bundle)
+    seen = RankFacts.of(info, facts, gpu_uuid(device), run.inputs.bundle)
     whole = decide_once(ranks, Resolved.of(run), seen)
-    heartbeat = Heartbeat(run.folder.logs, place.rank)
+    heartbeat = Heartbeat(run.folder.logs, info.rank)
     return start(whole, ranks, device, facts, StopRequest(), console, heartbeat)

@@ -1,9 +1,9 @@
 """Where ranks start, which of them a process is, and where they meet.
 
 `Start.of` says which ranks this process starts: those of its Slurm job, or some on this machine; or
-that it is a rank that torchrun, mpirun or a user's own srun started. `Place.of` says which rank it
-is. Both read the environment's variables; `runner.launch.network` asks the machine. A rank exports
-`Place.variables()` before it imports torch or deepspeed. Nothing here imports torch.
+that it is a rank that torchrun, mpirun or a user's own srun started. `RankInfo.of` says which rank
+it is. Both read the environment's variables; `runner.launch.network` asks the machine. A rank
+exports `RankInfo.variables()` before it imports torch or deepspeed. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class RankNumbers(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankInfo:
     """The number of this rank, the number of ranks, and where rank 0 listens.
 
     Attributes:
@@ -299,7 +299,7 @@ class Place:
     peers: tuple[str, ...] = ()
 
     @staticmethod
-    def of(environ: Mapping[str, str]) -> Place:
+    def of(environ: Mapping[str, str]) -> RankInfo:
         """Reads this rank's numbers: from Airlift's or torchrun's variables, mpirun's, or Slurm's.
 
         Raises:
@@ -309,17 +309,17 @@ class Place:
         numbers = RankNumbers.of(environ)
         is_torchs = all(name in environ for name in TORCH_VARIABLES)
         task = None if is_torchs else task_of(environ)
-        place = _of_torch(numbers, environ) if task is None else _of_task(task, environ)
+        info = _of_torch(numbers, environ) if task is None else _of_task(task, environ)
         if not (
-            0 <= place.rank < place.world_size
-            and 0 <= place.local_rank < place.local_world_size <= place.world_size
+            0 <= info.rank < info.world_size
+            and 0 <= info.local_rank < info.local_world_size <= info.world_size
         ):
             raise UsageError(
-                f"these rank variables contradict each other: {place.variables()}",
+                f"these rank variables contradict each other: {info.variables()}",
                 "Start the ranks with srun, mpirun or torchrun, in a shell without these "
                 "variables.",
             )
-        return place
+        return info
 
     @property
     def is_ours(self) -> bool:
@@ -505,13 +505,13 @@ def _hosts_in_slurm(environ: Mapping[str, str]) -> list[str]:
     return host_names(nodes) if nodes else []
 
 
-def _of_torch(numbers: RankNumbers, environ: Mapping[str, str]) -> Place:
+def _of_torch(numbers: RankNumbers, environ: Mapping[str, str]) -> RankInfo:
     started_by = BY_HAND
     if environ.get(RANK_FLAG) == "1":
         started_by = OURS
     elif "TORCHELASTIC_RUN_ID" in environ or VARIABLES["step_id"] in environ:
         started_by = "torchrun or srun"
-    return Place(
+    return RankInfo(
         **numbers._asdict(),
         master=environ["MASTER_ADDR"],
         port=_port(environ["MASTER_PORT"]),
@@ -520,7 +520,7 @@ def _of_torch(numbers: RankNumbers, environ: Mapping[str, str]) -> Place:
     )
 
 
-def _of_task(task: Task, environ: Mapping[str, str]) -> Place:
+def _of_task(task: Task, environ: Mapping[str, str]) -> RankInfo:
     if task.step is not None:
         _check_spread(task.step)
     master = task.locate_rank_0(environ.get("MASTER_ADDR", ""))
@@ -533,7 +533,7 @@ def _of_task(task: Task, environ: Mapping[str, str]) -> Place:
         notes = ()  # the launcher has printed it
     else:
         notes = (master.ignored, where, _note_on_binding(environ))
-    return Place(
+    return RankInfo(
         **task.numbers._asdict(),
         master=master.address,
         port=_port(environ.get("MASTER_PORT") or str(task.port)),
