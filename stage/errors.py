@@ -9,20 +9,42 @@ from __future__ import annotations
 
 import shlex
 import unicodedata
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where something is written. Its text is `file:line`, as messages begin.
+
+    Attributes:
+        file: the path as the user gave it, or what else gave a value: `--set batch.micro`.
+        line: from 1; 0: unknown.
+        name: the asset that is meant there, where messages name it too: "m.yaml:3: `bert`".
+    """
+
+    file: str
+    line: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: `{self.name}`" if self.name else place
 
 
 class StageError(Exception):
     """A fault with a remedy.
 
     Args:
-        message: what happened and where (file:line for YAML), one short paragraph.
-        remedy: what to run or change next; empty only where the message already says it.
+        problem: what happened, one short paragraph.
+        remedy: what to run or change next; empty only where the problem already says it.
         exit_code: the process exit status.
+        place: where it happened: a place in a file, or a label such as "model bert".
 
     Attributes:
         parts: the errors that this one lists (`join_errors`); empty for a single fault.
@@ -31,15 +53,41 @@ class StageError(Exception):
     exit_code = 2
     parts: Sequence[StageError] = ()
 
-    def __init__(self, message: str, remedy: str = "", exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(
+        self,
+        problem: str,
+        remedy: str = "",
+        exit_code: int | None = None,
+        *,
+        place: Place | str = "",
+    ) -> None:
+        super().__init__(problem)
+        self.problem = problem
         self.remedy = remedy
+        self.place = place
         if exit_code is not None:
             self.exit_code = exit_code
 
+    @property
+    def message(self) -> str:
+        """The problem after its place, as it is printed."""
+        return f"{self.place}: {self.problem}" if self.place else self.problem
+
     def __str__(self) -> str:
         return f"{self.message}\n  -> {self.remedy}" if self.remedy else self.message
+
+
+@contextmanager
+def about(place: Place | str) -> Iterator[None]:
+    """Says where the block's work is: a `StageError` without a place gets this one.
+
+    Of several such blocks around an error the innermost counts.
+    """
+    try:
+        yield
+    except StageError as error:
+        error.place = error.place or place
+        raise
 
 
 # Unicode's embeddings, overrides and isolates (UAX 9, section 2). With them a terminal shows
@@ -92,7 +140,7 @@ class IncompleteError(StageError):
     exit_code = 5
 
 
-def join_errors(errors: Sequence[StageError], what: str, where: str = "") -> StageError:
+def join_errors(errors: Sequence[StageError], what: str, place: Place | str = "") -> StageError:
     """One error that lists several, of the class of the most important one.
 
     Damage is the most important: it can be the cause of the others. Else it is the first error.
@@ -100,17 +148,17 @@ def join_errors(errors: Sequence[StageError], what: str, where: str = "") -> Sta
     Args:
         errors: at least one; a single one is returned unchanged.
         what: what they are, such as "mistakes".
-        where: the file they are in.
+        place: the file they are in.
     """
     parts = [part for error in errors for part in error.parts or (error,)]
     if len(parts) == 1:
         return parts[0]
-    lines = [f"{where}: {len(parts)} {what}:" if where else f"{len(parts)} {what}:"]
+    lines = [f"{len(parts)} {what}:"]
     for number, part in enumerate(parts, 1):
         lines.append(f"  {number}. {part.message}")
         lines += ["     -> " + part.remedy.replace("\n", "\n   ")] if part.remedy else []
     most = next((part for part in parts if isinstance(part, DamageError)), parts[0])
-    joined = type(most)("\n".join(lines), exit_code=most.exit_code)
+    joined = type(most)("\n".join(lines), exit_code=most.exit_code, place=place)
     joined.parts = parts
     return joined
 
@@ -135,22 +183,19 @@ class Mistakes:
             return True
         return False
 
-    def check(self, where: str) -> None:
-        """Raises what was kept, in the order of the lines.
-
-        Args:
-            where: the file; the mistakes name their lines as "FILE:LINE: ...".
+    def check(self, file: str) -> None:
+        """Raises what was kept, in the order of the file's lines; what has none is first.
 
         Raises:
             UsageError, PolicyError: there are mistakes.
         """
 
         def line(mistake: StageError) -> int:
-            number = mistake.message.removeprefix(f"{where}:").partition(":")[0]
+            number = mistake.message.removeprefix(f"{file}:").partition(":")[0]
             return int(number) if number.isdecimal() else 0
 
         if self.found:
-            raise join_errors(sorted(self.found, key=line), "mistakes", where)
+            raise join_errors(sorted(self.found, key=line), "mistakes", file)
 
 
 _NO_MEMORY = (

@@ -33,6 +33,7 @@ from runner.config.fields import Choice
 from runner.errors import (
     DS_CONFIG,
     Lines,
+    Place,
     UsageError,
     check_kind,
     nearest_name,
@@ -92,7 +93,7 @@ def their_key(key: str) -> str:
     return next((theirs for theirs, ours in PLAIN_KEYS.items() if ours == key), key)
 
 
-def load(path: Path, place: str) -> dict[str, Any]:
+def load(path: Path, place: Place | str) -> dict[str, Any]:
     """Reads a ds_config.json, which may have `//` and `#` comments and trailing commas.
 
     Args:

@@ -37,6 +37,7 @@ from runner.errors import (
     RUN_FILE,
     DamageError,
     Lines,
+    Place,
     Reader,
     UsageError,
     WrongValueError,
@@ -261,8 +262,8 @@ class RunConfig:
         metadata=HIDDEN,
     )
 
-    def place(self, key: str) -> str:
-        """`file:line` of a dotted key; of the nearest key around it if the user did not set it."""
+    def place(self, key: str) -> Place:
+        """The line of a dotted key; of the nearest key around it if the user did not set it."""
         return self.lines.place(*(int(k) if k.isdecimal() else k for k in key.split(".")))
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stage.carry.ssh import PushTarget
-from stage.errors import StageError, UsageError, quoted, suggest
+from stage.errors import Place, StageError, UsageError, quoted, suggest
 from stage.files import make_folder, read_file, write_atomically
 from stage.lock.reader import HIDDEN, Lines, Reader, WrongValueError, setting
 from stage.lock.yaml_lines import reading_yaml, scalar
@@ -58,7 +58,7 @@ class Cluster:
 
     name: str = field(default="", metadata=HIDDEN)
     target: PushTarget = field(default=PushTarget(None, "."), metadata=HIDDEN)
-    place: str = field(default="", metadata=HIDDEN)
+    place: Place | str = field(default="", metadata=HIDDEN)
     file: Path | None = field(default=None, metadata=HIDDEN)
     host: str | None = setting(None, convert=_host)
     folder: str | None = None

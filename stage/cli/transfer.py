@@ -182,7 +182,7 @@ def _on_the_hub(
                 found[name] = look_up(hub, name)
             except (UsageError, IncompleteError) as error:
                 if "://" not in name:
-                    error.message += " No such file or folder is here, either."
+                    error.problem += " No such file or folder is here, either."
                     error.remedy = suggest_path(Path(name), error.remedy)
                 if isinstance(error, IncompleteError):
                     error.remedy += " Without a network: stage init --example NAME."

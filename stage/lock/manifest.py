@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stage import paths as util_paths
-from stage.errors import PolicyError, UsageError, quoted, suggest_relative
+from stage.errors import Place, PolicyError, UsageError, quoted, suggest_relative
 from stage.file_kinds import MANIFEST
 from stage.files import is_file, read_file
 from stage.lock.reader import Lines, Reader, Where, check_keys, keys_of, setting
@@ -101,8 +101,8 @@ class Manifest:
         """`x.lock` beside `x.yaml`."""
         return self.path.with_suffix(".lock")
 
-    def place(self, asset: str, *keys: str) -> str:
-        """`file:line` of an asset's entry, or of a key in it."""
+    def place(self, asset: str, *keys: str) -> Place:
+        """The line of an asset's entry, or of a key in it."""
         return self.lines.place("assets", asset, *keys)
 
     def update_command(self, asset: str) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from stage.errors import Mistakes, UsageError, as_shown, join_errors, nearest_name, suggest
+from stage.errors import Mistakes, Place, UsageError, as_shown, join_errors, nearest_name, suggest
 from stage.installation import install_command
 
 T = TypeVar("T")
@@ -202,13 +202,12 @@ class Lines:
                 return self.numbers[where[:depth]]
         return None
 
-    def place(self, *where: str | int) -> str:
-        """`file:line`, `file` where no line is known, or what else gave the key."""
+    def place(self, *where: str | int) -> Place:
+        """The line of a key, or what else gave it."""
         for depth in range(len(where), 0, -1):
             if where[:depth] in self.elsewhere:
-                return self.elsewhere[where[:depth]]
-        line = self.of(*where)
-        return f"{self.path}:{line}" if line else str(self.path)
+                return Place(self.elsewhere[where[:depth]])
+        return Place(str(self.path), self.of(*where) or 0)
 
     def put(self, data: dict[str, Any], keys: Sequence[str], value: Any, given_by: str) -> None:
         """Sets a key of the file's data to a value that something else gives.

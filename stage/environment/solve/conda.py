@@ -26,7 +26,7 @@ from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError, PolicyError, StageError, UsageError
+from stage.errors import IncompleteError, Place, PolicyError, StageError, UsageError
 from stage.progress import Reporter
 from stage.sandbox import isolated
 
@@ -106,7 +106,7 @@ def lock_conda(
     return _solve(spec, profile, solver, asked)
 
 
-def python_too_old(place: str, what: str) -> UsageError:
+def python_too_old(place: Place, what: str) -> UsageError:
     """The error for an environment whose Python is older than airlift's oldest."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
     return UsageError(

@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError
+from stage.errors import IncompleteError, Place
 from stage.sandbox import isolated, run_and_exit
 
 _METADATA = re.compile(
@@ -50,7 +50,7 @@ class Provided:
     conda: str = ""
     url: str = field(default="", repr=False)
     metadata: str = ""
-    place: str = ""
+    place: Place | None = None
 
     @property
     def origin(self) -> str:

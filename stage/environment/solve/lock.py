@@ -276,7 +276,7 @@ def _check_fit(
     refused = [verdict for verdict in found if verdict.refused]
     if refused:
         problems = " ".join(verdict.problem for verdict in refused)
-        place = next((r.place for r in spec.pip.requirements if r.name == "torch"), str(spec.path))
+        place = next((r.place for r in spec.pip.requirements if r.name == "torch"), spec.place())
         raise UsageError(
             f"{place}: would not run on {profile.name} ({profile.path}): {problems}",
             " ".join(dict.fromkeys(verdict.remedy for verdict in refused if verdict.remedy)),

@@ -16,7 +16,7 @@ from stage.environment.solve.conda_contents import Provided
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
-from stage.errors import Mistakes, UsageError
+from stage.errors import Mistakes, Place, UsageError
 
 FOR_ONE_TORCH = (
     "torchvision", "torchaudio", "torchtext", "torchcodec", "torch-npu", "xformers", "vllm",
@@ -72,7 +72,9 @@ def _as_specifier(text: str) -> SpecifierSet | None:
         return None
 
 
-def _check(profile: Profile, name: str, asked: SpecifierSet | None, text: str, place: str) -> None:
+def _check(
+    profile: Profile, name: str, asked: SpecifierSet | None, text: str, place: Place
+) -> None:
     version = profile.provides[name]
     if asked is not None and asked.contains(version, prereleases=True):
         return

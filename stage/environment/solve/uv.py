@@ -31,7 +31,7 @@ from stage.environment.solve.indexes import Indexes, names_of
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError, PolicyError, StageError, UsageError
+from stage.errors import IncompleteError, Place, PolicyError, StageError, UsageError
 from stage.installation import install_command
 
 if sys.version_info >= (3, 11):
@@ -73,10 +73,10 @@ class PipRequest:
         """A description of the machine, for messages."""
         return f"Python {self.python}, {self.profile.machine}, glibc {self.profile.glibc}"
 
-    def place_of(self, name: str) -> str:
+    def place_of(self, name: str) -> Place:
         """file:line of the requirement on a package; the file's name if the spec has none."""
         return next(
-            (r.place for r in self.spec.pip.requirements if r.name == name), str(self.spec.path)
+            (r.place for r in self.spec.pip.requirements if r.name == name), self.spec.place()
         )
 
     def advice_target(self) -> Target:

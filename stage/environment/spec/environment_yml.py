@@ -19,7 +19,7 @@ from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import UsageError
+from stage.errors import Place, UsageError
 from stage.file_kinds import ENVIRONMENT
 from stage.lock.reader import Lines, Reader, setting
 from stage.lock.yaml_lines import reading_yaml
@@ -36,7 +36,7 @@ class CondaDependency:
 
     text: str
     name: str
-    place: str
+    place: Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +108,8 @@ class EnvironmentSpec:
                 lines=lines,
             )
 
-    def place(self, *keys: str | int) -> str:
-        """`file:line` of a key."""
+    def place(self, *keys: str | int) -> Place:
+        """The line of a key."""
         return self.lines.place(*keys)
 
 
@@ -137,7 +137,7 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
 
 def _dependencies(
     data: Mapping[str, Any], lines: Lines
-) -> tuple[list[CondaDependency], list[tuple[str, str]]]:
+) -> tuple[list[CondaDependency], list[tuple[str, Place]]]:
     """The conda half, and the lines of the pip section, each with its file:line."""
     value = data.get("dependencies")
     if not isinstance(value, list) or not value:
@@ -146,7 +146,7 @@ def _dependencies(
             "For example dependencies: [python=3.11, pip, {pip: [torch]}]",
         )
     conda: list[CondaDependency] = []
-    pip: list[tuple[str, str]] = []
+    pip: list[tuple[str, Place]] = []
     for index, item in enumerate(value):
         place = lines.place("dependencies", index)
         with lines.mistakes:
@@ -161,7 +161,7 @@ def _dependencies(
     return conda, pip
 
 
-def _conda_dependency(text: str, place: str) -> CondaDependency:
+def _conda_dependency(text: str, place: Place) -> CondaDependency:
     text = text.strip()
     match = _CONDA_NAME.match(text)
     if match is None:
@@ -171,7 +171,7 @@ def _conda_dependency(text: str, place: str) -> CondaDependency:
     return CondaDependency(text=text, name=match[1].lower(), place=place)
 
 
-def _pip_lines(value: Any, index: int, lines: Lines) -> list[tuple[str, str]]:
+def _pip_lines(value: Any, index: int, lines: Lines) -> list[tuple[str, Place]]:
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         place = lines.place("dependencies", index, "pip")

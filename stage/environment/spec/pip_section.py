@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from stage.digests import is_hex
 from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import Mistakes, PolicyError, StageError, UsageError
+from stage.errors import Mistakes, Place, PolicyError, StageError, UsageError
 from stage.file_kinds import REQUIREMENTS, check_kind
 from stage.installation import DISTRIBUTION
 from stage.text import save_as_utf8
@@ -62,7 +62,7 @@ class PipRequirement:
 
     text: str
     name: str
-    place: str
+    place: Place
     url: str | None = None
     sha256: tuple[str, ...] = ()
 
@@ -111,12 +111,12 @@ class PipSection:
 
 
 def read_pip_section(
-    lines: Iterable[tuple[str, str]], folder: Path, variables: Mapping[str, str]
+    lines: Iterable[tuple[str, Place]], folder: Path, variables: Mapping[str, str]
 ) -> PipSection:
     """Reads the lines of a pip section.
 
     Args:
-        lines: (text, file:line).
+        lines: each with its place.
         folder: of the file, for relative paths.
         variables: for `${NAME}`.
 
@@ -139,7 +139,7 @@ class _Reader:
         self.section, self.mistakes = PipSection(), Mistakes()
         self._open_files: list[Path] = []
 
-    def line(self, text: str, place: str, folder: Path, *, constraint: bool = False) -> None:
+    def line(self, text: str, place: Place, folder: Path, *, constraint: bool = False) -> None:
         text = expand(re.sub(r"(^|\s+)#.*$", "", text).strip(), self._variables, place)
         if not text:
             return
@@ -152,7 +152,7 @@ class _Reader:
             known = self.section.constraints if constraint else self.section.requirements
             known.append(requirement)
 
-    def _option(self, text: str, place: str, folder: Path) -> None:
+    def _option(self, text: str, place: Place, folder: Path) -> None:
         flag, value = _split_option(text, place)
         section = self.section
         match flag:
@@ -194,7 +194,7 @@ class _Reader:
                     "--pre, --trusted-host and --no-binary NAME.",
                 )
 
-    def _file(self, path: Path, place: str, *, constraint: bool) -> None:
+    def _file(self, path: Path, place: Place, *, constraint: bool) -> None:
         if path.resolve() in self._open_files:
             remedy = "Take one of the two `-r` lines out."
             raise UsageError(f"{place}: {path} names itself again.", remedy)
@@ -216,12 +216,14 @@ class _Reader:
                 pending += line[:-1] + " "
                 continue
             with self.mistakes:
-                self.line(pending + line, f"{path}:{first}", path.parent, constraint=constraint)
+                self.line(
+                    pending + line, Place(str(path), first), path.parent, constraint=constraint
+                )
             pending = ""
         self._open_files.pop()
 
 
-def _check_not_ours(name: re.Match[str] | None, text: str, place: str) -> None:
+def _check_not_ours(name: re.Match[str] | None, text: str, place: Place) -> None:
     """Refuses airlift itself, from wherever a line takes it (`pip freeze` names a folder).
 
     Raises:
@@ -234,7 +236,7 @@ def _check_not_ours(name: re.Match[str] | None, text: str, place: str) -> None:
         raise UsageError(problem, "Remove this line.")
 
 
-def _split_option(text: str, place: str) -> tuple[str, str]:
+def _split_option(text: str, place: Place) -> tuple[str, str]:
     """`--flag value`, `--flag=value` or `-rvalue` -> flag, value."""
     try:
         words = shlex.split(text)
@@ -253,7 +255,7 @@ def _split_option(text: str, place: str) -> tuple[str, str]:
     return flag, values[0] if values else ""
 
 
-def _requirement(text: str, place: str) -> PipRequirement:
+def _requirement(text: str, place: Place) -> PipRequirement:
     match = _PER_REQUIREMENT.search(text)
     text, tail = (text[: match.start()].strip(), text[match.start() :]) if match else (text, "")
     text = _with_name_of_wheel(text)
@@ -291,7 +293,7 @@ def _with_name_of_wheel(text: str) -> str:
     return f"{name} @ {text}"
 
 
-def _hashes(tail: str, text: str, place: str) -> tuple[str, ...]:
+def _hashes(tail: str, text: str, place: Place) -> tuple[str, ...]:
     found = re.findall(r"--hash[= ](\w+):(\S+)", tail)
     if other := _ANYTHING_BUT_HASH.search(tail):
         problem = f"{place}: `{text}`: `{other[0]}` has no effect in a lock."
@@ -303,7 +305,7 @@ def _hashes(tail: str, text: str, place: str) -> tuple[str, ...]:
     return tuple(value for _, value in found)
 
 
-def _refusal(text: str, place: str, *, direct: bool = False) -> StageError | None:
+def _refusal(text: str, place: Place, *, direct: bool = False) -> StageError | None:
     """Why a requirement, or the URL of a direct one, cannot be locked; None if it can be."""
     if _VCS.match(text):
         return _cannot_travel(text, place, _REPOSITORY)
@@ -322,7 +324,7 @@ def _refusal(text: str, place: str, *, direct: bool = False) -> StageError | Non
     return None
 
 
-def _cannot_travel(what: str, place: str, reason: str) -> PolicyError:
+def _cannot_travel(what: str, place: Place, reason: str) -> PolicyError:
     shown = without_secrets(what)
     if shown.endswith(".whl"):
         return PolicyError(

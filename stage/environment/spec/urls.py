@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
-from stage.errors import UsageError
+from stage.errors import Place, UsageError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CONDA_TOKEN = re.compile(r"^/t/[^/]+(?=/)")
 
 
-def expand(text: str, variables: Mapping[str, str], place: str) -> str:
+def expand(text: str, variables: Mapping[str, str], place: Place) -> str:
     """Replaces `${NAME}`, as pip and conda do.
 
     Raises:

@@ -53,6 +53,7 @@ def test_what_is_read_is_what_was_written(
     assert plain["stores"]["train"] == [str(path) for path in job.stores["train"]]
     found = read(job.folder)
     assert found == written
-    assert found.run.config.place("seed") == "--set seed" == job.config.place("seed")
+    assert found.run.config.place("seed") == job.config.place("seed")
+    assert str(job.config.place("seed")) == "--set seed"
     assert found.run.config.place("steps") == job.config.place("steps")
     assert found.run.config.to_yaml() == job.config.to_yaml()

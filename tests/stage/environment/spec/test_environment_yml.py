@@ -11,7 +11,7 @@ from stage.environment.solve.uv import uv_platform
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.pip_section import PipRequirement, PipSection
 from stage.environment.spec.profile import Profile
-from stage.errors import PolicyError, StageError, UsageError
+from stage.errors import Place, PolicyError, StageError, UsageError
 
 A800 = Profile(path=Path("a800.yml"), name="a800", platform="linux-64", glibc="2.28")
 
@@ -137,13 +137,13 @@ def test_requirements_files_are_followed_and_their_lines_told(tmp_path: Path) ->
         "--trusted-host h.example",
     ).pip
     at = f"{tmp_path}/more"
-    limit = PipRequirement(text="numpy<3", name="numpy", place=f"{at}/limits.txt:1")
+    limit = PipRequirement(text="numpy<3", name="numpy", place=Place(f"{at}/limits.txt", 1))
     assert pip == PipSection(
         requirements=[
             PipRequirement(
-                text="torch==2.9.0", name="torch", place=f"{at}/a.txt:2", sha256=("a" * 64,)
+                text="torch==2.9.0", name="torch", place=Place(f"{at}/a.txt", 2), sha256=("a" * 64,)
             ),
-            PipRequirement(text="einops", name="einops", place=f"{at}/b.txt:1"),
+            PipRequirement(text="einops", name="einops", place=Place(f"{at}/b.txt", 1)),
         ],
         constraints=[limit, limit],
         index_url="https://i.example/s",

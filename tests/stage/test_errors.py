@@ -1,0 +1,59 @@
+"""Errors carry their place as data, and print it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from stage.errors import Mistakes, Place, StageError, UsageError, about, join_errors
+
+
+def test_a_place_is_printed_as_file_line_and_name() -> None:
+    assert [str(p) for p in (Place("m.yaml"), Place("m.yaml", 3), Place("m.yaml", 3, "bert"))] == [
+        "m.yaml",
+        "m.yaml:3",
+        "m.yaml:3: `bert`",
+    ]
+    assert sorted([Place("m.yaml", 10), Place("m.yaml", 9), Place("m.yaml")])[0] == Place("m.yaml")
+
+
+def test_an_error_prints_its_place_and_keeps_it_as_data() -> None:
+    error = UsageError("`x` is missing.", "Add it.", place=Place("m.yaml", 3))
+    assert str(error) == "m.yaml:3: `x` is missing.\n  -> Add it."
+    assert (error.place, error.problem) == (Place("m.yaml", 3), "`x` is missing.")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_about_gives_its_place_to_errors_that_have_none() -> None:
+    with pytest.raises(StageError) as caught, about("model bert"):
+        raise UsageError("no file is left.")
+    assert caught.value.message == "model bert: no file is left."
+    with pytest.raises(StageError) as caught, about("outer"), about("inner"):
+        raise UsageError("it broke.")
+    assert caught.value.message == "inner: it broke."
+    with pytest.raises(StageError) as caught, about("outer"):
+        raise UsageError("it broke.", place=Place("m.yaml", 3))
+    assert caught.value.place == Place("m.yaml", 3)
+
+
+def test_several_errors_are_listed_after_the_place_of_all() -> None:
+    errors = [UsageError("one."), UsageError("two.", place=Place("m.yaml", 2))]
+    with pytest.raises(UsageError) as caught, about("m.yaml"):
+        raise join_errors(errors, "mistakes")
+    assert caught.value.message == "m.yaml: 2 mistakes:\n  1. one.\n  2. m.yaml:2: two."
+
+
+def test_mistakes_are_in_the_order_of_their_lines() -> None:
+    mistakes = Mistakes()
+    for place in (Place("m.yaml", 10), Place("m.yaml", 9), Place("other.yaml", 1), "--set x"):
+        with mistakes, about(place):
+            raise UsageError("wrong.")
+    with pytest.raises(UsageError) as caught:
+        mistakes.check("m.yaml")
+    assert [str(part.place) for part in caught.value.parts] == [
+        "other.yaml:1",
+        "--set x",
+        "m.yaml:9",
+        "m.yaml:10",
+    ]
