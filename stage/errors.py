@@ -25,7 +25,7 @@ class Place:
     Attributes:
         file: the path as the user gave it, or what else gave a value: `--set batch.micro`.
         line: from 1; 0: unknown.
-        name: the asset that is meant there, where messages name it too: "m.yaml:3: `bert`".
+        name: of what is meant there, where messages name it too: "m.yaml:3: `bert`".
     """
 
     file: str
@@ -81,12 +81,17 @@ class StageError(Exception):
 def about(place: Place | str) -> Iterator[None]:
     """Says where the block's work is: a `StageError` without a place gets this one.
 
-    Of several such blocks around an error the innermost counts.
+    A label is narrower than what is around it, and stays before the problem: "m.yaml:3: `bert`:
+    part-1.zip: it is cut off". Of several places in files the innermost counts.
     """
     try:
         yield
     except StageError as error:
-        error.place = error.place or place
+        if isinstance(error.place, Place):
+            raise
+        if error.place:
+            error.problem = error.message
+        error.place = place
         raise
 
 
@@ -190,12 +195,12 @@ class Mistakes:
             UsageError, PolicyError: there are mistakes.
         """
 
-        def line(mistake: StageError) -> int:
-            number = mistake.message.removeprefix(f"{file}:").partition(":")[0]
-            return int(number) if number.isdecimal() else 0
+        def place(mistake: StageError) -> Place:
+            found = mistake.place
+            return found if isinstance(found, Place) and found.file == file else Place(file)
 
         if self.found:
-            raise join_errors(sorted(self.found, key=line), "mistakes", file)
+            raise join_errors(sorted(self.found, key=place), "mistakes", file)
 
 
 _NO_MEMORY = (

@@ -142,14 +142,13 @@ def kinds_of(start: bytes) -> list[str]:
     return [REQUIREMENTS] if _is_requirements(text) else []
 
 
-def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> None:
+def check_kind(path: Path | str, start: bytes, wanted: str) -> None:
     """Raises for a file of another kind than the wanted one. One of no known kind passes.
 
     Args:
-        path: the file, for the message.
+        path: the file, for the remedy.
         start: its content, or the beginning of it.
         wanted: one of the kinds.
-        place: of the name of the file in another one, as "FILE:LINE: ".
 
     Raises:
         UsageError: it is another kind of file: which, what it is for, and how to get the wanted.
@@ -164,13 +163,13 @@ def check_kind(path: Path | str, start: bytes, wanted: str, place: str = "") -> 
         if (wanted, kinds[0]) == (DS_CONFIG, ACCELERATE) and (named := _NAMED.search(start)):
             named_file = named[1].decode(errors="replace")
             raise UsageError(
-                f"{place}{path}: this is {kinds[0]}, not {wanted}; it names one.",
+                f"this is {kinds[0]}, not {wanted}; it names one.",
                 f"Write engine: {{name: deepspeed, config: {named_file}}} (relative to the run "
                 "file).",
             )
         use = _USE[kinds[0]].format(shlex.quote(str(path)), name=Path(path).name)
         raise UsageError(
-            f"{place}{path}: this is {kinds[0]}, not {wanted}.",
+            f"this is {kinds[0]}, not {wanted}.",
             f"{use} {_WANTED.get(wanted, '')}".strip(),
         )
 

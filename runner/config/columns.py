@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.errors import Lines
+from runner.errors import Lines, Place
 
 
 def is_text(kind: str) -> bool:
@@ -71,8 +71,8 @@ class Column:
         return name.casefold() in self.usual
 
 
-def place_of(lines: Lines, number: int | None) -> Callable[[str], str]:
-    """Returns a function that names a key of a dataset, with file:line, in messages.
+def place_of(lines: Lines, number: int | None) -> Callable[[str], Place]:
+    """Returns a function from a key of a dataset to its place, which names it.
 
     Args:
         lines: the run file's line numbers.
@@ -80,4 +80,8 @@ def place_of(lines: Lines, number: int | None) -> Callable[[str], str]:
     """
     inside = "dataset" if number is None else f"datasets[{number}]"
     where: tuple[str | int, ...] = ("dataset",) if number is None else ("datasets", number)
-    return lambda key: f"{lines.place(*where, key.partition(':')[0])}: `{inside}.{key}`"
+
+    def place(key: str) -> Place:
+        return replace(lines.place(*where, key.partition(":")[0]), name=f"{inside}.{key}")
+
+    return place

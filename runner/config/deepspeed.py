@@ -35,6 +35,7 @@ from runner.errors import (
     Lines,
     Place,
     UsageError,
+    about,
     check_kind,
     nearest_name,
     quoted,
@@ -93,48 +94,48 @@ def their_key(key: str) -> str:
     return next((theirs for theirs, ours in PLAIN_KEYS.items() if ours == key), key)
 
 
-def load(path: Path, place: Place | str) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     """Reads a ds_config.json, which may have `//` and `#` comments and trailing commas.
 
-    Args:
-        path: the file.
-        place: where the run file names it, for the message.
-
     Raises:
-        UsageError: the file does not exist, is not hjson, or has a key twice.
+        UsageError: the file does not exist, is not hjson, or has a key twice. It has a place only
+            where that is in this file.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         if twice := dict.fromkeys(name for name in names if names.count(name) > 1):
-            raise UsageError(f"{path}: `{'`, `'.join(twice)}` is written twice.", "Keep one.")
+            raise UsageError(
+                f"`{'`, `'.join(twice)}` is written twice.", "Keep one.", place=Place(str(path))
+            )
         return dict(pairs)
 
     try:
         content = path.read_bytes()
-        check_kind(path, content, DS_CONFIG, f"{place}: ")
+        with about(str(path)):
+            check_kind(path, content, DS_CONFIG)
         text = content.decode("utf-8-sig")
         _check_filled_in(path, text)
         data = _parse(text, once)
     except FileNotFoundError:
         raise UsageError(
-            f"{place}: {path}: no such file",
+            f"{path}: no such file",
             suggest_file(path, DS_CONFIG, "The path is relative to the run file."),
         ) from None
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{place}: {path} is not UTF-8 text.", save_as_utf8(path, error.object)
-        ) from None
+        raise UsageError(f"{path} is not UTF-8 text.", save_as_utf8(path, error.object)) from None
     except OSError as error:
         raise UsageError(
-            f"{place}: {path} cannot be read: {error}", f"Look at it: ls -l {quoted(path)}"
+            f"{path} cannot be read: {error}", f"Look at it: ls -l {quoted(path)}"
         ) from None
     except ValueError as error:  # of hjson or json: both have these two attributes
         line, why = getattr(error, "lineno", 1), str(getattr(error, "msg", error))
         why = "a value is missing" if "quoteless" in why else why  # a word of hjson
-        raise UsageError(f"{path}:{line}: not JSON: {why}", "Correct that line.") from None
+        place = Place(str(path), line)
+        raise UsageError(f"not JSON: {why}", "Correct that line.", place=place) from None
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: a ds_config.json is one JSON object, in braces.", "Write {...}.")
+        problem = "a ds_config.json is one JSON object, in braces."
+        raise UsageError(problem, "Write {...}.", place=Place(str(path)))
     return data
 
 
@@ -150,11 +151,11 @@ def _check_filled_in(path: Path, text: str) -> None:
         filled = path.with_stem(f"{path.stem}-filled")
         names = ", ".join(dict.fromkeys(f"`{one[0]}`" for one in found))
         raise UsageError(
-            f"{path}:{plain.count(chr(10), 0, found[0].start()) + 1}: {names}: for a shell, and no "
-            "shell has filled it in.",
+            f"{names}: for a shell, and no shell has filled it in.",
             "Run the lines of the job script that write this file (cat <<EOF). Or export its "
             f"variables, then: envsubst < {quoted(path)} > {quoted(filled)}   and name that file "
             "in engine.config.",
+            place=Place(str(path), plain.count("\n", 0, found[0].start()) + 1),
         )
 
 
@@ -193,8 +194,8 @@ def named_in(said: str, path: Path) -> str:
     return max(named, key=len, default="")
 
 
-def place_of(path: Path, key: str) -> str:
-    """`file:line` of the first key of this name in a ds_config.json; the file, if none is found.
+def place_of(path: Path, key: str) -> Place:
+    """The line of the first key of this name in a ds_config.json; the file, if none is found.
 
     Args:
         path: the file.
@@ -203,7 +204,7 @@ def place_of(path: Path, key: str) -> str:
     name = re.escape(key.rpartition(".")[2])
     text = _text_of(path)
     found = re.search(rf'(?<![\w-])"?{name}"?\s*:', text)
-    return f"{path}:{text.count(chr(10), 0, found.start()) + 1}" if found else str(path)
+    return Place(str(path), text.count("\n", 0, found.start()) + 1 if found else 0)
 
 
 def _text_of(path: Path) -> str:
@@ -248,7 +249,9 @@ def merge(data: dict[str, Any], lines: Lines) -> Merged:
         return Merged()
     path = (lines.path.parent / Path(named).expanduser()).resolve()
     with lines.mistakes:
-        theirs = _Theirs(load(path, lines.place("engine", "config")), path, lines, data)
+        with about(lines.place("engine", "config")):
+            loaded = load(path)
+        theirs = _Theirs(loaded, path, lines, data)
         data["engine"]["config"] = str(path)
         return theirs.merged()
     return Merged()
@@ -322,7 +325,7 @@ class _Theirs:
 
     def refuse(self, key: str, problem: str, remedy: str) -> None:
         with self.lines.mistakes:
-            raise UsageError(f"{place_of(self.path, key)}: {problem}", remedy)
+            raise UsageError(problem, remedy, place=place_of(self.path, key))
 
     def take(self, dotted: str) -> Any:
         """Removes a value from `rest`, and returns it."""
@@ -392,8 +395,9 @@ class _Theirs:
             here = _get(self.rest, section)
             if here is not None and not isinstance(here, dict):
                 raise UsageError(
-                    f"{place_of(self.path, section)}: `{section}` must be {{...}}, found `{here}`.",
+                    f"`{section}` must be {{...}}, found `{here}`.",
                     "Put the settings of this section in braces, or remove it.",
+                    place=place_of(self.path, section),
                 )
 
     def check_zero(self) -> None:

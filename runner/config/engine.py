@@ -129,17 +129,18 @@ def check_offload(engine: EngineConfig, lines: Lines) -> None:
     place = lines.place("engine", "offload")
     if (engine.name, engine.offload) == ("fsdp", "nvme"):
         raise UsageError(
-            f"{place}: fsdp does not do offload: nvme.",
+            "fsdp does not do offload: nvme.",
             "Set engine.name: deepspeed, or engine.offload: none without nvme_path.",
+            place=place,
         )
     if (engine.offload == "nvme") != (engine.nvme_path is not None) and engine.name == "deepspeed":
         raise UsageError(
-            f"{place}: `offload: nvme` and `nvme_path` (a folder on each node's own disk) go "
-            "together.",
+            "`offload: nvme` and `nvme_path` (a folder on each node's own disk) go together.",
             "Give both, or neither.",
+            place=place,
         )
     if engine.offload != "none" and engine.zero == 0 and engine.name == "deepspeed":
-        raise UsageError(f"{place}: ZeRO stage 0 offloads nothing.", "Set engine.zero: 1.")
+        raise UsageError("ZeRO stage 0 offloads nothing.", "Set engine.zero: 1.", place=place)
 
 
 def check_optimizer(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lines) -> None:
@@ -151,9 +152,9 @@ def check_optimizer(engine: EngineConfig, optimizer: OptimizerConfig, lines: Lin
     able = OPTIMIZERS[optimizer.name]
     if engine.name not in able:
         raise UsageError(
-            f"{lines.place('optimizer', 'name')}: {optimizer.name} does not work on weights that "
-            f"{engine.name} partitions.",
+            f"{optimizer.name} does not work on weights that {engine.name} partitions.",
             f"Set engine.name: {' or '.join(able)}, or optimizer.name: adamw.",
+            place=lines.place("optimizer", "name"),
         )
 
 

@@ -64,9 +64,10 @@ def check_unused_keys(config: Any, wrong: set[str], lines: Lines) -> None:
         actual = lookup(config, other)
         with lines.mistakes:
             raise UsageError(
-                f"{lines.place(*where)}: `{dotted(where)}` is only for {other}: "
+                f"`{dotted(where)}` is only for {other}: "
                 f"{' or '.join(map(str, values))}; it is {actual} here.",
                 f"Remove it, or set {other}: {values[0]}.{_those_that_are(config, where, actual)}",
+                place=lines.place(*where),
             )
 
 

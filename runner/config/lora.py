@@ -82,18 +82,20 @@ def check_lora(config: RunConfig, lines: Lines) -> None:
     lora, quantization, engine = config.lora, config.quantization, config.engine
     if lora is not None and config.model.init == "scratch":
         raise UsageError(
-            f"{lines.place('lora')}: `lora` does not train the model's weights, "
+            "`lora` does not train the model's weights, "
             "and `model.init: scratch` has learned nothing.",
             "Remove `lora`, or set model.init: pretrained.",
+            place=lines.place("lora"),
         )
     if quantization is None:
         return
     place = lines.place("quantization")
     if lora is None:
         raise UsageError(
-            f"{place}: quantised weights cannot be trained: "
+            "quantised weights cannot be trained: "
             "an update is smaller than the steps between their values.",
             "Add `lora: {rank: 8}`: matrices beside them are trained. Or remove `quantization`.",
+            place=place,
         )
     why = (
         "its ranks would partition packed bytes as if they were weights, "
@@ -109,4 +111,4 @@ def check_lora(config: RunConfig, lines: Lines) -> None:
         "engine.offload: nvme, which is ZeRO stage 3": engine.offload == "nvme",
     }
     if clash := next((name for name, is_set in clashes.items() if is_set), ""):
-        raise UsageError(f"{place}: `quantization` does not go with {clash}: {why}.", remedy)
+        raise UsageError(f"`quantization` does not go with {clash}: {why}.", remedy, place=place)

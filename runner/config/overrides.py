@@ -54,11 +54,14 @@ def _key_and_value(text: str) -> tuple[tuple[str, ...], Any]:
     dotted, equals, value = text.partition("=")
     keys = tuple(dotted.strip().split("."))
     if not equals or not all(keys):
-        raise UsageError(f"--set {text}: expected key=value.", "For instance: --set batch.micro=4")
+        raise UsageError(
+            "expected key=value.", "For instance: --set batch.micro=4", place=f"--set {text}"
+        )
     try:
         return keys, read_value(value)
     except ValueError:
         raise UsageError(
-            f"--set {text}: `{value}` is not a YAML value.",
+            f"`{value}` is not a YAML value.",
             f"Put text in two pairs of quotes: --set '{dotted}=\"...\"'",
+            place=f"--set {text}",
         ) from None

@@ -398,19 +398,21 @@ def _completed(config: RunConfig, reader: Reader) -> RunConfig:
 def _check_first_weights(config: RunConfig, folder: Path) -> None:
     if (folder / "adapter_config.json").is_file():
         raise UsageError(
-            f"{config.place('model.init')}: {folder} has an adapter alone, not a model.",
+            f"{folder} has an adapter alone, not a model.",
             "Make that run export a whole model: set lora.merge: true in its run file, remove its "
             "model/, and run the same command again. It needs its last checkpoint.",
+            place=config.place("model.init"),
         )
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise UsageError(
-            f"{config.place('model.init')}: `{config.model.init}` is neither `pretrained` "
+            f"`{config.model.init}` is neither `pretrained` "
             f"nor `scratch` nor a folder with a model in it ({folder}).",
             suggest(config.model.init, ("pretrained", "scratch"))
             or suggest_path(
                 folder,
                 "A folder is relative to the run file: the `model/` that another run exported.",
             ),
+            place=config.place("model.init"),
         )
 
 
@@ -431,11 +433,13 @@ def _check(config: RunConfig, wrong: set[str]) -> None:
 def _check_length(config: RunConfig, lines: Lines) -> None:
     if config.epochs is not None and config.steps is not None:
         raise UsageError(
-            f"{lines.place('steps')}: `epochs` and `steps` are both given.", "Keep one of them."
+            "`epochs` and `steps` are both given.", "Keep one of them.", place=lines.place("steps")
         )
     if config.epochs is None and config.steps is None:
         raise UsageError(
-            f"{lines.place('epochs')}: neither `epochs` nor `steps` is given.", "Give one of them."
+            "neither `epochs` nor `steps` is given.",
+            "Give one of them.",
+            place=lines.place("epochs"),
         )
 
 
@@ -443,7 +447,7 @@ def _check_datasets(config: RunConfig, lines: Lines) -> None:
     if bool(config.dataset) == bool(config.datasets):
         both = "`dataset` and `datasets` are both given"
         what = both if config.dataset else "`dataset` is missing"
-        raise UsageError(f"{lines.place('datasets')}: {what}.", "Give one of them.")
+        raise UsageError(f"{what}.", "Give one of them.", place=lines.place("datasets"))
     for number, source in enumerate(config.sources):
         with lines.mistakes:
             where = ("dataset",) if config.dataset else ("datasets", number)
@@ -455,12 +459,13 @@ def _check_tokens(config: RunConfig, lines: Lines) -> None:
     for token in {token for token in tokens if not token.strip() or tokens.count(token) > 1}:
         with lines.mistakes:
             what = "is there twice" if token.strip() else "is no token: it is empty"
-            raise UsageError(f"{lines.place('tokenizer')}: `{token}` {what}.", "Remove it.")
+            raise UsageError(f"`{token}` {what}.", "Remove it.", place=lines.place("tokenizer"))
     if tokens and config.lora is not None:
         raise UsageError(
-            f"{lines.place('tokenizer')}: new tokens do not go with `lora`: it does not train the "
+            "new tokens do not go with `lora`: it does not train the "
             "embedding, so they would stay as they begin.",
             "Remove `lora`, or the new tokens.",
+            place=lines.place("tokenizer"),
         )
 
 

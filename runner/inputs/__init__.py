@@ -24,6 +24,7 @@ from runner.config.tasks import task_named
 from runner.errors import (
     DamageError,
     Mistakes,
+    Place,
     StageError,
     UsageError,
     human_count,
@@ -204,10 +205,11 @@ def find_mistakes(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inpu
         raise
     if config.bundle.id not in (None, bundle.id):
         raise DamageError(
-            f"{config.place('bundle.id')}: `bundle.id` asks for {config.bundle.id}; {bundle_path} "
+            f"`bundle.id` asks for {config.bundle.id}; {bundle_path} "
             f"is another bundle: {bundle.id}.",
             "Give the folder of the bundle that is asked for with --bundle. If this one is meant, "
             f"write its id: bundle: {{id: {bundle.id}}}",
+            place=config.place("bundle.id"),
         )
     mistakes = Mistakes()
     inputs = _resolve(config, bundle, wrong, mistakes)
@@ -251,17 +253,18 @@ def _resolve(
     )
 
 
-def _asset(bundle: Bundle, name: str, place: str) -> LockedAsset:
+def _asset(bundle: Bundle, name: str, place: Place) -> LockedAsset:
     """An asset by its name; `place` is where the run file names it, for the message."""
     try:
         return bundle.asset(name)
     except UsageError as error:
         same = [a.name for a in bundle.lock.assets.values() if a.source.location == name]
         raise UsageError(
-            f"{place}: the bundle in {bundle.root} has no asset of that name.",
+            f"the bundle in {bundle.root} has no asset of that name.",
             f"Write `{same[0]}`, the asset's name: {name} is its repository."
             if same
             else error.remedy,
+            place=place,
         ) from None
 
 
@@ -328,12 +331,13 @@ def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | N
     if config.environment is None:
         return None
     name = config.environment.asset
-    place = f"{config.place('environment.asset')}: `environment.asset: {name}`"
-    asset = _asset(bundle, name, place)
+    place, written = config.place("environment.asset"), f"environment.asset: {name}"
+    asset = _asset(bundle, name, replace(place, name=written))
     if asset.kind != "environment":
         raise UsageError(
-            f"{place} is a {asset.kind}, not an environment.",
+            f"`{written}` is a {asset.kind}, not an environment.",
             "`stage show BUNDLE` lists the assets with their kinds.",
+            place=place,
         )
     folder = bundle.asset_path(asset.name).resolve()
     try:
@@ -375,17 +379,18 @@ def unreadable(path: Path, why: str, what: str = "cannot be read") -> StageError
 
 
 def _model(config: RunConfig, bundle: Bundle) -> ModelInput:
-    place = f"{config.place('model.asset')}: `model.asset: {config.model.asset}`"
-    asset = _asset(bundle, config.model.asset, place)
+    place, written = config.place("model.asset"), f"model.asset: {config.model.asset}"
+    asset = _asset(bundle, config.model.asset, replace(place, name=written))
     folder = bundle.asset_path(asset.name).resolve()
     if asset.kind != "model" and not (asset.kind == "files" and (folder / "config.json").is_file()):
         what = f"is a {asset.kind}"
         if asset.kind == "files":
             what = "is plain files without a config.json"
         raise UsageError(
-            f"{place} {what}, not a model.",
+            f"`{written}` {what}, not a model.",
             "Name an asset that was staged with `model:`, or with `path:` from a folder that "
             "`save_pretrained` wrote.",
+            place=place,
         )
     preprocessing = folder / "preprocessor_config.json"
     digests = {
@@ -450,7 +455,7 @@ def _dataset(
     config: RunConfig,
     bundle: Bundle,
     wanted: DatasetConfig,
-    where: Callable[[str], str],
+    where: Callable[[str], Place],
     unknown: Set[str],
 ) -> DatasetInput | None:
     asset = _asset(bundle, wanted.asset, where(f"asset: {wanted.asset}"))
@@ -458,12 +463,13 @@ def _dataset(
         is_files = asset.kind == "files"
         endings = {Path(file.path).suffix for file in asset.files}
         how = next((h for ending, h in _CONVERSIONS.items() if ending in endings), "")
+        place = where(f"asset: {asset.name}")
         raise UsageError(
-            f"{where(f'asset: {asset.name}')} is {'plain files' if is_files else f'a {asset.kind}'}"
-            ", not a dataset.",
+            f"`{place.name}` is {'plain files' if is_files else f'a {asset.kind}'}, not a dataset.",
             f"On the laptop, add `convert: {how}` to its entry in the manifest, and fetch again."
             if is_files and how
             else "`stage show BUNDLE` lists the assets with their kinds.",
+            place=replace(place, name=""),
         )
     name, splits = _dataset_config(wanted, asset, where)
     mistakes = Mistakes()
@@ -481,9 +487,9 @@ def _dataset(
                     if role == "validation":
                         has += " Or hold out a part of the training split: validation: 10%"
                     raise UsageError(
-                        f"{where(f'{role}: {which}')}: the dataset `{asset.name}` ({name}) has no "
-                        "such split in this bundle.",
+                        f"the dataset `{asset.name}` ({name}) has no such split in this bundle.",
                         suggest(which, splits, has),
+                        place=where(f"{role}: {which}"),
                     )
                 columns = {column.name: column.type for column in splits[which].schema}
                 if not mistakes.found and "task" not in unknown:
@@ -509,15 +515,16 @@ def _dataset(
 
 
 def _parts(
-    wanted: DatasetConfig, split: SplitInput, where: Callable[[str], str]
+    wanted: DatasetConfig, split: SplitInput, where: Callable[[str], Place]
 ) -> tuple[SplitInput, SplitInput]:
     """Divides a split into the rows to train on, and those that are held out."""
     share = str(wanted.validation)
     if split.rows < 2:
         raise UsageError(
-            f"{where(f'validation: {share}')}: the split `{split.name}` has "
+            f"the split `{split.name}` has "
             f"{human_count(split.rows, 'row')}: nothing can be held out.",
             "Set validation: null, or another split (`stage show BUNDLE` lists them).",
+            place=where(f"validation: {share}"),
         )
     parts = (Part(split.rows, share, wanted.validation_seed, held) for held in (False, True))
     kept, held_out = (replace(split, rows=part.rows, part=part) for part in parts)
@@ -533,21 +540,23 @@ def remedy_as_published(name: str) -> str:
 
 
 def _dataset_config(
-    wanted: DatasetConfig, asset: LockedAsset, where: Callable[[str], str]
+    wanted: DatasetConfig, asset: LockedAsset, where: Callable[[str], Place]
 ) -> tuple[str, Mapping[str, Any]]:
     have = ", ".join(asset.configs)
     if asset.is_as_published:
         raise UsageError(
-            f"{where(f'config: {wanted.config}')}: the dataset `{asset.name}` has no splits: its "
-            "files travel as published, for scripts under `runner exec`.",
+            f"the dataset `{asset.name}` has no splits: its files travel as published, for scripts "
+            "under `runner exec`.",
             remedy_as_published(asset.name),
+            place=where(f"config: {wanted.config}"),
         )
     if wanted.config == "auto" and len(asset.configs) == 1:  # as `stage fetch` writes it
         return next(iter(asset.configs.items()))
     if wanted.config not in asset.configs:
         raise UsageError(
-            f"{where(f'config: {wanted.config}')}: the dataset `{asset.name}` has no such config.",
+            f"the dataset `{asset.name}` has no such config.",
             suggest(wanted.config, asset.configs, f"It has: {have}"),
+            place=where(f"config: {wanted.config}"),
         )
     return wanted.config, asset.configs[wanted.config]
 

@@ -115,21 +115,22 @@ class Instruction(causal_lm.CausalLM):
             both = f"`{'` and `'.join(ways)}` are both given"
             what = both if ways else "the dataset does not say what is asked"
             raise UsageError(
-                f"{lines.place(*where)}: task instruction: {what}.",
+                f"task instruction: {what}.",
                 "Give one of: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN}, "
                 "{format: 'text with {COLUMN}s'}.",
+                place=lines.place(*where),
             )
         if any(pair) and not all(pair):
             missing = "response" if dataset.prompt else "prompt"
             raise UsageError(
-                f"{lines.place(*where)}: `{missing}` is missing.", f"Add `{missing}: COLUMN`."
+                f"`{missing}` is missing.", f"Add `{missing}: COLUMN`.", place=lines.place(*where)
             )
         if dataset.messages is None and (dataset.fields or dataset.roles):
             key = "fields" if dataset.fields else "roles"
             raise UsageError(
-                f"{lines.place(*where, key)}: `{key}` renames what `messages` have, and "
-                "there is no `messages`.",
+                f"`{key}` renames what `messages` have, and there is no `messages`.",
                 f"Remove `{key}`, or give the column of the chats: messages: COLUMN",
+                place=lines.place(*where, key),
             )
 
     def choose(self, split: SplitInput) -> Chosen:

@@ -35,7 +35,7 @@ from stage.bundle.verifier import (
     parse_manifest,
 )
 from stage.digests import hash_file, sha256_of_bytes
-from stage.errors import DamageError, UsageError, quoted, suggest, suggest_path
+from stage.errors import DamageError, UsageError, about, quoted, suggest, suggest_path
 from stage.file_kinds import MAX_START, check_kind
 from stage.files import read_file, read_start, sync_folder, write_atomically
 
@@ -175,7 +175,7 @@ def check_is_bundle(root: Path) -> None:
         verifier.check_is_bundle(root)
     except verifier.CannotVerify as error:
         if root.exists() and not root.is_dir():
-            with suppress(OSError):  # a pipe, or not readable: it is no bundle in any case
+            with suppress(OSError), about(str(root)):  # a pipe or not readable: no bundle either
                 check_kind(root, read_start(root, MAX_START), "a bundle")
         remedy = error.remedy if root.exists() else suggest_path(root)
         raise UsageError(error.message, remedy) from None

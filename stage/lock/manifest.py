@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stage import paths as util_paths
-from stage.errors import Place, PolicyError, UsageError, quoted, suggest_relative
+from stage.errors import Place, PolicyError, UsageError, about, quoted, suggest_relative
 from stage.file_kinds import MANIFEST
 from stage.files import is_file, read_file
 from stage.lock.reader import Lines, Reader, Where, check_keys, keys_of, setting
@@ -105,6 +105,10 @@ class Manifest:
         """The line of an asset's entry, or of a key in it."""
         return self.lines.place("assets", asset, *keys)
 
+    def entry(self, asset: str, *keys: str) -> Place:
+        """The same, for messages that name the asset after the line."""
+        return replace(self.place(asset, *keys), name=asset)
+
     def update_command(self, asset: str) -> str:
         """The command that resolves an asset again, for messages."""
         command = ["stage", "lock", str(self.path)]
@@ -128,10 +132,10 @@ class Manifest:
             licences = found.policy.licences if found.policy else None
             if licences == () and reader.wrong.isdisjoint(("policy", "policy.licences")):
                 raise UsageError(
-                    f"{lines.place('policy', 'licences')}: `policy` names no licence, "
-                    "so nothing could be fetched.",
+                    "`policy` names no licence, so nothing could be fetched.",
                     "List those you allow: `policy: {licences: [apache-2.0, mit]}`; or omit "
                     "`policy`.",
+                    place=lines.place("policy", "licences"),
                 )
             return Manifest(
                 path=path,
@@ -148,21 +152,23 @@ def _requests(path: Path, assets: Mapping[str, Any], reader: Reader) -> dict[str
     requests: dict[str, Request] = {}
     lines = reader.lines
     for name, value in assets.items():
-        with lines.mistakes:
+        with lines.mistakes, about(lines.place("assets", name)):
             requests[str(name)] = _request(str(name), value, reader)
     if not assets and not lines.mistakes.found:  # else the key may be mistyped
         with lines.mistakes:
             raise UsageError(
-                f"{lines.place('assets')}: no assets.",
+                "no assets.",
                 "Name at least one, for instance: assets: {bert: {model: google-bert/"
                 "bert-base-uncased}}",
+                place=lines.place("assets"),
             )
     for first, second in util_paths.collisions(requests):
         with lines.mistakes:
             raise PolicyError(
-                f"{lines.place('assets', second)}: the assets `{first}` and `{second}` would be "
+                f"the assets `{first}` and `{second}` would be "
                 "one folder on a disk that ignores case or normalises Unicode.",
                 "Rename one of them.",
+                place=lines.place("assets", second),
             )
     if lines.mistakes.found and not path.with_suffix(".lock").exists():
         _keep_missing(path, requests, lines)  # with a lock, the bundle may hold what is gone here
@@ -173,18 +179,16 @@ def _keep_missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> 
     """Keeps errors for missing local files, to report them together with other mistakes."""
     for name, request in requests.items():
         if isinstance(request, PathRequest) and request.path:
-            with lines.mistakes:
-                place = f"{lines.place('assets', name, 'path')}: `{name}`"
-                check_path(request.path, path, place)
+            with lines.mistakes, about(replace(lines.place("assets", name, "path"), name=name)):
+                check_path(request.path, path)
 
 
-def check_path(written: str, manifest: Path, place: str) -> Path:
+def check_path(written: str, manifest: Path) -> Path:
     """The file or folder that a manifest's `path:` means on this machine.
 
     Args:
         written: as the manifest has it; `~` means the home folder.
         manifest: the manifest; relative paths are relative to its folder.
-        place: of the key, for messages.
 
     Raises:
         UsageError: there is no such file or folder.
@@ -192,18 +196,15 @@ def check_path(written: str, manifest: Path, place: str) -> Path:
     try:
         found = manifest.parent / Path(written).expanduser()
     except RuntimeError:
-        problem = f"{place}: there is no home folder for {written}."
-        raise UsageError(problem, "Write it out.") from None
+        raise UsageError(f"there is no home folder for {written}.", "Write it out.") from None
     if not os.path.lexists(found):
         if written.startswith("$"):
             raise UsageError(
-                f"{place}: there is no {found}: no shell reads this file, so {written} stays as it "
-                "is.",
+                f"there is no {found}: no shell reads this file, so {written} stays as it is.",
                 "Write the path itself; `~/x` is in your home folder.",
             )
         raise UsageError(
-            f"{place}: there is no {found}.",
-            suggest_relative(written, found, "the manifest's folder"),
+            f"there is no {found}.", suggest_relative(written, found, "the manifest's folder")
         )
     return found
 
@@ -212,12 +213,12 @@ def _request(name: str, value: Any, reader: Reader) -> Request:
     where, lines = ("assets", name), reader.lines
     if problem := util_paths.problem_with_asset_name(name):
         raise UsageError(
-            f"{lines.place(*where)}: {util_paths.printable(name)} cannot name an asset: {problem}.",
+            f"{util_paths.printable(name)} cannot name an asset: {problem}.",
             "Give it another name.",
         )
     if not isinstance(value, dict):
         raise UsageError(
-            f"{lines.place(*where)}: `{name}` should be a mapping such as `model: org/name`.",
+            f"`{name}` should be a mapping such as `model: org/name`.",
             f"Give it one of: {', '.join(KINDS)}.",
         )
     kinds = [key for key in KINDS if key in value]
@@ -226,21 +227,22 @@ def _request(name: str, value: Any, reader: Reader) -> Request:
         check_keys(value, every, where, lines)
         found = f"has both `{kinds[0]}` and `{kinds[1]}`" if kinds else "does not say what it is"
         raise UsageError(
-            f"{lines.place(*where)}: asset `{name}` {found}.",
+            f"asset `{name}` {found}.",
             f"Give it one of: {', '.join(KINDS)}.",
         )
     request: Any = reader.read(KINDS[kinds[0]], value, where)
-    with lines.mistakes:
+    with lines.mistakes, about(lines.place(*where, kinds[0])):
         if getattr(request, "repository", None):
-            _check_repository(request.repository, kinds[0], where, lines)
+            _check_repository(request.repository, kinds[0], lines)
     if isinstance(request, DatasetRequest):
         with lines.mistakes:
             _check_one_way(value, where, lines)
     elif isinstance(request, PathRequest | UrlRequest):
         if request.separator is not None and value.get("convert") != "csv":
             raise UsageError(
-                f"{lines.place(*where, 'separator')}: `separator` goes with `convert: csv`.",
+                "`separator` goes with `convert: csv`.",
                 "Add it, or remove `separator`.",
+                place=lines.place(*where, "separator"),
             )
     elif isinstance(request, TokenizerEntry):
         return ModelRequest(**asdict(request), tokenizer_only=True)
@@ -253,31 +255,31 @@ def _check_one_way(value: Mapping[str, Any], where: Where, lines: Lines) -> None
     other = next((key for key in ("config", "splits", "separator") if value.get(key)), None)
     if pattern and other:
         raise UsageError(
-            f"{lines.place(*where, other)}: `{other}` cannot stand beside `{pattern}`: with that, "
+            f"`{other}` cannot stand beside `{pattern}`: with that, "
             "files travel as they are published, and the script chooses among them.",
             f"Remove one of the two. For `runner train`, keep `{other}`.",
+            place=lines.place(*where, other),
         )
 
 
-def _check_repository(value: str, key: str, where: Where, lines: Lines) -> None:
+def _check_repository(value: str, key: str, lines: Lines) -> None:
     """Refuses what is no Hub repository id: `name` or `org/name`."""
-    place = f"{lines.place(*where, key)}: `{key}`"
     for prefix in ("https://huggingface.co/", "hf://"):
         if value.startswith(prefix):
             bare = value.removeprefix(prefix).strip("/")
             for part in ("datasets/", "spaces/"):
                 bare = bare.removeprefix(part)
-            raise UsageError(f"{place} is an address.", f"Write `{key}: {bare}`.")
+            raise UsageError(f"`{key}` is an address.", f"Write `{key}: {bare}`.")
     if is_local(value, lines.path.parent):
         how = BY_SUFFIX.get(Path(value).suffix.lower())
         also = f", and how to read it: `convert: {how}`" if key == "dataset" and how else ""
         raise UsageError(
-            f"{place}: {value} is a local file or folder; `{key}` names a repository on the Hub, "
+            f"`{key}`: {value} is a local file or folder; `{key}` names a repository on the Hub, "
             "such as org/name.",
             f"Write `path: {value}`{also}. `stage init {quoted(value)}` writes the whole entry.",
         )
     if not is_repository(value):
         shown = lines.shown(value)
         raise UsageError(
-            f"{place} must be a repository such as org/name, found {shown}.", "Correct that line."
+            f"`{key}` must be a repository such as org/name, found {shown}.", "Correct that line."
         )

@@ -256,17 +256,17 @@ class Lines:
         found, data["format"] = data.get("format"), format
         if type(found) is int and found > format:
             raise UsageError(
-                f"{self.place('format')}: format {str(found)[:20]}; "
-                f"this version of airlift reads format {format}.",
+                f"format {str(found)[:20]}; this version of airlift reads format {format}.",
                 f"Use a newer airlift: update its source, then {install_command()}. Or, if you "
                 f"wrote this file yourself, write `format: {format}`.",
+                place=self.place("format"),
             )
         if type(found) is not int or found != format:
             problem = f"must be {format}, found {self.shown(found, 'format')}"
             problem = "is missing" if found is None else problem
             with self.mistakes:
                 raise UsageError(
-                    f"{self.place('format')}: `format` {problem}.", f"Write `format: {format}`."
+                    f"`format` {problem}.", f"Write `format: {format}`.", place=self.place("format")
                 )
 
 
@@ -329,8 +329,9 @@ class Reader:
                     if ours in data:
                         place = self.lines.place(*where, theirs)
                         raise UsageError(
-                            f"{place}: `{theirs}` and `{ours}` are two spellings of one key.",
+                            f"`{theirs}` and `{ours}` are two spellings of one key.",
                             "Keep one.",
+                            place=place,
                         )
                 data = {ours if name == theirs else name: value for name, value in data.items()}
         with self.lines.mistakes:
@@ -356,8 +357,9 @@ class Reader:
             with self.lines.mistakes:
                 place = self.lines.place(*where)
                 raise UsageError(
-                    f"{place}: `{as_shown(here)}` is missing.",
+                    f"`{as_shown(here)}` is missing.",
                     key.why or key.like or f"Add `{key.name}:`.",
+                    place=place,
                 )
 
     def value(self, key: Key, value: Any, where: Where) -> Any:
@@ -380,8 +382,9 @@ class Reader:
             named, shown = as_shown(dotted(where)), self.lines.shown(value, *where)
             gap = "" if str(error).startswith(":") else " "
             raise UsageError(
-                f"{self.lines.place(*where)}: `{named}`{gap}{error}, found {shown}.",
+                f"`{named}`{gap}{error}, found {shown}.",
                 error.remedy or self._what_to_do(key, value, where),
+                place=self.lines.place(*where),
             ) from None
 
     def _allowed(self, key: Key) -> Sequence[Any]:
@@ -428,11 +431,11 @@ class Reader:
         written = "-" if not where or isinstance(where[-1], int) else f"{where[-1]}:"
         named = f"`{as_shown(dotted(where))}`" if where else "it"
         return UsageError(
-            f"{self.lines.place(*where)}: {named} must be `key: value` lines, "
-            f"found {self.lines.shown(data, *where)}.",
+            f"{named} must be `key: value` lines, found {self.lines.shown(data, *where)}.",
             f"Write {written} {{{first}: {data}}}"
             if first and isinstance(data, str)
             else f"Its keys: {', '.join(keys)}.",
+            place=self.lines.place(*where),
         )
 
     def _unfit(self, key: Key, value: Any, where: Where) -> UsageError:
@@ -447,9 +450,9 @@ class Reader:
                         found = f"; item {number + 1} is {self.lines.shown(item, *where)}"
                         break
         return UsageError(
-            f"{self.lines.place(*where)}: `{named}` must be "
-            f"{' or '.join(map(_describe, allowed))}{found}.",
+            f"`{named}` must be {' or '.join(map(_describe, allowed))}{found}.",
             self._what_to_do(key, value, where),
+            place=self.lines.place(*where),
         )
 
     def _what_to_do(self, key: Key, value: Any, where: Where) -> str:
@@ -502,12 +505,13 @@ def check_keys(
     last = next((key for key in reversed(unknown) if str(key) not in others), None)
     mistakes = [
         UsageError(
-            f"{lines.place(*where, key)}: unknown key `{key}`{inside}.",
+            f"unknown key `{key}`{inside}.",
             f"Write it as `{others[str(key)]}`."
             if str(key) in others
             # The list of all keys is printed once, with the last of them.
             else suggest(str(key), valid, f"Valid keys: {', '.join(valid)}." if key == last else "")
             or "Remove it: see the valid keys below.",
+            place=lines.place(*where, key),
         )
         for key in unknown
     ]

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from stage.errors import UsageError, quoted
+from stage.errors import Place, UsageError, about, quoted
 from stage.file_kinds import MAX_START, check_kind, how_to_get, suggest_file
 from stage.files import read_file, read_start
 from stage.lock.reader import Lines, Where
@@ -97,116 +97,115 @@ def reading_yaml(path: Path, wanted: str = "") -> Iterator[tuple[dict[str, Any],
 
 
 def _load(path: Path, wanted: str) -> tuple[dict[str, Any], Lines]:
+    lines = Lines(path)
+    with about(lines.place()):
+        text = _text(path, wanted)
+        try:
+            _check_aliases_and_depth(text, path)
+            node = yaml.compose(text, Loader=_Loader)
+            data = None if node is None else _build(node, (), lines)
+        except yaml.YAMLError as error:
+            raise _not_yaml(text, error, path) from None
+        except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
+            raise UsageError(
+                "not YAML: the number after a `\\U` in quotes is no character's number.",
+                "Put text with backslashes into single quotes.",
+            ) from None
+        if not isinstance(data, dict):
+            raise UsageError(
+                f"expected `key: value` lines, found {_kind(data)}.",
+                how_to_get(wanted) or "Write `key: value`.",
+            )
+    return data, lines
+
+
+def _text(path: Path, wanted: str) -> str:
     content = b""
     try:
         if wanted:  # before its size and encoding, which another kind may have
-            check_kind(path, read_start(Path(path), MAX_START), wanted)
-        content = read_file(Path(path), MAX_SIZE)
+            check_kind(path, read_start(path, MAX_START), wanted)
+        content = read_file(path, MAX_SIZE)
         text = content.decode("utf-8-sig")
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", suggest_file(Path(path), wanted)) from None
+        raise UsageError("no such file.", suggest_file(path, wanted)) from None
     except IsADirectoryError:
         raise UsageError(
-            f"{path}: is a folder, expected a YAML file",
+            "is a folder, expected a YAML file.",
             f"Give the file itself, and this folder as --output {quoted(path)}, if a run is in it."
-            if Path(path, "config.yaml").exists()
+            if (path / "config.yaml").exists()
             else "Give the path of the file.",
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path}: not UTF-8 text (byte {error.start})", save_as_utf8(Path(path), content)
+            f"not UTF-8 text (byte {error.start}).", save_as_utf8(path, content)
         ) from None
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}", "Give a YAML file.") from None
+        raise UsageError(f"cannot be read: {error.strerror}.", "Give a YAML file.") from None
     if is_utf16(content):  # without a mark
-        raise UsageError(f"{path}: not UTF-8 text (UTF-16)", save_as_utf8(Path(path), content))
-    try:
-        _check_aliases_and_depth(text, path)
-        node = yaml.compose(text, Loader=_Loader)
-        lines = Lines(Path(path))
-        data = None if node is None else _build(node, (), lines)
-    except yaml.YAMLError as error:
-        raise UsageError(_yaml_message(path, error), _yaml_remedy(text, error)) from None
-    except (ValueError, OverflowError):  # PyYAML on "\Uffffffff": no character has that number
-        raise UsageError(
-            f"{path}: not YAML: the number after a `\\U` in quotes is no character's number.",
-            "Put text with backslashes into single quotes.",
-        ) from None
-    if not isinstance(data, dict):
-        raise UsageError(
-            f"{path}: expected `key: value` lines, found {_kind(data)}",
-            how_to_get(wanted) or "Write `key: value`.",
-        )
-    return data, lines
+        raise UsageError("not UTF-8 text (UTF-16).", save_as_utf8(path, content))
+    return text
 
 
 def _check_aliases_and_depth(text: str, path: Path) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        line = event.start_mark.line + 1 if event.start_mark else "?"
+        place = Place(str(path), event.start_mark.line + 1 if event.start_mark else 0)
         if isinstance(event, yaml.AliasEvent):
-            raise UsageError(
-                f"{path}:{line}: YAML aliases (`*name`) are not read here", "Write the value out."
-            )
+            problem = "YAML aliases (`*name`) are not read here."
+            raise UsageError(problem, "Write the value out.", place=place)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
             event, yaml.CollectionEndEvent
         )
         if depth > MAX_DEPTH:
-            raise UsageError(
-                f"{path}:{line}: nested too deeply", "A file of ours needs only a few levels."
-            )
+            raise UsageError("nested too deeply.", "Use fewer nested levels.", place=place)
 
 
 def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
     """A node as plain data. Fills `lines`."""
-    path, numbers = lines.path, lines.numbers
+    numbers, place = lines.numbers, Place(str(lines.path), node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            _check_lone_surrogates(key_node.value, path, line)
+            place = Place(str(lines.path), key_node.start_mark.line + 1)
+            _check_lone_surrogates(key_node.value, place)
             if not isinstance(key_node, yaml.ScalarNode):
-                raise UsageError(f"{path}:{line}: a key must be plain text", "Write `key: value`.")
+                raise UsageError("a key must be plain text.", "Write `key: value`.", place=place)
             here: Where = (*where, key_node.value)
             if key_node.value in result:
-                first = f"first on line {numbers[here]}"
+                problem = f"`{key_node.value}` is written twice (first on line {numbers[here]})."
                 with lines.mistakes:
-                    raise UsageError(
-                        f"{path}:{line}: `{key_node.value}` is written twice ({first}).",
-                        "Keep one.",
-                    )
+                    raise UsageError(problem, "Keep one.", place=place)
                 continue
-            numbers[here] = line
+            numbers[here] = place.line
             result[key_node.value] = _build(value_node, here, lines)
         return result
     if isinstance(node, yaml.SequenceNode):
         items = []
         for index, item in enumerate(node.value):
-            place: Where = (*where, index)
-            numbers[place] = item.start_mark.line + 1
-            items.append(_build(item, place, lines))
+            inside: Where = (*where, index)
+            numbers[inside] = item.start_mark.line + 1
+            items.append(_build(item, inside, lines))
         return items
-    line = node.start_mark.line + 1
     try:
         value = _Loader("").construct_object(node, deep=True)
     except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # `!!int ""`, `!!bool x`
-        raise UsageError(
-            f"{path}:{line}: `{node.value[:60]}` cannot be read as a value", "Put it in quotes."
-        ) from None
-    _check_lone_surrogates(value, path, line)
+        problem = f"`{node.value[:60]}` cannot be read as a value."
+        raise UsageError(problem, "Put it in quotes.", place=place) from None
+    _check_lone_surrogates(value, place)
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
     if is_plain and (found := _NOT_A_KEY.match(node.value)):
         raise UsageError(
-            f"{path}:{line}: no plain space and colon after `{found[1]}`: {_named(found[2])}",
+            f"no plain space and colon after `{found[1]}`: {_named(found[2])}.",
             f"Write `{found[1]}: ` with the keys `:` and space. Text from a web page or a chat "
             "often has other characters, which look the same.",
+            place=place,
         )
     if not isinstance(value, str):
         lines.written[where] = _cut(node.value)
     return value
 
 
-# A key whose colon is a wide one, or whose space is none to YAML. Such a line is read as text.
+# A key whose colon is a wide one, or whose space is not one to YAML. The line is read as text.
 _NOT_A_KEY = re.compile(r"([a-z][a-z0-9_.-]*)(:[^\S \t\r\n]|:\u200b|\uff1a)")
 
 
@@ -218,23 +217,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _check_lone_surrogates(value: object, path: Path, line: int) -> None:
+def _check_lone_surrogates(value: object, place: Place) -> None:
     """YAML reads `"\\ud800"` as text, and no file can hold it."""
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        raise UsageError(
-            f"{path}:{line}: {value[:60]!a} has a lone surrogate in it",
-            "Write the character itself.",
-        )
+        problem = f"{value[:60]!a} has a lone surrogate in it."
+        raise UsageError(problem, "Write the character itself.", place=place)
 
 
-def _yaml_message(path: Path, error: yaml.YAMLError) -> str:
+def _not_yaml(text: str, error: yaml.YAMLError, path: Path) -> UsageError:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
-    return (
-        f"{path}:{mark.line + 1}: not valid YAML: {problem}"
-        if mark
-        else f"{path}: not valid YAML: {problem}"
-    )
+    place = Place(str(path), mark.line + 1 if mark else 0)
+    return UsageError(f"not valid YAML: {problem}.", _yaml_remedy(text, error), place=place)
 
 
 def _kind(data: object) -> str:

@@ -31,7 +31,7 @@ def test_about_gives_its_place_to_errors_that_have_none() -> None:
     assert caught.value.message == "model bert: no file is left."
     with pytest.raises(StageError) as caught, about("outer"), about("inner"):
         raise UsageError("it broke.")
-    assert caught.value.message == "inner: it broke."
+    assert caught.value.message == "outer: inner: it broke."
     with pytest.raises(StageError) as caught, about("outer"):
         raise UsageError("it broke.", place=Place("m.yaml", 3))
     assert caught.value.place == Place("m.yaml", 3)

@@ -19,7 +19,7 @@ from runner.data.classes import Classes
 from runner.data.recipe import Recipe
 from runner.data.store import Facts, Sample
 from runner.data.tokenizing import Frame, end_of_text
-from runner.errors import Lines, Mistakes, UsageError, Where, suggest
+from runner.errors import Lines, Mistakes, Place, UsageError, Where, suggest
 from runner.inputs import Inputs, ModelInput, SplitInput
 from runner.tasks.shared.guess import Chosen, choose_columns
 from runner.tasks.shared.objective import Objective
@@ -148,7 +148,7 @@ class Task:
         dataset: DatasetConfig,
         columns: Mapping[str, str],
         split: str,
-        where: Callable[[str], str],
+        where: Callable[[str], Place],
         mistakes: Mistakes,
         unknown: Set[str] = frozenset(),
     ) -> None:
@@ -158,7 +158,7 @@ class Task:
             dataset: what the run file sets for the dataset.
             columns: name -> Arrow type, of the split.
             split: name of the split.
-            where: key of the dataset -> its name in messages.
+            where: key of the dataset -> its place, which names it.
             mistakes: keeps what is found, as UsageErrors that list the columns.
             unknown: keys of the dataset whose values are not known; they are not checked.
         """
@@ -174,7 +174,7 @@ class Task:
         named: tuple[str, str],
         columns: Mapping[str, str],
         split: str,
-        where: Callable[[str], str],
+        where: Callable[[str], Place],
     ) -> None:
         """Refuses one column: `named` is its key in the run file, and its name."""
         name, column = named
@@ -182,7 +182,6 @@ class Task:
         expected = self.expected(key, dataset)
         if column not in columns:
             raise UsageError(
-                f"{where(name if key == 'format' else f'{key}: {column}')}: "
                 f"the split `{split}` of `{dataset.asset}` has no such column.",
                 suggest(
                     column,
@@ -190,13 +189,14 @@ class Task:
                     f"Its columns: {', '.join(f'{c} ({t})' for c, t in columns.items())}."
                     + self.hint_for_missing(key, columns),
                 ),
+                place=where(name if key == "format" else f"{key}: {column}"),
             )
         if not expected.fits(columns[column]):
             others = ", ".join(expected.fitting(columns)) or "none"
             raise UsageError(
-                f"{where(f'{key}: {column}')}: that column of `{dataset.asset}` holds "
-                f"{columns[column]}, not {expected.what}.",
+                f"that column of `{dataset.asset}` holds {columns[column]}, not {expected.what}.",
                 f"Columns of {expected.what}: {others}." + expected.hint(columns[column]),
+                place=where(f"{key}: {column}"),
             )
 
     def choose(self, split: SplitInput) -> Chosen:

@@ -19,7 +19,7 @@ from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
 from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import Place, UsageError
+from stage.errors import Place, UsageError, about
 from stage.file_kinds import ENVIRONMENT
 from stage.lock.reader import Lines, Reader, setting
 from stage.lock.yaml_lines import reading_yaml
@@ -92,15 +92,15 @@ class EnvironmentSpec:
         with reading_yaml(path, ENVIRONMENT) as (data, lines):
             found = Reader(lines).read(_File, data)
             conda, pip = _dependencies(data, lines)
-            channels = tuple(
-                expand(channel, variables, lines.place("channels", index))
-                for index, channel in enumerate(found.channels)
-                if channel != "nodefaults"
-            )
+            channels = []
+            for index, channel in enumerate(found.channels):
+                if channel != "nodefaults":
+                    with about(lines.place("channels", index)):
+                        channels.append(expand(channel, variables))
             return EnvironmentSpec(
                 path=path,
                 name=str(data.get("name") or path.stem),
-                channels=channels,
+                channels=tuple(channels),
                 conda=tuple(conda),
                 pip=read_pip_section(pip, path.parent, variables),
                 platforms=tuple(str(platform) for platform in data.get("platforms") or ()),
@@ -142,14 +142,15 @@ def _dependencies(
     value = data.get("dependencies")
     if not isinstance(value, list) or not value:
         raise UsageError(
-            f"{lines.place('dependencies')}: `dependencies` should be a list of packages.",
+            "`dependencies` should be a list of packages.",
             "For example dependencies: [python=3.11, pip, {pip: [torch]}]",
+            place=lines.place("dependencies"),
         )
     conda: list[CondaDependency] = []
     pip: list[tuple[str, Place]] = []
     for index, item in enumerate(value):
         place = lines.place("dependencies", index)
-        with lines.mistakes:
+        with lines.mistakes, about(place):
             if isinstance(item, str):
                 conda.append(_conda_dependency(item, place))
             elif isinstance(item, dict) and set(item) == {"pip"}:
@@ -157,7 +158,7 @@ def _dependencies(
             else:
                 shown = f"`{next(iter(item), '')}:`" if isinstance(item, dict) else f"{item!r}"
                 remedy = "Write `name`, `name=1.2` or a `pip:` section."
-                raise UsageError(f"{place}: {shown} is no package.", remedy)
+                raise UsageError(f"{shown} is no package.", remedy)
     return conda, pip
 
 
@@ -165,9 +166,7 @@ def _conda_dependency(text: str, place: Place) -> CondaDependency:
     text = text.strip()
     match = _CONDA_NAME.match(text)
     if match is None:
-        raise UsageError(
-            f"{place}: `{text}` is no conda package.", "Write name, name=1.2 or name>=1,<2."
-        )
+        raise UsageError(f"`{text}` is no conda package.", "Write name, name=1.2 or name>=1,<2.")
     return CondaDependency(text=text, name=match[1].lower(), place=place)
 
 
@@ -176,6 +175,6 @@ def _pip_lines(value: Any, index: int, lines: Lines) -> list[tuple[str, Place]]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         place = lines.place("dependencies", index, "pip")
         remedy = "Write pip: [torch, transformers]"
-        raise UsageError(f"{place}: `pip` should be a list of requirements.", remedy)
+        raise UsageError("`pip` should be a list of requirements.", remedy, place=place)
     keys = ("dependencies", index, "pip")
     return [(item, lines.place(*keys, number)) for number, item in enumerate(value)]

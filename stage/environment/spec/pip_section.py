@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from stage.digests import is_hex
 from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import Mistakes, Place, PolicyError, StageError, UsageError
+from stage.errors import Mistakes, Place, PolicyError, StageError, UsageError, about
 from stage.file_kinds import REQUIREMENTS, check_kind
 from stage.installation import DISTRIBUTION
 from stage.text import save_as_utf8
@@ -127,7 +127,7 @@ def read_pip_section(
     """
     reader = _Reader(variables)
     for text, place in lines:
-        with reader.mistakes:
+        with reader.mistakes, about(place):
             reader.line(text, place, folder)
     reader.mistakes.check(str(folder))
     return reader.section
@@ -140,26 +140,26 @@ class _Reader:
         self._open_files: list[Path] = []
 
     def line(self, text: str, place: Place, folder: Path, *, constraint: bool = False) -> None:
-        text = expand(re.sub(r"(^|\s+)#.*$", "", text).strip(), self._variables, place)
+        text = expand(re.sub(r"(^|\s+)#.*$", "", text).strip(), self._variables)
         if not text:
             return
         if text.startswith("-"):
-            self._option(text, place, folder)
+            self._option(text, folder)
         else:
             if not constraint:
-                _check_not_ours(_NAME.match(text), text, place)
+                _check_not_ours(_NAME.match(text), text)
             requirement = _requirement(text, place)
             known = self.section.constraints if constraint else self.section.requirements
             known.append(requirement)
 
-    def _option(self, text: str, place: Place, folder: Path) -> None:
-        flag, value = _split_option(text, place)
+    def _option(self, text: str, folder: Path) -> None:
+        flag, value = _split_option(text)
         section = self.section
         match flag:
             case "-r" | "--requirement":
-                self._file(folder / value, place, constraint=False)
+                self._file(folder / value, constraint=False)
             case "-c" | "--constraint":
-                self._file(folder / value, place, constraint=True)
+                self._file(folder / value, constraint=True)
             case "-i" | "--index-url":
                 section.index_url = value
             case "--extra-index-url":
@@ -170,7 +170,7 @@ class _Reader:
                 )
             case "--no-binary" if value.startswith(":"):
                 raise PolicyError(
-                    f"{place}: `--no-binary {value}` would have every package built from source.",
+                    f"`--no-binary {value}` would have every package built from source.",
                     "Name those that have no wheel: --no-binary NAME",
                 )
             case "--no-binary":
@@ -184,29 +184,30 @@ class _Reader:
             case "--only-binary" | "--prefer-binary" | "--require-hashes":
                 pass  # always so
             case "-e" | "--editable":
-                _check_not_ours(_EGG.search(value), text, place)
+                _check_not_ours(_EGG.search(value), text)
                 is_remote = _VCS.match(value)
-                raise _cannot_travel(value, place, _REPOSITORY if is_remote else _EDITABLE)
+                raise _cannot_travel(value, _REPOSITORY if is_remote else _EDITABLE)
             case _:
                 raise UsageError(
-                    f"{place}: the option `{flag}` has no effect in a lock.",
+                    f"the option `{flag}` has no effect in a lock.",
                     "Known are -r, -c, --index-url, --extra-index-url, --find-links, --no-index, "
                     "--pre, --trusted-host and --no-binary NAME.",
                 )
 
-    def _file(self, path: Path, place: Place, *, constraint: bool) -> None:
+    def _file(self, path: Path, *, constraint: bool) -> None:
         if path.resolve() in self._open_files:
             remedy = "Take one of the two `-r` lines out."
-            raise UsageError(f"{place}: {path} names itself again.", remedy)
+            raise UsageError(f"{path} includes itself.", remedy)
         try:
             data = path.read_bytes()
-            check_kind(path, data, REQUIREMENTS, f"{place}: ")
+            with about(str(path)):
+                check_kind(path, data, REQUIREMENTS)
             lines = data.decode("utf-8-sig").splitlines()
         except OSError as error:
-            problem = f"{place}: {path} cannot be read: {error.strerror}."
+            problem = f"{path} cannot be read: {error.strerror}."
             raise UsageError(problem, "Check the path.") from None
         except UnicodeDecodeError as error:
-            problem = f"{place}: {path} cannot be read: not UTF-8 text."
+            problem = f"{path} cannot be read: not UTF-8 text."
             raise UsageError(problem, save_as_utf8(path, error.object)) from None
         self._open_files.append(path.resolve())
         pending, first = "", 0
@@ -215,33 +216,32 @@ class _Reader:
             if line.endswith("\\"):
                 pending += line[:-1] + " "
                 continue
-            with self.mistakes:
-                self.line(
-                    pending + line, Place(str(path), first), path.parent, constraint=constraint
-                )
+            place = Place(str(path), first)
+            with self.mistakes, about(place):
+                self.line(pending + line, place, path.parent, constraint=constraint)
             pending = ""
         self._open_files.pop()
 
 
-def _check_not_ours(name: re.Match[str] | None, text: str, place: Place) -> None:
+def _check_not_ours(name: re.Match[str] | None, text: str) -> None:
     """Refuses airlift itself, from wherever a line takes it (`pip freeze` names a folder).
 
     Raises:
         UsageError: group 1 of `name` is airlift.
     """
     if name and canonicalize_name(name[1]) in _OURS:
-        problem = f"{place}: `{without_secrets(text)}`: airlift is always included."
+        problem = f"`{without_secrets(text)}`: airlift is always included."
         if name[1] == "airlift":
             problem += " The index has another program of that name."
         raise UsageError(problem, "Remove this line.")
 
 
-def _split_option(text: str, place: Place) -> tuple[str, str]:
+def _split_option(text: str) -> tuple[str, str]:
     """`--flag value`, `--flag=value` or `-rvalue` -> flag, value."""
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"{place}: `{text}`: {error}.", "Close the quote.") from None
+        raise UsageError(f"`{text}`: {error}.", "Close the quote.") from None
     flag, equals, value = words[0].partition("=")
     if not flag.startswith("--"):
         flag, equals, value = words[0][:2], "", words[0][2:]
@@ -249,7 +249,7 @@ def _split_option(text: str, place: Place) -> tuple[str, str]:
     wanted = _OPTIONS.get(flag)
     if wanted is not None and len(values) != wanted:
         raise UsageError(
-            f"{place}: `{without_secrets(text)}`: one option per line, with its value.",
+            f"`{without_secrets(text)}`: one option per line, with its value.",
             "Split it into several lines.",
         )
     return flag, values[0] if values else ""
@@ -259,7 +259,7 @@ def _requirement(text: str, place: Place) -> PipRequirement:
     match = _PER_REQUIREMENT.search(text)
     text, tail = (text[: match.start()].strip(), text[match.start() :]) if match else (text, "")
     text = _with_name_of_wheel(text)
-    if refusal := _refusal(text, place):
+    if refusal := _refusal(text):
         raise refusal
     try:
         requirement = Requirement(text)
@@ -269,15 +269,15 @@ def _requirement(text: str, place: Place) -> PipRequirement:
         remedy = f"pip wants two: {single[1]}=={single[2]}" if single else remedy
         if (bare := text.strip("'\", ")) != text:
             remedy = f"Omit quotes and commas: {bare}"
-        raise UsageError(f"{place}: `{text}`: {str(error).splitlines()[0]}.", remedy) from None
-    if requirement.url and (refusal := _refusal(requirement.url, place, direct=True)):
+        raise UsageError(f"`{text}`: {str(error).splitlines()[0]}.", remedy) from None
+    if requirement.url and (refusal := _refusal(requirement.url, direct=True)):
         raise refusal
     return PipRequirement(
         text=str(requirement),
         name=canonicalize_name(requirement.name),
         place=place,
         url=requirement.url,
-        sha256=_hashes(tail, text, place),
+        sha256=_hashes(tail, text),
     )
 
 
@@ -293,47 +293,47 @@ def _with_name_of_wheel(text: str) -> str:
     return f"{name} @ {text}"
 
 
-def _hashes(tail: str, text: str, place: Place) -> tuple[str, ...]:
+def _hashes(tail: str, text: str) -> tuple[str, ...]:
     found = re.findall(r"--hash[= ](\w+):(\S+)", tail)
     if other := _ANYTHING_BUT_HASH.search(tail):
-        problem = f"{place}: `{text}`: `{other[0]}` has no effect in a lock."
+        problem = f"`{text}`: `{other[0]}` has no effect in a lock."
         raise UsageError(problem, "Take it out.")
     for algorithm, value in found:
         if algorithm != "sha256" or not is_hex(value, 64):
-            problem = f"{place}: `{text}`: `--hash {algorithm}:{value}` is not a sha256."
+            problem = f"`{text}`: `--hash {algorithm}:{value}` is not a sha256."
             raise UsageError(problem, "Write --hash=sha256:64 hex digits.")
     return tuple(value for _, value in found)
 
 
-def _refusal(text: str, place: Place, *, direct: bool = False) -> StageError | None:
+def _refusal(text: str, *, direct: bool = False) -> StageError | None:
     """Why a requirement, or the URL of a direct one, cannot be locked; None if it can be."""
     if _VCS.match(text):
-        return _cannot_travel(text, place, _REPOSITORY)
+        return _cannot_travel(text, _REPOSITORY)
     bare = re.match(r"[./~\\]", text) or (
         "://" not in text
         and "@" not in text
         and ("/" in text.partition(";")[0] or text.endswith((".whl", ".tar.gz")))
     )
     if bare or text.startswith("file:"):
-        return _cannot_travel(text, place, "a local path means nothing on another machine")
+        return _cannot_travel(text, "a local path means nothing on another machine")
     if "://" in text.partition("@")[0] and not direct:
         return UsageError(
-            f"{place}: `{without_secrets(text)}` does not say which package it is.",
+            f"`{without_secrets(text)}` does not say which package it is.",
             "Write NAME @ URL.",
         )
     return None
 
 
-def _cannot_travel(what: str, place: Place, reason: str) -> PolicyError:
+def _cannot_travel(what: str, reason: str) -> PolicyError:
     shown = without_secrets(what)
     if shown.endswith(".whl"):
         return PolicyError(
-            f"{place}: `{shown}` cannot be locked: {reason}.",
+            f"`{shown}` cannot be locked: {reason}.",
             "Name the package and the folder of its wheel: `--find-links FOLDER` and "
             "`NAME==VERSION`.",
         )
     return PolicyError(
-        f"{place}: `{shown}` cannot be locked: {reason}.",
+        f"`{shown}` cannot be locked: {reason}.",
         f"Make a wheel of it: pip wheel --no-deps {shlex.quote(shown)} -w wheels; and write "
         "instead: `--find-links ./wheels` and `NAME==VERSION`. It is better to omit code that "
         "you still change: `runner exec` runs it beside the environment.",

@@ -154,8 +154,8 @@ def _check_gpu(data: Mapping[str, Any], lines: Lines) -> None:
     if len(given) == 1:
         (missing,) = {"cuda", "compute_capability"} - set(given)
         raise UsageError(
-            f"{lines.place(given[0])}: `{given[0]}` without `{missing}`: a node with a GPU has "
-            "both.",
+            f"`{given[0]}` without `{missing}`: a node with a GPU has both.",
             f'Add `{missing}: "{_EXAMPLES[missing]}"` as on the GPU node ({_HOW_TO_SEE[missing]}), '
             "or omit both.",
+            place=lines.place(given[0]),
         )

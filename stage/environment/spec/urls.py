@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
-from stage.errors import Place, UsageError
+from stage.errors import UsageError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _CONDA_TOKEN = re.compile(r"^/t/[^/]+(?=/)")
 
 
-def expand(text: str, variables: Mapping[str, str], place: Place) -> str:
+def expand(text: str, variables: Mapping[str, str]) -> str:
     """Replaces `${NAME}`, as pip and conda do.
 
     Raises:
@@ -25,7 +25,7 @@ def expand(text: str, variables: Mapping[str, str], place: Place) -> str:
     def value(match: re.Match[str]) -> str:
         if match[1] not in variables:
             raise UsageError(
-                f"{place}: the variable {match[1]} is not set.",
+                f"the variable {match[1]} is not set.",
                 f"export {match[1]}=..., then again.",
             )
         return variables[match[1]]

@@ -27,7 +27,7 @@ from stage.environment.spec.conda_lock import (
     made_by_stage,
 )
 from stage.environment.spec.profile import MACHINES, Profile
-from stage.errors import DamageError, IncompleteError, UsageError, suggest_relative
+from stage.errors import DamageError, IncompleteError, UsageError, about, suggest_relative
 from stage.file_kinds import ENVIRONMENT, MAX_START, check_kind
 from stage.files import human_count, read_start
 from stage.installation import check_libraries
@@ -118,8 +118,8 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
                     suggest_relative(getattr(self.request, key), path, "the manifest's folder"),
                 )
         if not lock.is_file():
-            place = manifest.place(self.name, "environment")
-            check_kind(spec, read_start(spec, MAX_START), ENVIRONMENT, f"{place}: ")
+            with about(manifest.place(self.name, "environment")), about(str(spec)):
+                check_kind(spec, read_start(spec, MAX_START), ENVIRONMENT)
         if lock.is_file() and not made_by_stage(lock):
             reporter.note(f"{what}: {lock} was made by another tool, and is used unchanged")
         elif self._profile is not None:

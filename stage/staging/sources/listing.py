@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.convert.convert import chosen
-from stage.errors import Mistakes, PolicyError, UsageError
+from stage.errors import Mistakes, PolicyError, UsageError, about
 from stage.files import is_pointer, join_limited
 from stage.hub.model_files import check_matches, why_left
 from stage.lock.manifest import Manifest, check_path
@@ -97,7 +97,8 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
             tokens.
     """
     place = f"{manifest.place(name, 'path')}: `{name}`"
-    base = _base(request, manifest, place)
+    with about(manifest.entry(name, "path")):
+        base = _base(request, manifest)
     walk = Walk(base, request.include)
     if base.is_file():
         walk.sizes[base.name] = base.stat().st_size
@@ -133,12 +134,10 @@ def _unreadable(what: str, where: str) -> UsageError:
     return UsageError(f"{what}.", f"Make it readable for you: chmod -R u+rX {shlex.quote(where)}")
 
 
-def _base(request: PathRequest, manifest: Manifest, place: str) -> Path:
-    base = check_path(request.path, manifest.path, place)
+def _base(request: PathRequest, manifest: Manifest) -> Path:
+    base = check_path(request.path, manifest.path)
     if not (base.is_file() or base.is_dir()):
-        raise UsageError(
-            f"{place}: {base} is neither a file nor a folder.", "Name a file or a folder."
-        )
+        raise UsageError(f"{base} is neither a file nor a folder.", "Name a file or a folder.")
     return base
 
 

@@ -15,7 +15,7 @@ from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
-from runner.errors import Mistakes, UsageError
+from runner.errors import Mistakes, Place, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks import TASKS
 from tests.remedies.obeyed import in_it, obeys
@@ -44,7 +44,7 @@ def recipe_of(
     split = SplitInput("train", (path,), (digest(path),), len(rows), columns)
     dataset = DatasetConfig(asset="a", messages="talk", **settings)
     mistakes = Mistakes()
-    TASKS["instruction"].check_columns(dataset, columns, "train", str, mistakes)
+    TASKS["instruction"].check_columns(dataset, columns, "train", Place, mistakes)
     mistakes.check("run file")
     return Recipe("instruction", 128, split, dataset, None, model, "alone")
 

@@ -15,7 +15,7 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
 from runner.data.table import columns
-from runner.errors import UsageError
+from runner.errors import Place, UsageError
 from runner.inputs import SplitInput, _parts, resolve
 from runner.job.texts import describe_dataset
 from tests.runner.conftest import Cluster
@@ -58,7 +58,7 @@ def test_each_row_is_trained_on_or_held_out_and_never_both(tmp_path: Path, share
 
 def test_nothing_is_held_out_of_one_row(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has 1 row: nothing can be held out"):
-        _parts(DatasetConfig(asset="a", validation="5%"), split_of(tmp_path, 1, None), str)
+        _parts(DatasetConfig(asset="a", validation="5%"), split_of(tmp_path, 1, None), Place)
 
 
 def test_the_rows_are_those_of_the_first_release_and_another_seed_gives_others() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stage.carry.clusters import Cluster, find_cluster, note
 from stage.carry.ssh import PushTarget
-from stage.errors import UsageError
+from stage.errors import Place, UsageError
 from tests.remedies.obeyed import in_it, obeys
 
 FILE = "stage/carry/clusters.py"
@@ -44,7 +44,7 @@ def test_a_name_has_what_its_entry_says(runs: Path) -> None:
     assert find_cluster("gauss", runs / "my.yaml") == Cluster(
         name="gauss",
         target=PushTarget("me@gauss.example.org", "airlift"),
-        place=f"{runs}/clusters.yaml:2",
+        place=Place(f"{runs}/clusters.yaml", 2),
         file=runs / "clusters.yaml",
         host="me@gauss.example.org",
         folder="~/airlift",

@@ -155,7 +155,7 @@ def test_requirements_files_are_followed_and_their_lines_told(tmp_path: Path) ->
     )
     assert [requirement.is_pinned for requirement in pip.requirements] == [True, False]
     (tmp_path / "more" / "b.txt").write_text("-r a.txt\n")
-    with pytest.raises(UsageError, match=r"b\.txt:1: .* names itself again"):
+    with pytest.raises(UsageError, match=r"b\.txt:1: .* includes itself"):
         with_pip(tmp_path, "-r more/a.txt")
 
 
