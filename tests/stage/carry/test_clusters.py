@@ -59,7 +59,7 @@ def test_a_name_has_what_its_entry_says(runs: Path) -> None:
     )
     assert find_cluster("disk", runs).target == PushTarget(None, "/media/disk")
     # A command without a run file: above `runs`.
-    assert find_cluster("disk", runs.parent).place == f"{runs}/clusters.yaml:13"
+    assert find_cluster("disk", runs.parent).place == Place(f"{runs}/clusters.yaml", 13)
 
 
 @obeys(FILE, "If it is a host, give a folder there too: --to {}:FOLDER. Which folders it has:")
