@@ -26,31 +26,24 @@ __all__ = ["PARTIAL_SUFFIX", "collisions", "folded", "printable", "problem_with_
 _RENAME = "Give it another name where it comes from."
 
 
-def check_path(path: str, what: str, remedy: str = _RENAME) -> None:
+def check_path(path: str, remedy: str = _RENAME) -> None:
     """Raises for a path that may not be in a bundle.
-
-    Args:
-        what: the origin of the path, for the message ("model bert", "stage.lock").
-        remedy: of the error.
 
     Raises:
         PolicyError: with the reason.
     """
     if problem := problem_with_path(path):
-        raise PolicyError(
-            f"{what}: the path {printable(path)} may not be in a bundle: {problem}.",
-            remedy,
-        )
+        raise PolicyError(f"the path {printable(path)} may not be in a bundle: {problem}.", remedy)
 
 
-def check_paths(paths: Collection[str], what: str, remedy: str = _RENAME) -> None:
+def check_paths(paths: Collection[str], remedy: str = _RENAME) -> None:
     """`check_path` for many: tens of thousands of ordinary paths in milliseconds.
 
     Raises:
         PolicyError: for the first that may not be in a bundle.
     """
     for path in paths:
-        check_path(path, what, remedy)
+        check_path(path, remedy)
 
 
 def problem_with_asset_name(name: str) -> str | None:
@@ -88,7 +81,7 @@ def problem_with_address(url: str) -> str | None:
     return "it names no host" if not parts.hostname or port == 0 else None
 
 
-def check_collisions(paths: Iterable[str], what: str, remedy: str = _RENAME) -> None:
+def check_collisions(paths: Iterable[str], remedy: str = _RENAME) -> None:
     """Raises for paths that would be one file on some disk.
 
     Raises:
@@ -98,7 +91,7 @@ def check_collisions(paths: Iterable[str], what: str, remedy: str = _RENAME) -> 
         first, second = found[0]
         more = f" ({len(found) - 1} more such pairs)" if len(found) > 1 else ""
         raise PolicyError(
-            f"{what}: {printable(first)} and {printable(second)} would be the same file on a disk "
+            f"{printable(first)} and {printable(second)} would be the same file on a disk "
             f"that ignores case or normalises Unicode{more}.",
             remedy,
         )

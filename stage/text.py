@@ -42,13 +42,12 @@ def is_utf16(data: bytes) -> bool:
     return data.startswith((b"\xff\xfe", b"\xfe\xff")) or data.count(0) > len(data) // 4
 
 
-def entry_name(stated: bytes, raw: bytes, archive: str, command: str) -> str:
+def entry_name(stated: bytes, raw: bytes, command: str) -> str:
     """The name of an entry of an archive, as text.
 
     Args:
         stated: the name in an encoding that should be UTF-8; empty where none is stated.
         raw: the bytes of the name in the archive.
-        archive: its name, for the message.
         command: unpacks the archive in a given encoding (`{}`).
 
     Raises:
@@ -62,8 +61,7 @@ def entry_name(stated: bytes, raw: bytes, archive: str, command: str) -> str:
     encoding = likely_encoding(raw) or "GB18030"
     name = printable(raw.decode(encoding, "replace"))
     raise PolicyError(
-        f"{archive}: the archive does not say in which encoding its names are "
-        f"(in {encoding}, one is {name}).",
+        f"the archive does not say in which encoding its names are (in {encoding}, one is {name}).",
         f"Unpack it yourself and name the folder with `path:`: {command.format(encoding)}",
     )
 

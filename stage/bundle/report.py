@@ -6,13 +6,15 @@ import os
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stage.bundle.verifier import LEVELS, PROBLEMS, Finding, VerificationReport, printable
-from stage.errors import UsageError, suggest_path
+from stage.errors import UsageError, about, suggest_path
 from stage.files import read_file
-from stage.lock.fields import Fields, read_document
+from stage.lock.document import DocumentReader, read_document, sha256_digits
+from stage.lock.reader import setting
 from stage.text import is_utf16, save_as_utf8
 
 _REMEDY = "Give a file that `stage verify --report` wrote."
@@ -36,40 +38,60 @@ def read_report(path: Path) -> VerificationReport:
     if not data.strip() or (data.startswith(b"{") and not data.rstrip().endswith(b"}")):
         problem = f"{path}: not a verification report: its end is missing; the file was cut."
         raise UsageError(problem, f"Copy it again, or write it again: {_WRITE}.")
-    document = read_document(data, str(path), "a verification report", (1,), _REMEDY)
-    return from_json(document.data, f"{path}: not a verification report")
+    with about(str(path)):
+        document = read_document(data, str(path), "a verification report", (1,), _REMEDY)
+        with about("not a verification report"):
+            return from_json(document)
 
 
-def from_json(document: dict[str, Any], where: str = "report") -> VerificationReport:
+@dataclass(frozen=True, kw_only=True)
+class _Finding:
+    path: str
+    problem: str = setting(takes=Literal[tuple(PROBLEMS)])
+    expected: str
+    found: str
+    code: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Proof:
+    payload: str | None = None
+    unproven: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """The keys of a report; `VerificationReport`, which writes it, stands alone in bundles."""
+
+    bundle: str
+    level: str = setting(takes=Literal[tuple(LEVELS)])
+    bundle_id: str | None = setting(None, convert=sha256_digits)
+    files: int
+    bytes: int
+    findings: tuple[_Finding, ...]
+    proof: _Proof = setting(_Proof)
+
+
+def from_json(document: dict[str, Any]) -> VerificationReport:
     """The report that `VerificationReport.to_json` wrote.
 
     Raises:
-        UsageError: it is none; with `where`.
+        UsageError: it is not one; without a place.
     """
-    fields = Fields(document, where, _REMEDY)
-    fields.take("findings", list)
-    proof = fields.maybe_inside("proof")
+    found = DocumentReader(_REMEDY).read(_Report, document)
     return VerificationReport(
-        root=Path(fields.take("bundle", str)),
-        level=fields.choice("level", LEVELS) or fields.missing("level"),
-        bundle_id=fields.maybe_hex("bundle_id"),
-        files=fields.take("files", int),
-        size=fields.take("bytes", int),
-        findings=tuple(map(_finding, fields.each("findings"))),
-        proof=None if proof is None else proof.maybe("payload", str),
-        unproven=() if proof is None else proof.texts("unproven"),
+        root=Path(found.bundle),
+        level=found.level,
+        bundle_id=found.bundle_id,
+        files=found.files,
+        size=found.bytes,
+        findings=tuple(
+            Finding(f.path, f.code or f.problem, f.expected, f.found) for f in found.findings
+        ),
+        proof=found.proof.payload,
+        unproven=found.proof.unproven,
         seal=None,
         stamp=None,
-    )
-
-
-def _finding(fields: Fields) -> Finding:
-    problem = fields.choice("problem", PROBLEMS) or fields.missing("problem")
-    return Finding(
-        path=fields.take("path", str),
-        code=fields.maybe("code", str) or problem,
-        expected=fields.take("expected", str),
-        actual=fields.take("found", str),
     )
 
 

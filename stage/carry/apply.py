@@ -22,10 +22,18 @@ from stage.bundle.receipt import record, wait_until_at_rest
 from stage.bundle.report import format_findings
 from stage.bundle.verifier import state_folder, suggest_fixes
 from stage.bundle.verify import verify
-from stage.carry.patch import FORMAT, TAGS
+from stage.carry.patch import FORMAT, TAGS, PatchPlan
 from stage.digests import MismatchError, sha256_of_bytes
 from stage.download.partial_file import copy_verified
-from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, quoted, suggest_path
+from stage.errors import (
+    DamageError,
+    IncompleteError,
+    PolicyError,
+    UsageError,
+    about,
+    quoted,
+    suggest_path,
+)
 from stage.files import (
     check_writable,
     human_count,
@@ -34,7 +42,7 @@ from stage.files import (
     sync_disk,
     sync_folder,
 )
-from stage.lock.fields import Fields, read_document
+from stage.lock.document import DocumentReader, read_document
 from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
 from stage.lock.write import Lockfile
@@ -140,8 +148,10 @@ def _open(root: Path) -> _Patch:
     for name in (*needed, *carried):
         if sha256_of_bytes(found.get(name, b"")) != digests.get(name):
             raise _damaged(root / name, "not the sha256 that its manifest has")
-    document = read_document(found[layout.PATCH_PLAN], str(plan), "a patch", (FORMAT,), _REMEDY)
-    base = Fields(document.data, f"{plan}: not a patch", _REMEDY).hex("base")
+    with about(str(plan)):
+        document = read_document(found[layout.PATCH_PLAN], str(plan), "a patch", (FORMAT,), _REMEDY)
+        with about("not a patch"):
+            base = DocumentReader(_REMEDY).read(PatchPlan, document).base
     tags = {name: found[f"data/{name}"] for name in TAGS if f"data/{name}" in found}
     lock = read_lock(tags[layout.LOCK], str(root / "data" / layout.LOCK))
     contents = {

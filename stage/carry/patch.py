@@ -15,7 +15,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stage.bundle import bundle as layout
@@ -32,12 +32,28 @@ from stage.files import (
     sync_disk,
     write_atomically,
 )
+from stage.lock.document import sha256_digits
 from stage.lock.model import LockedFile
 from stage.lock.read import read_lock
+from stage.lock.reader import described, plain
 from stage.paths import printable
 from stage.progress import Reporter
 
 FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PatchPlan:
+    """The keys of `patch.json`.
+
+    Attributes:
+        base: the id of the bundle that the patch is for.
+    """
+
+    format: int
+    base: str = field(metadata=described(convert=sha256_digits))
+
+
 TAGS = (*layout.TAG_FILES, *layout.SEAL)
 
 
@@ -201,7 +217,7 @@ def _write(
             layout.BAGIT: layout.BAGIT_TEXT,
             layout.BAG_INFO: f"Payload-Oxum: {oxum}\n".encode(),
             layout.MANIFEST: layout.manifest_text(digests),
-            layout.PATCH_PLAN: json.dumps({"format": FORMAT, "base": base}).encode() + b"\n",
+            layout.PATCH_PLAN: json.dumps(plain(PatchPlan(FORMAT, base))).encode() + b"\n",
         }
         for name, text in texts.items():
             (patch / name).write_bytes(text)

@@ -82,12 +82,11 @@ class Limits(NamedTuple):
     entries: int = 2_000_000
 
 
-def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None) -> list[str]:
+def unpack(archive: Path, target: Path, limits: Limits | None = None) -> list[str]:
     """Unpacks an archive into a new folder.
 
     Args:
         target: the folder; replaced if it exists.
-        what: names the archive in messages.
         limits: None: the default ones.
 
     Returns:
@@ -98,10 +97,10 @@ def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None)
         DamageError: the archive is damaged or cut.
         UsageError: not an archive, an empty one, or one with pointers of Git LFS.
     """
-    opened = _Archive(archive, what, limits or Limits())
+    opened = _Archive(archive, limits or Limits())
     if not (opened.is_tar() or opened.is_zip()):
         raise UsageError(
-            f"{what}: not an archive: neither tar (plain, gz, bz2, xz) nor zip.",
+            "not an archive: neither tar (plain, gz, bz2, xz) nor zip.",
             "Omit `unpack: true`; or unpack it yourself and name the folder with `path:`; or check "
             "the address in a browser.",
         )
@@ -117,20 +116,20 @@ def unpack(archive: Path, target: Path, what: str, limits: Limits | None = None)
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise DamageError(
-            f"{what}: the archive is cut off or damaged: {error or type(error).__name__}.",
+            f"the archive is cut off or damaged: {error or type(error).__name__}.",
             "The published file itself is broken, or it is another file: check its address and "
             "sha256.",
         ) from None
     if not names:
-        raise UsageError(f"{what}: the archive has no file in it.", "Check the address.")
+        raise UsageError("the archive has no file in it.", "Check the address.")
     return sorted(names)
 
 
 class _Archive:
     """An archive that nobody trusts."""
 
-    def __init__(self, path: Path, what: str, limits: Limits) -> None:
-        self._path, self._what, self._limits = path, what, limits
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self._path, self._limits = path, limits
         self._packed = path.stat().st_size
         self._written = 0
 
@@ -172,11 +171,11 @@ class _Archive:
             self._check_size(announced)
             if len(names) > self._limits.entries:
                 raise PolicyError(
-                    f"{self._what}: the archive has more than {self._limits.entries:,} files.",
+                    f"the archive has more than {self._limits.entries:,} files.",
                     _BOMB,
                 )
-        check_paths(names, self._what, _UNPACK)
-        check_collisions(names, self._what, _UNPACK)
+        check_paths(names, _UNPACK)
+        check_collisions(names, _UNPACK)
         return names
 
     def write(self, path: Path, name: str, size: int, opened: Callable[[], IO[bytes]]) -> None:
@@ -201,15 +200,14 @@ class _Archive:
             raise EOFError(f"{name} ends {left} bytes early")
         if is_pointer(path, size):
             raise UsageError(
-                f"{self._what}: the archive's {printable(name)} is a Git LFS pointer, "
-                "not the file itself.",
+                f"the archive's {printable(name)} is a Git LFS pointer, not the file itself.",
                 "git clone the repository, run git lfs pull in it, "
                 "and name the folder with `path:`.",
             )
 
     def _refused(self, name: str, problem: str) -> PolicyError:
         return PolicyError(
-            f"{self._what}: the archive's {printable(name)} is {problem}; nothing was kept.",
+            f"the archive's {printable(name)} is {problem}; nothing was kept.",
             _UNPACK,
         )
 
@@ -217,14 +215,14 @@ class _Archive:
         """Raises for a bomb. `margin`: bytes above the limit that are allowed."""
         problem = None
         if size > self._limits.size:
-            problem = f"unpacks to more than {human_size(self._limits.size)}"
+            problem = f"unpacks to more than the limit of {human_size(self._limits.size)}"
         elif size > max(_RATIO_COUNTS_ABOVE, self._limits.ratio * max(self._packed, 1) + margin):
             problem = (
-                f"of {human_size(self._packed)} unpacks to {human_size(size)} or more: "
-                f"over {self._limits.ratio} times its size"
+                f"of {human_size(self._packed)} unpacks to {human_size(size)} or more: over the "
+                f"limit of {self._limits.ratio} times its size"
             )
         if problem:
-            raise PolicyError(f"{self._what}: the archive {problem}, which is the limit.", _BOMB)
+            raise PolicyError(f"the archive {problem}.", _BOMB)
 
     def _zip_files(self) -> Iterator[_File]:
         with zipfile.ZipFile(self._path) as opened:
@@ -239,7 +237,7 @@ class _Archive:
             for entry in opened.infolist():
                 name = self._zip_name(entry)
                 if name.endswith("/"):
-                    check_path(name.rstrip("/"), self._what, _UNPACK)
+                    check_path(name.rstrip("/"), _UNPACK)
                     continue
                 if entry.external_attr >> 28 not in (0, 0o10):  # the file type of a Unix
                     raise self._refused(name, "a link or a special file")
@@ -261,7 +259,7 @@ class _Archive:
         if not entry.flag_bits & _UTF8_FLAG and not name.isascii():
             raw = name.encode("cp437")
             likely = raw if entry.create_system == _UNIX else b""
-            name = entry_name(_unicode_path(entry.extra, raw) or likely, raw, self._what, _UNZIP)
+            name = entry_name(_unicode_path(entry.extra, raw) or likely, raw, _UNZIP)
         if "\0" in name:  # zipfile would cut the name there
             raise self._refused(name, "a name with a zero byte")
         return name
@@ -275,7 +273,7 @@ class _Archive:
                     name = self._tar_name(entry)
                     if entry.isdir():
                         if name not in ("", "."):
-                            check_path(name, self._what, _UNPACK)
+                            check_path(name, _UNPACK)
                     elif not entry.isreg() or entry.issparse() or entry.size < 0:
                         is_link = entry.issym() or entry.islnk()
                         raise self._refused(
@@ -295,7 +293,7 @@ class _Archive:
             name = name[2:]
         if any("\udc80" <= character <= "\udcff" for character in name):  # not UTF-8
             raw = name.encode("utf-8", "surrogateescape")
-            name = entry_name(b"", raw, self._what, _UNTAR)
+            name = entry_name(b"", raw, _UNTAR)
         return name
 
 

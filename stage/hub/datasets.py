@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stage.errors import PolicyError, UsageError, suggest
+from stage.errors import PolicyError, UsageError, about, suggest
 from stage.files import human_count
 from stage.hub import layout
 from stage.hub.client import Hub, Repository
@@ -213,7 +213,8 @@ def _as_published(
         )
     files = tuple(locked_file(file, f"{asset.folder}/{file.path}") for file in taken)
     for file in files:
-        check_path(file.path, what, way_without(asset.request))
+        with about(what):
+            check_path(file.path, way_without(asset.request))
     code = tuple(file.path for file in files if file.path.endswith(".py"))
     return replace(
         asset,
@@ -247,7 +248,8 @@ def _with_files(
             f"{asset.folder}/{config}/{split}-{i:05d}-of-{len(paths):05d}.parquet"
             for i in range(len(paths))
         ]
-        check_path(shards[0], what, way_without(asset.request))
+        with about(what):
+            check_path(shards[0], way_without(asset.request))
         sources = [chosen.files[path] for path in paths]
         if chosen.convert:
             part = Part(split, chosen.convert, chosen.separator)

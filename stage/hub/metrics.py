@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, about
 from stage.hub.client import Hub, Repository
 from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import is_document, locked_file
@@ -67,7 +67,8 @@ def resolve_metric(
     folder = f"data/metrics/{name}"
     taken = [f for p, f in listing.items() if p in code or p == REQUIREMENTS or is_document(p)]
     for file in taken:
-        check_path(f"{folder}/{file.path}", what, way_without(as_lock_request(request)))
+        with about(what):
+            check_path(f"{folder}/{file.path}", way_without(as_lock_request(request)))
     if REQUIREMENTS in listing:  # the environment must have them
         lines = hub.read(space, listing[REQUIREMENTS], what).decode("utf-8", "replace").split("\n")
         packages = [line.strip() for line in lines if not line.strip().startswith("#")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from stage.errors import UsageError
+from stage.errors import UsageError, about
 from stage.hub.client import Hub
 from stage.hub.model_files import (
     ingredient_of,
@@ -89,7 +89,8 @@ def resolve_model(
     files = {f.path: locked_file(f, f"{folder}/{f.path}") for f in taken if f.path not in rewritten}
     files |= {c.target: locked_file(c.file, f"{folder}/{c.target}") for c in code}
     for file in files.values():
-        check_path(file.path, what, way_without(as_lock_request(request)))
+        with about(what):
+            check_path(file.path, way_without(as_lock_request(request)))
     made_from = [file for file in every if file.path in rewritten or file.path in pickles]
     base, elsewhere = base_of(texts[ADAPTER_CONFIG]) if ADAPTER_CONFIG in texts else (None, None)
     if elsewhere:

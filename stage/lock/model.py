@@ -1,15 +1,19 @@
 """The data of a lock: each asset with its source, its files, and what they were made from.
 
-`stage.lock.write` writes it as JSON, `stage.lock.read` reads it back.
+`stage.lock.write` writes it as JSON, `stage.lock.read` reads it back: a field is a key there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal
 
 from stage.digests import Digest, Expected
+from stage.lock.document import commit_digits, sha256_digits
+from stage.lock.reader import WrongValueError, described, keys_of, setting
+from stage.paths import is_split_name
 
 FOLDERS = {
     "model": "models",
@@ -21,6 +25,27 @@ FOLDERS = {
 }
 LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
 """Type of a source -> its key in the lock that holds the location."""
+
+_BY_PATH = attrgetter("path")
+
+
+def _digest(found: Any) -> Digest | None:
+    """The value of `upstream`: at most one digest, by its algorithm."""
+    if found == {}:
+        return None
+    if not isinstance(found, dict) or len(found) != 1:
+        raise WrongValueError("must be one digest")
+    algorithm, value = next(iter(found.items()))
+    if not isinstance(value, str):
+        raise WrongValueError("must be one digest")
+    try:
+        return Digest(algorithm, value)
+    except ValueError as error:
+        raise WrongValueError(f"is no digest: {error}") from None
+
+
+_SHA256 = described(convert=sha256_digits)
+_UPSTREAM = described(takes=Any | None, convert=_digest, is_optional=True)
 
 # A dataset's README.md. Under its own name, `load_dataset(folder)` would read the paths in it.
 CARD = "CARD.md"
@@ -38,11 +63,16 @@ class Source:
         parquet_commit: of `refs/convert/parquet`, for a dataset that the Hub converted.
     """
 
-    type: str
+    type: str = field(metadata=described(takes=Literal["hub", "path", "url", "environment"]))
     location: str
-    requested_revision: str | None = None
-    commit: str | None = None
-    parquet_commit: str | None = None
+    requested_revision: str | None = setting(None, is_optional=True)
+    commit: str | None = setting(None, convert=commit_digits, is_optional=True)
+    parquet_commit: str | None = setting(None, convert=commit_digits, is_optional=True)
+
+    @staticmethod
+    def prepared(data: dict[str, Any]) -> dict[str, Any]:
+        """The mapping in a lock, where the type decides the name of `location`."""
+        return {**data, "location": data.get(LOCATION_KEYS.get(str(data.get("type")), ""))}
 
     @property
     def repository(self) -> str:
@@ -77,15 +107,21 @@ class LockedFile:
 
     path: str
     size: int
-    sha256: str | None
-    upstream: Digest | None
+    sha256: str | None = field(metadata=_SHA256)
+    upstream: Digest | None = field(metadata=_UPSTREAM)
     origin: str
-    made_by: str | None = None
+    made_by: str | None = setting(None, is_optional=True)
 
     @property
     def expected(self) -> Expected:
         """What its bytes must be."""
         return Expected(self.origin, self.size, self.sha256, self.upstream)
+
+
+def _split_name(text: str) -> str:
+    if not is_split_name(text):
+        raise WrongValueError("cannot name a split")
+    return text
 
 
 @dataclass(frozen=True)
@@ -97,9 +133,9 @@ class Part:
         separator: between the cells of a CSV, if the dataset's card names one.
     """
 
-    split: str
+    split: str = field(metadata=described(convert=_split_name))
     convert: str
-    separator: str | None = None
+    separator: str | None = setting(None, is_optional=True)
 
 
 @dataclass(frozen=True)
@@ -115,9 +151,15 @@ class Ingredient:
 
     origin: str
     size: int | None
-    sha256: str | None
-    upstream: Digest | None = None
-    part: Part | None = None
+    sha256: str | None = field(metadata=_SHA256)
+    upstream: Digest | None = field(default=None, metadata=_UPSTREAM)
+    part: Part | None = setting(None, is_optional=True)
+
+    @staticmethod
+    def prepared(data: dict[str, Any]) -> dict[str, Any]:
+        """The mapping in a lock, which has the keys of a part beside the others."""
+        part = {key: data[key] for key in keys_of(Part) if key in data}
+        return {**data, "part": part or None}
 
     def at(self, path: str) -> LockedFile:
         """The same file at a path of the bundle's folder."""
@@ -147,9 +189,9 @@ class Code:
     """
 
     repository: str
-    commit: str
+    commit: str = field(metadata=described(convert=commit_digits))
     licence: str | None
-    files: tuple[str, ...]
+    files: tuple[str, ...] = field(metadata=described(order=str))
 
 
 EXCLUDED, NOT_INCLUDED = "excluded by the manifest", "not in the manifest's `include`"
@@ -185,7 +227,7 @@ class LockedSplit:
     shards: tuple[str, ...]
     rows: int | None = None
     schema: tuple[Column, ...] | None = None
-    declared_rows: int | None = None
+    declared_rows: int | None = setting(None, is_optional=True)
 
 
 @dataclass(frozen=True)
@@ -211,7 +253,21 @@ class LockedEnvironment:
     platform: str
     virtual_packages: Mapping[str, str]
     packages: tuple[PackageEntry, ...]
-    tree: str | None = None
+    tree: str | None = setting(None, convert=sha256_digits)
+
+
+def _request(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key, value in found.items():
+        texts = value if isinstance(value, list) else []
+        if isinstance(value, dict) or not all(isinstance(item, str) for item in texts):
+            raise WrongValueError(
+                f": `{key}` must be a text, a number, true or false, or a list of texts"
+            )
+    return found
+
+
+def _by_origin(ingredient: Ingredient) -> tuple[str, str]:
+    return ingredient.origin, ingredient.part.split if ingredient.part else ""
 
 
 @dataclass(frozen=True)
@@ -233,19 +289,19 @@ class LockedAsset:
     """
 
     name: str
-    kind: str
-    request: Mapping[str, Any]
+    kind: str = field(metadata=described(takes=Literal[tuple(FOLDERS)]))
+    request: Mapping[str, Any] = field(metadata=described(convert=_request))
     source: Source
-    files: tuple[LockedFile, ...]
-    left_out: tuple[LeftOut, ...] = ()
-    aliases: tuple[str, ...] = ()
+    files: tuple[LockedFile, ...] = field(metadata=described(order=_BY_PATH))
+    left_out: tuple[LeftOut, ...] = setting((), order=_BY_PATH)
+    aliases: tuple[str, ...] = setting((), is_optional=True, order=str)
     licence: str | None = None
-    configs: Mapping[str, Mapping[str, LockedSplit]] = field(default_factory=dict)
-    made_from: tuple[Ingredient, ...] = ()
-    made_with: Mapping[str, str] = field(default_factory=dict)
-    environment: LockedEnvironment | None = None
-    base: Base | None = None
-    code: tuple[Code, ...] = ()
+    configs: Mapping[str, Mapping[str, LockedSplit]] = setting(dict)
+    made_from: tuple[Ingredient, ...] = setting((), is_optional=True, order=_by_origin)
+    made_with: Mapping[str, str] = setting(dict, is_optional=True)
+    environment: LockedEnvironment | None = setting(None, is_optional=True)
+    base: Base | None = setting(None, is_optional=True)
+    code: tuple[Code, ...] = setting((), is_optional=True, order=attrgetter("repository"))
 
     @property
     def names(self) -> frozenset[str]:

@@ -27,7 +27,8 @@ from stage.installation import install_command
 T = TypeVar("T")
 Where = tuple[str | int, ...]
 REQUIRED: Any = object()
-_UNFIT: Any = object()
+UNFIT: Any = object()
+"""What a value becomes that is of none of the types of its key."""
 _NAMES = {
     int: "a whole number",
     float: "a number",
@@ -75,6 +76,8 @@ class Key:
         is_one: a single text means a list with that text.
         only: another key, and its values with which this key means something.
         decides: what another value changes, for those who compare two files.
+        is_optional: not written where it is null or empty.
+        order: the order of the items of a list where it is written; None: as they are.
     """
 
     name: str
@@ -93,6 +96,8 @@ class Key:
     is_one: bool = False
     only: tuple[str, tuple[str | int, ...]] | None = None
     decides: str = "result"
+    is_optional: bool = False
+    order: Callable[[Any], Any] | None = None
 
     @property
     def component(self) -> type | None:
@@ -111,7 +116,7 @@ def setting(default: Any = REQUIRED, why: str = "", **about: Any) -> Any:
             `takes`, the type in the file, where it is another one than the field's. `takes` and
             `only` can be functions, which are called when the first file is read.
     """
-    metadata = {"setting": {"why": why, **about}}
+    metadata = described(why=why, **about)
     if default is REQUIRED:
         return field(metadata=metadata)
     if isinstance(default, type):
@@ -119,9 +124,16 @@ def setting(default: Any = REQUIRED, why: str = "", **about: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
+def described(**about: Any) -> Mapping[str, Any]:
+    """The metadata of a field that is a key, as for `setting`. A type checker knows that
+    `field(metadata=described(...))` has no default, so that fields without any may follow.
+    """
+    return {"setting": about}
+
+
 HIDDEN: Mapping[str, Any] = {"setting": None}
 """Metadata of a field that is no key of the file."""
-_UNCHECKED = {"why", "like", "only", "decides"}
+_UNCHECKED = {"why", "like", "only", "decides", "is_optional", "order"}
 
 
 def keys_of(cls: Any) -> Mapping[str, Key]:
@@ -169,9 +181,21 @@ def lookup(component: Any, dotted_key: str) -> Any:
 def plain(value: Any) -> Any:
     """A dataclass as the data of a file: mappings, lists and scalars."""
     if dataclasses.is_dataclass(value):
-        keys = keys_of(type(value)).values()
-        return {key.name: plain(getattr(value, key.field)) for key in keys}
+        return {name: plain(item) for name, item in row(value).items()}
     return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+_NOTHING: tuple[Any, ...] = (None, (), {})
+
+
+def row(value: Any) -> dict[str, Any]:
+    """The first level of `plain`: the values of the keys as they are."""
+    found = {}
+    for name, key in keys_of(type(value)).items():
+        item = getattr(value, key.field)
+        if item or not key.is_optional or item not in _NOTHING:
+            found[name] = item if key.order is None else sorted(item, key=key.order)
+    return found
 
 
 def dotted(where: Where) -> str:
@@ -304,8 +328,6 @@ class Reader:
         keys = keys_of(cls)
         if not isinstance(data, Mapping):
             raise self._no_mapping(keys, data, where)
-        prepared = getattr(cls, "prepared", None)
-        data = data if prepared is None else prepared(data)
         data = self._known(keys, data, where)
         values: dict[str, Any] = {}
         for name, key in keys.items():
@@ -370,53 +392,63 @@ class Reader:
         """
         if key.is_one and isinstance(value, str):
             value = [value]
-        found = self._fit_any(self._allowed(key), value, where)
-        if found is _UNFIT:
-            raise self._unfit(key, value, where)
         try:
+            found = self._fit_any(self._allowed(key), value, where)
+            if found is UNFIT:
+                raise self._unfit(key, value, where)
             self._check_bounds(key, found)
             if key.is_path:
                 found = _as_path(found)
             return key.convert(found) if key.convert and found is not None else found
         except WrongValueError as error:
-            named, shown = as_shown(dotted(where)), self.lines.shown(value, *where)
-            gap = "" if str(error).startswith(":") else " "
-            raise UsageError(
-                f"`{named}`{gap}{error}, found {shown}.",
-                error.remedy or self._what_to_do(key, value, where),
-                place=self.lines.place(*where),
-            ) from None
+            raise self._wrong(error, key, value, where) from None
+
+    def _wrong(self, error: WrongValueError, key: Key, value: Any, where: Where) -> UsageError:
+        shown = self.lines.shown(value, *where)
+        gap = "" if str(error).startswith(":") else " "
+        return UsageError(
+            f"{self.named(where)}{gap}{error}, found {shown}.",
+            error.remedy or self._what_to_do(key, value, where),
+            place=self._place(where),
+        )
+
+    def named(self, where: Where) -> str:
+        """A key, in messages."""
+        return f"`{as_shown(dotted(where))}`"
+
+    def _place(self, where: Where) -> Place | str:
+        return self.lines.place(*where)
 
     def _allowed(self, key: Key) -> Sequence[Any]:
         return [o for o in key.options if self.has_nulls or o is not types.NoneType]
 
     def _fit_any(self, options: Iterable[Any], value: Any, where: Where) -> Any:
         for option in options:
-            if (found := self._fit(option, value, where)) is not _UNFIT:
+            if (found := self._fit(option, value, where)) is not UNFIT:
                 return found
-        return _UNFIT
+        return UNFIT
 
     def _fit(self, option: Any, value: Any, where: Where) -> Any:
-        """A value as one type; `_UNFIT` if it has another one."""
+        """A value as one type; `UNFIT` if it has another one."""
         origin, arguments, kind = typing.get_origin(option), typing.get_args(option), type(value)
         if dataclasses.is_dataclass(option):
-            return _UNFIT if value is None else self.read(typing.cast(Any, option), value, where)
+            return UNFIT if value is None else self.read(typing.cast(Any, option), value, where)
         if origin is tuple and kind in (list, tuple):
             hints = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)
             if len(hints) != len(value):
-                return _UNFIT
+                return UNFIT
             pairs = enumerate(zip(hints, value, strict=True))
             items = [self._fit_any(_options(h), item, (*where, n)) for n, (h, item) in pairs]
-            return _UNFIT if _UNFIT in items else tuple(items)
-        if origin is dict and isinstance(value, Mapping):
+            return UNFIT if UNFIT in items else tuple(items)
+        if origin in (dict, Mapping) and isinstance(value, Mapping):
             kinds = _options(arguments[1])
             inner = {str(k): self._fit_any(kinds, v, (*where, str(k))) for k, v in value.items()}
-            return _UNFIT if _UNFIT in inner.values() else inner
+            return UNFIT if UNFIT in inner.values() else inner
         if origin is Literal:
-            return value if kind is not bool and value in arguments else _UNFIT
+            return value if kind is not bool and value in arguments else UNFIT
         if option is float:
-            return float(value) if kind in (int, float) and math.isfinite(value) else _UNFIT
-        return value if option is Any or (kind is option and value != "") else _UNFIT
+            return float(value) if kind in (int, float) and math.isfinite(value) else UNFIT
+        return value if option is Any or (kind is option and value != "") else UNFIT
 
     def _check_bounds(self, key: Key, value: Any) -> None:
         numbers = value if isinstance(value, tuple) else (value,)
@@ -439,20 +471,20 @@ class Reader:
         )
 
     def _unfit(self, key: Key, value: Any, where: Where) -> UsageError:
-        allowed, named = self._allowed(key), as_shown(dotted(where))
+        allowed, named = self._allowed(key), self.named(where)
         found = f", found {_in_quotes(allowed, value) or self.lines.shown(value, *where)}"
         for option in allowed:
             if typing.get_origin(option) is tuple and isinstance(value, list):
                 items = _options(typing.get_args(option)[0])
                 for number, item in enumerate(value):
-                    if self._fit_any(items, item, (*where, number)) is _UNFIT:
+                    if self._fit_any(items, item, (*where, number)) is UNFIT:
                         where = (*where, number)
                         found = f"; item {number + 1} is {self.lines.shown(item, *where)}"
                         break
         return UsageError(
-            f"`{named}` must be {' or '.join(map(_describe, allowed))}{found}.",
+            f"{named} must be {' or '.join(map(_describe, allowed))}{found}.",
             self._what_to_do(key, value, where),
-            place=self.lines.place(*where),
+            place=self._place(where),
         )
 
     def _what_to_do(self, key: Key, value: Any, where: Where) -> str:

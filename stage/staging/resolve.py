@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from stage.convert.convert import made_with
-from stage.errors import Mistakes, PolicyError, UsageError, quoted, suggest
+from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, suggest
 from stage.files import human_count, human_size, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.licences import not_allowed, states_nothing
@@ -207,9 +207,10 @@ def check_names(lock: Lockfile, manifest: Manifest) -> None:
         PolicyError: naming two of them.
     """
     for asset in lock.assets.values():
-        what = f"{manifest.place(asset.name)}: `{asset.name}`"
-        check_collisions([file.path for file in asset.files], what, way_without(asset.request))
-    check_collisions([asset.folder for asset in lock.assets.values()], str(manifest.path))
+        with about(manifest.entry(asset.name)):
+            check_collisions([file.path for file in asset.files], way_without(asset.request))
+    with about(str(manifest.path)):
+        check_collisions([asset.folder for asset in lock.assets.values()])
 
 
 def _print_asset(asset: LockedAsset, reporter: Reporter) -> None:

@@ -103,8 +103,8 @@ def test_what_passes_survives_a_manifest_line(many: list[str]) -> None:
 )
 def test_a_path_that_may_not_travel_is_refused_in_words(path: str, said: str) -> None:
     with pytest.raises(PolicyError, match="may not be in a bundle") as refusal:
-        check_path(path, "model bert")
-    assert said in refusal.value.message and refusal.value.message.startswith("model bert: ")
+        check_path(path)
+    assert said in refusal.value.message
     assert refusal.value.exit_code == 3 and refusal.value.remedy
 
 
@@ -124,7 +124,7 @@ def test_a_path_that_may_not_travel_is_refused_in_words(path: str, said: str) ->
     ],
 )
 def test_ordinary_and_merely_odd_paths_travel(path: str) -> None:
-    check_path(path, "x")
+    check_path(path)
 
 
 def test_a_collision_names_both_and_counts_the_rest() -> None:
@@ -132,7 +132,7 @@ def test_a_collision_names_both_and_counts_the_rest() -> None:
         PolicyError,
         match=r"`Model\.bin` and `model\.bin` would be the same file .*1 more such pair",
     ):
-        check_collisions(["a/x", "Model.bin", "model.bin", "A/y"], "model x")
+        check_collisions(["a/x", "Model.bin", "model.bin", "A/y"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -28,21 +28,41 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from stage.environment.spec.profile import MACHINES, PROVIDED
-from stage.errors import PolicyError, UsageError
+from stage.errors import PolicyError, UsageError, about
 from stage.file_kinds import CONDA_LOCK, check_kind, suggest_file
-from stage.lock.fields import Fields
+from stage.lock.document import DocumentReader, sha256_digits
+from stage.lock.reader import WrongValueError, setting
 from stage.paths import check_collisions, check_path, printable
 
 LOCK_NAME = "conda-lock.yml"
 VERSION = 1
 OURS = {"made_by": "stage env lock"}
-MANAGERS = ("conda", "pip")
 INSTALLED = ("main", "dev")
 """The categories that `conda-lock install` installs; the others only where it is asked for them."""
 SCHEMES = ("https", "http", "file")
 REMEDY = "Make the lock again: stage env lock ENVIRONMENT.yml --profile PROFILE"
+_READER = DocumentReader(REMEDY)
 
+T = TypeVar("T")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise WrongValueError("must be text")
+    return text
+
+
+def _as_texts(found: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """What decides whether an entry of a lock is of its environment."""
+
+    platform: str = setting(convert=_not_empty)
+    category: str = "main"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +79,20 @@ class Package:
         dependencies: name -> version spec of the package; empty for pip.
     """
 
-    name: str
-    version: str
-    manager: str
-    platform: str
-    url: str
-    sha256: str
+    name: str = setting(convert=_not_empty)
+    version: str = setting(convert=_not_empty)
+    manager: str = setting(takes=Literal["conda", "pip"])
+    platform: str = setting(convert=_not_empty)
+    url: str = setting(convert=_not_empty)
+    sha256: str = setting(takes=Any, convert=sha256_digits)
     md5: str | None = None
-    dependencies: Mapping[str, str] = field(default_factory=dict)
+    dependencies: Mapping[str, str] = setting(dict, takes=dict[str, Any], convert=_as_texts)
+
+    @staticmethod
+    def prepared(data: dict[str, Any]) -> dict[str, Any]:
+        """The mapping in a lock, which has the digests in `hash`."""
+        digests = _mapping(data.get("hash"))
+        return {**data, "sha256": digests.get("sha256"), "md5": digests.get("md5")}
 
     @property
     def file_name(self) -> str:
@@ -140,14 +166,14 @@ class EnvironmentLock:
         Raises:
             UsageError, PolicyError: no such file; else as for `parse`.
         """
-        return EnvironmentLock.parse(_read(Path(path)), str(path), platform)
+        return EnvironmentLock.parse(_bytes_of(Path(path)), str(path), platform)
 
     @staticmethod
-    def parse(data: bytes, where: str, platform: str | None = None) -> EnvironmentLock:
+    def parse(data: bytes, file: str, platform: str | None = None) -> EnvironmentLock:
         """Reads a lock of airlift or another tool.
 
         Args:
-            where: the file's name, for messages.
+            file: its name, for messages.
             platform: which of the lock's platforms; None: the only one it has.
 
         Raises:
@@ -156,46 +182,46 @@ class EnvironmentLock:
             PolicyError: a package without sha256, a URL with a secret or of another scheme than
                 `SCHEMES`, or a file's name that may not be on every disk.
         """
-        document = _document(data, where)
-        entries = document.get("package")
-        if not isinstance(entries, list) or not entries:
-            raise UsageError(f"{where}: the lock lists no packages.", REMEDY)
-        metadata = _mapping(document.get("metadata"))
-        rows = [_entry(entry, number, where) for number, entry in enumerate(entries)]
-        stated = metadata.get("platforms") or [row.text("platform") for row in rows]
-        platform = _platform(sorted({str(n) for n in stated}), where, platform, metadata)
-        packages = [
-            _package(row)
-            for row in rows
-            if row.text("platform") == platform
-            and (row.maybe("category", str) or "main") in INSTALLED
-        ]
-        lock = EnvironmentLock(
-            platform=platform,
-            content_hash=str(_mapping(metadata.get("content_hash")).get(platform) or ""),
-            channels=tuple(
-                str(_mapping(channel).get("url", channel))
-                for channel in metadata.get("channels") or ()
-            ),
-            sources=tuple(str(source) for source in metadata.get("sources") or ()),
-            packages=_each_once(packages, where),
-            provides=_provides(metadata, where),
-        )
-        if not lock.provides and not any(p.name == "python" for p in lock.of("conda")):
-            raise UsageError(
-                f"{where}: no conda package `python`.",
-                "Name it in the environment file, such as `python=3.10`, and lock again.",
+        with about(file):
+            document = _document(data, file)
+            entries = document.get("package")
+            if not isinstance(entries, list) or not entries:
+                raise UsageError("the lock lists no packages.", REMEDY)
+            metadata = _mapping(document.get("metadata"))
+            rows = [_read(_Entry, number, entry) for number, entry in enumerate(entries)]
+            stated = metadata.get("platforms") or [row.platform for row in rows]
+            platform = _platform(sorted({str(n) for n in stated}), platform, metadata)
+            packages = [
+                _package(number, entry)
+                for number, (entry, row) in enumerate(zip(entries, rows, strict=True))
+                if row.platform == platform and row.category in INSTALLED
+            ]
+            lock = EnvironmentLock(
+                platform=platform,
+                content_hash=str(_mapping(metadata.get("content_hash")).get(platform) or ""),
+                channels=tuple(
+                    str(_mapping(channel).get("url", channel))
+                    for channel in metadata.get("channels") or ()
+                ),
+                sources=tuple(str(source) for source in metadata.get("sources") or ()),
+                packages=_each_once(packages),
+                provides=_provides(metadata),
             )
-        check_collisions([package.file_name for package in lock.packages], where)
+            if not lock.provides and not any(p.name == "python" for p in lock.of("conda")):
+                raise UsageError(
+                    "no conda package `python`.",
+                    "Name it in the environment file, such as `python=3.10`, and lock again.",
+                )
+            check_collisions([package.file_name for package in lock.packages])
         return lock
 
 
-def _provides(metadata: Mapping[str, Any], where: str) -> dict[str, str]:
+def _provides(metadata: Mapping[str, Any]) -> dict[str, str]:
     """What the site provides. Checked: it gets into shell scripts."""
     words = str(_mapping(metadata.get("custom_metadata")).get("provides") or "").split()
     found = dict(word.split("==", 1) for word in words if PROVIDED.fullmatch(word))
     if len(found) != len(words) or (words and not {"python", "torch"} <= found.keys()):
-        raise UsageError(f"{where}: `provides` is not NAME==VERSION with python and torch.", REMEDY)
+        raise UsageError("`provides` is not NAME==VERSION with python and torch.", REMEDY)
     return found
 
 
@@ -205,7 +231,9 @@ def made_by_stage(path: Path) -> bool:
     Raises:
         UsageError: no such file, or no such lock.
     """
-    return _is_ours(_mapping(_document(_read(path), str(path)).get("metadata")))
+    with about(str(path)):
+        document = _document(_bytes_of(path), str(path))
+    return _is_ours(_mapping(document.get("metadata")))
 
 
 def _is_ours(metadata: Mapping[str, Any]) -> bool:
@@ -217,7 +245,7 @@ def lock_beside(spec: Path) -> Path:
     return spec.with_name(LOCK_NAME if spec.stem == "environment" else f"{spec.stem}.{LOCK_NAME}")
 
 
-def _read(path: Path) -> bytes:
+def _bytes_of(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -226,18 +254,18 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path}: no such file.", remedy) from None
 
 
-def _document(data: bytes, where: str) -> Mapping[str, Any]:
-    check_kind(where, data, CONDA_LOCK)
+def _document(data: bytes, file: str) -> Mapping[str, Any]:
+    check_kind(file, data, CONDA_LOCK)
     try:
         document = yaml.load(data, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"{where}: not a lock: it is not YAML ({line}).", REMEDY) from None
+        raise UsageError(f"not a lock: it is not YAML ({line}).", REMEDY) from None
     if not isinstance(document, dict) or "version" not in document:
-        raise UsageError(f"{where}: not a lock: it has no `version`.", REMEDY)
+        raise UsageError("not a lock: it has no `version`.", REMEDY)
     if document["version"] != VERSION or isinstance(document["version"], bool):
         raise UsageError(
-            f"{where}: schema version {document['version']!r}; this version of airlift reads "
+            f"schema version {document['version']!r}; this version of airlift reads "
             f"version {VERSION}.",
             REMEDY,
         )
@@ -248,9 +276,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _platform(
-    stated: Sequence[str], where: str, wanted: str | None, metadata: Mapping[str, Any]
-) -> str:
+def _platform(stated: Sequence[str], wanted: str | None, metadata: Mapping[str, Any]) -> str:
     listed = ", ".join(map(printable, stated))
     again = REMEDY
     if not _is_ours(metadata):  # locking here would replace it
@@ -258,26 +284,25 @@ def _platform(
         again += wanted or next(iter(MACHINES))
     if wanted is not None and wanted not in stated:
         raise UsageError(
-            f"{where}: locked for {listed}; the profile's platform is {wanted}.",
+            f"locked for {listed}; the profile's platform is {wanted}.",
             again,
         )
     if wanted is None and len(stated) > 1:
         raise UsageError(
-            f"{where}: locked for {listed}: which of them?",
+            f"locked for {listed}: which of them?",
             "Name the cluster's `profile:` in the manifest (stage env probe prints one there): "
             "that platform is taken. To lock anew with stage env lock, move this file away first.",
         )
     platform = wanted or stated[0]
     if platform not in MACHINES:
         raise UsageError(
-            f"{where}: locked for {printable(platform)}; a cluster's nodes are "
-            f"{' or '.join(MACHINES)}.",
+            f"locked for {printable(platform)}; a cluster's nodes are {' or '.join(MACHINES)}.",
             again,
         )
     return platform
 
 
-def _each_once(packages: Sequence[Package], where: str) -> tuple[Package, ...]:
+def _each_once(packages: Sequence[Package]) -> tuple[Package, ...]:
     """Merges equal entries: conda-lock writes one for each category of a package."""
     once: dict[tuple[str, str], Package] = {}
     for package in packages:
@@ -285,67 +310,61 @@ def _each_once(packages: Sequence[Package], where: str) -> tuple[Package, ...]:
         known = once.setdefault((package.manager, name), package)
         if (known.url, known.sha256) != (package.url, package.sha256):
             shown = printable(package.name)
-            raise UsageError(f"{where}: {shown} is listed twice, with two addresses.", REMEDY)
+            raise UsageError(f"{shown} is listed twice, with two addresses.", REMEDY)
     return tuple(once.values())
 
 
-def _entry(data: Any, number: int, where: str) -> Fields:
-    """One entry of `package`; its messages name the package."""
-    name = data.get("name") if isinstance(data, dict) else None
-    file = f"{where}: {printable(name)}" if isinstance(name, str) else where
-    return Fields(data, file, REMEDY, ("package", number))
+def _read(cls: type[T], number: int, data: Any) -> T:
+    """An entry of `package`; messages name the package."""
+    with about(_name_of(data)):
+        return _READER.read(cls, data, ("package", number))
 
 
-def _package(entry: Fields) -> Package:
-    digests, dependencies = entry.maybe_inside("hash"), entry.maybe("dependencies", dict) or {}
-    if digests is None or not digests.data.get("sha256"):
-        raise PolicyError(f"{entry.place()} has no sha256 (an md5 alone proves nothing).", REMEDY)
-    url = entry.text("url")
-    _check_address(url, entry)
-    package = Package(
-        name=entry.text("name"),
-        version=entry.text("version"),
-        manager=entry.choice("manager", MANAGERS) or entry.missing("manager"),
-        platform=entry.text("platform"),
-        url=url,
-        sha256=digests.hex("sha256"),
-        md5=digests.maybe("md5", str),
-        dependencies={str(name): str(spec) for name, spec in dependencies.items()},
-    )
-    _check_file_name(package, entry.file)
+def _name_of(data: Any) -> str:
+    name = _mapping(data).get("name")
+    return printable(name) if isinstance(name, str) else ""
+
+
+def _package(number: int, data: Any) -> Package:
+    place = _READER.named(("package", number))
+    with about(_name_of(data)):
+        if not _mapping(_mapping(data).get("hash")).get("sha256"):
+            raise PolicyError(f"{place} has no sha256 (an md5 alone proves nothing).", REMEDY)
+        package = _READER.read(Package, data, ("package", number))
+        _check_address(package.url, _READER.named(("package", number, "url")))
+        check_path(package.file_name)
+        _check_file_name(package)
     return package
 
 
-def _check_address(url: str, entry: Fields) -> None:
+def _check_address(url: str, named: str) -> None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        entry.fail(f"is not an address: {error}", "url")
-    what = entry.place("url")
+        raise UsageError(f"{named} is not an address: {error}.", REMEDY) from None
     if parts.scheme not in SCHEMES or "\\" in url:
-        raise PolicyError(f"{what}: {printable(url)} is no {', '.join(SCHEMES)} address.", REMEDY)
+        raise PolicyError(f"{named}: {printable(url)} is no {', '.join(SCHEMES)} address.", REMEDY)
     if parts.username or parts.password or "/t/" in parts.path or parts.query:
         raise PolicyError(
-            f"{what} has a password or token in it, and would travel in the bundle.",
+            f"{named} has a password or token in it, and would travel in the bundle.",
             "Keep the secret in ~/.netrc, or use a mirror that needs none, and lock again.",
         )
     is_bare = parts.scheme == "file" and len(parts.path.split("/")) < 3
     if parts.path.rpartition("/")[2] == "" or is_bare:
-        raise PolicyError(f"{what}: {printable(url)} names no file.", REMEDY)
+        raise PolicyError(f"{named}: {printable(url)} names no file.", REMEDY)
 
 
-def _check_file_name(package: Package, what: str) -> None:
+def _check_file_name(package: Package) -> None:
     """Checks that the file is the package that the lock says: a file's name decides what it is."""
-    check_path(package.file_name, what)
     if not _is_named_so(package):
         raise UsageError(
-            f"{what} {package.version}: its address ends in {printable(package.file_name)}, which "
+            f"version {package.version}: its address ends in {printable(package.file_name)}, which "
             "is another package, or none.",
             REMEDY,
         )
     subdir = PurePosixPath(urlsplit(package.url).path).parent.name
     if package.manager == "conda" and subdir not in (package.platform, "noarch"):
-        raise UsageError(f"{what} is for the platform {printable(subdir)}.", REMEDY)
+        raise UsageError(f"it is for the platform {printable(subdir)}.", REMEDY)
 
 
 def _is_named_so(package: Package) -> bool:

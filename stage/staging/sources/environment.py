@@ -206,7 +206,8 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
     def input_name(self, origin: str) -> str:
         """The name of a package's file, which says what it is."""
         name = _local(origin).name
-        check_path(name, self.name)
+        with about(self.name):
+            check_path(name)
         return name
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stage.digests import FileDigests, MismatchError, hash_file
 from stage.download.partial_file import copy_verified
-from stage.errors import Mistakes, UsageError
+from stage.errors import Mistakes, Place, UsageError, about
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths
@@ -71,8 +71,8 @@ class PathSource(AssetSource[PathRequest]):
             self.new_asset("files", Source("path", request.path)), left_out=listing.left_out
         )
         targets = {path: f"{asset.folder}/{path}" for path in listing.sizes}
-        place = self.run.manifest.place(self.name, "path")
-        check_paths([*targets.values()], f"{place}: `{self.name}`", way_without(asset.request))
+        with about(self.run.manifest.entry(self.name, "path")):
+            check_paths([*targets.values()], way_without(asset.request))
         digests = {path: self._hashed(listing.file(path)) for path in targets}
         if request.convert:
             made_from = [Ingredient(path, d.size, d.sha256) for path, d in digests.items()]
@@ -133,7 +133,8 @@ class PathSource(AssetSource[PathRequest]):
         return self.converted(asset, request.convert or "", request.separator, inputs, out)
 
     def _local(self, origin: str) -> Path:
-        check_path(origin, f"{self.run.manifest.lock_path}: `{self.name}`")
+        with about(Place(str(self.run.manifest.lock_path), name=self.name)):
+            check_path(origin)
         return self._base if self._is_one_file else self._base / origin
 
     @property

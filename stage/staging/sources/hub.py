@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from stage.convert.convert import convert_splits
 from stage.digests import FileDigests, is_hex
-from stage.errors import IncompleteError, PolicyError, UsageError
+from stage.errors import IncompleteError, PolicyError, UsageError, about
 from stage.files import human_size, join_limited
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
@@ -123,7 +123,8 @@ class ModelSource(HubSource[ModelRequest]):
         ]
         for origin in configs:
             path, target = f"{asset.folder}/{origin}", out / origin
-            check_path(path, self.what, way_without(asset.request))
+            with about(self.what):
+                check_path(path, way_without(asset.request))
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
             made.append((LockedFile(path, 0, None, None, origin, "auto_map"), target))
@@ -147,7 +148,8 @@ class DatasetSource(HubSource[DatasetRequest]):
         splits: dict[str, list[str]] = {}
         for origin, part in parts:
             path = f"{asset.folder}/{config}/{part.split}.parquet"
-            check_path(path, self.what, way_without(asset.request))
+            with about(self.what):
+                check_path(path, way_without(asset.request))
             splits.setdefault(part.split, []).append(origin)
         _, how = parts[0]  # all parts of a config are converted in one way
 

@@ -16,7 +16,7 @@ from stage.digests import FileDigests, hash_file
 from stage.download.downloader import Downloader
 from stage.download.http import without_credentials
 from stage.download.request import Download
-from stage.errors import IncompleteError, StageError, UsageError
+from stage.errors import IncompleteError, StageError, UsageError, about
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
@@ -43,7 +43,8 @@ class UrlSource(AssetSource[UrlRequest]):
         return replace(asset, made_from=(replace(unknown, size=size),))
 
     def _check_name(self, asset: LockedAsset, name: str, what: str) -> None:
-        check_path(f"{asset.folder}/{name}", what, way_without(asset.request))
+        with about(what):
+            check_path(f"{asset.folder}/{name}", way_without(asset.request))
 
     def check_unchanged(self, asset: LockedAsset) -> None:
         for ingredient in asset.made_from or [Ingredient("nothing", None, None)]:
@@ -76,7 +77,8 @@ class UrlSource(AssetSource[UrlRequest]):
     def input_name(self, origin: str) -> str:
         """As in the base class. The lock may come from another person, and `%2F..` leads out."""
         name = file_name(origin, self.what)
-        check_path(name, self.what)
+        with about(self.what):
+            check_path(name)
         return name
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
@@ -87,7 +89,8 @@ class UrlSource(AssetSource[UrlRequest]):
         if request.unpack:
             (archive,), how = files.values(), "unpack"
             folder = out / "unpacked"
-            files = {name: folder / name for name in unpack(archive, folder, self.what)}
+            with about(self.what):
+                files = {name: folder / name for name in unpack(archive, folder)}
         if request.convert:
             parquet = out / "parquet"
             return self.converted(asset, request.convert, request.separator, files, parquet)

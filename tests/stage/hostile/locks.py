@@ -119,7 +119,7 @@ CASES = [
     Case(
         "request of a mapping",
         2,
-        ("should be a text, a number",),
+        ("must be a text, a number",),
         follow(replaced(b'"request": {', b'"request": {"a": {},')),
     ),
     Case(
@@ -172,7 +172,7 @@ CASES = [
     Case(
         "nested request",
         2,
-        ("should be text, found a list",),
+        ("or a list of texts, found a mapping",),
         follow(replaced(b'"request": {', b'"request": {"a": ' + b"[" * 500 + b"]" * 500 + b",")),
     ),
     Case(
@@ -327,7 +327,7 @@ CASES = [
     Case(
         "evidence a number",
         2,
-        ("upstream` should be one digest",),
+        ("upstream` must be one digest",),
         follow(file(upstream={"git-sha1": 7})),
     ),
     Case(

@@ -72,7 +72,7 @@ def test_every_key_and_item_knows_its_line(file: Path) -> None:
         ("a: !own x\n", 1, "`x` cannot be read"),
         ("a: 1\n---\nb: 2\n", 2, "not valid YAML"),
         # Lines that were copied from a web page, or typed with a Chinese keyboard.
-        ("a:\n  lr:\u00a00.003\n", 2, "`lr`: U+00A0 (no-break space)\n  -> Write `lr: ` with"),
+        ("a:\n  lr:\u00a00.003\n", 2, "`lr`: U+00A0 (no-break space).\n  -> Write `lr: ` with"),
         ("a:\n  lr\uff1a0.003\n", 2, "after `lr`: U+FF1A (fullwidth colon)"),
         ("a: 1\nsteps\uff1a8\nb: 2\n", 3, "Line 2 has U+FF1A"),
         ("a\n\n  b: 1\n", 3, "Is a `:` missing at the end of line 1?"),

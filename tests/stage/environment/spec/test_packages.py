@@ -87,13 +87,13 @@ def test_epochs_and_local_versions_lose_their_quotes() -> None:
         ),
         (pip("https://x.example/a/zlib.exe", "zlib", "1.1"), "another package, or none"),
         (pip("https://[::1/zlib-1.1-py3-none-any.whl", "zlib", "1.1"), "is not an address"),
-        ({**PYTHON, "name": "zlib", "manager": "npm"}, "should be one of conda, pip, found 'npm'"),
+        ({**PYTHON, "name": "zlib", "manager": "npm"}, "must be `conda` | `pip`, found `npm`"),
         (conda(f"{FORGE}/win-64/zlib-1.3.1-0.conda"), "is for the platform `win-64`"),
         (
             {**PYTHON, "url": PYTHON["url"].replace(FORGE, "https://mirror.example")},
             "is listed twice, with two addresses",
         ),
-        ("text", "should be a mapping"),
+        ("text", "must be a mapping"),
     ],
 )
 def test_an_entry_that_is_not_what_it_says_is_refused(entry: Any, words: str) -> None:
