@@ -7,6 +7,7 @@ Each such fault is a `StageError`. The command line prints `message` and `remedy
 
 from __future__ import annotations
 
+import re
 import shlex
 import unicodedata
 from contextlib import contextmanager
@@ -108,6 +109,17 @@ def as_shown(text: str) -> str:
     hidden = {c for c in set(text) - {"\n"} if unicodedata.category(c) in ("Cc", "Cs")}
     hidden |= {c for c in set(text) if unicodedata.bidirectional(c) in _BIDI_CONTROLS}
     return text.translate({ord(c): ascii(c)[1:-1] for c in hidden})
+
+
+_ADDRESS = re.compile(
+    r"\b(?!file:)([a-zA-Z][\w+.-]*://)(?:[^\s/?#]*@)?([^\s/?#]*)"  # scheme, login, host
+    r"(?:/t/[^/\s?#]+(?=/))?([^\s?#\"'`]*)(?:[?#][^\s\"'`]*)?"  # conda's token, path, query
+)
+
+
+def without_secrets(text: str) -> str:
+    """The same text, its addresses without login, conda token (`/t/TOKEN/`) and query."""
+    return _ADDRESS.sub(r"\1\2\3", text)
 
 
 def quoted(value: object) -> str:

@@ -207,13 +207,6 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     )
 
 
-def without_credentials(url: str) -> str:
-    """A URL for a message or a file: without user name, password and query."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
-
-
 def _untrusted(what: str, error: Exception) -> IncompleteError:
     remedy = "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate."
     if "not yet valid" in str(error) or "expired" in str(error):

@@ -18,8 +18,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-expor
     validate_repo_id,
 )
 
-from stage.download.http import Connections, origin_of, without_credentials
+from stage.download.http import Connections, origin_of
 from stage.download.retry import check_status
+from stage.errors import without_secrets
 from stage.paths import problem_with_address
 from stage.version import __version__
 
@@ -65,7 +66,7 @@ class _Transport(httpx2.BaseTransport):
         if origin_of(url) != origin_of(self._endpoint):
             headers.pop("authorization", None)
         with (
-            self._connections.errors(without_credentials(self._endpoint), self._endpoint, url),
+            self._connections.errors(without_secrets(self._endpoint), self._endpoint, url),
             closing(self._connections.request(request.method, url, headers)) as response,
         ):
             check_status(response.status, response.headers)

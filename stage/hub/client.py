@@ -20,9 +20,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from stage.digests import Digest, Expected, is_hex
 from stage.download.downloader import Downloader
-from stage.download.http import without_credentials
 from stage.download.request import Download
-from stage.errors import IncompleteError, UsageError
+from stage.errors import IncompleteError, UsageError, without_secrets
 from stage.files import MAX_NUMBER, human_size
 from stage.hub.api import HubApi
 from stage.hub.errors import DEFAULT_ENDPOINT, MALFORMED, HubErrors
@@ -89,7 +88,7 @@ class Hub:
     @property
     def name(self) -> str:
         """The endpoint for messages and for `bag-info.txt`, without credentials."""
-        return without_credentials(self.endpoint)
+        return without_secrets(self.endpoint)
 
     def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
         """Pins a revision (branch, tag, commit, `refs/...`) to a commit.

@@ -29,17 +29,13 @@ LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment
 _BY_PATH = attrgetter("path")
 
 
-def _digest(found: Any) -> Digest | None:
-    """The value of `upstream`: at most one digest, by its algorithm."""
-    if found == {}:
-        return None
-    if not isinstance(found, dict) or len(found) != 1:
-        raise WrongValueError("must be one digest")
-    algorithm, value = next(iter(found.items()))
-    if not isinstance(value, str):
+def _digest(found: Any) -> Digest:
+    """The value of `upstream`: one digest, by its algorithm."""
+    items = list(found.items()) if isinstance(found, dict) else []
+    if len(items) != 1 or not isinstance(items[0][1], str):
         raise WrongValueError("must be one digest")
     try:
-        return Digest(algorithm, value)
+        return Digest(*items[0])
     except ValueError as error:
         raise WrongValueError(f"is no digest: {error}") from None
 

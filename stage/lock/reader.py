@@ -21,7 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from stage.errors import Mistakes, Place, UsageError, as_shown, join_errors, nearest_name, suggest
+from stage.errors import (
+    Mistakes,
+    Place,
+    UsageError,
+    as_shown,
+    join_errors,
+    nearest_name,
+    suggest,
+    without_secrets,
+)
 from stage.installation import install_command
 
 T = TypeVar("T")
@@ -41,11 +50,6 @@ _BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
     ("above", "above", operator.gt),
     ("below", "below", operator.lt),
 )
-
-
-def without_secrets(text: str) -> str:
-    """Text for a message: addresses in it without user name, password and query."""
-    return re.sub(r"(://[^\s?]*)\?\S*", r"\1?...", re.sub(r"(?<=://)[^/\s@]*@", "", text))
 
 
 class WrongValueError(ValueError):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from stage.digests import is_hex
-from stage.lock.reader import HIDDEN, WrongValueError, setting, without_secrets
+from stage.errors import without_secrets
+from stage.lock.reader import HIDDEN, WrongValueError, setting
 from stage.paths import problem_with_address
 
 Conversion = Literal["csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar"]

@@ -6,7 +6,15 @@ import pickle
 
 import pytest
 
-from stage.errors import Mistakes, Place, StageError, UsageError, about, join_errors
+from stage.errors import (
+    Mistakes,
+    Place,
+    StageError,
+    UsageError,
+    about,
+    join_errors,
+    without_secrets,
+)
 
 
 def test_a_place_is_printed_as_file_line_and_name() -> None:
@@ -57,3 +65,18 @@ def test_mistakes_are_in_the_order_of_their_lines() -> None:
         "m.yaml:9",
         "m.yaml:10",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:pw@h.example:8/a/b.whl?sig=1#x", "https://h.example:8/a/b.whl"),
+        ("https://h.example/t/ab-123/chan/linux-64", "https://h.example/chan/linux-64"),
+        ("x @ git+ssh://git@h.example/x", "x @ git+ssh://h.example/x"),
+        ("see `https://a@b@h.example/x?k=s`, then", "see `https://h.example/x`, then"),
+        ("file:///srv/t/x/y?z", "file:///srv/t/x/y?z"),
+        ("me@host:dir conda-forge ./t/x/y", "me@host:dir conda-forge ./t/x/y"),
+    ],
+)
+def test_an_address_is_shown_without_login_token_and_query(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown

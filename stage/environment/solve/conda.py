@@ -25,8 +25,14 @@ from stage.environment.solve.conflicts import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
 from stage.environment.spec.profile import Profile
-from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError, Place, PolicyError, StageError, UsageError
+from stage.errors import (
+    IncompleteError,
+    Place,
+    PolicyError,
+    StageError,
+    UsageError,
+    without_secrets,
+)
 from stage.progress import Reporter
 from stage.sandbox import isolated
 

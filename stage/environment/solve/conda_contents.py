@@ -22,8 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from stage.environment.spec.conda_lock import Package
-from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError, Place
+from stage.errors import IncompleteError, Place, without_secrets
 from stage.sandbox import isolated, run_and_exit
 
 _METADATA = re.compile(

@@ -38,8 +38,7 @@ from stage.environment.solve.uv import PipRequest
 from stage.environment.spec.conda_lock import EnvironmentLock, Package, made_by_stage
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
-from stage.environment.spec.urls import without_secrets
-from stage.errors import PolicyError, UsageError, suggest
+from stage.errors import PolicyError, UsageError, suggest, without_secrets
 from stage.files import check_folder_of, human_count, join_limited, write_atomically
 from stage.progress import Reporter
 

@@ -23,8 +23,7 @@ from stage.environment.solve.advice import advice_for
 from stage.environment.solve.uv import PipRequest, Uv
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec
-from stage.environment.spec.urls import without_secrets
-from stage.errors import DamageError, StageError, UsageError
+from stage.errors import DamageError, StageError, UsageError, without_secrets
 
 Document = Mapping[str, Any]
 

@@ -30,8 +30,14 @@ from stage.environment.solve.conflicts import is_network_problem, uv_conflict
 from stage.environment.solve.indexes import Indexes, names_of
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
-from stage.environment.spec.urls import without_secrets
-from stage.errors import IncompleteError, Place, PolicyError, StageError, UsageError
+from stage.errors import (
+    IncompleteError,
+    Place,
+    PolicyError,
+    StageError,
+    UsageError,
+    without_secrets,
+)
 from stage.installation import install_command
 
 if sys.version_info >= (3, 11):
@@ -140,7 +146,7 @@ class Uv:
             command += ["--no-emit-package", name]
         texts = (requirement.text for requirement in request.spec.pip.requirements)
         document, said = self._locked(command, [*texts, *request.own_requirements])
-        said = _without_secrets(said, request.indexes)
+        said = without_secrets(said)
         if document is None and is_network_problem(said):
             raise IncompleteError(
                 f"{request.spec.path}: a Python index cannot be reached: "
@@ -396,11 +402,3 @@ def _extras(metadata: str) -> str:
     required = [v for v in headers.get_all("Requires-Dist", []) if "extra" in v]
     lines = [f"Provides-Extra: {value}\n" for value in headers.get_all("Provides-Extra", [])]
     return "".join([*lines, *(f"Requires-Dist: {value}\n" for value in required)])
-
-
-def _without_secrets(text: str, indexes: Indexes) -> str:
-    for line in indexes.lines:
-        url = line.partition(" ")[2]
-        for shown in (url, url.rstrip("/")):
-            text = text.replace(shown, without_secrets(shown))
-    return re.sub(r"(\w+://)[^/\s@`]+@", r"\1", text)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -31,7 +31,7 @@ from stage.environment.spec.profile import MACHINES, PROVIDED
 from stage.errors import PolicyError, UsageError, about
 from stage.file_kinds import CONDA_LOCK, check_kind, suggest_file
 from stage.lock.document import DocumentReader, sha256_digits
-from stage.lock.reader import WrongValueError, setting
+from stage.lock.reader import setting
 from stage.paths import check_collisions, check_path, printable
 
 LOCK_NAME = "conda-lock.yml"
@@ -43,14 +43,7 @@ SCHEMES = ("https", "http", "file")
 REMEDY = "Make the lock again: stage env lock ENVIRONMENT.yml --profile PROFILE"
 _READER = DocumentReader(REMEDY)
 
-T = TypeVar("T")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _not_empty(text: str) -> str:
-    if not text:
-        raise WrongValueError("must be text")
-    return text
 
 
 def _as_texts(found: Mapping[str, Any]) -> dict[str, str]:
@@ -61,7 +54,7 @@ def _as_texts(found: Mapping[str, Any]) -> dict[str, str]:
 class _Entry:
     """What decides whether an entry of a lock is of its environment."""
 
-    platform: str = setting(convert=_not_empty)
+    platform: str
     category: str = "main"
 
 
@@ -79,11 +72,11 @@ class Package:
         dependencies: name -> version spec of the package; empty for pip.
     """
 
-    name: str = setting(convert=_not_empty)
-    version: str = setting(convert=_not_empty)
+    name: str
+    version: str
     manager: str = setting(takes=Literal["conda", "pip"])
-    platform: str = setting(convert=_not_empty)
-    url: str = setting(convert=_not_empty)
+    platform: str
+    url: str
     sha256: str = setting(takes=Any, convert=sha256_digits)
     md5: str | None = None
     dependencies: Mapping[str, str] = setting(dict, takes=dict[str, Any], convert=_as_texts)
@@ -188,7 +181,7 @@ class EnvironmentLock:
             if not isinstance(entries, list) or not entries:
                 raise UsageError("the lock lists no packages.", REMEDY)
             metadata = _mapping(document.get("metadata"))
-            rows = [_read(_Entry, number, entry) for number, entry in enumerate(entries)]
+            rows = [_READER.read(_Entry, e, ("package", n)) for n, e in enumerate(entries)]
             stated = metadata.get("platforms") or [row.platform for row in rows]
             platform = _platform(sorted({str(n) for n in stated}), platform, metadata)
             packages = [
@@ -314,24 +307,15 @@ def _each_once(packages: Sequence[Package]) -> tuple[Package, ...]:
     return tuple(once.values())
 
 
-def _read(cls: type[T], number: int, data: Any) -> T:
-    """An entry of `package`; messages name the package."""
-    with about(_name_of(data)):
-        return _READER.read(cls, data, ("package", number))
-
-
-def _name_of(data: Any) -> str:
-    name = _mapping(data).get("name")
-    return printable(name) if isinstance(name, str) else ""
-
-
-def _package(number: int, data: Any) -> Package:
-    place = _READER.named(("package", number))
-    with about(_name_of(data)):
-        if not _mapping(_mapping(data).get("hash")).get("sha256"):
-            raise PolicyError(f"{place} has no sha256 (an md5 alone proves nothing).", REMEDY)
-        package = _READER.read(Package, data, ("package", number))
-        _check_address(package.url, _READER.named(("package", number, "url")))
+def _package(number: int, entry: Mapping[str, Any]) -> Package:
+    """A package; messages name it."""
+    name, where = entry.get("name"), ("package", number)
+    with about(printable(name) if isinstance(name, str) else ""):
+        if not _mapping(entry.get("hash")).get("sha256"):
+            named = _READER.named(where)
+            raise PolicyError(f"{named} has no sha256 (an md5 alone proves nothing).", REMEDY)
+        package = _READER.read(Package, entry, where)
+        _check_address(package.url, _READER.named((*where, "url")))
         check_path(package.file_name)
         _check_file_name(package)
     return package

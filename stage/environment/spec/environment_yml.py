@@ -18,8 +18,8 @@ from typing import Any
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.pip_section import PipSection, read_pip_section
 from stage.environment.spec.profile import Profile
-from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import Place, UsageError, about
+from stage.environment.spec.urls import expand
+from stage.errors import Place, UsageError, about, without_secrets
 from stage.file_kinds import ENVIRONMENT
 from stage.lock.reader import Lines, Reader, setting
 from stage.lock.yaml_lines import reading_yaml

@@ -18,8 +18,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from stage.digests import is_hex
-from stage.environment.spec.urls import expand, without_secrets
-from stage.errors import Mistakes, Place, PolicyError, StageError, UsageError, about
+from stage.environment.spec.urls import expand
+from stage.errors import (
+    Mistakes,
+    Place,
+    PolicyError,
+    StageError,
+    UsageError,
+    about,
+    without_secrets,
+)
 from stage.file_kinds import REQUIREMENTS, check_kind
 from stage.installation import DISTRIBUTION
 from stage.text import save_as_utf8

@@ -1,18 +1,14 @@
-"""URLs of indexes and channels: replaces `${NAME}`, and removes secrets for locks and messages.
-
-A user name, a password or a token may be in `environment.yml` or in a variable, never in a lock.
-"""
+"""URLs of indexes and channels, which may have a login in them or in a variable."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from stage.errors import UsageError
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_CONDA_TOKEN = re.compile(r"^/t/[^/]+(?=/)")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -31,15 +27,6 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
         return variables[match[1]]
 
     return _VARIABLE.sub(value, text)
-
-
-def without_secrets(url: str) -> str:
-    """A URL for a lock or a message: without login, conda token (`/t/TOKEN/`) and query."""
-    parts = urlsplit(url)
-    if not parts.scheme or parts.scheme == "file":
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme, host, _CONDA_TOKEN.sub("", parts.path), "", ""))
 
 
 def userinfo(url: str) -> str | None:

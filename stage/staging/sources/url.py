@@ -14,9 +14,8 @@ from urllib.parse import unquote, urlsplit
 from stage.convert.archives import unpack
 from stage.digests import FileDigests, hash_file
 from stage.download.downloader import Downloader
-from stage.download.http import without_credentials
 from stage.download.request import Download
-from stage.errors import IncompleteError, StageError, UsageError, about
+from stage.errors import IncompleteError, StageError, UsageError, about, without_secrets
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
@@ -133,7 +132,7 @@ def download_of(
         what: names the asset in errors.
     """
     url = file.origin
-    what = what or f"{name}: {without_credentials(url)}"
+    what = what or f"{name}: {without_secrets(url)}"
     download = Download(
         what=what,
         url=url,
@@ -152,7 +151,7 @@ def download_of(
 
 
 def _refused(what: str, url: str, status: int) -> StageError:
-    shown = without_credentials(url)
+    shown = without_secrets(url)
     if status in (401, 403, 404, 410):
         problem = "does not exist" if status in (404, 410) else "is not public"
         return UsageError(
