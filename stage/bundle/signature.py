@@ -110,7 +110,7 @@ def check_signature(root: Path, signers: Path) -> Signer:
     try:
         manifest = read_tag(root, layout.TAG_MANIFEST)
     except DamageError as error:
-        raise SignatureError(f"{error.message[:-1]}: so not signed.", f"{_COPY_AGAIN}.") from None
+        raise SignatureError(f"{error.message} So it is not signed.", f"{_COPY_AGAIN}.") from None
     if not os.path.lexists(path):
         raise SignatureError(
             f"{root}: not signed: there is no {layout.SIGNATURE}.",

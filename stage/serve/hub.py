@@ -131,12 +131,12 @@ def _no_file(found: ServedRepository, version: Version, path: str) -> Answer:
 
 def _no_revision(found: ServedRepository, revision: str) -> Answer:
     here = ", ".join(map(_described, found.versions))
-    message = f"{found.id}: revision {revision} is not in this bundle; it has {here}."
+    message = f"{found.id}: revision {revision} is not in this bundle; it has {here}"
     # `evaluate` first asks for the tag of its own version, and then for main.
     by_default = found.kind == "spaces" and _RELEASE.fullmatch(revision)
     advice = entry(found.kind, found.id, {"revision": revision})
-    missing = None if by_default else f"{message[:-1]}; {advice}"
-    return error_answer(404, message, "RevisionNotFound", missing=missing)
+    missing = None if by_default else f"{message}; {advice}"
+    return error_answer(404, f"{message}.", "RevisionNotFound", missing=missing)
 
 
 def _described(version: Version) -> str:

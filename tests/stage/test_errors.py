@@ -6,6 +6,8 @@ import pickle
 
 import pytest
 
+from stage import errors
+from stage.bundle import verifier
 from stage.errors import (
     Mistakes,
     Place,
@@ -80,3 +82,8 @@ def test_mistakes_are_in_the_order_of_their_lines() -> None:
 )
 def test_an_address_is_shown_without_login_token_and_query(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
+
+
+def test_a_bundles_verifier_escapes_the_same_characters() -> None:
+    """It stands alone, so the table is there twice."""
+    assert set(verifier.TURNS) == errors._BIDI_CONTROLS

@@ -266,11 +266,11 @@ class Uv:
         if advice := advice_for(name, target):
             return PolicyError(f"{place}: `{name}` has no wheel for {node}.", advice)
         if version := self.newest_fitting(name):
-            fits = f"The newest that fits there: {name}=={version}"
-            fits = what_fits(profile).rstrip(".") if name == "torch" else fits
+            fits = f"The newest that fits there: {name}=={version}."
+            fits = what_fits(profile) if name == "torch" else fits
             return UsageError(
                 f"{place}: no wheel of `{name}` fits both what is asked and {node}.",
-                f"{fits}; or ask for another Python in `dependencies:`.",
+                f"{fits} Or ask for another Python in `dependencies:`.",
             )
         return PolicyError(
             f"{place}: `{name}` has no wheel for {node}, and is published for other machines: it "
