@@ -131,11 +131,15 @@ def load(path: Path) -> dict[str, Any]:
     except ValueError as error:  # of hjson or json: both have these two attributes
         line, why = getattr(error, "lineno", 1), str(getattr(error, "msg", error))
         why = "a value is missing" if "quoteless" in why else why  # a word of hjson
-        place = Place(str(path), line)
-        raise UsageError(f"not JSON: {why}", "Correct that line.", place=place) from None
+        raise UsageError(
+            f"not JSON: {why}", "Correct that line.", place=Place(str(path), line)
+        ) from None
     if not isinstance(data, dict):
-        problem = "a ds_config.json is one JSON object, in braces."
-        raise UsageError(problem, "Write {...}.", place=Place(str(path)))
+        raise UsageError(
+            "a ds_config.json is one JSON object, in braces.",
+            "Write {...}.",
+            place=Place(str(path)),
+        )
     return data
 
 

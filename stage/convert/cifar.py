@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stage.convert.images import IMAGE, image_schema
 from stage.convert.plain_pickle import Array, read_pickle
-from stage.errors import DamageError, UsageError
+from stage.errors import DamageError, UsageError, about
 
 SIDE = 32
 ROW = 3 * SIDE * SIDE
@@ -31,7 +31,7 @@ _HUNDRED = {
 
 
 def splits(
-    files: Mapping[str, Path], what: str
+    files: Mapping[str, Path],
 ) -> dict[str, tuple[pa.Schema, Iterator[pa.RecordBatch], list[str]]]:
     """The splits `train` and `test`.
 
@@ -39,7 +39,6 @@ def splits(
 
     Args:
         files: relative POSIX path -> the file.
-        what: names the asset in messages.
 
     Returns:
         Split -> its schema, its rows, and the paths that they are read from.
@@ -58,29 +57,28 @@ def splits(
     missing = [name for name in (meta, *wanted["train"], *wanted["test"]) if name not in by_name]
     if missing:
         raise UsageError(
-            f"{what}: `convert: cifar`: {missing[0]} is not among the files.",
+            f"`convert: cifar`: {missing[0]} is not among the files.",
             "It reads the python version: cifar-10-python.tar.gz or cifar-100-python.tar.gz, "
             "with `unpack: true`.",
         )
-    names = _names(files[by_name[meta]], columns, f"{what}: {meta}")
+    with about(meta):
+        names = _names(files[by_name[meta]], columns)
     columns_ = [pa.field("image", IMAGE), *(pa.field(name, pa.int64()) for name in names)]
     schema = image_schema(columns_, names)
     paths = {split: [by_name[name] for name in parts] for split, parts in wanted.items()}
     return {
-        split: (schema, _rows(schema, columns, names, paths[split], files, what), paths[split])
+        split: (schema, _rows(schema, columns, names, paths[split], files), paths[split])
         for split in wanted
     }
 
 
-def _names(
-    path: Path, columns: Mapping[str, tuple[bytes, bytes]], where: str
-) -> dict[str, list[str]]:
-    meta = read_pickle(path, where)
+def _names(path: Path, columns: Mapping[str, tuple[bytes, bytes]]) -> dict[str, list[str]]:
+    meta = read_pickle(path)
     result = {}
     for column, (_, key) in columns.items():
         names = meta.get(key) if isinstance(meta, dict) else None
         if not isinstance(names, list) or not all(isinstance(name, bytes | str) for name in names):
-            raise _odd(where, f"no list of names under {key.decode()}")
+            raise _odd(f"no list of names under {key.decode()}")
         result[column] = [
             n.decode("utf-8", "replace") if isinstance(n, bytes) else n for n in names
         ]
@@ -93,19 +91,18 @@ def _rows(
     names: Mapping[str, Sequence[str]],
     paths: Sequence[str],
     files: Mapping[str, Path],
-    what: str,
 ) -> Iterator[pa.RecordBatch]:
     for path in paths:
-        where = f"{what}: {path}"
-        batch = read_pickle(files[path], where)
-        data = batch.get(b"data") if isinstance(batch, dict) else None
-        if not isinstance(data, Array) or data.shape[1:] != (ROW,):
-            raise _odd(where, f"`data` is not an array of rows of {ROW} bytes")
-        pixels, count = data.as_rows(), data.shape[0]
-        labels = [
-            _labels(batch, key, count, len(names[column]), where)
-            for column, (key, _) in columns.items()
-        ]
+        with about(path):
+            batch = read_pickle(files[path])
+            data = batch.get(b"data") if isinstance(batch, dict) else None
+            if not isinstance(data, Array) or data.shape[1:] != (ROW,):
+                raise _odd(f"`data` is not an array of rows of {ROW} bytes")
+            pixels, count = data.as_rows(), data.shape[0]
+            labels = [
+                _labels(batch, key, count, len(names[column]))
+                for column, (key, _) in columns.items()
+            ]
         ids = batch.get(b"filenames")
         for start in range(0, count, BATCH):
             end = min(count, start + BATCH)
@@ -117,16 +114,12 @@ def _rows(
             yield pa.record_batch([pa.array(images, IMAGE), *numbers], schema=schema)
 
 
-def _labels(
-    batch: Mapping[bytes, Any], key: bytes, count: int, classes: int, where: str
-) -> list[int]:
+def _labels(batch: Mapping[bytes, Any], key: bytes, count: int, classes: int) -> list[int]:
     labels = batch.get(key)
     if not isinstance(labels, list) or len(labels) != count:
-        raise _odd(where, f"`{key.decode()}` is not a list of {count} labels")
+        raise _odd(f"`{key.decode()}` is not a list of {count} labels")
     if not all(type(label) is int and 0 <= label < classes for label in labels):
-        raise _odd(
-            where, f"`{key.decode()}` has values that are not labels from 0 to {classes - 1}"
-        )
+        raise _odd(f"`{key.decode()}` has values that are not labels from 0 to {classes - 1}")
     return labels
 
 
@@ -137,9 +130,9 @@ def _file_name(ids: Any, index: int) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _odd(where: str, problem: str) -> DamageError:
+def _odd(problem: str) -> DamageError:
     return DamageError(
-        f"{where}: not a file of CIFAR's python version: {problem}.",
+        f"not a file of CIFAR's python version: {problem}.",
         "Check the address and sha256.",
     )
 

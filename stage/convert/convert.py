@@ -59,7 +59,6 @@ def convert(
     files: Mapping[str, Path],
     splits_of: Callable[[Sequence[str]], Mapping[str, list[str]]],
     target: Path,
-    what: str,
     separator: str | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Split]:
@@ -70,7 +69,6 @@ def convert(
         files: relative POSIX path -> the file.
         splits_of: returns the splits, by the names of files; not used for `cifar`.
         target: a new folder.
-        what: names the asset in messages.
         separator: between the cells of a CSV; None: as the suffixes of the files say.
         note: called with a line for each column that `load_dataset` would read otherwise, for each
             of a CSV that begins with numbers and is text, and for a file in two splits.
@@ -80,8 +78,8 @@ def convert(
         DamageError: a file that is not of that format.
         PolicyError: a pickle that would build more than plain data.
     """
-    splits = {} if how == "cifar" else splits_of(chosen(how, files, what))
-    return convert_splits(how, files, splits, target, what, separator, note)
+    splits = {} if how == "cifar" else splits_of(chosen(how, files))
+    return convert_splits(how, files, splits, target, separator, note)
 
 
 def convert_splits(
@@ -89,14 +87,13 @@ def convert_splits(
     files: Mapping[str, Path],
     splits: Mapping[str, list[str]],
     target: Path,
-    what: str,
     separator: str | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Split]:
     """Converts files of a known format, split by split.
 
     Args:
-        how, files, target, what, separator, note: as for `convert`.
+        how, files, target, separator, note: as for `convert`.
         splits: split -> paths, in order; not used for `cifar`.
 
     Raises:
@@ -110,13 +107,13 @@ def convert_splits(
             both = " and ".join(split for split in splits if path in splits[split])
             note(f"{path} is in {both}, as with `load_dataset`: its rows are in each")
     if how == "cifar":
-        return _write(how, cifar.splits(files, what), target)
+        return _write(how, cifar.splits(files), target)
     with TemporaryDirectory(dir=target, prefix="cells-") as scratch:
         if how == "imagefolder":
-            return _write(how, images.parts(files, splits, what, Path(scratch)), target)
+            return _write(how, images.parts(files, splits, Path(scratch)), target)
         groups = {split: [(path, files[path]) for path in paths] for split, paths in splits.items()}
         every = [pair for group in groups.values() for pair in group]
-        table = readers.Table(how, every, what, Path(scratch), separator, note)
+        table = readers.Table(how, every, Path(scratch), separator, note)
         parts = {
             split: (table.schema, table.rows(group), splits[split])
             for split, group in groups.items()
@@ -139,20 +136,19 @@ def _write(
     return made
 
 
-def chosen(how: str, files: Collection[str], what: str) -> list[str]:
+def chosen(how: str, files: Collection[str]) -> list[str]:
     """The files of a format, by their suffixes. A single file is accepted with any suffix.
 
     Args:
         how: one of `stage.lock.requests.CONVERSIONS`.
         files: relative POSIX paths.
-        what: names the asset in messages.
 
     Raises:
         UsageError: there is none, or the folder is a model's.
     """
     if is_model(files):
         raise UsageError(
-            f"{what}: `convert: {how}`: this is a model's folder, not rows of data.",
+            f"`convert: {how}`: this is a model's folder, not rows of data.",
             "Remove `convert`: a model is taken as it is.",
         )
     visible = [path for path in sorted(files) if not is_hidden(path)]
@@ -168,7 +164,7 @@ def chosen(how: str, files: Collection[str], what: str) -> list[str]:
     if not found:
         other = conversion_of(files)
         raise UsageError(
-            f"{what}: `convert: {how}`: no file ends in {' or '.join(_SUFFIXES[how])}.",
+            f"`convert: {how}`: no file ends in {' or '.join(_SUFFIXES[how])}.",
             (f"Write `convert: {other}`. " if other not in (None, how) else "")
             + f"There are: {', '.join(sorted(files)[:6])}{', ...' if len(files) > 6 else ''}",
         )

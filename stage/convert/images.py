@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from stage.convert.formats import METADATA_FILES, is_image
 from stage.convert.readers import HUGGINGFACE, Table
-from stage.errors import UsageError
+from stage.errors import UsageError, about
 from stage.files import human_size
 
 MAX_IMAGE = 256 * 2**20  # bytes
@@ -52,15 +52,12 @@ def image_schema(columns: Sequence[pa.Field], labels: Mapping[str, Sequence[str]
     return pa.schema(columns, {HUGGINGFACE: json.dumps({"info": {"features": features}})})
 
 
-def parts(
-    files: Mapping[str, Path], splits: Mapping[str, Sequence[str]], what: str, scratch: Path
-) -> Parts:
+def parts(files: Mapping[str, Path], splits: Mapping[str, Sequence[str]], scratch: Path) -> Parts:
     """The splits of a folder of images.
 
     Args:
         files: relative POSIX path -> the file.
         splits: split -> paths of its images and metadata files.
-        what: names the asset in messages.
         scratch: a folder for temporary files.
 
     Raises:
@@ -70,7 +67,7 @@ def parts(
     every = [path for paths in images.values() for path in paths]
     if not every:
         raise UsageError(
-            f"{what}: `imagefolder`: no image in it.",
+            "`imagefolder`: no image in it.",
             "Images end in .png, .jpg, .webp and the like.",
         )
     metadata = {
@@ -78,14 +75,14 @@ def parts(
         for split, paths in splits.items()
     }
     if any(metadata.values()):
-        return _parts_of_metadata(files, images, metadata, what, scratch)
+        return _parts_of_metadata(files, images, metadata, scratch)
     folders = sorted({posixpath.basename(posixpath.dirname(path)) for path in every})
     has_labels = len(folders) > 1 and len({path.count("/") for path in every}) == 1
     labels = {"label": folders} if has_labels else {}
     columns = [pa.field("image", IMAGE), *(pa.field(name, pa.int64()) for name in labels)]
     schema = image_schema(columns, labels)
     return {
-        split: (schema, _rows_of_images(schema, folders, paths, files, what), paths)
+        split: (schema, _rows_of_images(schema, folders, paths, files), paths)
         for split, paths in images.items()
         if paths
     }
@@ -96,12 +93,11 @@ def _rows_of_images(
     folders: Sequence[str],
     paths: Sequence[str],
     files: Mapping[str, Path],
-    what: str,
 ) -> Iterator[pa.RecordBatch]:
     rows: list[dict[str, Any]] = []
     size = 0
     for path in paths:
-        image = _read(path, files[path], what)
+        image = _read(path, files[path])
         label = folders.index(posixpath.basename(posixpath.dirname(path)))
         rows.append({"image": image, "label": label})
         size += len(image["bytes"])
@@ -111,7 +107,7 @@ def _rows_of_images(
     yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-def _read(path: str, file: Path, what: str) -> dict[str, Any]:
+def _read(path: str, file: Path) -> dict[str, Any]:
     """A value of an image column.
 
     Raises:
@@ -121,7 +117,7 @@ def _read(path: str, file: Path, what: str) -> dict[str, Any]:
     size = file.stat().st_size
     if size > MAX_IMAGE:
         raise UsageError(
-            f"{what}: {path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.",
+            f"{path} has {human_size(size)}; an image may have {human_size(MAX_IMAGE)}.",
             "Make the image smaller, or remove it from the folder.",
         )
     data, fault = file.read_bytes(), ""
@@ -132,7 +128,7 @@ def _read(path: str, file: Path, what: str) -> dict[str, Any]:
         fault = "is not whole: its end is missing, as after a copy that broke off"
     if fault:
         raise UsageError(
-            f"{what}: {path} {fault}.",
+            f"{path} {fault}.",
             "Copy it again from where it came, or omit it (and its row of metadata) by "
             f"exclude: [{json.dumps(path)}]. "
             "(A dataset of the Hub with `include` travels as published.)",
@@ -144,7 +140,6 @@ def _parts_of_metadata(
     files: Mapping[str, Path],
     images: Mapping[str, Sequence[str]],
     metadata: Mapping[str, list[str]],
-    what: str,
     scratch: Path,
 ) -> Parts:
     """The splits that metadata files describe.
@@ -157,24 +152,25 @@ def _parts_of_metadata(
     kinds = sorted({path.rpartition(".")[2] for path in every})
     if len(kinds) > 1:
         raise UsageError(
-            f"{what}: `imagefolder`: there are both metadata.{kinds[0]} and metadata.{kinds[1]}.",
+            f"`imagefolder`: there are both metadata.{kinds[0]} and metadata.{kinds[1]}.",
             "Keep one kind.",
         )
     for split, paths in images.items():
         if paths and not metadata[split]:
             raise UsageError(
-                f"{what}: `imagefolder`: the split `{split}` has images and no "
+                f"`imagefolder`: the split `{split}` has images and no "
                 f"metadata.{kinds[0]}; other splits have one.",
                 "Give every split its own, beside its images.",
             )
-    table = Table(kinds[0], [(path, files[path]) for path in every], what, scratch, ",")
-    _check_columns(table.schema, f"{what}: {every[0]}")
+    table = Table(kinds[0], [(path, files[path]) for path in every], scratch, ",")
+    with about(every[0]):
+        _check_columns(table.schema)
     columns = [pa.field("image", IMAGE) if field.name == _NAME else field for field in table.schema]
     schema = image_schema(columns, {})
     return {
         split: (
             schema,
-            _rows_of_metadata(table, schema, paths, files, what),
+            _rows_of_metadata(table, schema, paths, files),
             [*paths, *images[split]],
         )
         for split, paths in metadata.items()
@@ -182,20 +178,18 @@ def _parts_of_metadata(
     }
 
 
-def _check_columns(schema: pa.Schema, where: str) -> None:
+def _check_columns(schema: pa.Schema) -> None:
     others = [name for name in schema.names if name.endswith(("_file_name", "file_names"))]
     if _NAME not in schema.names or others or "string" not in str(schema.field(_NAME).type):
         raise UsageError(
-            f"{where}: it has no column `file_name` of texts"
+            "it has no column `file_name` of texts"
             + (f", or names more images a row, in `{others[0]}`." if others else ".")
             + f" Its header: {', '.join(schema.names)[:60]}",
             "Name the column with the images' paths `file_name`, one image a row, with commas "
             "between the columns of a CSV; or omit the file.",
         )
     if "image" in schema.names:
-        raise UsageError(
-            f"{where}: there would be two columns `image`.", "Rename the one without images."
-        )
+        raise UsageError("there would be two columns `image`.", "Rename the one without images.")
 
 
 def _rows_of_metadata(
@@ -203,7 +197,6 @@ def _rows_of_metadata(
     schema: pa.Schema,
     paths: Sequence[str],
     files: Mapping[str, Path],
-    what: str,
 ) -> Iterator[pa.RecordBatch]:
     for path in paths:
         number, base = 0, posixpath.dirname(path)
@@ -211,7 +204,8 @@ def _rows_of_metadata(
             start, size, images = 0, 0, list[Any]()
             for index, name in enumerate(batch.column(_NAME).to_pylist()):
                 number += 1
-                images.append(_named(name, base, files, f"{what}: {path}: row {number}"))
+                with about(f"{path}: row {number}"):
+                    images.append(_named(name, base, files))
                 size += len(images[-1]["bytes"]) if images[-1] else 0
                 if size >= _BATCH_BYTES or index + 1 == batch.num_rows:
                     rows = batch.slice(start, len(images))
@@ -224,7 +218,7 @@ def _rows_of_metadata(
                     start, size, images = index + 1, 0, []
 
 
-def _named(name: str | None, base: str, files: Mapping[str, Path], where: str) -> Any:
+def _named(name: str | None, base: str, files: Mapping[str, Path]) -> Any:
     """The image that a cell names; None for null.
 
     Raises:
@@ -235,7 +229,7 @@ def _named(name: str | None, base: str, files: Mapping[str, Path], where: str) -
     path = posixpath.normpath(posixpath.join(base, name.replace("\\", "/")))
     if not name or path not in files or not f"{path}/".startswith(f"{base}/".lstrip("/")):
         raise UsageError(
-            f"{where}: it names the image {name!r}, which is not below the metadata file.",
+            f"it names the image {name!r}, which is not below the metadata file.",
             "Paths are relative to the folder of the metadata file.",
         )
-    return _read(path, files[path], where)
+    return _read(path, files[path])

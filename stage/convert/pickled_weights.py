@@ -22,13 +22,12 @@ from stage.sandbox import check_memory, child, close_network
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
-def convert_pickles(pickles: Mapping[str, Path], out: Path, what: str) -> dict[str, str]:
+def convert_pickles(pickles: Mapping[str, Path], out: Path) -> dict[str, str]:
     """Converts weight files of a repository.
 
     Args:
         pickles: path in the repository (`pytorch_model.bin`, or shards) -> the file.
         out: a new folder for the new files, under the names that `from_pretrained` reads.
-        what: names the asset in messages.
 
     Returns:
         The new files: path below `out` -> the pickle it is made from. Shards get a new index too.
@@ -49,16 +48,14 @@ def convert_pickles(pickles: Mapping[str, Path], out: Path, what: str) -> dict[s
     )
     answer = _answer(done.stdout)
     if answer is None:
-        check_memory(done.returncode, done.stderr, f"{what}: its pickles could not be converted")
+        check_memory(done.returncode, done.stderr, "its pickles could not be converted")
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise DamageError(
-            f"{what}: the process that converts pickles ended early: {last}.",
+            f"the process that converts pickles ended early: {last}.",
             "Often the memory was not enough: `free -h` shows it. Then run the same command again.",
         )
     if "error" in answer:
-        raise StageError(
-            f"{what}: {answer['error']}", answer["remedy"], exit_code=answer["exit_code"]
-        )
+        raise StageError(answer["error"], answer["remedy"], exit_code=answer["exit_code"])
     made = {name: path for path, name in names.items()}
     return made | _write_indexes(out, made, answer["files"])
 

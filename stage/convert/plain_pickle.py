@@ -147,11 +147,8 @@ class _PlainData(pickle._Unpickler):
         raise _Refused(f"the extension {code}")
 
 
-def read_pickle(path: Path, where: str) -> Any:
+def read_pickle(path: Path) -> Any:
     """Plain data from a pickle; strings of Python 2 are returned as bytes.
-
-    Args:
-        where: names the file in messages.
 
     Raises:
         PolicyError: it names more than numpy arrays, or is larger than 1 GiB.
@@ -159,7 +156,7 @@ def read_pickle(path: Path, where: str) -> Any:
     """
     if (size := path.stat().st_size) > MAX_SIZE:
         raise PolicyError(
-            f"{where}: a pickle of {human_size(size)}; the limit is {human_size(MAX_SIZE)}.",
+            f"a pickle of {human_size(size)}; the limit is {human_size(MAX_SIZE)}.",
             "Check the address: the files of CIFAR are smaller.",
         )
     stream = io.BytesIO(path.read_bytes())
@@ -169,12 +166,12 @@ def read_pickle(path: Path, where: str) -> Any:
         return unpickler.load()
     except _Refused as error:
         raise PolicyError(
-            f"{where}: the pickle wants to build {error}, which plain data does not need; "
+            f"the pickle wants to build {error}, which plain data does not need; "
             "nothing in it was run.",
             "Do not load this file anywhere. Check its address and sha256.",
         ) from None
     except _BROKEN as error:
         raise DamageError(
-            f"{where}: not a pickle of plain data: {error or type(error).__name__}.",
+            f"not a pickle of plain data: {error or type(error).__name__}.",
             "Check its address and sha256.",
         ) from None

@@ -32,7 +32,6 @@ class Table:
     Args:
         how: `csv`, `json`, `jsonl`, `text`, `arrow` or `parquet`.
         files: name in messages, and path, of each.
-        what: names the asset in messages.
         scratch: a folder for temporary files.
         separator: between the cells of a CSV; None: as the suffixes of the files say.
         note: called with a line for each column that `load_dataset` would read otherwise, and for
@@ -46,20 +45,19 @@ class Table:
         self,
         how: str,
         files: Sequence[tuple[str, Path]],
-        what: str,
         scratch: Path,
         separator: str | None = None,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._what, self._reader = what, _reader(how, separator, scratch)
+        self._reader = _reader(how, separator, scratch)
         schema, first_with = pa.schema([]), dict[str, str]()  # column -> the first file with it
         mistakes = Mistakes()
         for name, path in dict(files).items():  # a file may be in two splits
-            with mistakes, _located(what, name):
+            with mistakes, _located(name):
                 schema = self._reader.add(name, path)
                 for column in schema.names:
                     first_with.setdefault(column, name)
-        mistakes.check(what)
+        mistakes.check("")
         if isinstance(self._reader, CsvReader | JsonReader):
             for line in self._reader.notes():
                 note(line)
@@ -67,7 +65,7 @@ class Table:
         if unfit := first_unfit(self.schema):
             column, problem = unfit
             raise UsageError(
-                f"{what}: {first_with[column]}: parquet cannot hold the column "
+                f"{first_with[column]}: parquet cannot hold the column "
                 f"{printable(column)}: {problem}.",
                 "Remove it from the file, or write it as text (in JSON: as a string), "
                 "then fetch again.",
@@ -81,22 +79,22 @@ class Table:
             DamageError: an Arrow file is damaged.
         """
         for name, path in files:
-            with _located(self._what, name):
+            with _located(name):
                 yield from self._reader.rows(path, self.schema)
 
 
-def check_csv(name: str, path: Path, what: str, separator: str | None, or_omit: str) -> None:
+def check_csv(name: str, path: Path, separator: str | None, or_omit: str) -> None:
     """Checks the header of a CSV, long before the conversion. `or_omit`: as for `check_header`.
 
     Raises:
         UsageError: it has another encoding or another separator.
     """
-    with _located(what, name, path):
+    with _located(name, path):
         check_header(path, separator, or_omit)
 
 
 @contextmanager
-def _located(what: str, name: str, path: Path | None = None) -> Iterator[None]:
+def _located(name: str, path: Path | None = None) -> Iterator[None]:
     """Converts errors of readers to a `UsageError` with the file's name.
 
     Args:
@@ -106,16 +104,16 @@ def _located(what: str, name: str, path: Path | None = None) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise UsageError(f"{what}: {name}: nested too deeply.", repair) from None
+        raise UsageError("nested too deeply.", repair, place=name) from None
     except NotReadable as error:
         command = None
         if error.encoding:
             command = to_utf8(path or Path(Path(name).name), error.encoding)
-        raise UsageError(f"{what}: {name}: {error}", error.remedy or command or repair) from None
+        raise UsageError(str(error), error.remedy or command or repair, place=name) from None
     except (pa.ArrowException, ValueError, OSError, TypeError, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UsageError(f"{what}: {name}: {' '.join(str(error).split())[:300]}", repair) from None
+        raise UsageError(" ".join(str(error).split())[:300], repair, place=name) from None
 
 
 def _null_as_text(field: pa.Field) -> pa.Field:

@@ -1,9 +1,9 @@
-"""The one reader of what people and other machines write: a mapping -> a frozen dataclass.
+"""Reads what people write: a mapping -> a frozen dataclass; `document` does so for machines.
 
 A field of the dataclass is a key of the file. Its type is what the key takes, and `setting` adds
 the reason of its default, bounds and examples. So one table serves the values, the messages, the
 choices that are printed and the reference pages. All mistakes of a file are kept together, each
-with file:line; a document of a machine ends at its first.
+with file:line.
 """
 
 from __future__ import annotations

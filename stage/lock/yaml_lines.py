@@ -151,8 +151,9 @@ def _check_aliases_and_depth(text: str, path: Path) -> None:
     for event in yaml.parse(text, Loader=_Loader):
         place = Place(str(path), event.start_mark.line + 1 if event.start_mark else 0)
         if isinstance(event, yaml.AliasEvent):
-            problem = "YAML aliases (`*name`) are not read here."
-            raise UsageError(problem, "Write the value out.", place=place)
+            raise UsageError(
+                "YAML aliases (`*name`) are not read here.", "Write the value out.", place=place
+            )
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
             event, yaml.CollectionEndEvent
         )
@@ -172,9 +173,12 @@ def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
                 raise UsageError("a key must be plain text.", "Write `key: value`.", place=place)
             here: Where = (*where, key_node.value)
             if key_node.value in result:
-                problem = f"`{key_node.value}` is written twice (first on line {numbers[here]})."
                 with lines.mistakes:
-                    raise UsageError(problem, "Keep one.", place=place)
+                    raise UsageError(
+                        f"`{key_node.value}` is written twice (first on line {numbers[here]}).",
+                        "Keep one.",
+                        place=place,
+                    )
                 continue
             numbers[here] = place.line
             result[key_node.value] = _build(value_node, here, lines)
@@ -189,8 +193,9 @@ def _build(node: yaml.Node, where: Where, lines: Lines) -> Any:
     try:
         value = _Loader("").construct_object(node, deep=True)
     except (ValueError, LookupError, AttributeError, yaml.YAMLError):  # `!!int ""`, `!!bool x`
-        problem = f"`{node.value[:60]}` cannot be read as a value."
-        raise UsageError(problem, "Put it in quotes.", place=place) from None
+        raise UsageError(
+            f"`{node.value[:60]}` cannot be read as a value.", "Put it in quotes.", place=place
+        ) from None
     _check_lone_surrogates(value, place)
     is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
     if is_plain and (found := _NOT_A_KEY.match(node.value)):
@@ -220,8 +225,11 @@ def _cut(text: str) -> str:
 def _check_lone_surrogates(value: object, place: Place) -> None:
     """YAML reads `"\\ud800"` as text, and no file can hold it."""
     if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
-        problem = f"{value[:60]!a} has a lone surrogate in it."
-        raise UsageError(problem, "Write the character itself.", place=place)
+        raise UsageError(
+            f"{value[:60]!a} has a lone surrogate in it.",
+            "Write the character itself.",
+            place=place,
+        )
 
 
 def _not_yaml(text: str, error: yaml.YAMLError, path: Path) -> UsageError:

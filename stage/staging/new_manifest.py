@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stage.convert.convert import chosen
 from stage.convert.formats import conversion_of, is_model
-from stage.errors import UsageError, as_shown, quoted, suggest_path
+from stage.errors import UsageError, about, as_shown, quoted, suggest_path
 from stage.files import human_count
 from stage.hub.lookup import RepositoryLookup
 from stage.lock.licences import identifiers
@@ -99,7 +99,8 @@ def look_at(path: Path) -> LocalEntry:
     convert = conversion_of(names)
     if convert is None:
         return LocalEntry(path, f"{human_count(len(names), 'file')}, as they are")
-    read = chosen(convert, names, str(path))
+    with about(str(path)):
+        read = chosen(convert, names)
     what = _WHAT[convert]
     what += f", {len(read)} of {len(names)} files" if len(read) < len(names) else ""
     separator = None

@@ -116,7 +116,8 @@ class ModelSource(HubSource[ModelRequest]):
 
         configs = [origin for origin in inputs if origin.endswith(".json")]
         pickles = {origin: path for origin, path in inputs.items() if origin not in configs}
-        weights = convert_pickles(pickles, out, self.what) if pickles else {}
+        with about(self.what):
+            weights = convert_pickles(pickles, out) if pickles else {}
         made = [
             (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
             for name, origin in weights.items()
@@ -161,7 +162,8 @@ class DatasetSource(HubSource[DatasetRequest]):
                 f"`{column}` is as in the files: class names of the card are not used; "
                 "`load_dataset` would read numbers with these names"
             )
-        made = convert_splits(how.convert, inputs, splits, out, self.what, how.separator, note)
+        with about(self.what):
+            made = convert_splits(how.convert, inputs, splits, out, how.separator, note)
         return in_config(asset, config, how.convert, made)
 
 

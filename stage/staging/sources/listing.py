@@ -146,7 +146,8 @@ def _selected(
 ) -> Listing:
     reasons = {path: why_left(path, request.include, request.exclude) for path in walk.sizes}
     if request.convert and (asked := [path for path, reason in reasons.items() if reason is None]):
-        read = set(chosen(request.convert, asked, place))
+        with about(place):
+            read = set(chosen(request.convert, asked))
         reasons |= {
             path: f"not read by `convert: {request.convert}`" for path in asked if path not in read
         }
@@ -307,7 +308,6 @@ def check_csv_headers(
     from stage.convert.readers import check_csv
 
     for path in listing.sizes:
-        with mistakes:
-            place = f"{manifest.place(name, 'path')}: `{name}`"
+        with mistakes, about(manifest.entry(name, "path")):
             or_omit = f', or omit it: exclude: ["{path}"]' if len(listing.sizes) > 1 else ""
-            check_csv(path, listing.file(path), place, request.separator, or_omit)
+            check_csv(path, listing.file(path), request.separator, or_omit)

@@ -19,7 +19,7 @@ from stage.digests import FileDigests, MismatchError, sha256_of_bytes
 from stage.download.downloader import Downloader
 from stage.download.http import Connections, timeout_s, tls_context
 from stage.download.retry import RetryPolicy
-from stage.errors import Mistakes, UsageError, quoted
+from stage.errors import Mistakes, UsageError, about, quoted
 from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
 from stage.lock.manifest import Manifest
@@ -213,7 +213,8 @@ class AssetSource(ABC, Generic[R]):
         def note(said: str) -> None:
             self.run.reporter.note(f"{self.name}: {said}")
 
-        splits = convert(how, inputs, splits_of_names, out, self.what, separator, note)
+        with about(self.what):
+            splits = convert(how, inputs, splits_of_names, out, separator, note)
         return in_config(asset, CONFIG, how, splits)
 
     def new_asset(self, kind: str, source: Source) -> LockedAsset:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
+from stage.errors import about
 from stage.hub.layout import splits_of_names
 
 
@@ -25,14 +26,14 @@ def converted(tmp_path: Path) -> Callable[..., dict[str, pa.Table]]:
             (inside / path).parent.mkdir(parents=True, exist_ok=True)
             (inside / path).write_bytes(data)
         out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
-        made = convert(
-            how,
-            {path: inside / path for path in files},
-            splits_of_names,
-            out,
-            "m.yaml:3: `x`",
-            note=(notes if notes is not None else []).append,
-        )
+        with about("m.yaml:3: `x`"):
+            made = convert(
+                how,
+                {path: inside / path for path in files},
+                splits_of_names,
+                out,
+                note=(notes if notes is not None else []).append,
+            )
         return {
             split: pa.concat_tables(pq.read_table(s) for s in part.shards)
             for split, part in made.items()

@@ -214,7 +214,7 @@ def test_memory_stays_bounded_whatever_the_file(tmp_path: Path) -> None:
                 "import re, sys; from pathlib import Path;"
                 "from stage.convert.convert import convert;"
                 "convert(sys.argv[1], {'x': Path(sys.argv[2])}, lambda p: {'train': p},"
-                " Path(sys.argv[3]), 'x');"
+                " Path(sys.argv[3]));"
                 # Not `ru_maxrss`, which is never less than this process had when it forked.
                 "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
             )
@@ -239,7 +239,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     )
     (tmp_path / "x.csv").write_text("number,letter,text\n" + lines)
     made = [
-        convert("csv", {"x.csv": tmp_path / "x.csv"}, splits_of_names, tmp_path / str(i), "x")[
+        convert("csv", {"x.csv": tmp_path / "x.csv"}, splits_of_names, tmp_path / str(i))[
             "train"
         ].shards[0]
         for i in range(2)

@@ -68,7 +68,7 @@ def test_a_folder_of_images_is_what_it_is_to_the_library(
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
     files = {path: folder / path for path in IMAGE_FOLDERS[name]}
-    made = convert("imagefolder", files, splits_of_names, tmp_path / "out", "x")
+    made = convert("imagefolder", files, splits_of_names, tmp_path / "out")
     expected = datasets.load_dataset(str(folder))
     assert set(made) == set(expected)
     for split, part in made.items():

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
-from stage.errors import UsageError
+from stage.errors import UsageError, about
 from stage.hub.layout import splits_of_names
 from tests.remedies.obeyed import in_it, obeys
 
@@ -364,9 +364,8 @@ def run(tmp_path: Path) -> Run:
         ending = next(iter(files)).rpartition(".")[2]
         how = odd.how or {"txt": "text"}.get(ending, ending)
         out = folder / "out"
-        made = convert(
-            how, paths, splits_of_names, out, "m.yaml:3: `x`", odd.separator, notes.append
-        )
+        with about("m.yaml:3: `x`"):
+            made = convert(how, paths, splits_of_names, out, odd.separator, notes.append)
         assert sorted(out.iterdir()) == sorted(made["train"].shards), "only the parquet is left"
         columns: dict[str, list[Any]] = pq.read_table(made["train"].shards[0]).to_pydict()
         return columns
@@ -406,11 +405,11 @@ def test_pages_of_rows_become_one_array_by_the_command_of_the_message(tmp_path: 
     """`gh api --paginate` writes an array per page; a talk per line looks the same."""
     (tmp_path / "a.json").write_bytes(b'[{"a": 1}]\n[{"a": 2}, {"a": 3}][]')
     with pytest.raises(UsageError, match="line 2: a second array begins") as caught:
-        convert("json", {"a.json": tmp_path / "a.json"}, splits_of_names, tmp_path / "1", "x")
+        convert("json", {"a.json": tmp_path / "a.json"}, splits_of_names, tmp_path / "1")
     command = in_it(caught.value.remedy, "jq .*").replace("FILE", "a.json").replace("NEW", "b.json")
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
     files = {"b.json": tmp_path / "b.json"}
-    made = convert("json", files, splits_of_names, tmp_path / "2", "x")
+    made = convert("json", files, splits_of_names, tmp_path / "2")
     assert pq.read_table(made["train"].shards[0]).to_pydict() == {"a": [1, 2, 3]}
 
 
@@ -418,11 +417,11 @@ def test_pages_of_rows_become_one_array_by_the_command_of_the_message(tmp_path: 
 def test_the_first_line_for_excel_is_not_the_header(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"sep=,\r\na,b\r\n1,2\r\n")
     with pytest.raises(UsageError, match="first line, 'sep=,', is a word to Excel") as caught:
-        convert("csv", {"a.csv": tmp_path / "a.csv"}, splits_of_names, tmp_path / "1", "x")
+        convert("csv", {"a.csv": tmp_path / "a.csv"}, splits_of_names, tmp_path / "1")
     command = (
         caught.value.remedy.partition(": ")[2].replace("FILE", "a.csv").replace("NEW", "b.csv")
     )
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
     files = {"b.csv": tmp_path / "b.csv"}
-    made = convert("csv", files, splits_of_names, tmp_path / "2", "x")
+    made = convert("csv", files, splits_of_names, tmp_path / "2")
     assert pq.read_table(made["train"].shards[0]).to_pydict() == {"a": [1], "b": [2]}

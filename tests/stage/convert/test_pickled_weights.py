@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from stage.bundle.bundle import Bundle
 from stage.convert.pickled_weights import convert_file, convert_pickles
-from stage.errors import DamageError, PolicyError, StageError
+from stage.errors import DamageError, PolicyError, StageError, about
 from tests.support.staging import MODEL, Laptop, model_files
 
 
@@ -51,7 +51,8 @@ def converted(tmp_path: Path, files: dict[str, bytes]) -> tuple[dict[str, str], 
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
-    return convert_pickles({name: tmp_path / name for name in files}, out, "m.yaml:3: `x`"), out
+    with about("m.yaml:3: `x`"):
+        return convert_pickles({name: tmp_path / name for name in files}, out), out
 
 
 @pytest.mark.parametrize("zipped", [True, False])

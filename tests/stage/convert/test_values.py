@@ -139,7 +139,7 @@ def test_every_cell_is_what_the_csv_module_reads(
     rows = list(zip(*columns, strict=True))
     with open(folder / "x.csv", "w", newline="") as file:
         csv.writer(file).writerows([[f"c{i}" for i in range(len(columns))], *rows])
-    made = convert("csv", {"x.csv": folder / "x.csv"}, splits_of_names, folder / "out", "x")
+    made = convert("csv", {"x.csv": folder / "x.csv"}, splits_of_names, folder / "out")
     table = pq.read_table(made["train"].shards[0])
     for found, cells in zip(table.columns, columns, strict=True):
         for value, cell in zip(found.to_pylist(), cells, strict=True):
