@@ -72,7 +72,7 @@ class Facts:
         return kept
 
     def known(self, wanted: fact[T]) -> T | None:
-        """The value of a fact, for those who can do without it; None: it raised, or is not known.
+        """The value of a fact, where it can be missing; None: it raised, or is not known.
 
         Args:
             wanted: of the class: `run.known(Run.plan)`.

@@ -74,8 +74,8 @@ class Resolved:
 def write(resolved: Resolved) -> None:
     """Writes what is decided into the run folder, atomically; `resolved.json` last."""
     folder = resolved.run.folder
-    # A pickle, as `runner.child` sends it: whoever may write this file, and with it the run folder,
-    # can run code as this user. So the folder must be as private as the account's other programs.
+    # A pickle, as `runner.child` sends it. It can run code: an account that may write this file can
+    # act as the user. That holds for the whole run folder: a checkpoint of DeepSpeed is a pickle.
     write_atomically(folder.handed_over, pickle.dumps(resolved))
     values = {one.name: getattr(resolved, one.name) for one in fields(resolved)}
     run = values.pop("run")

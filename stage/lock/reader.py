@@ -79,7 +79,7 @@ class Key:
         is_path: a path of this machine, or a list of words with some: `~` is the home folder.
         is_one: a single text means a list with that text.
         only: another key, and its values with which this key means something.
-        decides: what another value changes, for those who compare two files.
+        decides: what another value changes, for a comparison of two files.
         is_optional: not written where it is null or empty.
         order: the order of the items of a list where it is written; None: as they are.
     """
