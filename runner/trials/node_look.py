@@ -133,7 +133,7 @@ def read_env_check(output: str, asset: str) -> list[Finding]:
 
 
 def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[Finding]:
-    """Refuses interfaces that the user named and this node does not have. Pure but for nccl.conf.
+    """Refuses interfaces that the user named and this node does not have. Pure.
 
     Args:
         environ: the environment variables of a rank.
