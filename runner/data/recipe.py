@@ -15,7 +15,7 @@ from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions
-# that restart per document. tests/runner/training/tasks/test_documents_apart.py tests each of them.
+# that restart per document. tests/runner/tasks/test_documents_apart.py tests each of them.
 # RoBERTa's positions begin after the padding index.
 KEEPS_APART = frozenset({
     "bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_neox", "llama", "mistral", "qwen2",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runner.training.components.batches import Sample
 
 # Model types whose logits are their output embedding applied to their hidden states, and no more
-# (transformers' modeling files). tests/runner/training/tasks/test_language.py tests each of them.
+# (transformers' modeling files). tests/runner/tasks/test_language.py tests each of them.
 HEADS = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.gpu.conftest import MakeTrainer
-from tests.runner.training.tasks.test_flex import assert_like_a_mask
+from tests.runner.tasks.test_flex import assert_like_a_mask
 
 FUSED = ("flash", "efficient", "cudnn")
 

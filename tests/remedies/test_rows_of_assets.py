@@ -38,7 +38,7 @@ from runner.training.weights import _check_numbers
 from tests.first_job.harness import run_stage
 from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
-from tests.runner.launch.test_node_local import JOB, TREE
+from tests.runner.job.test_node_local import JOB, TREE
 from tests.support.once import once
 from tests.support.plans import decide
 

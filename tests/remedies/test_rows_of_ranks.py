@@ -37,7 +37,7 @@ from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
 from tests.runner.launch.test_hang_detector import A800
 from tests.runner.launch.test_local import BATCH
-from tests.runner.ranks.test_mpi import open_mpi
+from tests.runner.launch.test_mpi import open_mpi
 from tests.runner.remote.conftest import RUN as SENT
 from tests.runner.remote.test_plan import MANIFEST, road
 

@@ -25,7 +25,7 @@ from runner.training.saving.export import read_companions
 from runner.training.start import disk_error, write_error
 from stage.bundle.bundle import Bundle
 from tests.runner.conftest import Cluster
-from tests.runner.preflight.test_preflight import Terminal, terminal
+from tests.runner.job.test_preflight import Terminal, terminal
 from tests.support.waiting import free_port
 
 __all__ = ["terminal"]

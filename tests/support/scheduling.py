@@ -18,7 +18,7 @@ ORDER = (
     SITE,
     "tests/stage/",
     "tests/golden/",
-    *(f"tests/runner/{name}/" for name in ("training", "rehearse", "launch", "ranks", "exec")),
+    *(f"tests/runner/{name}/" for name in ("training", "tasks", "trials", "launch", "exec")),
     "tests/runner/test_",
     "tests/test_",
 )

@@ -28,10 +28,10 @@ from runner.exec.run import environment
 from runner.inputs import HubRepository
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
-from tests.runner.ranks.test_mpi import open_mpi
+from tests.runner.launch.test_mpi import open_mpi
 from tests.support.waiting import wait_for
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
 SRUN = "srun --ntasks-per-node=1 --ntasks=1"
 MPIRUN = "mpirun --map-by ppr:1:node --bind-to none -n 1"

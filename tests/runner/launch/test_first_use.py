@@ -15,7 +15,7 @@ from runner.run_folder.checkpoints import TrainingState, signature
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
 from stage.serve.names import why_missing
-from tests.runner.preflight.test_preflight import Terminal, terminal
+from tests.runner.job.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]
 

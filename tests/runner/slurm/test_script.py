@@ -15,7 +15,7 @@ from runner.slurm.job_array import MOST_MEMBERS, members
 from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
 from tests.first_job.harness import programs
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parent / "golden"
 GPU = SbatchRequest(
     name="bert-large-mlm",
     run_folder=Path("/scratch/alice/output/bert-large-mlm"),

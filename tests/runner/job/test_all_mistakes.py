@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.runner.preflight.test_preflight import Terminal, terminal
+from tests.runner.job.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]
 

@@ -15,7 +15,7 @@ from runner.tasks import causal_lm, masked_lm
 from runner.tasks.masked_lm import guessed_positions
 from runner.training.components import language
 from runner.training.components.device import SWITCH, use_tanh_gelu
-from tests.runner.training.tasks.test_documents_apart import ENCODERS, rows, small_model
+from tests.runner.tasks.test_documents_apart import ENCODERS, rows, small_model
 
 
 def module_of(kind: str, layout: str = "alone") -> tuple[Any, dict[str, Any]]:

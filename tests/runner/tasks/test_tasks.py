@@ -15,7 +15,7 @@ from runner import tasks
 from runner.cli import main
 from runner.tasks import TASKS
 
-RUNNER = Path(__file__).resolve().parents[2] / "runner"
+RUNNER = Path(__file__).resolve().parents[3] / "runner"
 OTHERS = [path for path in sorted(RUNNER.rglob("*.py")) if path.parent != RUNNER / "tasks"]
 
 

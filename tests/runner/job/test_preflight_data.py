@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runner.conftest import Cluster
-from tests.runner.preflight.test_preflight import Terminal
+from tests.runner.job.test_preflight import Terminal
 
 
 @pytest.fixture

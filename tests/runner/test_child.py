@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import sys
 sys.path[:0] = [{root!r}, {here!r}]

@@ -22,7 +22,7 @@ from runner.data.store import IGNORED, Facts
 from runner.inputs import resolve
 from runner.training.components import flex, language
 from runner.training.components.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
-from tests.runner.training.tasks.test_documents_apart import rows, small_model
+from tests.runner.tasks.test_documents_apart import rows, small_model
 from tests.support.training.calls import WAITS, Calls
 
 

@@ -27,7 +27,7 @@ from runner.run_folder.layout import RunFolder
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
-from tests.runner.preflight.test_preflight import terminal
+from tests.runner.job.test_preflight import terminal
 from tests.stage.environment.check.packages import TORCH, write_packages
 from tests.support.findings import errors, lines, others
 

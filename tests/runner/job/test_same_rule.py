@@ -16,7 +16,7 @@ from runner.job import devices
 from runner.job.devices import GIB
 from runner.training.components.device import find_device
 from tests.first_job.harness import programs
-from tests.runner.preflight.test_preflight import Terminal, terminal
+from tests.runner.job.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]
 

@@ -1,1 +1,0 @@
-"""The rehearsal of a run, on a login node and in a job."""
