@@ -162,8 +162,10 @@ def _collect(folder: Path, hosts: Sequence[str]) -> list[Finding] | None:
 
 
 def _of_node(host: str, entry: Mapping[str, Any]) -> Finding:
-    text = entry["message"]
-    return Finding(**{**entry, "message": text if text.startswith(host) else f"{host}: {text}"})
+    found = Finding(**entry)
+    if found.message.startswith(host) and not found.is_line:  # the message names the node already
+        return found
+    return replace(found, message=f"{host}: {found.message}")
 
 
 def _describe(measured: Mapping[str, Any]) -> str:

@@ -180,7 +180,7 @@ def held(run: Run) -> Iterator[Finding]:
 ANYWHERE = (accelerators, *after((Run.starts,), tools_here), site, verified, writable)
 """What ends any run, wherever it starts."""
 IN_A_JOB = after(
-    (Run.ahead,),
+    (Run.ahead, Run.site),  # on another torch of the site than its own, no Python here means much
     gpus_of_job, python, tools, srun, time_to_start, slurm,
     *after((Run.queue,), variables, folders, unused_gpus), shell, held,
 )  # fmt: skip
