@@ -193,7 +193,7 @@ def verify(
     from pathlib import Path
 
     from stage.bundle.verifier import LEVELS
-    from stage.bundle.verify import verify_shown
+    from stage.bundle.verifier_adapter import verify_shown
     from stage.digests import is_hex
     from stage.errors import UsageError
     from stage.installation import check_libraries

@@ -21,7 +21,7 @@ from typing import Any
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, check_is_bundle, read_tag
 from stage.bundle.verifier import Finding
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.errors import DamageError, SignatureError, UsageError, as_shown, quoted, suggest_path
 from stage.files import human_count, read_file, write_atomically
 from stage.paths import printable

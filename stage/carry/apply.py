@@ -21,7 +21,7 @@ from stage.bundle.bundle import check_is_bundle
 from stage.bundle.receipt import record, wait_until_at_rest
 from stage.bundle.report import format_findings
 from stage.bundle.verifier import state_folder, suggest_fixes
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.carry.patch import FORMAT, TAGS, PatchPlan
 from stage.digests import MismatchError, sha256_of_bytes
 from stage.download.partial_file import copy_verified

@@ -30,7 +30,7 @@ from stage.bundle import bundle as layout
 from stage.bundle.bundle import VERIFIER, Bundle
 from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
-from stage.bundle.verify import failure_of, verify
+from stage.bundle.verifier_adapter import failure_of, verify
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
 from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted

@@ -37,7 +37,7 @@ def serve(bundle: Path, host: str, port: int) -> None:
     """
     from stage.bundle.bundle import Bundle
     from stage.bundle.receipt import remedy_for_damage
-    from stage.bundle.verify import failure_of, verify
+    from stage.bundle.verifier_adapter import failure_of, verify
     from stage.serve.catalogue import Catalogue
     from stage.serve.server import BundleServer
 

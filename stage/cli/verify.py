@@ -87,7 +87,7 @@ def verify(
     """
     from stage.bundle.signature import Trust
     from stage.bundle.verifier import state_folder
-    from stage.bundle.verify import check_outputs, verify_shown
+    from stage.bundle.verifier_adapter import check_outputs, verify_shown
     from stage.cli import verdict
     from stage.progress import Reporter
 

@@ -86,7 +86,7 @@ class HubApi:
 
     All methods raise what `_Transport.handle_request` raises, `HfHubHTTPError` where the Hub
     refuses, `HFValidationError` for an id that no repository can have, and one of
-    `stage.hub.errors.MALFORMED` for an answer that no Hub gives.
+    `stage.hub.refusals.MALFORMED` for an answer that no Hub gives.
 
     Args:
         endpoint: the address of the Hub, without a slash at its end.

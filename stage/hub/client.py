@@ -24,8 +24,8 @@ from stage.download.request import Download
 from stage.errors import IncompleteError, UsageError, without_secrets
 from stage.files import MAX_NUMBER, human_size
 from stage.hub.api import HubApi
-from stage.hub.errors import DEFAULT_ENDPOINT, MALFORMED, HubErrors
 from stage.hub.model_files import RemoteFile
+from stage.hub.refusals import DEFAULT_ENDPOINT, MALFORMED, HubErrors
 from stage.lock.licences import stated
 from stage.paths import printable, problem_with_address
 

@@ -9,7 +9,7 @@ from stage.errors import UsageError
 from stage.hub import layout
 from stage.hub.client import Hub, Repository
 from stage.hub.datasets import find_configs
-from stage.hub.errors import CHECK_NAME, RefusedToken
+from stage.hub.refusals import CHECK_NAME, RefusedToken
 
 
 @dataclass(frozen=True)

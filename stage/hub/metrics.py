@@ -10,8 +10,8 @@ import re
 
 from stage.errors import PolicyError, UsageError, about
 from stage.hub.client import Hub, Repository
-from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import is_document, locked_file
+from stage.hub.refusals import DEFAULT_ENDPOINT
 from stage.hub.remote_code import Reference, find_code
 from stage.lock.model import Code, LeftOut, LockedAsset, Source
 from stage.lock.requests import MetricRequest, as_lock_request, way_without

@@ -19,8 +19,8 @@ from typing import Any
 
 from stage.errors import PolicyError, UsageError
 from stage.hub.client import Hub, Repository
-from stage.hub.errors import DEFAULT_ENDPOINT
 from stage.hub.model_files import RemoteFile, why_left
+from stage.hub.refusals import DEFAULT_ENDPOINT
 from stage.lock.requests import ModelRequest
 from stage.paths import printable
 from stage.progress import Reporter

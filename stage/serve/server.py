@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from stage.errors import UsageError
 from stage.files import open_inside
-from stage.serve import hub
+from stage.serve import hub_api
 from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
 
@@ -163,7 +163,7 @@ class _Handler(HubHandler):
     def do_GET(self) -> None:
         server = cast(BundleServer, self.server)
         try:
-            answer = hub.answer(self._read_request(), server.catalogue)
+            answer = hub_api.answer(self._read_request(), server.catalogue)
             server.mention(answer)
             self.send(answer)
         except ConnectionError:

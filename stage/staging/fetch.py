@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.digests import FileDigests, MismatchError, hash_file
 from stage.errors import Mistakes, UsageError, quoted
 from stage.files import (

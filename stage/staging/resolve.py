@@ -35,8 +35,8 @@ from stage.paths import check_collisions, printable
 from stage.progress import Reporter
 from stage.staging.options import ALL
 from stage.staging.prechecks import check_bases, omitted_files
-from stage.staging.sources.files import PathSource
-from stage.staging.sources.hub import DatasetSource, MetricSource, ModelSource
+from stage.staging.sources.local import PathSource
+from stage.staging.sources.repository import DatasetSource, MetricSource, ModelSource
 from stage.staging.sources.source import AssetSource, Run
 from stage.staging.sources.url import UrlSource
 

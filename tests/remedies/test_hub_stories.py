@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from stage.staging.sources import hub as hub_source
+from stage.staging.sources import repository
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.hubs import MEMBER_TOKEN, TestHub
 from tests.support.staging import Laptop, dataset_files, model_files
 
 CLIENT = "stage/hub/client.py"
 DATASETS = "stage/hub/datasets.py"
-ERRORS = "stage/hub/errors.py"
+REFUSALS = "stage/hub/refusals.py"
+REPOSITORY = "stage/staging/sources/repository.py"
 METRICS = "stage/hub/metrics.py"
 LOCK = "lock tiny.yaml"
 FETCH = "fetch tiny.yaml -o bundle --no-offline-check"
@@ -81,7 +82,7 @@ def user(tmp_path: Path, shared: TestHub) -> User:
     return User(tmp_path / "user", shared)
 
 
-@obeys(ERRORS, "Check the spelling (org/name). For a private one give a token: {}")
+@obeys(REFUSALS, "Check the spelling (org/name). For a private one give a token: {}")
 @obeys(CLIENT, "Copy it again: export HF_TOKEN=hf_...; or look at the file")
 def test_a_token_and_the_name_are_written_well(user: User) -> None:
     user.wants(a={"model": "acme/closed"})
@@ -156,7 +157,10 @@ def test_code_is_allowed_or_left(user: User) -> None:
 @obeys(DATASETS, "Check `config`; or download the files (hf download) and name them with `path:`.")
 @obeys(DATASETS, "Get the dataset with `hf download`, rename the split, and use `path:`.")
 @obeys(DATASETS, "Download its files (hf download) and name them with `path:`.")
-@obeys("stage/staging/sources/hub.py", "hf download {}{} --revision {} --local-dir {} Then write")
+@obeys(
+    "stage/staging/sources/repository.py",
+    "hf download {}{} --revision {} --local-dir {} Then write",
+)
 def test_what_is_no_dataset_here_is_downloaded_and_named(
     user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +172,7 @@ def test_what_is_no_dataset_here_is_downloaded_and_named(
         user.works(LOCK)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hub_source, "HTTP_LIMIT", len(ROWS) - 1)
+        patch.setattr(repository, "HTTP_LIMIT", len(ROWS) - 1)
         remedy = user.remedy(f"{LOCK} --update a")
     line, _, entry = remedy.partition(" Then write in the manifest, in place of that entry: ")
     user.shell(line)
@@ -194,7 +198,7 @@ def test_what_is_no_dataset_here_is_downloaded_and_named(
     user.works(FETCH)
 
 
-@obeys(ERRORS, "Its commit may have been deleted: run again with --update")
+@obeys(REFUSALS, "Its commit may have been deleted: run again with --update")
 @obeys("stage/staging/resolve.py", "{} --update {}")
 @obeys("stage/staging/sources/source.py", "Find out where that lock comes from. To resolve again")
 @obeys("stage/download/responses.py", "That server or a proxy is misconfigured: try another")

@@ -90,7 +90,7 @@ MANIFESTS = (
         a(path="t"), FETCH, "-o t/deep/bundle", {"t/a.txt": "x"}),
     Row("stage/files.py", "mkdir -p {}", (("mkdir -p [^ ]*", "run"),),
         FILE, "stage verify bundle --report new/r.json", "", {"a.txt": "x"}, FETCHED),
-    Row("stage/staging/sources/files.py", "To take the files of `{}` as they are now: {}",
+    Row("stage/staging/sources/local.py", "To take the files of `{}` as they are now: {}",
         (("stage fetch m.yaml .*--update a", "run"),),
         FILE, FETCHED, "", {"a.txt": "x"}, f"{FETCHED}\necho y > a.txt"),
     Row("stage/staging/resolve.py", "stage lock {}", (("stage lock [^ ]*", "run"),),

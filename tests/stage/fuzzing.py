@@ -19,7 +19,7 @@ from stage.bundle.bundle import Bundle, manifest_text
 from stage.bundle.inspect import safetensors_header
 from stage.bundle.report import read_report
 from stage.bundle.signature import signed_by
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.digests import sha256_of_bytes
 from stage.errors import StageError, as_shown
 from stage.lock.manifest import Manifest

@@ -41,7 +41,7 @@ from stage.lock.model import (
 )
 from stage.lock.requests import EnvironmentRequest
 from stage.paths import check_path
-from stage.staging.sources.files import bring_local
+from stage.staging.sources.local import bring_local
 from stage.staging.sources.source import AssetSource, Made, Progress, Run
 from stage.staging.sources.url import download_of
 from stage.threads import together

@@ -28,7 +28,7 @@ from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import record
 from stage.bundle.verifier import state_folder
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.environ import kept_environment

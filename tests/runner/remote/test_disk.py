@@ -17,7 +17,7 @@ from runner.remote import disk as carried
 from runner.remote.disk import check, write
 from runner.remote.plan import plan_text
 from runner.remote.pull import Disk, bring
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.carry import push as pushing
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder

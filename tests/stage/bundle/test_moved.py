@@ -11,7 +11,7 @@ import pytest
 
 from stage.bundle import verifier
 from stage.bundle.receipt import find, record
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import make_bundle
 
 MODELS = "data/models/bert"

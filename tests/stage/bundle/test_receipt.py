@@ -23,7 +23,7 @@ from stage.bundle.verifier import (
     state_folder,
     unsure_ns,
 )
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import BIG, make_bundle
 
 TICK_S = 0.1

@@ -17,7 +17,7 @@ import pytest
 from stage.bundle import bundle as layout
 from stage.bundle import verifier
 from stage.bundle.receipt import find_damage
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import BIG
 from tests.support.rights import as_another_user
 

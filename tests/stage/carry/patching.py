@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stage.bundle.bundle import finish
 from stage.bundle.report import read_report
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.carry.patch import patch_damage
 from stage.digests import hash_file
 from stage.lock.model import LockedAsset, LockedFile, Source

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.carry.apply import apply
 from stage.carry.patch import patch_since
 from tests.stage.bundles import make_bundle

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verify import verify
+from stage.bundle.verifier_adapter import verify
 from stage.carry.apply import apply
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, IncompleteError

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from stage.bundle.bundle import Bundle
-from stage.serve import hub
+from stage.serve import hub_api
 from stage.serve.answers import FileBody, Request
 from stage.serve.catalogue import Catalogue, card_of
 from stage.serve.names import entry
@@ -195,7 +195,7 @@ def catalogue(bundle: Path) -> Catalogue:
 def test_no_address_leads_out_of_the_bundle(
     catalogue: Catalogue, bundle: Path, path: str, start: str
 ) -> None:
-    answer = hub.answer(Request("GET", start + path), catalogue)
+    answer = hub_api.answer(Request("GET", start + path), catalogue)
     if isinstance(answer.body, FileBody):
         assert (
             answer.body.path.is_relative_to(bundle / "data") and ".." not in answer.body.path.parts

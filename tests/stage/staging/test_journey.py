@@ -16,7 +16,7 @@ from typing import Any
 from click.testing import Result
 
 import stage as package
-from stage.staging.sources.hub import HubSource
+from stage.staging.sources.repository import HubSource
 from tests.support.servers.hubs import TestHub
 
 ROOT = Path(package.__file__).parents[1]
@@ -24,7 +24,7 @@ STORY = {
     "stage/staging/fetch.py",
     "stage/staging/resolve.py",
     "stage/staging/sources/source.py",
-    "stage/staging/sources/hub.py",
+    "stage/staging/sources/repository.py",
 }
 MOST = 19
 

@@ -14,7 +14,7 @@ from stage.digests import sha256_of_bytes
 from stage.environment.check.node import create
 from stage.errors import StageError, UsageError
 from stage.lock.model import LockedFile
-from stage.staging.sources.files import bring_local
+from stage.staging.sources.local import bring_local
 from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap
 
 SHELLS = ["dash", "bash", *(["busybox sh"] if shutil.which("busybox") else [])]
