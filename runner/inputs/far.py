@@ -11,9 +11,9 @@ from stage.carry.clusters import profiles as profiles
 from stage.carry.clusters import to_option as to_option  # for runner.cli
 from stage.carry.probe import collect as collect
 from stage.carry.probe import room_script, rooms_of
-from stage.carry.ssh import Answer as Answer
 from stage.carry.ssh import PushTarget as PushTarget
 from stage.carry.ssh import RemoteShell as RemoteShell
+from stage.carry.ssh import ScriptResult as ScriptResult
 from stage.carry.ssh import connected as connected
 from stage.carry.ssh import log_out as log_out
 from stage.environment.spec.profile import Profile

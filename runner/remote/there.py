@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, say
-from runner.inputs.far import Answer, RemoteShell
+from runner.inputs.far import RemoteShell, ScriptResult
 from runner.processes import is_alive
 from runner.remote.plan import Road, plan_text, sha256_of
 
@@ -44,7 +44,7 @@ def understood(remote: RemoteShell) -> Iterator[None]:
         ) from None
 
 
-def go(remote: RemoteShell, to: str, words: str) -> Answer:
+def go(remote: RemoteShell, to: str, words: str) -> ScriptResult:
     """Runs `sh go.sh WORDS` in the cluster's folder; UsageError if nothing was submitted there."""
     enter = f"cd {shlex.quote(remote.folder)} 2>/dev/null && [ -f go.sh ] || exit 99"
     answer = remote.ask(f"{enter}\nAIRLIFT_TO={quoted(to)} sh go.sh {words}")

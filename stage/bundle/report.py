@@ -45,7 +45,9 @@ def read_report(path: Path) -> VerificationReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Finding:
+class _FindingKeys:
+    """The keys of a finding in a report."""
+
     path: str
     problem: str = setting(takes=Literal[tuple(PROBLEMS)])
     expected: str
@@ -68,7 +70,7 @@ class _Report:
     bundle_id: str | None = setting(None, convert=sha256_digits)
     files: int
     bytes: int
-    findings: tuple[_Finding, ...]
+    findings: tuple[_FindingKeys, ...]
     proof: _Proof = setting(_Proof)
 
 

@@ -151,7 +151,7 @@ def _look(remote: RemoteShell, to: str, folder: str, say: Say) -> LoginNode:
     """Asks the login node, and prints what it answers."""
     script = f"folder={shlex.quote(folder)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
     node = login_node_of(remote.run(script, f"{to}: cannot look there", _ANSWER_S))
-    for line in describe(node, remote.greeting):
+    for line in login_node_lines(node, remote.greeting):
         say(line)
     if folder and not node.rooms[0].is_writable:
         raise UsageError(
@@ -220,7 +220,7 @@ def collect(remote: RemoteShell, cluster: Cluster) -> str | None:
     return "; ".join(said)
 
 
-def describe(node: LoginNode, greeting: str) -> list[str]:
+def login_node_lines(node: LoginNode, greeting: str) -> list[str]:
     """What a person should know of a login node. Pure."""
     values = node.values
     shell = f"{values.get('host')}: shell {values.get('shell')}"

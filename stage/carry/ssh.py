@@ -94,7 +94,7 @@ class PushTarget:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScriptResult:
     """What a script there ended with, and what it printed."""
 
     code: int
@@ -154,7 +154,7 @@ class RemoteShell:
             words = [sys.executable, "-I", str(_RSYNC_SHELL), secrets.token_hex(16), *words]
         return ["-e", shlex.join(words)]
 
-    def ask(self, script: str, timeout_s: float | None = None) -> Answer:
+    def ask(self, script: str, timeout_s: float | None = None) -> ScriptResult:
         """Runs a script with `sh`, whatever the login shell is. The user then sees its stderr.
 
         The script may use `exit`; its children read nothing from it.
@@ -168,7 +168,7 @@ class RemoteShell:
         text = bytearray()
         code, said = self._run(script, text.extend, timeout_s)
         print(said, end="", file=sys.stderr)
-        return Answer(code, text.decode("utf-8", "replace"))
+        return ScriptResult(code, text.decode("utf-8", "replace"))
 
     def run(self, script: str, problem: str, timeout_s: float | None = None) -> str:
         """Runs a script that must succeed; returns its stdout.

@@ -53,8 +53,8 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
       stage trace -o my.yaml -- python their_script.py --max_steps 1
     """
     check_libraries("stage trace", *TO_FETCH)
-    from stage.serve.trace import manifest_text, url_lines
     from stage.serve.trace import trace as run
+    from stage.serve.trace import traced_manifest, url_lines
     from stage.staging.sources.source import connect
 
     check_new(manifest)
@@ -64,7 +64,7 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     assets = [entry for entry in traced.entries if entry.lines]
     if not assets:
         _raise_nothing(command, traced)
-    write_new(manifest, manifest_text(command, manifest, traced))
+    write_new(manifest, traced_manifest(command, manifest, traced))
     for entry in traced.entries:
         say(entry.note)
     lost = [

@@ -92,7 +92,7 @@ def init(
         ENVIRONMENT,
         LocalEntry,
         look_at,
-        manifest_text,
+        new_manifest,
         place_for_bundle,
     )
 
@@ -101,7 +101,7 @@ def init(
     here = {name: look_at(Path(name)) for name in names if _is_path(name)}
     found = here | _on_the_hub([name for name in names if name not in here], endpoint, quiet)
     every = [found[name] for name in names]
-    write_new(manifest, manifest_text(manifest, every, profile))
+    write_new(manifest, new_manifest(manifest, every, profile))
     if environment:
         write_new(*environment)
     if quiet:

@@ -267,7 +267,7 @@ class _Archive:
     def _tar_files(self) -> Iterator[_File]:
         with _plain(self._path) as stream:
             watched: Any = _Watched(stream, self._check_size)
-            with tarfile.open(fileobj=watched, mode="r|", tarinfo=_Entry) as opened:
+            with tarfile.open(fileobj=watched, mode="r|", tarinfo=_TarEntry) as opened:
                 for entry in opened:
                     opened.members = []  # type: ignore[attr-defined]  # tarfile would keep them all
                     name = self._tar_name(entry)
@@ -343,7 +343,7 @@ class _Watched:
         return data
 
 
-class _Entry(tarfile.TarInfo):
+class _TarEntry(tarfile.TarInfo):
     """A tar entry that is safe to read from an untrusted archive.
 
     tarfile reads long names and pax headers whole; here their size is limited. tarfile also takes
@@ -351,7 +351,7 @@ class _Entry(tarfile.TarInfo):
     """
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Entry:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _TarEntry:
         try:
             return super().frombuf(buf, encoding, errors)
         except _END:

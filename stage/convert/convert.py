@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from stage.convert.formats import METADATA_FILES, conversion_of, is_hidden, is_image, is_model
+from stage.convert.formats import METADATA_FILES, conversion_of, is_image, is_model, is_skipped
 from stage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def chosen(how: str, files: Collection[str]) -> list[str]:
             f"`convert: {how}`: this is a model's folder, not rows of data.",
             "Remove `convert`: a model is taken as it is.",
         )
-    visible = [path for path in sorted(files) if not is_hidden(path)]
+    visible = [path for path in sorted(files) if not is_skipped(path)]
     if how == "cifar":  # `cifar.splits` finds its files by their names
         return sorted(files)
     if how == "imagefolder":

@@ -147,7 +147,7 @@ class CsvReader:
     def __init__(self, separator: str | None, scratch: Path) -> None:
         self._separator, self._scratch = separator, scratch
         self._cells: dict[Path, Path] = {}  # CSV file -> Arrow file with its cells
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _ColumnTypes] = {}
 
     def add(self, name: str, path: Path) -> pa.Schema:
         """Reads a file for the first time; returns the columns of all files so far.
@@ -177,7 +177,7 @@ class CsvReader:
         if self._columns and set(names) != set(self._columns):
             have, had = ", ".join(names), ", ".join(self._columns)
             raise ValueError(f"it has the columns {have}; the files before it {had}.")
-        self._columns = self._columns or {name: _Column() for name in names}
+        self._columns = self._columns or {name: _ColumnTypes() for name in names}
         schema = pa.schema([pa.field(name, pa.string()) for name in names])
         self._cells[path] = self._scratch / f"{len(self._cells)}.arrow"
         options = ipc.IpcWriteOptions(compression="lz4")
@@ -281,7 +281,7 @@ def _wrong_quote(begins: int, reached: int, error: str) -> NotReadable:
 
 
 @dataclass
-class _Column:
+class _ColumnTypes:
     """The types that fit a column, by its cells in all files so far.
 
     Attributes:

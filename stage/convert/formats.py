@@ -85,7 +85,7 @@ def is_data(path: str) -> bool:
     return _name(path) not in _IGNORED and any(ending in FORMATS for ending in endings(path))
 
 
-def is_hidden(path: str) -> bool:
+def is_skipped(path: str) -> bool:
     """Whether `datasets` skips a path that no pattern names."""
     return any(part.startswith((".", "__")) for part in path.split("/"))
 
@@ -121,7 +121,7 @@ def conversion(format: str, paths: Sequence[str]) -> str:
 def conversion_of(paths: Iterable[str]) -> str | None:
     """The `convert:` of a folder's files: of the format that most of them have, if any has one."""
     can = (*CONVERTED, "parquet")
-    files = [path for path in paths if is_data(path) and not is_hidden(path)]
+    files = [path for path in paths if is_data(path) and not is_skipped(path)]
     files = [path for path in files if any(is_of(format, path) for format in can)]
     format = format_of(files)
     return conversion(format, [p for p in files if is_of(format, p)]) if format in can else None

@@ -92,7 +92,7 @@ _BROKEN = (
 )
 
 
-class _Refused(Exception):
+class _NotPlainData(Exception):
     """A pickle names something that is not plain data."""
 
 
@@ -105,7 +105,7 @@ class _PlainData(pickle._Unpickler):
         try:
             builder = _BUILDERS[module, name]
         except KeyError:
-            raise _Refused(f"{module}.{name}") from None
+            raise _NotPlainData(f"{module}.{name}") from None
         return self._encode if builder is _encode else builder
 
     def _encode(self, text: object, *encoding: object) -> bytes:
@@ -116,12 +116,12 @@ class _PlainData(pickle._Unpickler):
     def _take(self, size: int) -> None:
         self.left -= size
         if self.left < 0:
-            raise _Refused("more bytes than it has")
+            raise _NotPlainData("more bytes than it has")
 
     def load_build(self) -> None:
         """Accepts state for arrays and dtypes only: on other objects it would set attributes."""
         if not isinstance(self.stack[-2], Array | DType):  # type: ignore[attr-defined]
-            raise _Refused(f"the state of a {type(self.stack[-2]).__name__}")  # type: ignore[attr-defined]
+            raise _NotPlainData(f"the state of a {type(self.stack[-2]).__name__}")  # type: ignore[attr-defined]
         state = self.stack[-1]  # type: ignore[attr-defined]
         self._take(
             sum(len(part) for part in state if isinstance(part, str))
@@ -132,7 +132,7 @@ class _PlainData(pickle._Unpickler):
 
     def load_bytearray8(self) -> None:
         """Refused: it allocates as much memory as the pickle demands, and CIFAR needs none."""
-        raise _Refused("a bytearray")
+        raise _NotPlainData("a bytearray")
 
     dispatch: ClassVar[dict[int, Any]] = {
         **pickle._Unpickler.dispatch,
@@ -141,10 +141,10 @@ class _PlainData(pickle._Unpickler):
     }
 
     def persistent_load(self, pid: object) -> Any:
-        raise _Refused("a persistent id")
+        raise _NotPlainData("a persistent id")
 
     def get_extension(self, code: int) -> None:
-        raise _Refused(f"the extension {code}")
+        raise _NotPlainData(f"the extension {code}")
 
 
 def read_pickle(path: Path) -> Any:
@@ -164,7 +164,7 @@ def read_pickle(path: Path) -> Any:
         unpickler = _PlainData(stream, encoding="bytes")
         unpickler.left = size
         return unpickler.load()
-    except _Refused as error:
+    except _NotPlainData as error:
         raise PolicyError(
             f"the pickle wants to build {error}, which plain data does not need; "
             "nothing in it was run.",

@@ -21,8 +21,8 @@ from stage.convert.formats import (
     endings,
     format_of,
     is_data,
-    is_hidden,
     is_of,
+    is_skipped,
 )
 from stage.errors import UsageError
 from stage.hub.model_files import RemoteFile
@@ -211,7 +211,7 @@ def _declared_splits(entry: Mapping[str, Any], paths: Sequence[str]) -> Splits:
     folder = f"{base}/" if base else ""
     if "data_files" not in entry:
         inside = [p.removeprefix(folder) for p in paths if p.startswith(folder)]
-        found = splits_of_names([path for path in inside if not is_hidden(path)])
+        found = splits_of_names([path for path in inside if not is_skipped(path)])
         return {split: [folder + path for path in names] for split, names in found.items()}
     splits: Splits = {}
     for split, patterns in _declared(entry["data_files"]):
@@ -242,7 +242,7 @@ def _matches(pattern: str, path: str) -> bool:
     from a stranger's card, could run for years; here the steps are at most the product of parts.
     """
     parts = path.split("/")
-    if not all(part in pattern for part in parts if is_hidden(part)):
+    if not all(part in pattern for part in parts if is_skipped(part)):
         return False
     reached = {0}  # parts of the path that the pattern so far can match
     for glob in pattern.split("/"):

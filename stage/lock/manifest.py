@@ -66,7 +66,7 @@ class _Policy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class _ManifestKeys:
     """The keys of a manifest."""
 
     format: int = FORMAT
@@ -127,7 +127,7 @@ class Manifest:
         with reading_yaml(path, MANIFEST) as (data, lines):
             lines.check_format(data, FORMAT)
             reader = Reader(lines, has_nulls=False)
-            found = reader.read(_File, data)
+            found = reader.read(_ManifestKeys, data)
             requests = _requests(path, found.assets, reader)
             licences = found.policy.licences if found.policy else None
             if licences == () and reader.wrong.isdisjoint(("policy", "policy.licences")):
@@ -180,10 +180,10 @@ def _keep_missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> 
     for name, request in requests.items():
         if isinstance(request, PathRequest) and request.path:
             with lines.mistakes, about(replace(lines.place("assets", name, "path"), name=name)):
-                check_path(request.path, path)
+                local_path(request.path, path)
 
 
-def check_path(written: str, manifest: Path) -> Path:
+def local_path(written: str, manifest: Path) -> Path:
     """The file or folder that a manifest's `path:` means on this machine.
 
     Args:

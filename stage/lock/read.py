@@ -24,7 +24,9 @@ _OF_ONE_KIND = {"dataset": "configs", "environment": "environment"}
 
 
 @dataclass(frozen=True)
-class _Document:
+class _LockKeys:
+    """The keys of a lock."""
+
     name: str
     assets: dict[str, Any]
 
@@ -42,7 +44,7 @@ def read_lock(data: bytes, file: str) -> Lockfile:
     """
     with about(file):
         reader = DocumentReader(REMEDY)
-        document = reader.read(_Document, read_document(data, file, "a lock", (FORMAT,), REMEDY))
+        document = reader.read(_LockKeys, read_document(data, file, "a lock", (FORMAT,), REMEDY))
         assets = {
             name: _asset(reader, name, document.assets[name]) for name in sorted(document.assets)
         }

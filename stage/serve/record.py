@@ -113,7 +113,7 @@ def gather(exchanges: Iterable[Exchange]) -> list[Asked]:
 
 
 @dataclass
-class Entry:
+class ManifestEntry:
     """An entry of the manifest.
 
     Attributes:
@@ -129,18 +129,18 @@ class Entry:
     cannot_travel: list[str] = field(default_factory=list)
 
 
-def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[Entry]:
+def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[ManifestEntry]:
     """The entries of all repositories.
 
     Args:
         allow_code: write `allow_code: true` where code was used; else a comment that says so.
     """
-    entries: list[Entry] = []
+    entries: list[ManifestEntry] = []
     for asked in found:
         what = f"{ENTRY_KEYS[asked.kind]} {asked.name}"
         if not asked.exists:
             why = f" to this account. {_WITH_ACCESS}" if asked.refused else ""
-            entries.append(Entry(asked.name, note=f"{what}: the Hub does not show it{why}"))
+            entries.append(ManifestEntry(asked.name, note=f"{what}: the Hub does not show it{why}"))
             continue
         # Clients may get a commit from an answer's body, and ask for files of this commit alone.
         for revision in [r for r, commit in asked.commits.items() if commit is None]:
@@ -152,13 +152,13 @@ def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[En
                 entries.append(_entry(asked, revision, read, hub, what, allow_code=allow_code))
             except StageError as error:
                 lost = f"{what} at {revision}: {error.message}"
-                entries.append(Entry(asked.name, note=lost, cannot_travel=[lost]))
+                entries.append(ManifestEntry(asked.name, note=lost, cannot_travel=[lost]))
     return entries
 
 
 def _entry(
     asked: Asked, revision: str, read: set[str], hub: Hub, what: str, *, allow_code: bool
-) -> Entry:
+) -> ManifestEntry:
     """The entry of one revision.
 
     Raises:
@@ -172,7 +172,7 @@ def _entry(
     size = human_size(sum(file.size for file in files))
     seen = f"{what} at {revision}: {human_count(len(files), 'file')} read, {size}"
     reasons = {path: reason for path in sorted(read) if (reason := _why_not(path))}
-    entry = Entry(asked.name, note=seen)
+    entry = ManifestEntry(asked.name, note=seen)
     if asked.kind == "datasets" and "/" not in asked.name and repository.id != asked.name:
         entry.note += f"; write {repository.id} in the script: newer libraries take no shorter name"
     code = sorted(path for path in read if path.endswith(".py"))
@@ -249,15 +249,15 @@ def _patterns(taken: Collection[str], every: Iterable[str], inside: str = "") ->
     return patterns
 
 
-def names_of(entries: Iterable[Entry]) -> list[str]:
+def names_of_assets(entries: Iterable[ManifestEntry]) -> list[str]:
     """The names of the assets, in the order of the entries that have lines."""
     own = (entry.name.split("/", 1) for entry in entries if entry.lines)
     return asset_names("/".join([*words[:-1], words[-1].replace("/", "-")]) for words in own)
 
 
-def asset_lines(entries: Collection[Entry]) -> list[str]:
+def asset_lines(entries: Collection[ManifestEntry]) -> list[str]:
     """All entries as lines of a manifest below `assets:`."""
-    names = iter(names_of(entries))
+    names = iter(names_of_assets(entries))
     lines: list[str] = []
     for entry in entries:
         lines.append(f"  # {' '.join(entry.note.split())}")

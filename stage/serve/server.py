@@ -124,7 +124,7 @@ class BundleServer(HubServer):
         if not host:  # the system would take every address
             raise UsageError("--host: the address is empty.", "--host 127.0.0.1")
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__((host, port), _BundleHandler)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}, port {port}: {error.strerror}.",
@@ -157,7 +157,7 @@ class BundleServer(HubServer):
                 self._say(text)
 
 
-class _Handler(HubHandler):
+class _BundleHandler(HubHandler):
     timeout = 60.0  # seconds a connection may idle; a client that was killed does not close it
 
     def do_GET(self) -> None:

@@ -27,7 +27,14 @@ from stage.lock.yaml_lines import scalar
 from stage.processes import Ended
 from stage.serve import children
 from stage.serve.answers import Address, Answer
-from stage.serve.record import Entry, Exchange, asset_lines, entries_of, gather, names_of
+from stage.serve.record import (
+    Exchange,
+    ManifestEntry,
+    asset_lines,
+    entries_of,
+    gather,
+    names_of_assets,
+)
 from stage.serve.server import HubHandler, HubServer
 from stage.staging.new_manifest import asset_names
 
@@ -69,7 +76,7 @@ class Traced:
 
     status: int
     interrupted: BaseException | None
-    entries: list[Entry]
+    entries: list[ManifestEntry]
     addresses: list[str]
     hosts: list[str]
     unrecorded: list[str]
@@ -140,7 +147,7 @@ def _run(command: list[str], variables: dict[str, str]) -> tuple[int, BaseExcept
     return process.returncode, interrupted
 
 
-def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str:
+def traced_manifest(command: Sequence[str], manifest: Path, traced: Traced) -> str:
     """The text for a manifest of what a run asked for."""
     # A folder per project: push knows another project's bundle by its name.
     name = manifest.resolve().parent.name if manifest.stem == "manifest" else manifest.stem
@@ -164,7 +171,7 @@ def manifest_text(command: Sequence[str], manifest: Path, traced: Traced) -> str
 
 
 def traced_command(manifest: Path) -> str:
-    """The command for which `manifest_text` made this manifest; empty: it is another one."""
+    """The command for which `traced_manifest` made this manifest; empty: it is another one."""
     first = manifest.read_text("utf-8").partition("\n")[0]
     return first.removeprefix(_ASKED) if first.startswith(_ASKED) else ""
 
@@ -173,7 +180,7 @@ def url_lines(traced: Traced) -> list[str]:
     """Lines of a manifest that bring the plain addresses, once the script reads a file instead."""
     names = asset_names(
         (address.rstrip("/").rpartition("/")[2] or "file" for address in traced.addresses),
-        names_of(traced.entries),
+        names_of_assets(traced.entries),
     )
     return [
         f"{scalar(name)}: {{url: {scalar(address)}}}"
@@ -215,7 +222,7 @@ class Recorder(HubServer):
     """
 
     def __init__(self, endpoint: str, connections: Connections) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _RecordingHandler)
         self.endpoint, self.connections = endpoint.rstrip("/"), connections
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self.exchanges: list[Exchange] = []
@@ -240,7 +247,7 @@ class Recorder(HubServer):
         return [host for host in self.hosts if host.rpartition(":")[0] not in own]
 
 
-class _Handler(HubHandler):
+class _RecordingHandler(HubHandler):
     server: Recorder
 
     def do_GET(self) -> None:

@@ -112,7 +112,7 @@ def look_at(path: Path) -> LocalEntry:
     return LocalEntry(path, what, convert, separator)
 
 
-def manifest_text(
+def new_manifest(
     path: Path, found: Sequence[RepositoryLookup | LocalEntry], profile: Path | None = None
 ) -> str:
     """The text of a manifest with one entry for each repository, file or folder.

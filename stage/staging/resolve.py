@@ -214,7 +214,7 @@ def check_names(lock: Lockfile, manifest: Manifest) -> None:
 
 
 def _print_asset(asset: LockedAsset, reporter: Reporter) -> None:
-    reporter.note(describe(asset))
+    reporter.note(asset_line(asset))
     for code in asset.code:
         names = ", ".join(path.removeprefix(f"{asset.folder}/") for path in code.files)
         reporter.note(
@@ -225,7 +225,7 @@ def _print_asset(asset: LockedAsset, reporter: Reporter) -> None:
         reporter.detail(f"  left out {left.path} ({human_size(left.size)}): {left.reason}")
 
 
-def describe(asset: LockedAsset) -> str:
+def asset_line(asset: LockedAsset) -> str:
     """One line about a resolved asset."""
     source = asset.source
     where = f"{source.location}@{source.commit[:12]}" if source.commit else source.location

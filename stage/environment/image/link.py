@@ -31,7 +31,7 @@ from stage.sandbox import run_and_exit
 NAMESPACE = '__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
 
 
-class Refused(Exception):
+class CannotLink(Exception):
     """The packages cannot be in one folder."""
 
 
@@ -63,7 +63,7 @@ class Linking:
         """Links and installs all packages.
 
         Raises:
-            Refused: a package is another one than its name says, or a link leads out of the
+            CannotLink: a package is another one than its name says, or a link leads out of the
                 environment.
         """
         python = {"version": self.python} if self.python else self._link_all_of_conda()
@@ -118,7 +118,7 @@ class Linking:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         file = meta["fn"]
         if file.rsplit("-", 2)[:2] != [meta["name"], meta["version"]]:
-            raise Refused(f"{file}: inside it is {meta['name']} {meta['version']}")
+            raise CannotLink(f"{file}: inside it is {meta['name']} {meta['version']}")
         for name in meta["files"]:
             if re.fullmatch(r"bin/\..*-post-link\.sh", name):
                 self.notes.append(f"{file}: its post-link script is not run ({name})")
@@ -178,12 +178,12 @@ class Linking:
                 path = Path(folder, name)
                 relative = path.relative_to(self.root).as_posix()
                 if "\n" in relative or "\r" in relative:
-                    raise Refused(f"{relative!a}: a line break in a file's name")
+                    raise CannotLink(f"{relative!a}: a line break in a file's name")
                 if path.is_symlink():
                     _check_link(relative, str(path.readlink()))
                     continue
                 if not path.is_file():
-                    raise Refused(f"{relative}: neither a file nor a link")
+                    raise CannotLink(f"{relative}: neither a file nor a link")
                 if path.stat().st_nlink > 1:  # with another file of the package, or the cache
                     _replace(path, path.read_bytes())
                 path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
@@ -219,7 +219,7 @@ def _normalize_record(root: Path, record: Path, placeholder: bytes) -> None:
 def _check_link(relative: str, target: str) -> None:
     inside = os.path.normpath(Path(relative).parent / target)
     if target.startswith("/") or inside.split("/")[0] == "..":
-        raise Refused(f"{relative}: a link that leads out of the environment, to {target}")
+        raise CannotLink(f"{relative}: a link that leads out of the environment, to {target}")
 
 
 def _is_bytecode(path: str) -> bool:
@@ -240,7 +240,7 @@ def main() -> None:
     linking = Linking(Path(request.pop("root")), Path(request.pop("cache")), **request)
     try:
         answer = linking.run()
-    except Refused as error:
+    except CannotLink as error:
         answer = {"refused": str(error)}
     print(json.dumps(answer))
 

@@ -61,7 +61,7 @@ class Provided:
         return f"{self.name} {self.version} is the site's ({self.place}).{early}"
 
 
-def provided(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[Provided]:
+def provided_by_conda(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[Provided]:
     """The Python distributions in those conda packages that need Python, sorted by name.
 
     Args:

@@ -53,10 +53,10 @@ class Indexes:
     origin: str | None = None
 
 
-def names_of(indexes: Indexes) -> set[str]:
+def index_names(indexes: Indexes) -> set[str]:
     """The last part of each index's address. PyTorch's own, and mirrors of them, end in a build.
 
-    >>> names_of(Indexes(("--extra-index-url https://download.pytorch.org/whl/cu118/",)))
+    >>> index_names(Indexes(("--extra-index-url https://download.pytorch.org/whl/cu118/",)))
     {'cu118'}
     """
     lines = [*indexes.lines, *(os.environ.get(name, "") for name in _UV_VARIABLES)]

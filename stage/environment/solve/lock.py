@@ -26,8 +26,8 @@ from stage.environment.solve.conda import (
     lock_conda,
     python_too_old,
 )
-from stage.environment.solve.conda_contents import Provided, provided
-from stage.environment.solve.indexes import address_to_ask, choose_indexes, names_of
+from stage.environment.solve.conda_contents import Provided, provided_by_conda
+from stage.environment.solve.indexes import address_to_ask, choose_indexes, index_names
 from stage.environment.solve.pip import lock_pip
 from stage.environment.solve.site import (
     OLDER_THAN_ITS_NUMPY,
@@ -166,7 +166,7 @@ def _resolve(
             kept_conda = [p for p in kept if p.manager == "conda"]
             conda_packages = lock_conda(spec, profile, solver, kept_conda, reporter)
         addresses = {p.url: address_to_ask(p.url, spec, indexes) for p in conda_packages}
-        there = provided(conda_packages, addresses)
+        there = provided_by_conda(conda_packages, addresses)
     if indexes.origin:
         reporter.note(f"pip packages: {indexes.origin}")
     request = PipRequest(
@@ -201,7 +201,7 @@ def _with_torch_that_runs(request: PipRequest, conda_packages: Sequence[Package]
     """
     packages, profile = lock_pip(request), request.profile
     problem = _torch_problem([*conda_packages, *packages], profile)
-    limit = torch_limit(profile, names_of(request.indexes))
+    limit = torch_limit(profile, index_names(request.indexes))
     pinned = any(r.name == "torch" and r.is_pinned for r in request.spec.pip.requirements)
     if problem is None or limit is None or pinned:
         return packages

@@ -27,7 +27,7 @@ from stage.environment.image.own_wheel import pure_wheel
 from stage.environment.solve.advice import Target, advice_for, compiled_advice
 from stage.environment.solve.conda_contents import Provided, metadata_of
 from stage.environment.solve.conflicts import is_network_problem, uv_conflict
-from stage.environment.solve.indexes import Indexes, names_of
+from stage.environment.solve.indexes import Indexes, index_names
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
 from stage.errors import (
@@ -290,7 +290,7 @@ class Uv:
 
 def missing_torch_index(request: PipRequest) -> StageError | None:
     """The error for `torch==2.6.0+cu118` and the like without PyTorch's index for such builds."""
-    here = names_of(request.indexes)
+    here = index_names(request.indexes)
     for requirement in request.spec.pip.requirements:
         build = build_of(requirement.text)
         is_torch = requirement.name.startswith("torch")

@@ -51,8 +51,8 @@ def _as_texts(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """What decides whether an entry of a lock is of its environment."""
+class _EntryKeys:
+    """The keys that decide whether an entry of a lock is of its environment."""
 
     platform: str
     category: str = "main"
@@ -181,7 +181,7 @@ class EnvironmentLock:
             if not isinstance(entries, list) or not entries:
                 raise UsageError("the lock lists no packages.", REMEDY)
             metadata = _mapping(document.get("metadata"))
-            rows = [_READER.read(_Entry, e, ("package", n)) for n, e in enumerate(entries)]
+            rows = [_READER.read(_EntryKeys, e, ("package", n)) for n, e in enumerate(entries)]
             stated = metadata.get("platforms") or [row.platform for row in rows]
             platform = _platform(sorted({str(n) for n in stated}), platform, metadata)
             packages = [

@@ -40,7 +40,7 @@ class CondaDependency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File:
+class _EnvironmentKeys:
     """The keys of an `environment.yml`."""
 
     name: Any = None
@@ -90,7 +90,7 @@ class EnvironmentSpec:
         path = Path(path)
         variables = os.environ if variables is None else variables
         with reading_yaml(path, ENVIRONMENT) as (data, lines):
-            found = Reader(lines).read(_File, data)
+            found = Reader(lines).read(_EnvironmentKeys, data)
             conda, pip = _dependencies(data, lines)
             channels = []
             for index, channel in enumerate(found.channels):

@@ -133,7 +133,7 @@ def read_pip_section(
             does not exist.
         PolicyError: an editable install, a local path, a version control system.
     """
-    reader = _Reader(variables)
+    reader = _RequirementsReader(variables)
     for text, place in lines:
         with reader.mistakes, about(place):
             reader.line(text, place, folder)
@@ -141,7 +141,7 @@ def read_pip_section(
     return reader.section
 
 
-class _Reader:
+class _RequirementsReader:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
         self.section, self.mistakes = PipSection(), Mistakes()

@@ -22,7 +22,7 @@ from stage.convert.convert import chosen
 from stage.errors import Mistakes, PolicyError, UsageError, about
 from stage.files import is_pointer, join_limited
 from stage.hub.model_files import check_matches, why_left
-from stage.lock.manifest import Manifest, check_path
+from stage.lock.manifest import Manifest, local_path
 from stage.lock.model import LeftOut
 from stage.lock.requests import PathRequest
 from stage.paths import printable
@@ -135,7 +135,7 @@ def _unreadable(what: str, where: str) -> UsageError:
 
 
 def _base(request: PathRequest, manifest: Manifest) -> Path:
-    base = check_path(request.path, manifest.path)
+    base = local_path(request.path, manifest.path)
     if not (base.is_file() or base.is_dir()):
         raise UsageError(f"{base} is neither a file nor a folder.", "Name a file or a folder.")
     return base

@@ -19,7 +19,7 @@ import pytest
 from stage.bundle.verifier_adapter import verify
 from stage.carry import ssh as connection
 from stage.carry.faults import fault, lost
-from stage.carry.ssh import Answer, PushTarget, RemoteShell, connected, log_out, socket_folder
+from stage.carry.ssh import PushTarget, RemoteShell, ScriptResult, connected, log_out, socket_folder
 from stage.errors import IncompleteError, StageError, UsageError
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.servers.sshd import Sshd
@@ -51,7 +51,7 @@ def start(
         server.close()
 
 
-def hello() -> Answer:
+def hello() -> ScriptResult:
     with connected(CLUSTER) as remote:
         return remote.ask("echo hello")
 
@@ -67,7 +67,7 @@ def refused(*, log_in: bool = True) -> StageError:
 def test_one_login_serves_all_commands_until_it_is_ended(start: Start) -> None:
     server = start()
     for _ in range(3):
-        assert hello() == Answer(0, "hello\n")
+        assert hello() == ScriptResult(0, "hello\n")
         with connected(CLUSTER) as remote, pytest.raises(IncompleteError) as missing:
             remote.stream("no such file", 0, lambda _: None)
     look = in_it(missing.value.remedy, "ssh cluster ls -l .*")
@@ -146,7 +146,7 @@ def test_any_login_shell_will_do_and_may_greet(
     forced = "" if shell == "bash" else forced
     server = start(forced, HOME=home, XDG_CONFIG_HOME=home / ".config", LC_ALL="de_DE.nowhere")
     with connected(CLUSTER) as remote:
-        assert remote.ask("cat; x=1; echo $x 'a  b'; exit 4") == Answer(4, "1 a  b\n")
+        assert remote.ask("cat; x=1; echo $x 'a  b'; exit 4") == ScriptResult(4, "1 a  b\n")
         assert remote.greeting == ("Welcome to Gauss" if greets else "")
     there = tmp_path / "there"
     done = subprocess.run(
@@ -183,7 +183,7 @@ def test_a_script_that_is_cut_runs_no_line(tmp_path: Path) -> None:
     for size in range(len(script), len(script) + 240):
         cut = RemoteShell(PushTarget(None, "."), ("sh", "-c", f"head -c {size} | sh -s 2>&1"), "")
         try:
-            assert cut.ask(script) == Answer(7, "")
+            assert cut.ask(script) == ScriptResult(7, "")
             answered = True
             break
         except IncompleteError:
@@ -192,23 +192,23 @@ def test_a_script_that_is_cut_runs_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "answer"),
+    ("script", "result"),
     [
-        ("printf abc", Answer(0, "abc")),
-        ("", Answer(0, "")),
-        ("cat; exit 7", Answer(7, "")),
-        ("cat <<'E'\n$x\nE\n", Answer(0, "$x\n")),
+        ("printf abc", ScriptResult(0, "abc")),
+        ("", ScriptResult(0, "")),
+        ("cat; exit 7", ScriptResult(7, "")),
+        ("cat <<'E'\n$x\nE\n", ScriptResult(0, "$x\n")),
     ],
 )
-def test_an_answer_is_what_the_script_printed_and_no_more(script: str, answer: Answer) -> None:
-    assert RemoteShell(PushTarget(None, "."), ("sh", "-s"), "").ask(script) == answer
+def test_a_result_is_what_the_script_printed_and_no_more(script: str, result: ScriptResult) -> None:
+    assert RemoteShell(PushTarget(None, "."), ("sh", "-s"), "").ask(script) == result
 
 
 def test_what_greets_is_no_answer_and_clears_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     loud = RemoteShell(PushTarget(None, "."), ("sh", "-c", "echo hi; sh -v -s"), "")
-    assert loud.ask("echo a") == Answer(0, "a\n") and loud.greeting == "hi"
+    assert loud.ask("echo a") == ScriptResult(0, "a\n") and loud.greeting == "hi"
     loud.ask(r"printf 'a\033[2J\n' >&2")
     assert "a\\x1b[2J\n" in capsys.readouterr().err
 

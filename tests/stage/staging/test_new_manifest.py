@@ -12,7 +12,7 @@ from stage.hub.lookup import RepositoryLookup, RepositoryName
 from stage.lock.manifest import Manifest
 from stage.lock.requests import DatasetRequest, ModelRequest
 from stage.paths import names_a_local_path
-from stage.staging.new_manifest import manifest_text
+from stage.staging.new_manifest import new_manifest
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
 
@@ -125,7 +125,7 @@ def test_whatever_the_hub_says_the_manifest_loads(
     tmp_path_factory: pytest.TempPathFactory, many: list[RepositoryLookup]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "init.yaml"
-    path.write_text(manifest_text(Path("init.yaml"), many), encoding="utf-8")
+    path.write_text(new_manifest(Path("init.yaml"), many), encoding="utf-8")
     requests = list(Manifest.load(path).requests.values())
     assert [r.repository for r in requests] == [item.repository for item in many]  # type: ignore[union-attr]
     assert [r.config for r in requests if isinstance(r, DatasetRequest)] == [

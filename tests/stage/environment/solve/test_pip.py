@@ -10,7 +10,7 @@ import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
 from stage.environment.check import wheel_tags
-from stage.environment.solve.conda_contents import Provided, provided
+from stage.environment.solve.conda_contents import Provided, provided_by_conda
 from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip
 from stage.environment.solve.uv import PipRequest, missing_torch_index
@@ -106,7 +106,7 @@ def test_an_extra_of_what_conda_provides_brings_its_packages(tmp_path: Path, ind
         url=path.as_uri(), sha256="a" * 64,
         dependencies={"python": ""},
     )  # fmt: skip
-    in_conda = provided([locked], {})
+    in_conda = provided_by_conda([locked], {})
     assert [(d.name, d.version, d.conda) for d in in_conda] == [("fsspec", "2026.1", "fsspec-core")]
     index.add(wheel("app", "1", requires=["fsspec[http]"]), wheel("aiohttp", "3"))
     request = replace(asked(tmp_path, "app", index=index), provided=tuple(in_conda))
