@@ -14,7 +14,7 @@ _LIKELY = 0.7
 
 
 def likely_encoding(data: bytes) -> str | None:
-    """The most likely encoding of a text; None: none of those that old files have.
+    """The most likely encoding of a text; None: it is not one that old files have.
 
     Args:
         data: bytes that are not UTF-8; its last line may be cut.

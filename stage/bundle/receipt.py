@@ -120,8 +120,8 @@ def record(state: Path, report: VerificationReport) -> str | None:
     """Writes the receipt of a sound bundle that was read whole, or the record of its damage.
 
     Each removes the other. `--fast` removes nothing if it finds nothing. Files that only do not
-    load (`--deep`) are as they were fetched, and nothing is known of files without a right to read:
-    no damage.
+    load (`--deep`) are as they were fetched, and nothing is known about files that cannot
+    be read: no damage.
 
     Returns:
         Why there is no receipt although the bundle is sound; None where there is no reason.

@@ -26,14 +26,14 @@ from stage.errors import DamageError, SignatureError, UsageError, as_shown, quot
 from stage.files import human_count, read_file, write_atomically
 from stage.paths import printable
 
-NAMESPACE = "airlift-bundle"  # a signature made for a git commit or a mail is none for a bundle
+NAMESPACE = "airlift-bundle"  # a signature of a git commit or a mail is not valid for a bundle
 MAX_SIZE = 2**20  # bytes of a signature: an RSA key of 16,384 bits makes 6 kB
 _COPY_AGAIN = "Copy that file again from where the bundle was signed"
 
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signed: a name of the allowed signers file, and the key's fingerprint (`SHA256:...`)."""
+    """The signer: a name of the allowed signers file, and the key's fingerprint (`SHA256:...`)."""
 
     identity: str
     key: str
@@ -86,7 +86,7 @@ def sign(root: Path, key: Path) -> str:
 
 
 def signed_by(root: Path) -> str | None:
-    """The fingerprint of the key that signed, whoever that is; None: no good signature."""
+    """The fingerprint of the key that signed, of any signer; None: no good signature."""
     try:
         return _fingerprint(root / layout.SIGNATURE, read_tag(root, layout.TAG_MANIFEST))
     except (DamageError, SignatureError, UsageError):
@@ -192,7 +192,7 @@ def _check_signers(signers: Path) -> None:
 
 @dataclass(frozen=True)
 class Trust:
-    """The result of checking a signature: a signer, or why there is none to believe."""
+    """The result of checking a signature: a signer, or why the signature is not believed."""
 
     signer: Signer | None = None
     error: SignatureError | None = None

@@ -46,7 +46,7 @@ class Cluster:
         name: as the user wrote it.
         target: host and folder; host None: a folder here, such as a carried disk.
         place: for messages: FILE:LINE, or `--to NAME`.
-        file: the `clusters.yaml` that has it; None: none has.
+        file: the `clusters.yaml` that has it; None: no file has it.
         host, folder: as in the file; `target` has both.
         profile: the profile of its nodes, for environments; None: not known yet.
         setup: lines of shell that run before each command there.
@@ -72,7 +72,7 @@ class Cluster:
     copy: str | None = setting(None, convert=_host)
 
     def beside(self) -> str:
-        """How to get another folder there, with all that is known of the cluster."""
+        """How to get another folder there, with all that is known about the cluster."""
         folder = f"{self.target.folder.rstrip('/')}-2"
         if self.file is None:
             return f"--to {quoted(f'{self.target.host}:{folder}')}"
@@ -147,7 +147,7 @@ def find_cluster(to: str, beside: Path | None, *, needs_folder: bool = True) -> 
 
 
 def to_option(beside: Path | None) -> str:
-    """`--to NAME` of the nearest cluster, for a line that says what is next; empty: none is known.
+    """`--to NAME` of the nearest cluster, for the line about the next step; empty: none is known.
 
     Args:
         beside: as for `find_cluster`.

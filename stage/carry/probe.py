@@ -221,7 +221,7 @@ def collect(remote: RemoteShell, cluster: Cluster) -> str | None:
 
 
 def login_node_lines(node: LoginNode, greeting: str) -> list[str]:
-    """What a person should know of a login node. Pure."""
+    """What a person should know about a login node. Pure."""
     values = node.values
     shell = f"{values.get('host')}: shell {values.get('shell')}"
     if greeting:

@@ -174,8 +174,8 @@ def _check_not_another(root: Path, target: PushTarget, found: RemoteState, bundl
         f"{root} is {printable(bundle.lock.name)}. Nothing was changed.",
         "Give it a folder of its own: "
         f"{shlex.join(['stage', 'push', str(root), str(beside)])}   "
-        "(for runner submit: another `folder:` in clusters.yaml; or, if nobody needs that other "
-        f"bundle, remove it there: {remove})",
+        "(for runner submit: another `folder:` in clusters.yaml; or, if that other bundle "
+        f"is not needed any more, remove it there: {remove})",
     )
 
 

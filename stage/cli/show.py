@@ -84,7 +84,7 @@ def _asset_lines(root: Path, asset: LockedAsset) -> Iterator[str]:
 
 
 def _trained(root: Path, asset: LockedAsset) -> dict[str, Any] | None:
-    """What the card of a model that `runner train` exported says of its origin; else None."""
+    """What the card of a model that `runner train` exported says about its origin; else None."""
     card = root / asset.folder / "README.md"
     ours = {file.path: file.size for file in asset.files}
     size = ours.get(f"{asset.folder}/README.md")

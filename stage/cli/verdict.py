@@ -1,4 +1,4 @@
-"""What `stage verify` keeps, writes and prints of a verification. Its words are `verifier`'s."""
+"""What `stage verify` keeps, writes and prints about a verification. Its words are `verifier`'s."""
 
 from __future__ import annotations
 

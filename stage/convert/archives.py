@@ -126,7 +126,7 @@ def unpack(archive: Path, target: Path, limits: Limits | None = None) -> list[st
 
 
 class _Archive:
-    """An archive that nobody trusts."""
+    """An archive from a source that is not trusted."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._path, self._limits = path, limits

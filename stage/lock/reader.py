@@ -308,7 +308,7 @@ class Reader:
 
     Attributes:
         wrong: the dotted keys whose values are not known, because of a mistake. Such a value is its
-            default, or None: nobody may use it before the mistakes are raised.
+            default, or None: do not use it before the mistakes are raised.
     """
 
     def __init__(
@@ -598,7 +598,7 @@ def _words(options: Sequence[Any]) -> Iterator[str]:
 
 
 def _in_quotes(options: Sequence[Any], value: object) -> str:
-    """What to say of a number or truth in quotes where none are wanted."""
+    """What to say about a number or truth in quotes where the quotes are wrong."""
     if str not in options and re.fullmatch(r"[-+.\deE]*\d[-+.\deE]*|true|false", str(value)):
         return f'the text `"{value}"` (remove the quotes)' if isinstance(value, str) else ""
     return ""

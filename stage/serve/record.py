@@ -1,4 +1,4 @@
-"""What the requests of a script ask of a Hub, as entries of a manifest.
+"""What the requests of a script ask from a Hub, as entries of a manifest.
 
 There is one entry per repository and revision. It names the revision as the script did, and the
 files that were read.

@@ -1,4 +1,4 @@
-"""Runs a script against a server that passes on and records what it asks of a Hub."""
+"""Runs a script against a server that passes on and records what it asks from a Hub."""
 
 from __future__ import annotations
 

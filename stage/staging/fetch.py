@@ -3,6 +3,8 @@
     manifest -> lock, resolved -> plan and checks -> files here are hashed, others fetched or made
     -> lock, complete -> load test -> disk synced -> files beside the payload, the seal last
 
+The seal is the tag manifest with its signature, if there is one: with it a bundle is finished.
+
 Every run does the same, whatever an earlier run left. No run remembers how far it came. So an
 interruption at any moment leaves either a finished bundle, or one that the same command resumes.
 

@@ -174,7 +174,7 @@ def verify_deep(report: VerificationReport, reporter: Reporter) -> VerificationR
 
 
 def lacking(asset: LockedAsset) -> list[str]:
-    """What a training needs of a model and the asset has not, by the names of its files. Pure."""
+    """What a training needs from a model and the asset lacks, by the names of its files. Pure."""
     if not _is_model(asset) or {"include", "exclude"} & asset.request.keys():
         return []  # who leaves files out by name knows it
     names = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}

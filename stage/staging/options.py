@@ -1,4 +1,4 @@
-"""What a user asks of one run of `stage fetch` or `stage lock`."""
+"""What a user asks from one run of `stage fetch` or `stage lock`."""
 
 from __future__ import annotations
 

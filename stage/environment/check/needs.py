@@ -1,4 +1,4 @@
-"""What a locked environment needs of the machine that runs it: `Needs.of(packages)`. Pure.
+"""What a locked environment needs from the machine that runs it: `Needs.of(packages)`. Pure.
 
 They come from the packages: wheel tags name the glibc, the CUDA runtime among the packages the
 CUDA, and the version of torch the GPUs. `env.json` records them. They are compared with a profile

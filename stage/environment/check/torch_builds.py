@@ -135,7 +135,7 @@ TORCH_BUILDS = (
     _build("2.14", "12.6", _MAXWELL_TO_HOPPER),
     _build("2.14", "13.0", f"{_TURING_TO_BLACKWELL}{PTX}", pypi=True),
     _build("2.14", "13.2", f"{_TURING_TO_BLACKWELL}{PTX}"),
-    # Arm (GH200, GB200). PyPI's torch for Arm has CUDA from 2.11 on; too little is known of 2.7,
+    # Arm (GH200, GB200). PyPI's torch for Arm has CUDA from 2.11 on; too little is known about 2.7,
     # 2.8.
     _arm("2.6", "12.6", "5.0 8.0 8.6 8.9 9.0"),
     _arm("2.9", "12.6", _GRACE),

@@ -88,7 +88,7 @@ def describe_tree(root: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """Completes a linked folder: adds `activate`, and `.airlift/` with its digests and relocations.
 
     Args:
-        known: what is known of the environment: `platform`, `python`, `virtual_packages`,
+        known: what is known about the environment: `platform`, `python`, `virtual_packages`,
             `lock_sha256`, and the needs that `env-check.sh` reads.
 
     Returns:

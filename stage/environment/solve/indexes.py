@@ -80,7 +80,7 @@ def choose_indexes(section: PipSection, environment: Mapping[str, str]) -> Index
 
 
 def _configured(environment: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """The settings of this machine's pip, and what to print of them; uv has its own if it is set.
+    """The settings of this machine's pip, and the line to print; uv has its own if it is set.
 
     Folders of this machine are left out.
     """

@@ -194,7 +194,7 @@ class Uv:
         return list(document.get("packages", []) if document else [])
 
     def newest_fitting(self, name: str) -> str | None:
-        """The newest version of a package with a wheel for the target; None: none is found."""
+        """The newest version of a package with a wheel for the target; None: no version has one."""
         document, _ = self._locked([*self._command(), "--no-deps"], [name])
         found = document["packages"] if document else []
         return next(
