@@ -29,8 +29,8 @@ _BATCH_BYTES = 16 * 2**20
 IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 _COMMON = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff")
 _BEGINNINGS = (b"\x89PNG", b"\xff\xd8", b"GIF8", b"RIFF", b"BM", b"II", b"MM", b"P", b"\0\0")
-"""Of any image that goes by a name in `_COMMON`, rightly or not: an empty file or a page of a
-server is no image. Only the ranks' Pillow can say whether the rest of it is whole."""
+"""The first bytes of any file that is an image, whatever its name in `_COMMON`: an empty file or
+a page of a server is no image. Only the ranks' Pillow can say whether the rest of it is whole."""
 _ENDS = {b"\x89PNG": b"IEND", b"\xff\xd8": b"\xff\xd9"}
 """Beginning -> what is at the end of a whole file, or, of photos with a video behind, before it."""
 _NAME = "file_name"  # the column of metadata that names an image

@@ -1,6 +1,6 @@
 """Resolves a dataset request: the files that it names, as published, or one config by splits.
 
-Of a config, published parquet comes first; else the Hub's own conversion on
+For a config, published parquet comes first; else the Hub's own conversion on
 `refs/convert/parquet`; else the published files (CSV, JSON, text, Arrow, images), which
 `stage.staging.build` converts to parquet.
 Rows and schema are known only after the download: `fetch` reads them and completes the lock.

@@ -86,7 +86,7 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
 
 
 def _is_loaded(asset: LockedAsset) -> bool:
-    """Of plain files only a model, safetensors and parquet files can be checked."""
+    """Among plain files, only a model, safetensors and parquet files can be checked."""
     return (
         asset.kind in ("tokenizer", "dataset")
         or _is_model(asset)
