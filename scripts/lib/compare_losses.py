@@ -17,7 +17,9 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import venv
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -94,32 +96,50 @@ def call(command: list[str], **options: Any) -> None:
 
 
 @contextmanager
-def checked_out(revision: str, folder: Path) -> Iterator[Path]:
-    """The files of a revision, in a worktree that is removed at the end."""
+def python_of(revision: str, folder: Path) -> Iterator[str]:
+    """The Python of an environment with a revision and the packages of this Python.
+
+    PYTHONPATH would not do: a launcher keeps it from its ranks, which would then run this checkout.
+    """
+    code, environment = folder / "code", folder / "environment"
     git = ["git", "-C", str(ROOT), "worktree"]
-    call([*git, "add", "--detach", str(folder), revision])
+    call([*git, "add", "--detach", str(code), revision])
     try:
-        yield folder
+        venv.create(environment)
+        packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
+        # What a .pth adds is a plain folder: the one of this checkout in it is not followed.
+        folders = f"{code}\n{sysconfig.get_path('purelib')}\n"
+        Path(packages, "revision.pth").write_text(folders, encoding="utf-8")
+        yield str(environment / "bin" / "python")
     finally:
-        call([*git, "remove", "--force", str(folder)])
+        call([*git, "remove", "--force", str(code)])
 
 
-def train(code: Path, bundle: Path, folder: Path, name: str) -> Trained:
-    """Trains half of the steps with the code of a revision, and the rest from the checkpoint.
+def train(python: str, bundle: Path, folder: Path, name: str) -> Trained:
+    """Trains half of the steps by the Python of a revision, and the rest from the checkpoint.
 
     Raises:
         RuntimeError: the command failed.
     """
-    dropped = ("SLURM_", "HF_", "TRANSFORMERS_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
+    dropped = (
+        "PYTHON",
+        "SLURM_",
+        "HF_",
+        "TRANSFORMERS_",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_",
+        "LOCAL_",
+    )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
-    ours = {"PYTHONPATH": str(code), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     output, run = folder / name, folder / f"{name}.yaml"
     for steps in (HALF, ALL):
         # JSON is YAML.
         run.write_text(json.dumps({**SAME, **JOBS[name], "name": name, "steps": steps}))
         call(
             [
-                sys.executable, "-m", "runner", "train", str(run), "--bundle", str(bundle),
+                python, "-m", "runner", "train", str(run), "--bundle", str(bundle),
                 "--processes", "2", "--output", str(output),
             ],
             cwd=folder, env=kept | ours | {"XDG_STATE_HOME": str(folder / "state")},
@@ -176,8 +196,8 @@ def main() -> int:
         try:
             for number, revision in enumerate(both):
                 (folder / str(number)).mkdir()
-                code = stack.enter_context(checked_out(revision, folder / f"code-{number}"))
-                places.append((code, bundle, folder / str(number)))
+                python = stack.enter_context(python_of(revision, folder / str(number)))
+                places.append((python, bundle, folder / str(number)))
             same = [
                 compare(name, *(train(*place, name) for place in places))
                 for name in asked.only or JOBS
