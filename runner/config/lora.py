@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from runner.config.engine import EngineConfig
 from runner.errors import Lines, UsageError, setting
-
-if TYPE_CHECKING:
-    from runner.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +67,28 @@ class QuantizationConfig:
         return 1.0 if self.bits == 8 else 0.5 + ((1 + 4 / 256) / 64 if self.double else 4 / 64)
 
 
-def check_lora(config: RunConfig, lines: Lines) -> None:
+def check_lora(
+    lora: LoraConfig | None,
+    quantization: QuantizationConfig | None,
+    engine: EngineConfig,
+    init: str,
+    lines: Lines,
+) -> None:
     """Refuses settings that do not go together with `lora` or `quantization`.
 
     Args:
-        config: after the user's ds_config.json is merged.
+        lora, quantization: None where the run file does not have the key.
+        engine: after the user's ds_config.json is merged.
+        init: `model.init`.
         lines: the run file's line numbers.
 
     Raises:
         UsageError: with file:line.
     """
-    lora, quantization, engine = config.lora, config.quantization, config.engine
-    if lora is not None and config.model.init == "scratch":
+    if lora is not None and init == "scratch":
         raise UsageError(
             "`lora` does not train the model's weights, "
-            "and `model.init: scratch` has learned nothing.",
+            "and `model.init: scratch` has random weights.",
             "Remove `lora`, or set model.init: pretrained.",
             place=lines.place("lora"),
         )

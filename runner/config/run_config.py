@@ -31,7 +31,8 @@ from runner.config.fields import Choice, check_unused_keys, every_key, unused_ke
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
 from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.config.overrides import override
-from runner.config.tasks import task_named, task_names, those_with
+from runner.config.task_keys import keys_of_task
+from runner.config.tasks import task_names, those_with
 from runner.errors import (
     HIDDEN,
     RUN_FILE,
@@ -451,7 +452,7 @@ def _check_datasets(config: RunConfig, lines: Lines) -> None:
     for number, source in enumerate(config.sources):
         with lines.mistakes:
             where = ("dataset",) if config.dataset else ("datasets", number)
-            task_named(config.task).check_dataset(source, where, lines)
+            keys_of_task(config.task).check_dataset(source, where, lines)
 
 
 def _check_tokens(config: RunConfig, lines: Lines) -> None:
@@ -469,6 +470,10 @@ def _check_tokens(config: RunConfig, lines: Lines) -> None:
         )
 
 
+def _check_lora(config: RunConfig, lines: Lines) -> None:
+    check_lora(config.lora, config.quantization, config.engine, config.model.init, lines)
+
+
 # The sections that a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("epochs", "steps"), _check_length),
@@ -479,5 +484,5 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
         ("engine", "optimizer"),
         lambda config, lines: check_optimizer(config.engine, config.optimizer, lines),
     ),
-    (("engine", "lora", "model", "quantization"), check_lora),
+    (("engine", "lora", "model", "quantization"), _check_lora),
 )

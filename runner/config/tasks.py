@@ -1,38 +1,31 @@
-"""What a run file asks of its task, by the task's name.
+"""The tasks by name, for the keys of a run file.
 
-The files of `runner.tasks` are built from `runner.data`, and so from this folder. They are loaded
-when the first run file is read: a module here that loaded them would need itself.
+A task is a plug-in: a file of `runner.tasks`, which is built from `runner.data` and so from this
+folder. Nothing here imports it: the files are found by name when the first run file is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from runner.tasks import Task
+from importlib import import_module
+from typing import Any, Literal
 
 
-def task_named(name: str) -> Task:
-    """Returns the task for a run file's `task`."""
-    from runner.tasks import TASKS
-
-    return TASKS[name]
+def found_tasks() -> dict[str, Any]:
+    """Name -> task. Each folder asks with its own type: what it knows of a task."""
+    found: dict[str, Any] = import_module("runner.tasks").TASKS
+    return found
 
 
 def task_names() -> Any:
     """The type of the key `task`: one of these names."""
-    from runner.tasks import TASKS
-
-    return Literal[tuple(TASKS)]
+    return Literal[tuple(found_tasks())]
 
 
 def those_with(key: str) -> Callable[[], tuple[str, tuple[str, ...]]]:
-    """The `only` of a key that some tasks have: `Task.keys`."""
+    """The `only` of a key that some tasks have: `TaskKeys.keys`."""
 
     def only() -> tuple[str, tuple[str, ...]]:
-        from runner.tasks import TASKS
-
-        return "task", tuple(name for name, task in TASKS.items() if key in task.keys)
+        return "task", tuple(name for name, task in found_tasks().items() if key in task.keys)
 
     return only

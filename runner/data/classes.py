@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from runner.config.tasks import task_named
+from runner.config.task_keys import keys_of_task
 from runner.data.recipe import Recipe
 from runner.data.table import reading, row_of
 from runner.errors import UsageError
@@ -93,7 +93,7 @@ def stated(split: SplitInput, column: str) -> list[str]:
 
 def read_classes(recipe: Recipe) -> Classes:
     """Finds the classes of a split. The errors are those of `classes_of`."""
-    column = getattr(recipe.dataset, task_named(recipe.task).class_key)
+    column = getattr(recipe.dataset, keys_of_task(recipe.task).class_key)
     is_limited = recipe.limit is not None and recipe.limit < recipe.split.rows
     return classes_of(recipe.split, column, is_limited=is_limited)
 

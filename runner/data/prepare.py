@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runner.config.tasks import task_named
 from runner.data.classes import COLUMNS, Classes, united
-from runner.data.recipe import Recipe
+from runner.data.recipe import Recipe, sample_task
 from runner.data.store import Store, write_store
 from runner.data.table import reading
 from runner.errors import UsageError, human_size
@@ -60,7 +59,7 @@ def prepare(recipe: Recipe, stores: Path, say: Callable[[str], None]) -> Store:
         temporary = stores / f"{recipe.key}.{platform.node()}-{os.getpid()}.tmp"
         _check_sources(recipe)
         try:
-            write_store(temporary, task_named(recipe.task).samples(recipe))
+            write_store(temporary, sample_task(recipe.task).samples(recipe))
             temporary.chmod(0o444)
             if not path.exists():  # a faster process has the same
                 temporary.rename(path)
@@ -143,7 +142,7 @@ def _check_sources(recipe: Recipe) -> None:
     """
     import pyarrow.parquet as pq
 
-    split, task, rows = recipe.split, task_named(recipe.task), 0
+    split, task, rows = recipe.split, sample_task(recipe.task), 0
     # The classes of texts are those of all rows. Of images, a file may have a hundred gigabytes.
     needs_all = split.part is not None or (task.has_classes and task.has_tokens)
     wanted = None if needs_all else recipe.limit

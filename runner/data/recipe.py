@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.config.data import DatasetConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
+from runner.config.task_keys import TaskKeys
+from runner.config.tasks import found_tasks
+from runner.data.store import Facts, Sample
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
@@ -21,6 +24,45 @@ KEEPS_APART = frozenset({
     "bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_neox", "llama", "mistral", "qwen2",
     "qwen3", "phi3",
 })  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleTask(TaskKeys):
+    """A task, as the preparation of data sees it: how rows become samples.
+
+    Attributes:
+        format: of its samples. A fix in one task leaves stores and checkpoints of others valid.
+        packing: the ways in which its documents can become sequences; the first that the model
+            allows is `auto`.
+        why_alone: the reason where `alone` is the only way.
+    """
+
+    format: int = 1
+    packing: tuple[str, ...] = ("alone",)
+    why_alone: str = "each sample has its own class, or classes"
+
+    def decides_samples(self, recipe: Recipe) -> dict[str, Any]:
+        """Returns what decides the samples beside the rows and the keys of the dataset."""
+        return {
+            "sequence_length": recipe.sequence_length,
+            "documents": recipe.documents,
+            "tokenizer": recipe.model.tokenizer_digests,
+        }
+
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+        """Yields the samples of a split; returns what is known about all of them.
+
+        Raises:
+            UsageError: the tokenizer lacks a token that the task needs, a row cannot be read, or
+                there is nothing to train on.
+        """
+        raise NotImplementedError
+
+
+def sample_task(name: str) -> SampleTask:
+    """Returns how the task for a run file's `task` makes samples."""
+    task: SampleTask = found_tasks()[name]
+    return task
 
 
 @dataclass(frozen=True)
@@ -47,7 +89,7 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as data. The key is its digest."""
-        task = task_named(self.task)
+        task = sample_task(self.task)
         settings = {
             key: value for key in task.dataset_keys if (value := getattr(self.dataset, key)) != {}
         }
@@ -117,7 +159,7 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
     Raises:
         UsageError: the run file asks for a way that the task or the model does not allow.
     """
-    wanted, ways = config.packing.documents, task_named(config.task).packing
+    wanted, ways = config.packing.documents, sample_task(config.task).packing
     kind = str(model.settings.get("model_type"))
     key, why_not = "packing.documents", _why_not_apart(model, sequence_length)
     if ways == ("alone",):
@@ -126,7 +168,7 @@ def documents_of(config: RunConfig, model: ModelInput, sequence_length: int) -> 
                 f"{config.path}: {key}: {wanted}: samples of {config.task} are not packed.",
                 "Omit it.",
             )
-        return Choice(key, "alone", task_named(config.task).why_alone)
+        return Choice(key, "alone", sample_task(config.task).why_alone)
     if wanted == "joined" and "joined" not in ways:
         raise UsageError(
             f"{config.path}: {key}: joined would cut samples in two and show one to another.",

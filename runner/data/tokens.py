@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from runner.config.tasks import task_named
 from runner.data.documents import Document, Joiner, framed, token_ids
 from runner.data.packing import fill
 from runner.data.recipe import Recipe
 from runner.data.store import Facts, Sample
-from runner.data.tokenizing import id_type, load_tokenizer
+from runner.data.tokenizing import Frame, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 
 if TYPE_CHECKING:
@@ -22,21 +21,26 @@ Read: TypeAlias = (
 )
 """Yields lists of documents of a split; counts the rows that become none."""
 
+FrameOf: TypeAlias = "Callable[[PreTrainedTokenizerBase], Frame]"
+
 # Documents that are packed together. This bounds the memory; the last sequences of each batch are
 # less full.
 PACKED_AT_ONCE = 10_000
 
 
-def joined(recipe: Recipe) -> Generator[Sample, None, Facts]:
+def joined(recipe: Recipe, frame_of: FrameOf) -> Generator[Sample, None, Facts]:
     """Yields full sequences of a split: `ids`.
+
+    Args:
+        recipe: of the split.
+        frame_of: tokenizer -> the special tokens of a sequence.
 
     Raises:
         UsageError: the tokenizer lacks a token that the task needs, or the texts do not fill one
             sequence.
     """
     tokenizer, tally = load_tokenizer(recipe.model), Counter[str]()
-    frame = task_named(recipe.task).frame(tokenizer)
-    joiner = Joiner(frame, recipe.sequence_length, id_type(tokenizer))
+    joiner = Joiner(frame_of(tokenizer), recipe.sequence_length, id_type(tokenizer))
     for documents in token_ids(recipe, tokenizer, tally):
         tally["texts"] += len(documents)
         for ids in joiner.add(documents):
@@ -120,13 +124,21 @@ def whole(
     )
 
 
-def pieces(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
-) -> Iterator[list[Document]]:
-    """Yields the texts of a column as documents; those that are too long, in pieces."""
-    frame = task_named(recipe.task).frame(tokenizer)
-    for several in token_ids(recipe, tokenizer, tally):
-        yield [piece for ids in several for piece in framed(ids, frame, recipe.sequence_length)]
+def pieces(frame_of: FrameOf) -> Read:
+    """Yields the texts of a column as documents; those that are too long, in pieces.
+
+    Args:
+        frame_of: tokenizer -> the special tokens of each piece.
+    """
+
+    def read(
+        recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
+    ) -> Iterator[list[Document]]:
+        frame = frame_of(tokenizer)
+        for several in token_ids(recipe, tokenizer, tally):
+            yield [piece for ids in several for piece in framed(ids, frame, recipe.sequence_length)]
+
+    return read
 
 
 def empty_rows(tally: Counter[str]) -> list[str]:

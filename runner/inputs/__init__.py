@@ -20,7 +20,7 @@ from runner.config.columns import place_of
 from runner.config.data import DatasetConfig
 from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
+from runner.config.task_keys import keys_of_task
 from runner.errors import (
     DamageError,
     Mistakes,
@@ -493,7 +493,7 @@ def _dataset(
                     )
                 columns = {column.name: column.type for column in splits[which].schema}
                 if not mistakes.found and "task" not in unknown:
-                    task = task_named(config.task)
+                    task = keys_of_task(config.task)
                     task.check_columns(wanted, columns, which, where, mistakes, unknown)
                 found[role] = _split(bundle, asset, which, splits[which], columns)
     if wanted.holds_out and "train" in found and "validation" not in unknown:

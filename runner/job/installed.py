@@ -20,10 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import UsageError, install_command, quoted
 from runner.inputs import Inputs, check_site, environments, imports, running_tree
 from runner.job.findings import Finding, note, warning
+from runner.tasks import task_named
 
 PIP_NAMES = {"PIL": "pillow"}
 PREFIX = "~/envs"

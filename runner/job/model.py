@@ -7,12 +7,11 @@ import re
 from importlib import metadata
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import UsageError
 from runner.inputs import ModelInput, index_problems, safetensors_header
 from runner.job.installed import is_installed
 from runner.job.shapes import ModelShape, Shapes, text_settings
-from runner.tasks import TASKS, has_model
+from runner.tasks import TASKS, has_model, task_named
 
 WRAPPERS = {
     "base_model.model.": "from peft, without merge_and_unload()",

@@ -15,7 +15,6 @@ from pathlib import Path
 from runner.config.engine import EngineConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import UsageError, human_count, human_size
 from runner.job.memory import (
     SHARE_FOR_STATE,
@@ -28,6 +27,7 @@ from runner.job.memory import (
     too_large,
 )
 from runner.job.shapes import Device, ModelShape
+from runner.tasks import task_named
 
 LONGEST_BY_DEFAULT = 512
 DEFAULT_GLOBAL = 32

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.classes import COLUMNS, Classes, read_classes, united
 from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
@@ -15,6 +14,7 @@ from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
 from runner.job.findings import Finding, attempt, errors_in, warning
 from runner.job.plan import check_step
+from runner.tasks import task_named
 
 ROWS_PER_SEQUENCE = 2
 """Where documents are not joined, some rows are left out, and some share a sequence."""

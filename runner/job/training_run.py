@@ -10,7 +10,6 @@ from runner import inputs as inputs_module
 from runner.config.explain import choices_as_comments
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.prepare import store_path
 from runner.data.recipe import Recipe, data_key, documents_of, recipes
 from runner.errors import OTHER_RUN, check_libraries, quoted
@@ -39,6 +38,7 @@ from runner.run_folder.history import (
     history_of,
 )
 from runner.run_folder.layout import RunFolder
+from runner.tasks import task_named
 
 
 class TrainingRun(Run):

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import shortage
 from runner.job.findings import Finding, attempt, fact_line, usage_error, warning
 from runner.job.installed import is_installed
 from runner.job.plan import TrainingPlan
+from runner.tasks import task_named
 
 IN_LAYER = re.compile(r"\.\d+\.")
 TOGETHER = "Stage config.json and weights again, both from one revision: see `stage show BUNDLE`."

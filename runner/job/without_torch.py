@@ -11,7 +11,6 @@ from typing import Any
 
 from runner import offline
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import StageError, UsageError, shortage
@@ -27,7 +26,7 @@ from runner.job.findings import (
 )
 from runner.job.installed import leave_torch_alone
 from runner.job.model import newer_transformers
-from runner.tasks import Task
+from runner.tasks import Task, task_named
 
 NAMED = 3  # at most so many tokens are named in a message
 FEW = 0.5  # a tokenizer with less than this share of the embedding's rows is worth a line

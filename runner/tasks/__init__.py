@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 
 from runner.tasks.shared.task import Task
 
-__all__ = ["TASKS", "Task", "has_model"]
+__all__ = ["TASKS", "Task", "has_model", "task_named"]
 
 
 def _read() -> dict[str, Task]:
@@ -25,6 +25,11 @@ def _read() -> dict[str, Task]:
 
 TASKS = _read()
 """The value of `task` in a run file -> what it is, in the order of the documentation."""
+
+
+def task_named(name: str) -> Task:
+    """Returns the task for a run file's `task`."""
+    return TASKS[name]
 
 
 def has_model(task: Task, model_type: object) -> bool:

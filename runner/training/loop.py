@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
@@ -34,6 +33,7 @@ from runner.run_folder.layout import (
     note_export,
     read_metrics,
 )
+from runner.tasks import task_named
 from runner.tasks.shared.objective import Objective
 from runner.training.ahead import NOTHING, Ahead, Load
 from runner.training.components.batches import Order, by_length

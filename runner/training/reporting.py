@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import StageError
 from runner.job.devices import peak_flops
 from runner.job.host_memory import data_limit
@@ -38,6 +37,7 @@ from runner.job.shapes import Device, ModelShape
 from runner.processes import birth_time
 from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.heartbeat import Heartbeat
+from runner.tasks import task_named
 from runner.training.components.device import uses_tf32
 from runner.training.components.metrics import Observer
 from runner.training.components.process_group import Ranks

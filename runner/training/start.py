@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
-from runner.config.tasks import task_named
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
 from runner.disks import what_is_used_up
@@ -46,6 +45,7 @@ from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
 from runner.run_folder.run_lock import hold_run_folder
+from runner.tasks import task_named
 from runner.training.components.batches import Order, Part
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
 from runner.training.components.metrics import Console, Observer, open_console

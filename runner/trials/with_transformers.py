@@ -9,10 +9,10 @@ import torch
 import transformers
 
 from runner import offline
-from runner.config.tasks import task_named
 from runner.data.store import Store
 from runner.errors import StageError
 from runner.job.training_run import TrainingRun
+from runner.tasks import task_named
 
 
 def load_export(run: TrainingRun) -> str:

@@ -16,7 +16,6 @@ import torch
 import yaml
 from torch import nn
 
-from runner.config.tasks import task_named
 from runner.data.recipe import recipes
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import EnvironmentInput, unreadable
@@ -33,6 +32,7 @@ from runner.job.shapes import Device, weight_shapes
 from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
 from runner.job.with_torch import look
+from runner.tasks import task_named
 from runner.training.engines.fsdp import blocks_of
 from runner.training.weights import _check_numbers
 from tests.first_job.harness import run_stage

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.config.explain import choice_lines, of_ds_config
-from runner.config.tasks import task_named
 from runner.errors import UsageError, human_count, human_size
 from runner.inputs.far import profiles
 from runner.job.access import check_disk
@@ -31,6 +30,7 @@ from runner.job.settings import check_accumulation, check_micro, check_settings
 from runner.job.shapes import describe_new_tokens, human_parameters
 from runner.job.texts import check_data, describe_dataset, examine_step
 from runner.job.training_run import TrainingRun
+from runner.tasks import task_named
 
 
 @needs(TrainingRun.python_of_ranks, TrainingRun.packages)

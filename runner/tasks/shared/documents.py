@@ -29,8 +29,8 @@ class DocumentTask(Task):
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
         if recipe.documents == "joined":
-            return tokens.joined(recipe)
-        return tokens.whole(recipe, tokens.pieces, tokens.empty_rows)
+            return tokens.joined(recipe, self.frame)
+        return tokens.whole(recipe, tokens.pieces(self.frame), tokens.empty_rows)
 
 
 class LanguageObjective(Objective[Rows]):

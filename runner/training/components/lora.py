@@ -19,11 +19,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.config.model_types import targets_in_peft
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.memory import frozen_width
 from runner.job.shapes import check_targets
+from runner.tasks import task_named
 from runner.training.components.device import DTYPES
 
 Weights = dict[str, torch.Tensor]

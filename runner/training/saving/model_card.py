@@ -15,12 +15,12 @@ from huggingface_hub import ModelCardData
 
 from runner.config.fields import every_key, unused_keys
 from runner.config.run_config import NOTHING, RunConfig
-from runner.config.tasks import task_named
 from runner.data.recipe import documents_of
 from runner.errors import dotted, human_count, keys_of
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput
 from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
+from runner.tasks import task_named
 
 UNSTATED = "not stated"
 

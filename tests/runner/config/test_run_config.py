@@ -163,7 +163,7 @@ def test_a_value_that_cannot_be_is_reported_with_its_line(
         (4, "dataset: {asset: d, validation: 0.05}", "must be text or null, found `0.05`"),
         *((4, f"dataset: {{asset: d, validation: {n}}}", "validation: 5%") for n in ("0%", 0.05)),
         (3, "model: {init: scratch}", "`model.asset` is missing"),
-        (3, "lora: {}\nmodel: {asset: bert, init: scratch}", "has learned nothing"),
+        (3, "lora: {}\nmodel: {asset: bert, init: scratch}", "has random weights"),
         (1, "format: 2", "newer airlift"),
         (2, "task: masked-ml", "Did you mean `masked-lm`?"),
         (2, "task: my.Task", "runner exec"),

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.recipe import KEEPS_APART
 from runner.data.rows import Rows
 from runner.inputs import resolve
+from runner.tasks import task_named
 from runner.training.components import language
 from runner.training.components.batches import Sample
 

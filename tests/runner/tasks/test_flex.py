@@ -17,9 +17,9 @@ import torch
 from torch.nn.attention import flex_attention
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.store import IGNORED, Facts
 from runner.inputs import resolve
+from runner.tasks import task_named
 from runner.training.components import flex, language
 from runner.training.components.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
 from tests.runner.tasks.test_documents_apart import rows, small_model

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.rows import Rows
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput, resolve
+from runner.tasks import task_named
 from runner.tasks.shared.objective import Objective
 from runner.training.components.batches import Sample
 

@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.tokenizing import load_tokenizer, rows_needed
 from runner.errors import UsageError
 from runner.inputs import resolve
 from runner.job.shapes import describe_new_tokens, outline_of
+from runner.tasks import task_named
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 NEW = {"add_tokens": ["Netherfield", "Longbourn"], "add_special_tokens": ["<letter>"]}

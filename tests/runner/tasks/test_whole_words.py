@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.rows import Rows
 from runner.data.tokenizing import load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import ModelInput
+from runner.tasks import task_named
 from runner.tasks.masked_lm import first_of_word
 from runner.training.components.batches import Sample
 from tests.runner.conftest import Cluster

@@ -11,11 +11,11 @@ import transformers
 from transformers import AutoModelForImageClassification, Trainer, TrainingArguments, pipeline
 
 from runner.config.run_config import RunConfig
-from runner.config.tasks import task_named
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
 from runner.data.store import Store, Stores
 from runner.inputs import resolve
+from runner.tasks import task_named
 from runner.tasks.image_classification import Pictures
 from runner.training.components.batches import Order, Part
 from tests.runner.conftest import Cluster, in_ranks, metrics

@@ -208,8 +208,8 @@ def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, t
 
     Before the process group is made: without one, each rank reads the weights itself.
     """
-    from runner.config.tasks import task_named
     from runner.job.training_run import TrainingRun
+    from runner.tasks import task_named
     from runner.training.components.batches import Order, Part
     from scripts.lib.bench.workloads.training import opened_stores
 
