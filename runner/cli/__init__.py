@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import click
 
-from runner.cli import evaluate, rank, rehearse, start, tools, watch
+from runner.cli import evaluate, rank, rehearse, run, tools, watch
 from runner.errors import CommandGroup, __version__
 
 _SECTIONS = {
@@ -65,7 +65,7 @@ def main() -> None:
     """
 
 
-for command in (start.check, rehearse.rehearse, start.prepare, start.submit, start.train):
+for command in (run.check, rehearse.rehearse, run.prepare, run.submit, run.train):
     main.add_command(command)
 main.add_command(evaluate.evaluate)
 main.add_command(rank.rank)

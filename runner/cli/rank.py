@@ -10,7 +10,7 @@ import click
 
 
 def _train() -> Callable[..., None]:
-    from runner.training.start import to_the_end
+    from runner.training.setup import to_the_end
 
     return to_the_end
 

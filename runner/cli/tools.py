@@ -84,7 +84,7 @@ def exec_(bundle: Path, to: str | None, command: tuple[str, ...]) -> None:
             "sh bundle/data/envs/ASSET/bootstrap.sh env; . env/activate; "
             "srun runner exec --bundle bundle -- COMMAND",
         )
-    from runner.exec.run import run
+    from runner.exec.user_script import run
 
     run(command, bundle, os.environ)
 

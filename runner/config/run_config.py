@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from runner.config import deepspeed as config_deepspeed
+from runner.config import ds_config
 from runner.config.data import DatasetConfig, EvaluationConfig, PackingConfig
 from runner.config.engine import (
     BatchConfig,
@@ -254,7 +254,7 @@ class RunConfig:
     autos: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     deepspeed: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     accumulation: int | None = field(default=None, metadata=HIDDEN)
-    half: tuple[str, ...] = field(default=config_deepspeed.HALF, metadata=HIDDEN)
+    half: tuple[str, ...] = field(default=ds_config.HALF, metadata=HIDDEN)
     notes: tuple[Choice, ...] = field(default=(), metadata=HIDDEN)
     lines: Lines = field(
         default_factory=lambda: Lines(Path("run.yaml")),
@@ -293,7 +293,7 @@ class RunConfig:
         with reading_yaml(path, RUN_FILE) as (data, lines):
             override(data, lines, overrides)
             lines.check_format(data, FORMAT)
-            merged = config_deepspeed.merge(data, lines)
+            merged = ds_config.merge(data, lines)
             reader = Reader(lines, NAMES_ELSEWHERE)
             config = replace(
                 reader.read(RunConfig, data),
@@ -358,7 +358,7 @@ class RunConfig:
         """Describes how to give a key another value, in the run file or the ds_config.json."""
         if key not in self.theirs:
             return f"Set {key}: {value}"
-        theirs = config_deepspeed.their_key(key)
+        theirs = ds_config.their_key(key)
         return f'Write "auto" for {theirs} in {self.engine.config}, and set {key}: {value}'
 
     def to_mapping(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import TaskKeys
 from runner.config.tasks import found_tasks
-from runner.data.store import Facts, Sample
+from runner.data.store import Sample, StoreFacts
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
@@ -49,7 +49,7 @@ class SampleTask(TaskKeys):
             "tokenizer": recipe.model.tokenizer_digests,
         }
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         """Yields the samples of a split; returns what is known about all of them.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.data.store import IGNORED, Facts, Sample
+from runner.data.store import IGNORED, Sample, StoreFacts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     layout: str = "joined"
 
     @staticmethod
-    def of(samples: Sequence[Sample], facts: Facts) -> Rows:
+    def of(samples: Sequence[Sample], facts: StoreFacts) -> Rows:
         """Pads samples, in which a column that is the same everywhere can be absent."""
         import numpy as np
 
@@ -49,7 +49,7 @@ class LabelledRows(NamedTuple):
     layout: str = "alone"
 
     @staticmethod
-    def of(samples: Sequence[Sample], facts: Facts) -> LabelledRows:
+    def of(samples: Sequence[Sample], facts: StoreFacts) -> LabelledRows:
         """Pads samples that have one label each."""
         import numpy as np
 
@@ -58,7 +58,7 @@ class LabelledRows(NamedTuple):
         return LabelledRows(ids, documents, labels)
 
     @staticmethod
-    def of_words(samples: Sequence[Sample], facts: Facts) -> LabelledRows:
+    def of_words(samples: Sequence[Sample], facts: StoreFacts) -> LabelledRows:
         """Pads samples that have a label for each token."""
         import numpy as np
 

@@ -10,9 +10,9 @@ Each column holds a list of numbers for each sample:
   image library and no time to decode (docs/adr/0015).
 - `labels`: the class of the sample; of words: one for each token, -100 where there is none.
 
-Record batches hold up to 10,000 samples or about 16 MB. What is known about all of them (`Facts`)
-is JSON in the metadata of the last one, which is empty. The file is written under a temporary name
-and renamed, and then it is read-only. So a store is complete or it does not exist.
+Record batches hold up to 10,000 samples or about 16 MB. What is known about all of them
+(`StoreFacts`) is JSON in the metadata of the last one, which is empty. The file is written under a
+temporary name and renamed, and then it is read-only. So a store is complete or it does not exist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Facts:
+class StoreFacts:
     """What is known about all samples of a store.
 
     Attributes:
@@ -68,7 +68,7 @@ class Facts:
     begins: list[int] = field(default_factory=lambda: [0])
 
 
-class Column(NamedTuple):
+class ArrowColumn(NamedTuple):
     """A column of a record batch: its name, where each sample begins, the values of all."""
 
     name: str
@@ -94,7 +94,7 @@ class Store:
             # Arrow's own memory_map would read each batch as a whole, ahead, for one row of it.
             self._reader = pa.ipc.open_file(pa.py_buffer(mapped))
             last = self._reader.get_batch_with_custom_metadata(self._reader.num_record_batches - 1)
-            self.facts = Facts(**json.loads(last.custom_metadata[FACTS]))
+            self.facts = StoreFacts(**json.loads(last.custom_metadata[FACTS]))
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             raise DamageError(
                 f"{path}: this store cannot be read: {error}.",
@@ -115,7 +115,7 @@ class Store:
         self._class_of = np.array([*own, IGNORED], dtype=np.int64)  # its last one is at -1
         self.facts = replace(self.facts, class_names=names)
 
-    def columns(self, number: int) -> list[Column]:
+    def columns(self, number: int) -> list[ArrowColumn]:
         """The columns of a record batch."""
         # `to_numpy` would import pandas, in each rank.
         import numpy as np
@@ -126,7 +126,7 @@ class Store:
             values = np.frombuffer(buffer, np.dtype(str(column.type.value_type)))
             if name == "labels" and self._class_of is not None:
                 values = self._class_of[np.where(values == IGNORED, -1, values)]
-            columns.append(Column(name, memoryview(offsets).cast("i"), values))
+            columns.append(ArrowColumn(name, memoryview(offsets).cast("i"), values))
         return columns
 
 
@@ -139,10 +139,10 @@ class Stores:
         sizes = (end - begin for batches in begins for begin, end in batches)
         self._begins = list(accumulate(sizes, initial=0))
         self._batches = [(s, n) for s in self.parts for n in range(len(s.facts.begins) - 1)]
-        self._columns: dict[int, list[Column]] = {}
+        self._columns: dict[int, list[ArrowColumn]] = {}
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> StoreFacts:
         """The facts of the first store. `check_together` has compared those that must be equal."""
         return self.parts[0].facts
 
@@ -161,7 +161,7 @@ class Stores:
             for name, begins, values in self._columns[number]
         }
 
-    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], Facts], R]) -> R:
+    def rows(self, indices: Sequence[int], of: Callable[[Sequence[Sample], StoreFacts], R]) -> R:
         """Returns samples by their numbers, as what a task makes of them: `Objective.rows`."""
         return of([self.row(index) for index in indices], self.facts)
 
@@ -170,7 +170,7 @@ class Stores:
         return [len(next(iter(self.row(index).values()))) for index in indices]
 
 
-def write_store(path: Path, samples: Generator[Sample, None, Facts]) -> Facts:
+def write_store(path: Path, samples: Generator[Sample, None, StoreFacts]) -> StoreFacts:
     """Writes samples as they come, a record batch at a time.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from runner.data.documents import Document, Joiner, framed, token_ids
 from runner.data.packing import fill
 from runner.data.recipe import Recipe
-from runner.data.store import Facts, Sample
+from runner.data.store import Sample, StoreFacts
 from runner.data.tokenizing import Frame, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 
@@ -28,7 +28,7 @@ FrameOf: TypeAlias = "Callable[[PreTrainedTokenizerBase], Frame]"
 PACKED_AT_ONCE = 10_000
 
 
-def joined(recipe: Recipe, frame_of: FrameOf) -> Generator[Sample, None, Facts]:
+def joined(recipe: Recipe, frame_of: FrameOf) -> Generator[Sample, None, StoreFacts]:
     """Yields full sequences of a split: `ids`.
 
     Args:
@@ -54,7 +54,7 @@ def joined(recipe: Recipe, frame_of: FrameOf) -> Generator[Sample, None, Facts]:
             "Set a smaller sequence_length, or raise dataset.limit.",
         )
     tail = f"the last {human_count(len(joiner.pending), 'token')} would fill no sequence"
-    return Facts(
+    return StoreFacts(
         recipe.to_json(),
         f"{human_count(tally['sequences'], 'sequence')} of {recipe.sequence_length} tokens "
         f"from {texts}",
@@ -65,7 +65,7 @@ def joined(recipe: Recipe, frame_of: FrameOf) -> Generator[Sample, None, Facts]:
 
 def whole(
     recipe: Recipe, read: Read, left_out: Callable[[Counter[str]], list[str]]
-) -> Generator[Sample, None, Facts]:
+) -> Generator[Sample, None, StoreFacts]:
     """Yields sequences of whole documents: `ids`, `documents`, and `learned` if not all is.
 
     Args:
@@ -115,7 +115,7 @@ def whole(
     if tally["no_prompt"]:
         notes.append(f"{tally['no_prompt']} kept with an empty prompt")
     full = tally["tokens"] / (tally["sequences"] * length)
-    return Facts(
+    return StoreFacts(
         recipe.to_json(),
         f"{human_count(tally['sequences'], 'sequence')} of up to {length} tokens, {full:.0%} full, "
         f"documents {recipe.documents}, from {human_count(tally['texts'], 'text')}",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from runner.errors import UsageError, read_start
-from runner.launch.ranks import MPI_VARIABLES, Task, task_of
+from runner.launch.ranks import MPI_VARIABLES, LaunchedProcess, task_of
 from runner.slurm.environment import SlurmJobEnvironment
 
 MULTI_NODE_LAUNCHERS = frozenset(
@@ -109,7 +109,11 @@ def check_all_nodes(
 
 
 def _check_one_launcher(
-    command: Sequence[str], bundle: Path, environ: Mapping[str, str], script: bytes, task: Task
+    command: Sequence[str],
+    bundle: Path,
+    environ: Mapping[str, str],
+    script: bytes,
+    task: LaunchedProcess,
 ) -> None:
     """Refuses a launcher of ranks in each of several tasks: the whole training, several times.
 
@@ -186,7 +190,9 @@ def on_each_node(command: Sequence[str], bundle: Path, nodes: int, per_node: int
     return f"{srun} {exec_words(bundle)} {shlex.join(_with_all_nodes([*command], nodes, per_node))}"
 
 
-def _once_by(task: Task, command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
+def _once_by(
+    task: LaunchedProcess, command: Sequence[str], bundle: Path, environ: Mapping[str, str]
+) -> str:
     """The line of `on_each_node`, for whatever started `task`."""
     nodes, per_node = task.world_size // task.local_world_size, task.local_world_size
     if task.step is not None:

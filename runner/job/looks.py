@@ -21,7 +21,7 @@ from runner.job.findings import Finding, errors_of, warning
 
 
 @dataclass(frozen=True)
-class Answer:
+class LookResult:
     """What a child has found.
 
     Attributes:
@@ -62,22 +62,22 @@ class Look:
         self._path = kept.path_of(kind, *basis, [*images, *python])
         self._child = None if kept.read(self._path) else Child(work, arguments, python)
 
-    def answer(self) -> Answer:
+    def answer(self) -> LookResult:
         """Waits for the answer."""
         if self._child is None:
             known = kept.read(self._path)
             findings = tuple(Finding(**finding) for finding in known["findings"])
-            return Answer(findings, tuple(known["numbers"]))
+            return LookResult(findings, tuple(known["numbers"]))
         remedy = "Run it where there is more memory."
         if self._python:
             remedy = f"To see why: {shlex.join([*self._python, '-c', 'import runner, torch'])}"
         try:
             found, numbers = self._child.answer(f"the check of the {self._kind}", remedy)
         except UsageError as error:
-            return Answer(tuple(errors_of(error)))
+            return LookResult(tuple(errors_of(error)))
         except StageError as error:
-            return Answer((warning(f"not checked: {error.message}", error.remedy),))
-        answer = Answer(tuple(found), tuple(numbers))
+            return LookResult((warning(f"not checked: {error.message}", error.remedy),))
+        answer = LookResult(tuple(found), tuple(numbers))
         if not answer.has_errors:
             plain = [finding.to_json() for finding in found]
             kept.keep(self._path, {"findings": plain, "numbers": numbers})

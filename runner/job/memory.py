@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runner.config.deepspeed import OFFLOADS
+from runner.config.ds_config import OFFLOADS
 from runner.config.engine import OPTIMIZERS
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, human_size

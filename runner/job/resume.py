@@ -10,9 +10,9 @@ from runner.errors import as_shown
 from runner.inputs import Inputs
 from runner.job.findings import Finding, note
 from runner.job.plan import num_steps
-from runner.run_folder.checkpoints import check_before_launch, signature
 from runner.run_folder.history import History, changed_since, changes
 from runner.run_folder.layout import RunFolder
+from runner.run_folder.training_state import check_before_launch, signature
 
 
 def check_checkpoint(

@@ -25,7 +25,7 @@ from runner.job.facts import Facts, NotKnownError, fact
 from runner.job.installed import Packages, lacking, python_of_ranks
 from runner.job.partition import Partition, ask_partition
 from runner.job.shapes import Device
-from runner.job.submit import Answer, ask_slurm, memory_on_node, ranks_on_node, request
+from runner.job.submit import SlurmAnswer, ask_slurm, memory_on_node, ranks_on_node, request
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import RunLock, holder_of
@@ -35,7 +35,7 @@ from runner.slurm.script import SbatchRequest
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankCount:
     """The ranks of a run.
 
     Attributes:
@@ -63,7 +63,7 @@ class Asked:
         tries_shell: whether the job's shell and its Python are tried.
     """
 
-    ranks: Ranks | None = None
+    ranks: RankCount | None = None
     processes: int | None = None
     has_ranks: bool = True
     ahead: bool = False
@@ -179,14 +179,14 @@ class Run(Facts):
         return True
 
     @fact
-    def starts(self) -> Ranks:
+    def starts(self) -> RankCount:
         """The ranks that start now."""
         if self.asked.ranks is None:
             raise NotKnownError
         return self.asked.ranks
 
     @fact
-    def ranks(self) -> Ranks:
+    def ranks(self) -> RankCount:
         """How many ranks there will be, and where."""
         slurm, asked = self.config.slurm, self.asked
         if not asked.has_ranks:
@@ -195,10 +195,10 @@ class Run(Facts):
             return asked.ranks
         on_node = ranks_on_node(slurm)
         if asked.processes is None:
-            return Ranks(slurm.nodes * on_node, on_node, "queue")
+            return RankCount(slurm.nodes * on_node, on_node, "queue")
         if self.partition.nodes or slurm.gpus_per_node:
-            return Ranks(asked.processes, on_node, "queue")
-        return Ranks(asked.processes, asked.processes, "here")
+            return RankCount(asked.processes, on_node, "queue")
+        return RankCount(asked.processes, asked.processes, "here")
 
     @fact
     def has_own_torch(self) -> bool:
@@ -273,7 +273,7 @@ class Run(Facts):
         )
 
     @fact
-    def slurm_answer(self) -> Answer:
+    def slurm_answer(self) -> SlurmAnswer:
         """What Slurm says of the job, without submitting it.
 
         Raises:

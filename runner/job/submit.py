@@ -390,7 +390,7 @@ def try_script(script: Path) -> None:
     _sbatch("--test-only", str(script))
 
 
-class Answer(NamedTuple):
+class SlurmAnswer(NamedTuple):
     """What Slurm says of a job that it is not given.
 
     Attributes:
@@ -404,7 +404,7 @@ class Answer(NamedTuple):
     has_cluster: bool = True
 
 
-def ask_slurm(wanted: SbatchRequest, partition: Partition) -> Answer:
+def ask_slurm(wanted: SbatchRequest, partition: Partition) -> SlurmAnswer:
     """Lets Slurm check the job without submitting it.
 
     Raises:
@@ -417,15 +417,15 @@ def ask_slurm(wanted: SbatchRequest, partition: Partition) -> Answer:
         more = f" and {human_count(int(short[2]), 'second')}" if int(short[2] or 0) else ""
         minutes = f" ({human_count(int(short[1]), 'minute')}{more})"
     if shutil.which("sbatch") is None:
-        return Answer(f"Slurm request{minutes}: not checked, there is no sbatch here")
+        return SlurmAnswer(f"Slurm request{minutes}: not checked, there is no sbatch here")
     _check_time(wanted, partition)
     try:
         away = _test(text, wanted, partition)
     except NoClusterError as error:
-        return Answer(f"Slurm request: not checked: {error.message}", has_cluster=False)
+        return SlurmAnswer(f"Slurm request: not checked: {error.message}", has_cluster=False)
     shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
     accepts = "accepted, to wait" if away else "sbatch --test-only accepts it"
-    return Answer(f"Slurm request: {shape}{minutes}: {accepts}", away)
+    return SlurmAnswer(f"Slurm request: {shape}{minutes}: {accepts}", away)
 
 
 def check_start(config: RunConfig, wanted: SbatchRequest) -> Iterator[Finding]:

@@ -17,11 +17,11 @@ from runner.job.access import disk_needed, files_to_read
 from runner.job.facts import NotKnownError, fact
 from runner.job.findings import Finding, attempt
 from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
-from runner.job.looks import Answer, Look, look_at_model, look_at_texts
+from runner.job.looks import Look, LookResult, look_at_model, look_at_texts
 from runner.job.model import check_files, check_model
 from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, sequence_length
 from runner.job.resume import check_checkpoint
-from runner.job.run import NO_RANKS, Asked, Ranks, Run
+from runner.job.run import NO_RANKS, Asked, RankCount, Run
 from runner.job.shapes import (
     Device,
     ModelShape,
@@ -273,7 +273,7 @@ class TrainingRun(Run):
         return look_at_model(self.config, self.inputs.model, python)
 
     @fact
-    def model_answer(self) -> Answer:
+    def model_answer(self) -> LookResult:
         """What transformers says of the model; waits for it."""
         return self.model_look.answer()
 
@@ -297,7 +297,7 @@ class TrainingRun(Run):
         return look_at_texts(self.config, self.inputs, rows, train, counted, python)
 
     @fact
-    def texts_answer(self) -> Answer:
+    def texts_answer(self) -> LookResult:
         """What transformers says of tokenizer and texts; waits for it."""
         return self.texts_look.answer()
 
@@ -311,7 +311,7 @@ class TrainingRun(Run):
 
     def on(self, device: Device, number: int) -> TrainingRun:
         """This run on so many ranks, each with this device."""
-        ranks = Ranks(number, number, "here")
+        ranks = RankCount(number, number, "here")
         return self.given(Run.device, device).given(Run.ranks, ranks)
 
     def write_config(self) -> None:

@@ -1,6 +1,6 @@
 """How ranks ended: one pure function, from what a launcher saw to an `Outcome`.
 
-The exit code, the message and the requeue are read from it (`runner.launch.start`).
+The exit code, the message and the requeue are read from it (`runner.launch.supervise`).
 """
 
 from __future__ import annotations

@@ -389,7 +389,7 @@ def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str],
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class LaunchedProcess:
     """A process that MPI's launcher or srun started as a rank.
 
     Attributes:
@@ -447,7 +447,7 @@ class Task:
         return network.locate(given, self.hosts, self.num_nodes, is_first=is_first, remedy=remedy)
 
 
-def task_of(environ: Mapping[str, str]) -> Task | None:
+def task_of(environ: Mapping[str, str]) -> LaunchedProcess | None:
     """The task of MPI's launcher or of srun that this process is; None: neither started it.
 
     Raises:
@@ -458,7 +458,7 @@ def task_of(environ: Mapping[str, str]) -> Task | None:
     if job is None or job.step is None:
         return task
     step = job.step
-    return Task(
+    return LaunchedProcess(
         launcher="srun",
         rank=step.rank,
         world_size=step.world_size,
@@ -473,13 +473,13 @@ def task_of(environ: Mapping[str, str]) -> Task | None:
     )
 
 
-def _mpi_task(environ: Mapping[str, str]) -> Task | None:
+def _mpi_task(environ: Mapping[str, str]) -> LaunchedProcess | None:
     """Reads the variables of an MPI launcher; None if it set none or not all of them."""
     for launcher, *names in MPI_VARIABLES:
         if all(environ.get(name) for name in names):
             numbers = RankNumbers(*(read_number(environ, name) for name in names))
             hosts, host = _hosts_in_slurm(environ), network.here(environ)
-            return Task(
+            return LaunchedProcess(
                 launcher=launcher,
                 **numbers._asdict(),
                 hosts=hosts,
@@ -520,7 +520,7 @@ def _of_torch(numbers: RankNumbers, environ: Mapping[str, str]) -> RankInfo:
     )
 
 
-def _of_task(task: Task, environ: Mapping[str, str]) -> RankInfo:
+def _of_task(task: LaunchedProcess, environ: Mapping[str, str]) -> RankInfo:
     if task.step is not None:
         _check_spread(task.step)
     master = task.locate_rank_0(environ.get("MASTER_ADDR", ""))

@@ -21,11 +21,11 @@ from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, sa
 from runner.job.check import check_run
 from runner.job.findings import report
 from runner.job.installed import check_installed, leave_torch_alone
-from runner.job.run import Asked, Ranks
+from runner.job.run import Asked, RankCount
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, write
-from runner.launch.start import start_work
+from runner.launch.supervise import start_work
 from runner.processes import raise_limits
 from runner.run_folder.run_lock import hold_run_folder
 
@@ -85,9 +85,9 @@ def train(
         return _launch(run, start, environ)
 
 
-def ranks_of(start: Start) -> Ranks:
+def ranks_of(start: Start) -> RankCount:
     """The ranks that a launcher starts, as the facts of a run know them."""
-    return Ranks(start.world_size, start.on_node, "here" if start.job is None else "job")
+    return RankCount(start.world_size, start.on_node, "here" if start.job is None else "job")
 
 
 def check_all_installed(run: TrainingRun, start: Start | None) -> None:

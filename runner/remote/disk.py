@@ -25,7 +25,7 @@ from runner.errors import (
 from runner.inputs import Bundle, state_folder
 from runner.inputs.far import PushTarget
 from runner.inputs.staged import Reporter, drop_from_memory, push
-from runner.remote.plan import sha256_of
+from runner.remote.road import sha256_of
 
 _FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, suggest
 from runner.inputs.far import Cluster, RemoteShell, connected
-from runner.remote.plan import OUTPUT, find_run
+from runner.remote.road import OUTPUT, find_run
 from runner.remote.there import go, understood
 from runner.run_folder.logs import READ_BACK, newest, readable
 

@@ -38,7 +38,7 @@ from runner.errors import (
 )
 from runner.inputs.far import RemoteShell, connected
 from runner.inputs.staged import Reporter
-from runner.remote.plan import find_run
+from runner.remote.road import find_run
 from runner.remote.there import go
 from runner.run_folder.history import History
 from runner.run_folder.layout import EXPORTED, PULLED

@@ -19,7 +19,7 @@ from pathlib import Path
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, say
 from runner.inputs.far import RemoteShell, ScriptResult
 from runner.processes import is_alive
-from runner.remote.plan import Road, plan_text, sha256_of
+from runner.remote.road import Road, plan_text, sha256_of
 
 _BEAT_S, _DEAD_AFTER_S = 15, 60  # of who sends; by the clock of that disk
 _LIVES_S = 60  # a go.sh that was seen within this time is at work

@@ -27,7 +27,6 @@ from runner.errors import (
     read_value,
     suggest_path,
 )
-from runner.run_folder.columns import Columns, number
 from runner.run_folder.layout import (
     ENDED_EARLY,
     EXPORTED,
@@ -36,6 +35,7 @@ from runner.run_folder.layout import (
     RunFolder,
     metrics_line,
 )
+from runner.run_folder.metric_columns import Columns, number
 from runner.slurm import job_array
 
 SCRIPT = "submit.sbatch"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runner.run_folder.columns import Columns
 from runner.run_folder.history import History
+from runner.run_folder.metric_columns import Columns
 from runner.tasks import TASKS
 
 MOST_POINTS = 5000

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, as_shown, human_count, human_size
-from runner.run_folder.columns import Columns
 from runner.run_folder.history import History
+from runner.run_folder.metric_columns import Columns
 from runner.run_folder.report_curves import Chart, Line, charts
 from runner.run_folder.status import format_duration, memory_of
 

@@ -11,11 +11,11 @@ from runner.data.rows import Rows
 from runner.data.store import IGNORED
 from runner.inputs import ModelInput
 from runner.tasks import masked_lm
-from runner.tasks.shared.documents import TEXT, DocumentTask, LanguageObjective
+from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.objective import Batch
 
 if TYPE_CHECKING:
-    from runner.training.components.batches import Sample
+    from runner.training.components.batches import SamplePlace
 
 # Model types whose logits are their output embedding applied to their hidden states, and no more
 # (transformers' modeling files). tests/runner/tasks/test_language.py tests each of them.
@@ -95,7 +95,7 @@ class CausalObjective(LanguageObjective):
         if self._in_blocks:
             self.model.set_attn_implementation("flex_attention")
 
-    def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
+    def collate(self, rows: Rows, samples: list[SamplePlace]) -> Batch:
         """Builds the labels: the sequence itself, where it is learned. Nothing is random.
 
         The first token of a document is not predicted.

@@ -21,11 +21,11 @@ from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.data.classes import class_of, is_blank, listed, read_classes
 from runner.data.recipe import Recipe
-from runner.data.store import Facts, Sample
+from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
-from runner.tasks.shared.classes import LABEL, ClassTask, numbered
+from runner.tasks.shared.class_task import LABEL, ClassTask, numbered
 from runner.tasks.shared.objective import Batch, Objective
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from runner.training.components.batches import Sample as Place
+    from runner.training.components.batches import SamplePlace
 
 HALF = (0.5, 0.5, 0.5)
 """Mean and deviation of ViT, and of models without preprocessor_config.json."""
@@ -67,10 +67,10 @@ class ImageClassification(ClassTask):
         """Only the size of the model's images decides them."""
         return {"side": image_side(recipe.dataset, recipe.model)}
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         return _samples(recipe)
 
-    def objective(self, config: RunConfig, model: ModelInput, facts: Facts) -> ImageObjective:
+    def objective(self, config: RunConfig, model: ModelInput, facts: StoreFacts) -> ImageObjective:
         return ImageObjective(self.model_class(), config, model, facts)
 
     def trial_inputs(self, model: Any, folder: Path) -> dict[str, torch.Tensor]:
@@ -100,7 +100,7 @@ TASK = ImageClassification(
 )
 
 
-def _samples(recipe: Recipe) -> Generator[Sample, None, Facts]:
+def _samples(recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
     """Yields the decoded images of a split and their classes: `pixels` and `labels`.
 
     Raises:
@@ -128,7 +128,7 @@ def _samples(recipe: Recipe) -> Generator[Sample, None, Facts]:
             + (f": {left_out}, without an image or a label." if dropped else "."),
             "Look at the columns, or choose another split.",
         )
-    return Facts(
+    return StoreFacts(
         recipe.to_json(),
         f"{human_count(number, 'image')} of {side} x {side} pixels in {len(classes.names)} "
         f"classes: {listed(classes.names)}",
@@ -280,7 +280,7 @@ class Pictures(NamedTuple):
     labels: NDArray[np.int64]
 
     @staticmethod
-    def of(samples: Sequence[Sample], facts: Facts) -> Pictures:
+    def of(samples: Sequence[Sample], facts: StoreFacts) -> Pictures:
         """Samples of a store, whose images have one size."""
         import numpy as np
 
@@ -294,7 +294,7 @@ class ImageObjective(Objective[Pictures]):
 
     rows = staticmethod(Pictures.of)
 
-    def __init__(self, auto: Any, config: RunConfig, model: ModelInput, facts: Facts) -> None:
+    def __init__(self, auto: Any, config: RunConfig, model: ModelInput, facts: StoreFacts) -> None:
         import torch
 
         from runner.training.components.classify import Classify
@@ -327,7 +327,7 @@ class ImageObjective(Objective[Pictures]):
             f"less {mean}, by {deviation}; moved and mirrored"
         )
 
-    def collate(self, rows: Pictures, samples: list[Place]) -> Batch:
+    def collate(self, rows: Pictures, samples: list[SamplePlace]) -> Batch:
         """`pixels`: uint8 (number, 3, side, side); `labels`: int64 (number,).
 
         In evaluation nothing is random. For GPUs the channels stay last in memory.

@@ -35,7 +35,7 @@ from runner.config.run_config import RunConfig
 from runner.data import tokens
 from runner.data.documents import Document
 from runner.data.recipe import Recipe
-from runner.data.store import Facts, Sample
+from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, first_batches, row_of
 from runner.data.tokenizing import end_of_text, fast_tokenizer
 from runner.errors import Lines, UsageError, Where, human_count
@@ -158,7 +158,7 @@ class Instruction(causal_lm.CausalLM):
             return Chosen({"messages": talks[0]}, {"messages": talks[1:]}, ())
         return super().choose(split)
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         return tokens.whole(recipe, documents, _left_out)
 
     def check_tokenizer(

@@ -19,7 +19,7 @@ from runner.data.store import IGNORED
 from runner.data.tokenizing import Frame, load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput
-from runner.tasks.shared.documents import TEXT, DocumentTask, LanguageObjective
+from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.objective import Batch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-    from runner.training.components.batches import Sample
+    from runner.training.components.batches import SamplePlace
 
 # Model type -> the attribute that holds the head (transformers' modeling files).
 HEADS = {
@@ -116,7 +116,7 @@ class MaskedObjective(LanguageObjective):
         if head is None:  # it takes more memory and time
             self.note = f"{self.note}; logits at every position ({kind}: no known head)"
 
-    def collate(self, rows: Rows, samples: list[Sample]) -> Batch:
+    def collate(self, rows: Rows, samples: list[SamplePlace]) -> Batch:
         """Draws the masks. `labels` is -100 where nothing is predicted; `guessed` says where
         something is.
         """

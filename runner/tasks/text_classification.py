@@ -14,12 +14,12 @@ from runner.config.columns import Column, is_class, is_text
 from runner.config.run_config import RunConfig
 from runner.data.classes import Classes, class_of, is_blank
 from runner.data.recipe import Recipe
-from runner.data.store import Facts
+from runner.data.store import StoreFacts
 from runner.data.table import columns as read_columns
 from runner.data.table import rows_of
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.classes import LABEL, ClassObjective, ClassTask, count_from_zero
-from runner.tasks.shared.documents import TEXT
+from runner.tasks.shared.class_task import LABEL, ClassObjective, ClassTask, count_from_zero
+from runner.tasks.shared.document_task import TEXT
 from runner.tasks.shared.guess import Chosen, choose_columns
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class TextClassification(ClassTask):
             f"one for each: is `dataset.label: {recipe.dataset.label}` the right column?"
         )
 
-    def objective(self, config: RunConfig, model: ModelInput, facts: Facts) -> ClassObjective:
+    def objective(self, config: RunConfig, model: ModelInput, facts: StoreFacts) -> ClassObjective:
         kind = "single_label_classification"
         return ClassObjective(self.model_class(), config, model, facts, problem_type=kind)
 

@@ -19,11 +19,11 @@ from runner.config.run_config import RunConfig
 from runner.data.classes import class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.rows import LabelledRows
-from runner.data.store import IGNORED, Facts
+from runner.data.store import IGNORED, StoreFacts
 from runner.data.table import MOST_ROWS, columns, first_batches, row_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.classes import ClassObjective, ClassTask
+from runner.tasks.shared.class_task import ClassObjective, ClassTask
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +123,7 @@ class TokenClassification(ClassTask):
                     at_first_tokens(places, tags),
                 )
 
-    def objective(self, config: RunConfig, model: ModelInput, facts: Facts) -> WordObjective:
+    def objective(self, config: RunConfig, model: ModelInput, facts: StoreFacts) -> WordObjective:
         return WordObjective(self.model_class(), config, model, facts)
 
 
@@ -193,7 +193,7 @@ class WordObjective(ClassObjective):
 
     rows = staticmethod(LabelledRows.of_words)
 
-    def __init__(self, auto: Any, config: RunConfig, model: ModelInput, facts: Facts) -> None:
+    def __init__(self, auto: Any, config: RunConfig, model: ModelInput, facts: StoreFacts) -> None:
         from runner.training.components.classify import Classify
 
         super().__init__(auto, config, model, facts)

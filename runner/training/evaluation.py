@@ -10,7 +10,7 @@ import torch
 from runner.data.store import IGNORED, Stores
 from runner.tasks.shared.objective import Objective
 from runner.training.ahead import Ahead, Load
-from runner.training.components.batches import Sample, evaluation_batches
+from runner.training.components.batches import SamplePlace, evaluation_batches
 from runner.training.components.process_group import Ranks
 from runner.training.engines.base import Engine
 from runner.training.reporting import Totals
@@ -73,7 +73,7 @@ def evaluate(
 def _batches(
     task: Objective[Any],
     store: Stores,
-    parts: list[list[tuple[Sample, bool]]],
+    parts: list[list[tuple[SamplePlace, bool]]],
     device: torch.device,
 ) -> Ahead[Load]:
     """This rank's batches, one item each; `parts` as `evaluation_batches` gives them."""

@@ -14,7 +14,7 @@ from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.findings import raise_errors
 from runner.job.with_torch import judge
-from runner.training.components import lora
+from runner.training.components import adapter
 from runner.training.components.device import use_tanh_gelu
 from runner.training.patches import in_file_types
 from runner.training.weights import from_first, widen_untrained
@@ -62,7 +62,7 @@ def load_model(
             f"{', '.join(drawn[:3])}..."
         )
     if config.lora is not None:
-        origin = f"{origin}; {lora.attach(made, config, model, drawn, fresh)}"
+        origin = f"{origin}; {adapter.attach(made, config, model, drawn, fresh)}"
     if config.activation_checkpointing:
         made.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         made.config.use_cache = False
@@ -123,7 +123,7 @@ def _bare(auto: Any, config: RunConfig, model: ModelInput, settings: dict[str, A
 
 
 def _how(config: RunConfig) -> dict[str, Any]:
-    return {"dtype": torch.float32} if config.lora is None else lora.loading(config)
+    return {"dtype": torch.float32} if config.lora is None else adapter.loading(config)
 
 
 def _read(

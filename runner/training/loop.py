@@ -1,6 +1,6 @@
 """What one rank does, from the first step to the exported model.
 
-The methods of `Trainer` are the steps of a training run, in order. `start.py` makes the `Trainer`.
+The methods of `Trainer` are the steps of a training run, in order. `setup.py` makes the `Trainer`.
 What changes and is saved is `TrainingState`; what the last step has left to read is `PendingStep`.
 """
 
@@ -20,11 +20,6 @@ from runner.data.store import Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.job.plan import TrainingPlan
-from runner.run_folder.checkpoints import (
-    TrainingState,
-    check_not_past_the_end,
-    check_resumable,
-)
 from runner.run_folder.layout import (
     EXPORTED,
     WEIGHTS_OF,
@@ -32,6 +27,11 @@ from runner.run_folder.layout import (
     exported,
     note_export,
     read_metrics,
+)
+from runner.run_folder.training_state import (
+    TrainingState,
+    check_not_past_the_end,
+    check_resumable,
 )
 from runner.tasks import task_named
 from runner.tasks.shared.objective import Objective

@@ -14,7 +14,7 @@ from runner.errors import IncompleteError, StageError, print_line
 from runner.job import node_local
 from runner.job.training_run import TrainingRun
 from runner.launch.outcome import STOPPED_AND_SAVED
-from runner.launch.rank import Rank, note_on_inherited_rank_variables, run_rank
+from runner.launch.rank_process import Rank, note_on_inherited_rank_variables, run_rank
 from runner.launch.ranks import RankInfo, RankNumbers, Start
 from runner.launch.ready import check_ready
 from runner.launch.resolved import Resolved, read
@@ -43,7 +43,7 @@ def be_rank(folder: RunFolder, work: Work, environ: Mapping[str, str]) -> NoRetu
 
 def _work(rank: Rank, resolved: Resolved, work: Work) -> int:
     """Does the work; returns the exit code."""
-    from runner.training.start import run_work
+    from runner.training.setup import run_work
 
     run_work(rank, resolved, work())
     # Our launcher looks for this file by itself; of another one, the exit code is all that it sees.

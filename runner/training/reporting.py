@@ -35,8 +35,8 @@ from runner.job.host_memory import data_limit
 from runner.job.plan import TrainingPlan
 from runner.job.shapes import Device, ModelShape
 from runner.processes import birth_time
-from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.heartbeat import Heartbeat
+from runner.run_folder.training_state import newest_first
 from runner.tasks import task_named
 from runner.training.components.device import uses_tf32
 from runner.training.components.metrics import Observer

@@ -18,7 +18,7 @@ from runner.errors import isolated
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, read, write
 from runner.launch.srun import end_ranks
-from runner.launch.start import start_work
+from runner.launch.supervise import start_work
 from runner.processes import die_with_parent
 from runner.run_folder.layout import RunFolder, write_json
 from runner.slurm.environment import SlurmJobEnvironment

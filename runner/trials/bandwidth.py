@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from runner.config.run_config import RunConfig
-from runner.launch.rank import Rank
+from runner.launch.rank_process import Rank
 from runner.training.components.device import find_device
 from runner.training.components.process_group import meet, open_store
 

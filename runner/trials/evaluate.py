@@ -22,17 +22,17 @@ from runner.job.run import Asked
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start, as_launcher
 from runner.launch.resolved import Resolved
-from runner.launch.start import start_work
+from runner.launch.supervise import start_work
 from runner.launch.train import (
     check_all_installed,
     prepare_in_sandbox,
     ranks_of,
     set_up,
 )
-from runner.run_folder.checkpoints import best_step, newest_first, read_state
 from runner.run_folder.history import settings_of
 from runner.run_folder.layout import PULLED, RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
+from runner.run_folder.training_state import best_step, newest_first, read_state
 
 FIRST = "none"
 """The name of the first weights: those of the bundle, or of `model.init`."""

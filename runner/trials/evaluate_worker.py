@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import DamageError, IncompleteError
-from runner.run_folder.checkpoints import TrainingState, check_resumable
+from runner.run_folder.training_state import TrainingState, check_resumable
 from runner.training.loop import Trainer
 
 _OF_TRAINING = ("data", "batch.global", "seed")

@@ -13,11 +13,11 @@ from runner.errors import StageError, UsageError, write_atomically
 from runner.job.findings import Finding, errors_in, errors_of, fact_line
 from runner.job.training_run import TrainingRun
 from runner.launch.network import here, other_hosts, own_address_on_shared_network
-from runner.launch.rank import Rank, end_rank, run_rank
+from runner.launch.rank_process import Rank, end_rank, run_rank
 from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import HOW_TO_CHOOSE
 from runner.launch.resolved import Resolved, read
-from runner.launch.start import start_work
+from runner.launch.supervise import start_work
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
 from runner.trials.node_look import look

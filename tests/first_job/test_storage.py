@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.config.engine import CheckpointConfig
-from runner.run_folder.checkpoints import TrainingState
+from runner.run_folder.training_state import TrainingState
 from runner.training.components.process_group import Ranks
 from runner.training.saving import checkpoints
 from runner.training.saving.checkpoints import Checkpoints

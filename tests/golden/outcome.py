@@ -39,7 +39,7 @@ from unittest import mock
 from runner.errors import StageError
 from runner.launch import local, watch
 from runner.launch.ranks import Start
-from runner.launch.start import start_ranks
+from runner.launch.supervise import start_ranks
 from runner.run_folder.layout import RunFolder
 from tests.golden.record import path_of
 

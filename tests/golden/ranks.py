@@ -28,7 +28,7 @@ from click.testing import CliRunner
 from runner.cli import main as runner
 from runner.job.training_run import TrainingRun
 from runner.launch import network
-from runner.launch.rank import become_rank
+from runner.launch.rank_process import become_rank
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder

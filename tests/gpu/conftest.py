@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runner.job.training_run import TrainingRun
-from runner.launch.rank import Rank
+from runner.launch.rank_process import Rank
 from runner.launch.ranks import RankInfo
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.metrics import open_console

@@ -25,8 +25,8 @@ from runner.job.training_run import TrainingRun
 from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import wait_for_rank_0
 from runner.run_folder import run_lock
-from runner.run_folder.checkpoints import check_before_launch, check_not_past_the_end
 from runner.run_folder.layout import RunFolder
+from runner.run_folder.training_state import check_before_launch, check_not_past_the_end
 from runner.training.components.process_group import RankFacts, check_facts
 from runner.trials import node_look, node_part, ports
 from runner.trials.evaluate import choose
@@ -46,7 +46,7 @@ PLACE = "runner/launch/ranks.py"
 LOOK = "runner/trials/node_look.py"
 GROUP = "runner/training/components/process_group.py"
 LOCK = "runner/run_folder/run_lock.py"
-CHECKPOINTS = "runner/run_folder/checkpoints.py"
+CHECKPOINTS = "runner/run_folder/training_state.py"
 STATE: dict[str, Any] = {"step": 6, "world_size": 2, "zero": 2, "precision": "fp32",
          "signature": {"optimizer": "lion"}}  # fmt: skip
 STEP = {"output/mine/checkpoints/step-6/state.json": json.dumps(STATE)}
@@ -192,7 +192,7 @@ NODE = (
         (("--output", "words {} shared"),), does=other_node, tail="--output apart", code=0,
         given="mkdir apart",
         files={"shared/n2.address.json": '{"address": "n2.invalid", "port": 9}'}),
-    Row("runner/remote/plan.py", "Write into it: manifest: ../manifests/YOURS.yaml",
+    Row("runner/remote/road.py", "Write into it: manifest: ../manifests/YOURS.yaml",
         (("manifest: ../manifests/YOURS.yaml", "run echo '{}' >> far/runs/my.yaml"),),
         does=lambda _: road(Path("far")) and None, fill={"YOURS": "small"},
         files={"far/runs/my.yaml": SENT.replace("manifest", "# manifest"),
@@ -278,7 +278,7 @@ PORT += "socket.create_server(('', int(port or used.getsockname()[1])))"
 HUB = "python -c \"from huggingface_hub import hf_hub_download as d; d('$ASKED', 'config.json')\""
 WORDS = "runner/exec/last_words.py"
 SCRIPTS = (
-    Row("runner/exec/run.py", "sed -i 's/\\r$//' {}", (("sed -i [^ ]+ [^ ]+", "run"),),
+    Row("runner/exec/user_script.py", "sed -i 's/\\r$//' {}", (("sed -i [^ ]+ [^ ]+", "run"),),
         does=f"{EXEC} ./mine.sh", files={"mine.sh": "#!/bin/sh\r\necho hello\r\n"},
         given="chmod +x mine.sh"),
     Row(WORDS, "a limit of this node: `ulimit -n $(ulimit -Hn)` before runner exec for open files;",
@@ -321,7 +321,7 @@ SHOWN = (
     Row("runner/config/run_config.py", "`stage show BUNDLE` prints it.",
         (("stage show BUNDLE", "run",
           "(?<=bundle id )[0-9a-f]{64}", "edit bundle.id: {}"),), {"bundle": {"id": "abc"}}),
-    Row("runner/config/deepspeed.py", "Look at it: ls -l {}",
+    Row("runner/config/ds_config.py", "Look at it: ls -l {}",
         (("ls -l [^ ]+", "run", "ds.json", "run rmdir {}; printf '{%s}' '' > {}"),),
         {"engine": {"name": "deepspeed", "config": "ds.json"}}, given="mkdir ds.json"),
     Row("runner/launch/reach.py", "See rank 0's output, or its log: {}",

@@ -56,7 +56,7 @@ COMMAND_LINE = (
         given="ln -s bundle another", fill={"FOLDER": "bundle"}),
     Row("runner/cli/options.py", "Keep one: --bundle {}. One bundle can hold all: list the",
         (("--bundle bundle", "words"),), tail="--bundle other --bundle bundle"),
-    Row("runner/cli/start.py", "runner submit RUN --to CLUSTER; without: runner submit RUN",
+    Row("runner/cli/run.py", "runner submit RUN --to CLUSTER; without: runner submit RUN",
         (("runner submit RUN --bundle BUNDLE", "instead {} --print"),), does=f"{PRINT} --logout"),
     Row("runner/slurm/job_array.py", "For instance: --array",
         (("--array [^ ]*=1e-4,3e-4", "words"),), tail="--array optimizer.lr"),

@@ -24,7 +24,7 @@ from runner.job.partition import ask_partition
 from runner.job.submit import submit
 from runner.launch import watch
 from runner.launch.ranks import RankInfo, Start
-from runner.launch.start import start_ranks
+from runner.launch.supervise import start_ranks
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder

@@ -44,11 +44,11 @@ IMPORTS = {
         "torch.utils.tensorboard",
         "transformers.models.bert.modeling_bert",
         "transformers.models.gpt2.modeling_gpt2",
-        "runner.cli.start",
+        "runner.cli.run",
         "runner.launch.train",
         "runner.training.engines.deepspeed",
         "runner.training.engines.fsdp",
-        "runner.training.start",
+        "runner.training.setup",
     ),
 }
 CLIENT = """\

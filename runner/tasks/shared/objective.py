@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from runner.data.store import IGNORED, Facts, Sample
+from runner.data.store import IGNORED, Sample, StoreFacts
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from runner.training.components.batches import Sample as Place
+    from runner.training.components.batches import SamplePlace
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 R = TypeVar("R")
@@ -37,9 +37,9 @@ class Objective(Generic[R]):
     model: Any
     note: str
     logits_at_predictions: bool = True
-    rows: Callable[[Sequence[Sample], Facts], R]
+    rows: Callable[[Sequence[Sample], StoreFacts], R]
 
-    def collate(self, rows: R, samples: list[Place]) -> Batch:
+    def collate(self, rows: R, samples: list[SamplePlace]) -> Batch:
         """Makes the keyword arguments of `module`.
 
         Args:

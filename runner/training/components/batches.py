@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Sample:
+class SamplePlace:
     """One sequence of a step.
 
     Attributes:
@@ -30,7 +30,7 @@ class Sample:
     epoch: int
 
 
-class Part(NamedTuple):
+class WeightedDataset(NamedTuple):
     """One dataset of a run: how many samples it has, and how often an epoch sees each."""
 
     num_samples: int
@@ -50,8 +50,8 @@ class Order:
     the other.
     """
 
-    def __init__(self, parts: int | Sequence[Part], seed: int) -> None:
-        self._parts = [Part(parts)] if isinstance(parts, int) else list(parts)
+    def __init__(self, parts: int | Sequence[WeightedDataset], seed: int) -> None:
+        self._parts = [WeightedDataset(parts)] if isinstance(parts, int) else list(parts)
         self._seed = seed
         self._slots = list(accumulate((part.per_epoch for part in self._parts), initial=0))
         self._numbers = list(accumulate((part.num_samples for part in self._parts), initial=0))
@@ -62,16 +62,16 @@ class Order:
         """Samples per epoch."""
         return self._slots[-1]
 
-    def sample(self, position: int) -> Sample:
+    def sample(self, position: int) -> SamplePlace:
         """The sample at a position of the stream, counted from 0."""
         epoch, place = divmod(position, len(self))
         slot = int(self._shuffled(epoch)[place])
         number = bisect_right(self._slots, slot) - 1
         part, within = self._parts[number], slot - self._slots[number]
         if part.per_epoch == part.num_samples:
-            return Sample(self._numbers[number] + within, epoch)
+            return SamplePlace(self._numbers[number] + within, epoch)
         seen, within = divmod(epoch * part.per_epoch + within, part.num_samples)
-        return Sample(self._numbers[number] + int(self._pass(number, seen)[within]), seen)
+        return SamplePlace(self._numbers[number] + int(self._pass(number, seen)[within]), seen)
 
     def _shuffled(self, epoch: int) -> NDArray[np.int64]:
         if epoch != self._epoch:
@@ -89,7 +89,7 @@ class Order:
 
     def step(
         self, step: int, total: int, rank: int, world_size: int, micro: int
-    ) -> list[list[Sample]]:
+    ) -> list[list[SamplePlace]]:
         """The micro batches of one rank in one step.
 
         Args:
@@ -106,8 +106,8 @@ class Order:
 
 
 def by_length(
-    batches: list[list[Sample]], length_of: Callable[[Sample], int]
-) -> list[list[Sample]]:
+    batches: list[list[SamplePlace]], length_of: Callable[[SamplePlace], int]
+) -> list[list[SamplePlace]]:
     """Sorts one rank's samples of one step by length, so that batches need little padding.
 
     The number and sizes of the micro batches stay, and so does what the step learns: the loss of a
@@ -120,7 +120,7 @@ def by_length(
 
 def evaluation_batches(
     num_sequences: int, rank: int, world_size: int, micro: int
-) -> list[list[tuple[Sample, bool]]]:
+) -> list[list[tuple[SamplePlace, bool]]]:
     """A rank's batches of a whole split, in order. Every rank gets the same number, of the same
     size.
 
@@ -135,11 +135,11 @@ def evaluation_batches(
     for number in range(rounds):
         begin = number * per_round + rank * micro
         positions = range(begin, begin + micro)
-        batches.append([(Sample(p % num_sequences, -1), p < num_sequences) for p in positions])
+        batches.append([(SamplePlace(p % num_sequences, -1), p < num_sequences) for p in positions])
     return batches
 
 
-def sample_rng(seed: int, sample: Sample) -> np.random.Generator:
+def sample_rng(seed: int, sample: SamplePlace) -> np.random.Generator:
     """The random numbers of one sample in one epoch (-1: evaluation): the same on any rank, any
     time.
     """

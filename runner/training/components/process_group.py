@@ -27,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from runner.errors import StageError, UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch.rank import Rank
+from runner.launch.rank_process import Rank
 from runner.launch.ranks import MEETING_FILE, RankInfo
 from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
 from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix

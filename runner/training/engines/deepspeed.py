@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from runner.config.deepspeed import HALF, OFFLOADS, named_in, place_of
+from runner.config.ds_config import HALF, OFFLOADS, named_in, place_of
 from runner.config.run_config import RunConfig
 from runner.errors import (
     StageError,
@@ -34,7 +34,7 @@ from runner.errors import (
     shortage,
 )
 from runner.job.plan import TrainingPlan
-from runner.run_folder.checkpoints import read_state
+from runner.run_folder.training_state import read_state
 from runner.training import patches
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import DeepSpeedRate, make_optimizer, skips_on_device
@@ -317,7 +317,7 @@ class DeepSpeedEngine:
         """Loads a checkpoint of another number of ranks, which rank 0 converts.
 
         DeepSpeed's universal checkpoint supports only AdamW on a whole model. Other runs are
-        rejected before (runner.run_folder.checkpoints).
+        rejected before (runner.run_folder.training_state).
         """
         # Beside the checkpoint: a checkpoint has only the files of its list.
         converted = folder.parent / CONVERTED

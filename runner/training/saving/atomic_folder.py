@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from runner.disks import write_fault
 from runner.errors import sync_folder
 from runner.inputs import hash_file
-from runner.run_folder.checkpoints import STATE, TrainingState
+from runner.run_folder.training_state import STATE, TrainingState
 from runner.training.components.process_group import Ranks
 
 FILES = "files.json"

@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.config.engine import CheckpointConfig
 from runner.errors import FULL_DISK, OTHER_RUN, DamageError, quoted
-from runner.run_folder.checkpoints import (
+from runner.run_folder.training_state import (
     BEST,
     TrainingState,
     newest_first,

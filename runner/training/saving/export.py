@@ -13,7 +13,7 @@ import yaml
 from runner.config.lora import LoraConfig
 from runner.data.tokenizing import read_tokenizer
 from runner.inputs import ModelInput, read_checked
-from runner.training.components.lora import merged, write_adapter
+from runner.training.components.adapter import merged, write_adapter
 
 # `save_pretrained` writes some of these itself; others are the base model's weights.
 NOT_KEPT = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config import deepspeed, explain
+from runner.config import ds_config, explain
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job.shapes import Device, ModelShape
@@ -247,15 +247,15 @@ def test_comments_are_read_without_hjson_as_with_it(
 ) -> None:
     path = tmp_path / "ds.json"
     path.write_text(text)
-    expected = deepspeed.load(path)
+    expected = ds_config.load(path)
     monkeypatch.setitem(sys.modules, "hjson", None)
-    assert deepspeed.load(path) == expected
+    assert ds_config.load(path) == expected
     path.write_text('{\n // x\n "a": 1,\n "a": 2}')
     with pytest.raises(UsageError, match="`a` is written twice"):
-        deepspeed.load(path)
+        ds_config.load(path)
     path.write_text('{\n /* x\n */ "a": ?}')
     with pytest.raises(UsageError, match=r"ds.json:3: not JSON"):
-        deepspeed.load(path)
+        ds_config.load(path)
 
 
 def test_their_sgd_is_sgd_with_deepspeeds_defaults(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ sequence_length: 32
 steps: 3
 engine: {name: deepspeed, config: ds.json}
 """
-FILE = "runner/config/deepspeed.py"
+FILE = "runner/config/ds_config.py"
 H100 = Device("cuda", "H100", 80 * 2**30, has_bf16=True, has_fp16=True)
 V100 = Device("cuda", "V100", 32 * 2**30, has_bf16=False, has_fp16=True)
 SHAPE = ModelShape(30_000_000_000, 2048, 64, 2, 100)

@@ -20,7 +20,7 @@ from runner.data.store import Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.image_classification import Pictures, augmented, decode, image_side
-from runner.training.components.batches import Sample, sample_rng
+from runner.training.components.batches import SamplePlace, sample_rng
 from tests.runner.data.test_prepare import digest
 
 MODEL = ModelInput(
@@ -178,7 +178,7 @@ def test_augmentation_belongs_to_the_sample() -> None:
     image = np.random.default_rng(0).integers(1, 256, (32, 32, 3), dtype=np.uint8)
 
     def seen(index: int, epoch: int) -> bytes:
-        made = augmented(image, sample_rng(42, Sample(index, epoch)))
+        made = augmented(image, sample_rng(42, SamplePlace(index, epoch)))
         assert made.shape == image.shape and made.dtype == np.uint8
         return made.tobytes()
 

@@ -22,9 +22,9 @@ import pytest
 
 from runner.disks import cache_variables
 from runner.exec import launchers
-from runner.exec import run as exec_module
+from runner.exec import user_script as exec_module
 from runner.exec.hub_cache import write_hub_cache
-from runner.exec.run import environment
+from runner.exec.user_script import environment
 from runner.inputs import HubRepository
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster

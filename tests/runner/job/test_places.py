@@ -57,7 +57,7 @@ import os, sys
 sys.path.insert(0, {str(root)!r})
 from pathlib import Path
 from runner.errors import StageError
-from runner.exec.run import _check_can_start
+from runner.exec.user_script import _check_can_start
 from runner.job.access import check_readable, check_writable
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})

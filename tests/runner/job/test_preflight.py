@@ -22,7 +22,7 @@ from runner.errors import UsageError
 from runner.inputs import Inputs, resolve
 from runner.job.check import check_run
 from runner.job.findings import report
-from runner.job.run import Asked, Ranks
+from runner.job.run import Asked, RankCount
 from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle
@@ -37,7 +37,7 @@ from tests.support.environ import kept_environment
 def check(config: RunConfig, inputs: Inputs, folder: RunFolder, ranks: int) -> list[str]:
     """What is said of a run; raises what would end it."""
     said: list[str] = []
-    asked = Asked(Ranks(ranks, ranks, "here"))
+    asked = Asked(RankCount(ranks, ranks, "here"))
     run = TrainingRun(config, inputs, folder, inputs.bundle, (), asked)
     report(check_run(run), said.append)
     return said

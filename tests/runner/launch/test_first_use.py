@@ -11,7 +11,7 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
 from runner.inputs import resolve
-from runner.run_folder.checkpoints import TrainingState, signature
+from runner.run_folder.training_state import TrainingState, signature
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
 from stage.serve.names import why_missing

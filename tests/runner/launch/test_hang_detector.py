@@ -18,7 +18,7 @@ from runner.errors import UsageError
 from runner.job.shapes import Device
 from runner.launch import watch
 from runner.launch.ranks import Start
-from runner.launch.start import start_ranks
+from runner.launch.supervise import start_ranks
 from runner.launch.watch import HangDetector
 from runner.run_folder import heartbeat
 from runner.run_folder.heartbeat import Heartbeat, read_failure, read_failures, read_pulse
@@ -149,7 +149,7 @@ def test_torchs_last_collectives_of_a_hang_are_in_logs(
     joined = """
 import torch.distributed as dist
 from runner.launch.ranks import RankInfo
-from runner.launch.rank import Rank
+from runner.launch.rank_process import Rank
 from runner.training.components.process_group import meet, open_store
 me = Rank(RankInfo.of(os.environ), vitals)
 ranks = meet(me, open_store(me), 'ddp', 'cpu')

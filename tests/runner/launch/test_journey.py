@@ -70,14 +70,14 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     from runner.job.facts import fact
     from runner.job.findings import report
     from runner.job.training_run import TrainingRun
-    from runner.launch import start, train
+    from runner.launch import supervise, train
     from runner.launch.ranks import RankInfo, Start
     from runner.training.components.metrics import Console
     from tests.support.training.one_start import begin, place_alone
 
     path = shared_cluster.write("followed", engine={"name": "ddp"}, steps=2)
     monkeypatch.chdir(shared_cluster.folder)
-    monkeypatch.setattr(start, "start_ranks", lambda *_, **__: Outcome("done", 0))
+    monkeypatch.setattr(supervise, "start_ranks", lambda *_, **__: Outcome("done", 0))
     leaves = (
         TrainingRun.load, check_run, report, fact.__get__, train.prepare_in_sandbox,
         isolation.isolate, disks.use_local_caches, RunConfig.explain, Start.of,
@@ -97,4 +97,4 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     inner = {path.relative_to(ROOT) for path in ran if path.parent != ROOT / "runner"}
     journey = BETWEEN | {path.as_posix() for path in inner}
     assert len(journey) <= MOST, "\n".join(sorted(journey))
-    assert {"runner/launch/resolved.py", "runner/training/start.py"} < journey
+    assert {"runner/launch/resolved.py", "runner/training/setup.py"} < journey

@@ -14,7 +14,7 @@ import pytest
 from runner.errors import UsageError
 from runner.launch import local as ranks_module
 from runner.launch.ranks import RankInfo, Start, as_launcher
-from runner.launch.start import start_ranks
+from runner.launch.supervise import start_ranks
 from runner.run_folder.layout import RunFolder
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.waiting import wait_for

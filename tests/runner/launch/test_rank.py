@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from runner.errors import NeverMetError
-from runner.launch.rank import check_interfaces
+from runner.launch.rank_process import check_interfaces
 from runner.launch.ranks import RankInfo
 
 # Entries of docs/first-job-failures.md, found before torch is imported -> variables.

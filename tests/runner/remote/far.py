@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import runner.remote
-from runner.remote.plan import plan_text, sha256_of
+from runner.remote.road import plan_text, sha256_of
 from tests.stage.bundles import make_bundle
 
 GO = Path(runner.remote.__file__).with_name("go.sh")

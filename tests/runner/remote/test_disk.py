@@ -15,8 +15,8 @@ import pytest
 from runner.errors import DamageError, StageError
 from runner.remote import disk as carried
 from runner.remote.disk import check, write
-from runner.remote.plan import plan_text
 from runner.remote.pull import Disk, bring
+from runner.remote.road import plan_text
 from stage.bundle.verifier_adapter import verify
 from stage.carry import push as pushing
 from tests.remedies.obeyed import in_it, obeys

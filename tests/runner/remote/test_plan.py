@@ -12,8 +12,8 @@ import pytest
 
 from runner.errors import UsageError, __version__
 from runner.inputs.staged import Here
-from runner.remote import submit
-from runner.remote.plan import Road
+from runner.remote import submit_to
+from runner.remote.road import Road
 from runner.remote.there import There
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.remote.conftest import RUN
@@ -105,7 +105,7 @@ def test_an_environment_for_other_nodes_is_refused_with_both_lines(folder: Path)
     assert road(folder, "  profile: node.yml\n").plan("0" * 64)["ENVIRONMENT"] == "env"
 
 
-@obeys("runner/remote/plan.py", "Move it beside the run file: engine: {config: {}}")
+@obeys("runner/remote/road.py", "Move it beside the run file: engine: {config: {}}")
 def test_the_ds_config_travels_if_it_is_beside_the_run_file(folder: Path) -> None:
     run = folder / "runs/my.yaml"
     (folder / "runs/ds.json").write_text("{}")
@@ -164,7 +164,7 @@ def test_a_step_is_done_where_bundle_plan_and_job_are_those_of_this_run(
         ((17, "PENDING", "/far/output/my/submit.sbatch"),), "/far", "0" * 64,
         made="yes", intact="yes", airlift="0.2.0",
     )  # fmt: skip
-    assert submit.steps_done(found, replace(there, **change)) == done
+    assert submit_to.steps_done(found, replace(there, **change)) == done
 
 
 def test_first_weights_that_another_run_exported_are_looked_for_there(folder: Path) -> None:

@@ -38,9 +38,10 @@ def test_a_cluster_without_slurm_and_one_without_a_runner(laptop: Laptop, progra
     assert "runs-DIGEST" not in shown and not laptop.there.exists()
 
 
-@obeys("runner/remote/submit.py", "Give this one a folder of its own: {}")
+@obeys("runner/remote/submit_to.py", "Give this one a folder of its own: {}")
 @obeys(
-    "runner/remote/submit.py", "Let it end, or: ssh {} scancel {}. For a run beside it, give this"
+    "runner/remote/submit_to.py",
+    "Let it end, or: ssh {} scancel {}. For a run beside it, give this",
 )
 def test_a_bundle_of_another_name_there_is_left_alone(laptop: Laptop, programs: Path) -> None:
     made, lock = slurm(programs), laptop.there / "bundle/stage.lock"
@@ -134,7 +135,7 @@ def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> N
         assert said in laptop.runner(*words, code=2), words
 
 
-@obeys("runner/remote/submit.py", "Let the manifest bring one")
+@obeys("runner/remote/submit_to.py", "Let the manifest bring one")
 def test_setup_of_a_run_file_that_replaces_the_clusters_is_said(
     laptop: Laptop, programs: Path, tmp_path: Path
 ) -> None:

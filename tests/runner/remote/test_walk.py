@@ -12,8 +12,8 @@ import pytest
 from runner.errors import IncompleteError, UsageError
 from runner.inputs.far import PushTarget, connected
 from runner.inputs.staged import Here
-from runner.remote import submit, there
-from runner.remote.plan import Road
+from runner.remote import submit_to, there
+from runner.remote.road import Road
 from runner.remote.there import End, There, plan_digest, walk
 from tests.first_job.harness import programs
 from tests.runner.remote.conftest import RUN
@@ -35,12 +35,12 @@ def test_a_go_sh_that_is_killed_twice_ends_the_walk(
     road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter([(None, None)] * 2)
-    monkeypatch.setattr(submit, "walk", lambda *_: next(answers))
+    monkeypatch.setattr(submit_to, "walk", lambda *_: next(answers))
     with (
         connected(PushTarget(None, str(tmp_path / "there"))) as remote,
         pytest.raises(IncompleteError, match="ended there twice without a result"),
     ):
-        submit._walk(remote, road, {})
+        submit_to._walk(remote, road, {})
 
 
 def interrupt(*_: object) -> None:
@@ -51,12 +51,12 @@ def test_an_interrupted_walk_goes_on_there_only_once_it_has_begun(
     road: Road, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connected(PushTarget(None, str(tmp_path / "there"))) as remote:
-        monkeypatch.setattr(submit, "_show_log", interrupt)
+        monkeypatch.setattr(submit_to, "_show_log", interrupt)
         with pytest.raises(IncompleteError, match=r"go.sh goes on there, and submits"):
-            submit._walk(remote, road, road.plan("0" * 64))
+            submit_to._walk(remote, road, road.plan("0" * 64))
         monkeypatch.setattr(there, "begin", interrupt)
         with pytest.raises(IncompleteError, match=r"before go.sh was seen to begin there"):
-            submit._walk(remote, road, road.plan("0" * 64))
+            submit_to._walk(remote, road, road.plan("0" * 64))
 
 
 def test_a_walk_is_shown_and_a_second_one_joins_it(road: Road, tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_the_job_that_another_laptops_walk_made_is_seen_before_a_walk_begins_aga
     script.parent.mkdir(parents=True)
     script.write_text(f"exec runner train {tmp_path}/there/runs-0123456789abcdef/my.yaml\n")
     answers = iter([(None, End("w0", 0, 17, ""))])
-    monkeypatch.setattr(submit, "walk", lambda *_: next(answers))
+    monkeypatch.setattr(submit_to, "walk", lambda *_: next(answers))
     with (
         connected(PushTarget(None, str(tmp_path / "there"))) as remote,
         pytest.raises(UsageError, match=r"job 17 \(pending\) writes output/my there"),
     ):
-        submit._walk(remote, road, road.plan("0" * 64))
+        submit_to._walk(remote, road, road.plan("0" * 64))
 
 
 def test_a_job_is_of_this_plan_only_if_its_script_says_so(

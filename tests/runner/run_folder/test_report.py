@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner.run_folder.report
-from runner.run_folder.columns import Columns
+from runner.run_folder.metric_columns import Columns
 from runner.run_folder.report import write
 from runner.run_folder.report_curves import thinned
 from tests.runner.folders import hostile_folder, run_folder

@@ -15,7 +15,7 @@ from runner.data.rows import Rows
 from runner.inputs import resolve
 from runner.tasks import task_named
 from runner.training.components import language
-from runner.training.components.batches import Sample
+from runner.training.components.batches import SamplePlace
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -100,7 +100,9 @@ def test_the_loss_of_documents_side_by_side_is_the_sum_of_their_own(
     config = RunConfig.load(tmp_path / "run.yaml")
     made = task_named(task).objective(config, resolve(config, bundle).model, None)
     made.module.eval()
-    batch = made.collate(rows([9, 14], [17], layout="separate"), [Sample(0, 0), Sample(1, 0)])
+    batch = made.collate(
+        rows([9, 14], [17], layout="separate"), [SamplePlace(0, 0), SamplePlace(1, 0)]
+    )
     with torch.no_grad():
         expected = 0.0
         for row, begin, end in ((0, 0, 9), (0, 9, 23), (1, 0, 17)):

@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import flex_attention
 
 from runner.config.run_config import RunConfig
-from runner.data.store import IGNORED, Facts
+from runner.data.store import IGNORED, StoreFacts
 from runner.inputs import resolve
 from runner.tasks import task_named
 from runner.training.components import flex, language
@@ -90,7 +90,7 @@ def task(bundle: Any, folder: Any) -> Any:
         "dataset: {asset: reference}\n"
     )
     config = RunConfig.load(folder / "run.yaml")
-    facts = Facts({}, "", [], documents="separate")
+    facts = StoreFacts({}, "", [], documents="separate")
     return task_named("causal-lm").objective(config, resolve(config, bundle).model, facts)
 
 

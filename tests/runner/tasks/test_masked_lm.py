@@ -17,7 +17,7 @@ from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput, resolve
 from runner.tasks import task_named
 from runner.tasks.shared.objective import Objective
-from runner.training.components.batches import Sample
+from runner.training.components.batches import SamplePlace
 
 LENGTH = 128
 
@@ -68,7 +68,7 @@ def joined(ids: Any) -> Any:
 
 
 def collated(task: Objective[Rows], ids: Any, *, epoch: int = 0, first: int = 0) -> tuple[Any, Any]:
-    batch = task.collate(joined(ids), [Sample(first + n, epoch) for n in range(len(ids))])
+    batch = task.collate(joined(ids), [SamplePlace(first + n, epoch) for n in range(len(ids))])
     return batch["input_ids"].numpy(), batch["labels"].numpy()
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_guessed_is_left_alone_and_what_is_has_its_label(
 
 
 def _samples(number: int) -> list[Any]:
-    return [Sample(n, 0) for n in range(number)]
+    return [SamplePlace(n, 0) for n in range(number)]
 
 
 def test_special_tokens_are_never_guessed(task: Objective[Rows], model: ModelInput) -> None:

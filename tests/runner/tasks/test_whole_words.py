@@ -18,7 +18,7 @@ from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.tasks import task_named
 from runner.tasks.masked_lm import first_of_word
-from runner.training.components.batches import Sample
+from runner.training.components.batches import SamplePlace
 from tests.runner.conftest import Cluster
 from tests.support.training.models import tiny_tokenizer
 
@@ -90,7 +90,7 @@ def test_all_tokens_of_a_word_are_guessed_or_none_at_the_share_that_is_asked_for
     task = task_named("masked-lm").objective(config, model, None)
     ids = np.array([load_tokenizer(model)(TEXT, add_special_tokens=False)["input_ids"]] * 2000)
     rows = Rows(ids, np.ones_like(ids), np.ones_like(ids, dtype=bool))
-    batch = task.collate(rows, [Sample(n, 0) for n in range(len(ids))])
+    batch = task.collate(rows, [SamplePlace(n, 0) for n in range(len(ids))])
     guessed = batch["labels"].numpy() != -100
     number = np.array(words_of(model, ids[0]))
     for word in set(number):

@@ -27,7 +27,7 @@ from runner.data.rows import Rows
 from runner.data.store import Store, Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
-from runner.training.components.lora import attach, merged, write_adapter
+from runner.training.components.adapter import attach, merged, write_adapter
 from runner.training.loading import load_model
 from runner.training.saving.model_card import loading_code
 from tests.runner.conftest import Cluster, in_ranks, metrics
@@ -149,7 +149,7 @@ def base(folder: Path, quantization: dict[str, Any] | None) -> Any:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = (
-                False  # or bitsandbytes rounds the scales, see runner.training.components.lora
+                False  # or bitsandbytes rounds the scales, see runner.training.components.adapter
             )
     return model
 

@@ -54,10 +54,10 @@ be_rank(run.folder, WORKS["train"], os.environ)
 
 # On an H100 that another process had filled, NCCL's error came with a traceback.
 NO_ROOM = """
-import runner.training.start
+import runner.training.setup
 def full(*_):
     raise torch.distributed.DistBackendError(sys.argv[3])
-runner.training.start.meet = full
+runner.training.setup.meet = full
 run = TrainingRun.load"""
 FULL = "ncclUnhandledCudaError: Call to CUDA function failed.\nCuda failure 2 'out of memory'"
 

@@ -17,7 +17,7 @@ from runner.data.store import Store, Stores
 from runner.inputs import resolve
 from runner.tasks import task_named
 from runner.tasks.image_classification import Pictures
-from runner.training.components.batches import Order, Part
+from runner.training.components.batches import Order, WeightedDataset
 from tests.runner.conftest import Cluster, in_ranks, metrics
 from tests.support.training import twins
 
@@ -41,7 +41,9 @@ def opened(name: str, cluster: Cluster, length: int) -> tuple[Any, Order]:
         Store(store_path(recipe, cluster.output(name).parent / ".stores")) for recipe in wanted
     ]
     weights = [recipe.dataset.weight for recipe in wanted]
-    parts = [Part(len(store), weight) for store, weight in zip(stores, weights, strict=True)]
+    parts = [
+        WeightedDataset(len(store), weight) for store, weight in zip(stores, weights, strict=True)
+    ]
     return Stores(stores), Order(parts, config.seed)
 
 

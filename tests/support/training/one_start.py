@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from runner.job.training_run import TrainingRun
-from runner.launch.rank import Rank
+from runner.launch.rank_process import Rank
 from runner.launch.ranks import RankInfo
 from runner.launch.resolved import Resolved
 from runner.run_folder.heartbeat import Heartbeat
@@ -13,7 +13,7 @@ from runner.training.components.device import StopRequest, find_device, gpu_uuid
 from runner.training.components.metrics import Console
 from runner.training.components.process_group import RankFacts, Ranks, meet, open_store
 from runner.training.loop import Trainer
-from runner.training.start import decide_once, start
+from runner.training.setup import decide_once, start
 
 
 def place_alone() -> RankInfo:

@@ -20,7 +20,7 @@ from torch import nn
 
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
-from runner.run_folder.checkpoints import STATE, TrainingState
+from runner.run_folder.training_state import STATE, TrainingState
 from runner.training.engines import Engine, make_engine
 from tests.runner.training.engines.observed import observations
 

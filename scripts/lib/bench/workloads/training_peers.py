@@ -210,7 +210,7 @@ def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, t
     """
     from runner.job.training_run import TrainingRun
     from runner.tasks import task_named
-    from runner.training.components.batches import Order, Part
+    from runner.training.components.batches import Order, WeightedDataset
     from scripts.lib.bench.workloads.training import opened_stores
 
     run = TrainingRun.load(
@@ -218,7 +218,7 @@ def _module_and_batches(settings: dict[str, Any]) -> tuple[Any, list[dict[str, t
     )
     stores = opened_stores(run)
     task = task_named(run.config.task).objective(run.config, run.inputs.model, stores.facts)
-    order = Order([Part(len(stores), 1.0)], run.config.seed)
+    order = Order([WeightedDataset(len(stores), 1.0)], run.config.seed)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     batches = []
     for step in range(settings["steps"]):

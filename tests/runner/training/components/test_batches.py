@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from runner.training.components.batches import (
     Order,
-    Part,
-    Sample,
+    SamplePlace,
+    WeightedDataset,
     by_length,
     evaluation_batches,
     sample_rng,
@@ -23,9 +23,9 @@ TRIPLES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
 
 def samples_of_step(
     order: Order, step: int, ranks: int, micro: int, accumulation: int
-) -> list[Sample]:
+) -> list[SamplePlace]:
     total = ranks * micro * accumulation
-    found = list[Sample]()
+    found = list[SamplePlace]()
     for rank in range(ranks):
         batches = order.step(step, total, rank, ranks, micro)
         assert [len(batch) for batch in batches] == [micro] * accumulation
@@ -58,7 +58,7 @@ def test_evaluation_counts_each_sequence_once_at_any_number_of_ranks(
 
 
 PARTS = st.lists(
-    st.builds(Part, st.integers(1, 20), st.sampled_from([0.5, 1.0, 2.0, 0.3, 2.5])),
+    st.builds(WeightedDataset, st.integers(1, 20), st.sampled_from([0.5, 1.0, 2.0, 0.3, 2.5])),
     min_size=1,
     max_size=3,
 )
@@ -66,7 +66,7 @@ PARTS = st.lists(
 
 @given(parts=PARTS, seed=st.integers(0, 1000))
 def test_each_dataset_is_passed_over_as_often_as_its_weight_says(
-    parts: list[Part], seed: int
+    parts: list[WeightedDataset], seed: int
 ) -> None:
     order = Order(parts, seed)
     epochs = 4
@@ -85,7 +85,7 @@ def test_each_dataset_is_passed_over_as_often_as_its_weight_says(
     worlds=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=12),
 )
 def test_a_mixture_keeps_its_order_with_any_number_of_ranks_in_each_step(
-    parts: list[Part], seed: int, worlds: list[int]
+    parts: list[WeightedDataset], seed: int, worlds: list[int]
 ) -> None:
     """A run that resumes on 2, then 1, then 4 ranks reads the same samples as a run on one rank."""
     alone = Order(parts, seed)
@@ -103,13 +103,13 @@ def test_like_beside_like_is_the_same_samples_in_as_many_batches(
     lengths: list[int], micro: int
 ) -> None:
     """Micro batches are all full: a rank's part of a step is a multiple of them."""
-    samples = [Sample(n, 0) for n in range(len(lengths))]
+    samples = [SamplePlace(n, 0) for n in range(len(lengths))]
     batches = [samples[i : i + micro] for i in range(0, len(samples), micro)]
     grouped = by_length(batches, lambda sample: lengths[sample.index])
     assert [len(batch) for batch in grouped] == [len(batch) for batch in batches]
     assert sorted(s.index for batch in grouped for s in batch) == list(range(len(lengths)))
 
-    def padded(parts: list[list[Sample]]) -> int:
+    def padded(parts: list[list[SamplePlace]]) -> int:
         return sum(len(part) * max(lengths[s.index] for s in part) for part in parts)
 
     assert padded(grouped) <= padded(batches)
@@ -117,17 +117,17 @@ def test_like_beside_like_is_the_same_samples_in_as_many_batches(
 
 def test_a_seed_gives_the_samples_of_the_first_release() -> None:
     """A new version of Airlift or numpy that changed them would not resume where a run was."""
-    order = Order([Part(3), Part(4, 0.5), Part(2, 1.5)], 7)
+    order = Order([WeightedDataset(3), WeightedDataset(4, 0.5), WeightedDataset(2, 1.5)], 7)
     seen = [order.sample(position) for position in range(16)]
     assert [(sample.index, sample.epoch) for sample in seen] == [
         (0, 0), (8, 0), (7, 1), (2, 0), (4, 0), (7, 0), (1, 0), (5, 0),
         (2, 1), (3, 0), (6, 0), (1, 1), (0, 1), (7, 2), (8, 2), (8, 1),
     ]  # fmt: skip
-    assert [sample_rng(7, Sample(5, epoch)).integers(1000) for epoch in (-1, 0)] == [724, 95]
+    assert [sample_rng(7, SamplePlace(5, epoch)).integers(1000) for epoch in (-1, 0)] == [724, 95]
 
 
 @given(parts=PARTS)
-def test_no_sample_is_seen_twice_in_one_pass(parts: list[Part]) -> None:
+def test_no_sample_is_seen_twice_in_one_pass(parts: list[WeightedDataset]) -> None:
     """Masks and augmentation are drawn per pass."""
     order = Order(parts, 5)
     seen = Counter(order.sample(position) for position in range(3 * len(order)))

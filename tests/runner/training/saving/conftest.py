@@ -13,7 +13,7 @@ import pytest
 from runner.config.engine import CheckpointConfig
 
 if TYPE_CHECKING:
-    from runner.run_folder.checkpoints import TrainingState
+    from runner.run_folder.training_state import TrainingState
     from runner.training.components.process_group import Ranks
     from runner.training.saving.checkpoints import Checkpoints
 
@@ -59,7 +59,7 @@ SIGNATURE = {
 
 
 def state(step: int, **changes: Any) -> TrainingState:
-    from runner.run_folder.checkpoints import TrainingState
+    from runner.run_folder.training_state import TrainingState
 
     return replace(TrainingState(step, 2, 2, "fp32", dict(SIGNATURE)), **changes)
 

@@ -27,7 +27,7 @@ def one(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2)
     from runner.training.components import process_group as module
     from runner.config.engine import CheckpointConfig
-    from runner.run_folder.checkpoints import TrainingState
+    from runner.run_folder.training_state import TrainingState
     from runner.training.saving.checkpoints import Checkpoints
     class Engine:
         save = None

@@ -11,7 +11,7 @@ from runner.config.run_config import RunConfig
 from runner.data import tokens
 from runner.data.recipe import Recipe
 from runner.data.rows import Rows
-from runner.data.store import Facts, Sample
+from runner.data.store import Sample, StoreFacts
 from runner.inputs import ModelInput
 from runner.tasks.shared.objective import Objective
 from runner.tasks.shared.task import Task
@@ -27,7 +27,7 @@ TEXT = Column(
 class DocumentTask(Task):
     """A task on a column of texts; a document is one of them."""
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         if recipe.documents == "joined":
             return tokens.joined(recipe, self.frame)
         return tokens.whole(recipe, tokens.pieces(self.frame), tokens.empty_rows)

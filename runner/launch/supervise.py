@@ -19,9 +19,9 @@ from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, write
 from runner.launch.srun import run_srun
 from runner.launch.watch import HangDetector
-from runner.run_folder.checkpoints import newest_first
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
+from runner.run_folder.training_state import newest_first
 from runner.slurm.requeue import requeue
 
 TAIL_BYTES = 2**16

@@ -37,16 +37,16 @@ from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
-from runner.launch.rank import Rank
+from runner.launch.rank_process import Rank
 from runner.launch.ranks import RankInfo
 from runner.launch.resolved import Resolved, tried_with, write
 from runner.processes import threads_variable
-from runner.run_folder.checkpoints import TrainingState, newest_first, signature
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
 from runner.run_folder.run_lock import hold_run_folder
+from runner.run_folder.training_state import TrainingState, newest_first, signature
 from runner.tasks import task_named
-from runner.training.components.batches import Order, Part
+from runner.training.components.batches import Order, WeightedDataset
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
 from runner.training.components.metrics import Console, Observer, open_console
 from runner.training.components.optimization import Schedule
@@ -314,7 +314,9 @@ def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
     check_together(opened)
     stores = {role: Stores(several) for role, several in opened.items()}
     weights = [data.settings.weight for data in job.inputs.datasets]
-    parts = [Part(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)]
+    parts = [
+        WeightedDataset(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)
+    ]
     return stores, Order(parts, job.config.seed)
 
 

@@ -11,7 +11,7 @@ from runner.config.run_config import RunConfig
 from runner.data.classes import listed, read_classes
 from runner.data.recipe import Recipe
 from runner.data.rows import LabelledRows
-from runner.data.store import IGNORED, Facts, Sample
+from runner.data.store import IGNORED, Sample, StoreFacts
 from runner.data.tokenizing import id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    from runner.training.components.batches import Sample as Place
+    from runner.training.components.batches import SamplePlace
 
 # First parts of the names of heads (transformers' modeling files): drawn anew for other classes.
 HEADS = ("classifier", "score", "classification_head", "logits_proj", "sequence_summary")
@@ -79,7 +79,7 @@ class ClassTask(Task):
         """
         raise NotImplementedError
 
-    def samples(self, recipe: Recipe) -> Generator[Sample, None, Facts]:
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         """Yields the samples of a split in its order: `ids`, `documents` and `labels`."""
         import numpy as np
 
@@ -109,7 +109,7 @@ class ClassTask(Task):
             notes.append(f"{dropped} left out: no text or no label")
         if tally["cut"]:
             notes.append(f"{tally['cut']} cut to {recipe.sequence_length} tokens{lost}")
-        return Facts(
+        return StoreFacts(
             recipe.to_json(),
             f"{what} in {len(classes.names)} classes: {listed(classes.names)}",
             notes,
@@ -137,7 +137,7 @@ class ClassObjective(Objective[LabelledRows]):
     rows = staticmethod(LabelledRows.of)
 
     def __init__(
-        self, auto: Any, config: RunConfig, model: ModelInput, facts: Facts, **settings: Any
+        self, auto: Any, config: RunConfig, model: ModelInput, facts: StoreFacts, **settings: Any
     ) -> None:
         from runner.training.components.classify import Classify, padding_id
         from runner.training.loading import load_model
@@ -158,7 +158,7 @@ class ClassObjective(Objective[LabelledRows]):
         self.module: nn.Module = Classify(self.model, len(self.names), config.label_smoothing)
         self.note = f"{origin}; {len(self.names)} classes"
 
-    def collate(self, rows: LabelledRows, samples: list[Place]) -> Batch:
+    def collate(self, rows: LabelledRows, samples: list[SamplePlace]) -> Batch:
         """`labels`: int64 (number,), or (number, longest) with -100 where no word begins.
 
         Nothing is random.

@@ -253,7 +253,7 @@ def submit(
                 "runner submit --to: no --output: there, a run is in output/<name>.",
                 "Set `name:` in the run file, or --set name=NAME.",
             )
-        from runner.remote.submit import start
+        from runner.remote.submit_to import start
 
         options = {"dry_run": only_print, "quiet": quiet, "logout": logout}
         sys.exit(start(run, to, bundle, manifest, overrides, axes, **options))

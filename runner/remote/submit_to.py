@@ -32,7 +32,7 @@ from runner.inputs.far import RemoteShell, check_room, collect, connected, log_o
 from runner.job.training_run import TrainingRun
 from runner.remote import disk
 from runner.remote.follow import states_in
-from runner.remote.plan import OUTPUT, Road
+from runner.remote.road import OUTPUT, Road
 from runner.remote.there import End, There, plan_digest, sending, understood, walk
 from runner.run_folder.layout import RunFolder
 
