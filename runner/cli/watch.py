@@ -172,7 +172,7 @@ def report(runs: tuple[Path, ...], output: Path | None, quiet: bool) -> None:
       runner report output/* -o compare.html
     """
     from runner.run_folder.history import is_run_folder
-    from runner.run_folder.report import write
+    from runner.run_folder.report import write_report
     from runner.run_folder.status import find, members
 
     def may_be_run(path: Path) -> bool:
@@ -190,4 +190,4 @@ def report(runs: tuple[Path, ...], output: Path | None, quiet: bool) -> None:
     with silent(if_=quiet):
         if others:
             print_line(f"passed over, for they are no runs: {others}", err=True)
-        print_line(str(write(runs, output)))
+        print_line(str(write_report(runs, output)))

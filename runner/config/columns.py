@@ -71,7 +71,7 @@ class Column:
         return name.casefold() in self.usual
 
 
-def place_of(lines: Lines, number: int | None) -> Callable[[str], Place]:
+def place_in_dataset(lines: Lines, number: int | None) -> Callable[[str], Place]:
     """Returns a function from a key of a dataset to its place, which names it.
 
     Args:

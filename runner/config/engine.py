@@ -95,7 +95,7 @@ def _wrap(value: dict[str, int | str]) -> dict[str, int | str]:
     kinds = {"layer": str, "min_params": int}
     if [kinds.get(key) for key in value] != [type(item) for item in value.values()] or not value:
         raise WrongValueError(
-            "is the class of a layer or a number of parameters",
+            "must be the class of a layer or a number of parameters",
             "Write wrap: {layer: GPT2Block}, or wrap: {min_params: 1000000}.",
         )
     return value

@@ -71,7 +71,7 @@ def split_or_share(validation: str) -> str:
     """
     if "%" in validation and not 0 < share_of(validation) < 1:
         raise WrongValueError(
-            "is no share of the training split to hold out",
+            "must be between 0 % and 100 %",
             "For instance: validation: 5%. Without validation: validation: null",
         )
     return validation

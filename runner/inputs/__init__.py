@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from runner.config.columns import place_of
+from runner.config.columns import place_in_dataset
 from runner.config.data import DatasetConfig
 from runner.config.held_out import Part
 from runner.config.run_config import RunConfig
@@ -236,7 +236,7 @@ def _resolve(
         if not unknown & {"asset", "config"}:
             with mistakes:
                 unknown |= wrong & {"task"}
-                where = place_of(config.lines, of_list)
+                where = place_in_dataset(config.lines, of_list)
                 if (data := _dataset(config, bundle, wanted, where, unknown)) is not None:
                     datasets.append(data)
     if not wrong & {"environment", "environment.asset"}:

@@ -128,7 +128,7 @@ def check_writable(where: Path) -> None:
         if status.f_files and status.f_favail < FILES_OF_A_RUN:
             raise IncompleteError(
                 f"{where}: {human_count(status.f_favail, 'file')} can still be made there; a run "
-                f"makes up to {FILES_OF_A_RUN}. Not the space is used up but the inodes (df -i).",
+                f"makes up to {FILES_OF_A_RUN}. The disk has space but no free inodes (df -i).",
                 "Remove many small files there (du --inodes -s * | sort -n shows where they are), "
                 f"or choose {OTHER_DISK}",
             )

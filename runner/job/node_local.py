@@ -30,7 +30,7 @@ MOUNTED_FILES = frozenset({"squashfs", "fuse.squashfuse", "fuse.squashfuse_ll"})
 """The mounted file may be on a network disk; lookups and opens inside it stay on this node."""
 
 
-def decide(
+def decide_node_local(
     wanted: bool | Literal["auto"],
     environment: EnvironmentInput,
     environ: Mapping[str, str],
@@ -204,7 +204,9 @@ def arrange(
         StageError: `wanted` is True and unpacking failed, or the ranks would run another
             environment than the run file names.
     """
-    root, reason = decide(wanted, environment, environ, os.fsdecode(mounts.read_bytes()), prefix)
+    root, reason = decide_node_local(
+        wanted, environment, environ, os.fsdecode(mounts.read_bytes()), prefix
+    )
     if root is None:
         say(f"environment {environment.asset}: {prefix} for all ranks ({reason})")
     else:

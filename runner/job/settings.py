@@ -90,7 +90,8 @@ def check_settings(
             f"{config.how_to_set('schedule.warmup', 0.05)} (a share of all steps), or more steps.",
         )
     rate, name = config.optimizer.lr, config.optimizer.name
-    # Adam and Lion change each weight by about the rate in each step: 5, for 5e-5, is a slip.
+    # Adam and Lion change each weight by about the rate in each step: 5, for 5e-5,
+    # is probably a typing error.
     if rate >= 1 and name not in ("sgd", "adafactor"):
         yield warning(
             f"{config.place('optimizer.lr')}: optimizer.lr {rate:g}: with {name} each step changes "

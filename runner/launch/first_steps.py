@@ -14,7 +14,7 @@ from runner.errors import human_count, say
 from runner.job.host_memory import is_limited
 from runner.job.plan import MicroBound, can_be_smaller, with_micro
 from runner.launch.outcome import Outcome
-from runner.launch.resolved import read, tried_with, write, write_bound
+from runner.launch.resolved import read_resolved, tried_with, write_bound, write_resolved
 from runner.run_folder.heartbeat import tries
 from runner.run_folder.layout import RunFolder
 
@@ -33,7 +33,7 @@ def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str])
     """
     if outcome.kind != "no_memory" or (outcome.killed and not is_limited(environ)):
         return False
-    resolved = read(folder)
+    resolved = read_resolved(folder)
     plan, config = resolved.plan, resolved.run.config
     if plan is None or not can_be_smaller(config, plan) or not tries(folder.logs):
         return False
@@ -41,7 +41,9 @@ def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str])
     bound = MicroBound(tried_with(resolved), plan.micro // 2, why)
     write_bound(folder, bound)
     smaller = with_micro(config, plan, bound)
-    write(replace(resolved, attempt=resolved.attempt + 1, bound=bound, plan=None, device=None))
+    write_resolved(
+        replace(resolved, attempt=resolved.attempt + 1, bound=bound, plan=None, device=None)
+    )
     say(
         f"batch.micro: {why}; the {human_count(plan.world_size, 'rank')} start again with "
         f"{smaller.micro}, accumulation {smaller.accumulation}"

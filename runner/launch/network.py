@@ -264,14 +264,14 @@ def same_host(one: str, other: str) -> bool:
     )
 
 
-def here(environ: Mapping[str, str]) -> str:
+def this_host(environ: Mapping[str, str]) -> str:
     """The scheduler's name of this node."""
     return environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def other_hosts(hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The hosts of a job without this one."""
-    return [host for host in hosts if not same_host(host, here(environ))]
+    return [host for host in hosts if not same_host(host, this_host(environ))]
 
 
 def _is_address(text: str) -> bool:

@@ -101,8 +101,8 @@ def check_interfaces(info: RankInfo, environ: Mapping[str, str]) -> None:
     names = [name for _, name in socket.if_nameindex()]
     for setting, lacking in network.wrong_interfaces(environ, names):
         raise NeverMetError(
-            f"node {network.here(environ)}: {setting}: there is no interface {lacking}; it has "
-            f"{', '.join(names)}",
+            f"node {network.this_host(environ)}: {setting}: there is no interface {lacking}; "
+            f"it has {', '.join(names)}",
             f"Unset {setting.partition('=')[0]} (each node then takes the interface of its route "
             "to the others), or name one that all nodes have. Running it again unchanged will not "
             "help.",

@@ -466,7 +466,7 @@ def task_of(environ: Mapping[str, str]) -> LaunchedProcess | None:
         local_world_size=step.tasks_per_node[step.node_rank],
         hosts=host_names(step.nodes),
         num_nodes=len(step.tasks_per_node),
-        host=network.here(environ),
+        host=network.this_host(environ),
         on_first_host=step.node_rank == 0,
         port=master_port(job.job_id, step.step_id),
         step=step,
@@ -478,7 +478,7 @@ def _mpi_task(environ: Mapping[str, str]) -> LaunchedProcess | None:
     for launcher, *names in MPI_VARIABLES:
         if all(environ.get(name) for name in names):
             numbers = RankNumbers(*(read_number(environ, name) for name in names))
-            hosts, host = _hosts_in_slurm(environ), network.here(environ)
+            hosts, host = _hosts_in_slurm(environ), network.this_host(environ)
             return LaunchedProcess(
                 launcher=launcher,
                 **numbers._asdict(),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from runner.errors import UsageError, __version__
 from runner.job.training_run import TrainingRun
-from runner.launch.resolved import read
+from runner.launch.resolved import read_resolved
 
 
 def check_ready(run: TrainingRun) -> None:
@@ -39,7 +39,7 @@ def why_not_ready(run: TrainingRun) -> str:
         return "nothing was prepared in it"
     if version != __version__:  # which may write another format
         return f"it was prepared by Airlift {version}, and this is {__version__}"
-    before = read(run.folder).run
+    before = read_resolved(run.folder).run
     if (before.inputs.bundle, before.inputs.bundle_id) != (run.inputs.bundle, run.inputs.bundle_id):
         return f"it was prepared from bundle {before.inputs.bundle_id[:12]} in {before.bundle}"
     # The path of the run file may be another one, from another folder.

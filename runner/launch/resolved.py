@@ -23,7 +23,7 @@ from runner.run_folder.layout import RunFolder, write_json
 
 @dataclass(frozen=True)
 class Resolved:
-    """What is decided of a run.
+    """What is decided about a run.
 
     Attributes:
         shape: the model's counts.
@@ -71,7 +71,7 @@ class Resolved:
         return self.plan
 
 
-def write(resolved: Resolved) -> None:
+def write_resolved(resolved: Resolved) -> None:
     """Writes what is decided into the run folder, atomically; `resolved.json` last."""
     folder = resolved.run.folder
     # A pickle, as `runner.child` sends it. It can run code: an account that may write this file can
@@ -84,7 +84,7 @@ def write(resolved: Resolved) -> None:
     write_json(folder.resolved, {"bundle": run.bundle, "overrides": run.overrides, **values})
 
 
-def read(folder: RunFolder) -> Resolved:
+def read_resolved(folder: RunFolder) -> Resolved:
     """Reads what this version of Airlift has written to the run folder."""
     found: Resolved = pickle.loads(folder.handed_over.read_bytes())
     return found

@@ -16,7 +16,7 @@ from runner.launch.first_steps import halve_micro
 from runner.launch.local import run_local
 from runner.launch.outcome import Outcome, Traces, outcome_of
 from runner.launch.ranks import Start
-from runner.launch.resolved import Resolved, write
+from runner.launch.resolved import Resolved, write_resolved
 from runner.launch.srun import run_srun
 from runner.launch.watch import HangDetector
 from runner.run_folder.heartbeat import read_failures
@@ -34,7 +34,7 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
     To train, they are started again where the first steps did not fit (`halve_micro`).
 
     Args:
-        resolved: what is decided of it; is written into the run folder for rank 0.
+        resolved: what is decided about the run; is written into the run folder for rank 0.
         work: what the ranks do: a WORK of `runner rank`.
         start: which ranks.
 
@@ -42,7 +42,7 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
         StageError: as for `start_ranks` and `environment_for_ranks`; before a rank was started.
     """
     run = resolved.run
-    write(resolved)
+    write_resolved(resolved)
     argv = rank_command(run, start, environ, "rank", str(run.folder.root), work)
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
 

@@ -24,7 +24,7 @@ from runner.job.installed import check_installed, leave_torch_alone
 from runner.job.run import Asked, RankCount
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start
-from runner.launch.resolved import Resolved, write
+from runner.launch.resolved import Resolved, write_resolved
 from runner.launch.supervise import start_work
 from runner.processes import raise_limits
 from runner.run_folder.run_lock import hold_run_folder
@@ -163,7 +163,7 @@ def make_ready(run: TrainingRun, environ: Mapping[str, str]) -> None:
     with hold_run_folder(run.folder, environ):
         prepare_in_sandbox(run, in_job=True)
         run.write_config()
-        write(Resolved.of(run))
+        write_resolved(Resolved.of(run))
     print_line(
         f"{run.folder.root} is ready: each rank of your launcher is `{run.command('train')}`"
     )

@@ -31,7 +31,7 @@ _FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file
 
 
-def check(disk: Path, bundle: Path) -> list[str]:
+def check_disk(disk: Path, bundle: Path) -> list[str]:
     """Refuses a disk that cannot take a bundle, touching nothing; lines on sizes."""
     if not disk.is_dir():
         raise UsageError(f"{disk}: is no folder here.", "Plug the disk in, and give its folder.")
@@ -56,12 +56,12 @@ def check(disk: Path, bundle: Path) -> list[str]:
     return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
 
 
-def write(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: bool) -> list[str]:
+def write_to_disk(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: bool) -> list[str]:
     """Writes all that the run needs to a disk, and reads it back; lines on what is next.
 
     `files`: path on the disk -> text: run files, `go.sh` and `.airlift/plan`.
     """
-    check(disk, bundle)
+    check_disk(disk, bundle)
     target = PushTarget(None, str(disk.absolute() / "bundle"))
     state = state_folder(os.environ)
     with Reporter(quiet=quiet) as bar:

@@ -42,7 +42,7 @@ from runner.remote.road import find_run
 from runner.remote.there import go
 from runner.run_folder.history import History
 from runner.run_folder.layout import EXPORTED, PULLED
-from runner.run_folder.report import write as write_report
+from runner.run_folder.report import write_report
 
 PARTS = ".pull"
 LIST, RESULTS = "results.sha256", "results"  # on a carried disk

@@ -74,7 +74,7 @@ def _to_disk(road: Road, quiet: bool) -> int:
     _show(road, "push", False)
     files = road.sent({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
     folder = Path(road.cluster.target.folder)
-    print_line("\n".join(disk.write(folder, road.here.bundle, files, quiet=quiet)))
+    print_line("\n".join(disk.write_to_disk(folder, road.here.bundle, files, quiet=quiet)))
     if road.environment is None:
         _show(road, "environment", False)
     return 0
@@ -98,7 +98,7 @@ def show_road(road: Road) -> None:
     elif "fetch" not in done:
         print_line("sizes are known when the bundle is here: stage fetch --dry-run shows its own")
     elif target.host is None:
-        print_line("\n".join(disk.check(Path(target.folder), road.here.bundle)))
+        print_line("\n".join(disk.check_disk(Path(target.folder), road.here.bundle)))
     else:
         print_line(describe(road, sizes(road), there))
 

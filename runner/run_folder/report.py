@@ -15,7 +15,7 @@ from runner.run_folder.report_page import page
 from runner.run_folder.run_lock import GONE_AFTER_S, age_s
 
 
-def write(folders: Sequence[Path], output: Path | None) -> Path:
+def write_report(folders: Sequence[Path], output: Path | None) -> Path:
     """Reads the runs and writes their page.
 
     Args:

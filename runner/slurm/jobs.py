@@ -166,7 +166,7 @@ def ended(job_id: int) -> Job | None:
 
 
 def in_accounts(job_ids: Collection[int]) -> dict[int, Job]:
-    """Those of these jobs that the accounting knows."""
+    """Returns the jobs of these that the accounting knows, by id."""
     found, numbers = dict[int, Job](), ",".join(map(str, job_ids))
     asked = ("--jobs", numbers, "--format=JobIDRaw,State,Elapsed,NodeList,ExitCode")
     shown = ask("sacct", "--noheader", "--parsable2", "--allocations", *asked) if numbers else None

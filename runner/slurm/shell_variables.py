@@ -51,7 +51,7 @@ def overriding(script: str, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def notes(script: str, environ: Mapping[str, str]) -> list[str]:
+def notes_on_variables(script: str, environ: Mapping[str, str]) -> list[str]:
     """Lines on the variables of this shell that a job does not get, and on options that it does."""
     dropped = overriding(script, environ)
     lines = [

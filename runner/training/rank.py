@@ -17,7 +17,7 @@ from runner.launch.outcome import STOPPED_AND_SAVED
 from runner.launch.rank_process import Rank, note_on_inherited_rank_variables, run_rank
 from runner.launch.ranks import RankInfo, RankNumbers, Start
 from runner.launch.ready import check_ready
-from runner.launch.resolved import Resolved, read
+from runner.launch.resolved import Resolved, read_resolved
 from runner.launch.train import check_all_installed, set_up, train
 from runner.run_folder.layout import RunFolder
 
@@ -37,7 +37,7 @@ def be_rank(folder: RunFolder, work: Work, environ: Mapping[str, str]) -> NoRetu
             "Choose an --output on a disk that all nodes share.",
             exit_code=1,
         )
-    resolved = read(folder)
+    resolved = read_resolved(folder)
     run_rank(folder, environ, lambda rank: _work(rank, resolved, work))
 
 

@@ -39,7 +39,7 @@ from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
 from runner.launch.rank_process import Rank
 from runner.launch.ranks import RankInfo
-from runner.launch.resolved import Resolved, tried_with, write
+from runner.launch.resolved import Resolved, tried_with, write_resolved
 from runner.processes import threads_variable
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
@@ -111,7 +111,7 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
                 ranks.from_first(lambda: _take(job, held))
             seen = RankFacts.of(info, facts, gpu_uuid(device), bundle)
             whole = decide_once(ranks, resolved, seen)
-            trainer = start(whole, ranks, device, facts, stop, console, rank.heartbeat)
+            trainer = make_trainer(whole, ranks, device, facts, stop, console, rank.heartbeat)
             try:
                 work(trainer, **whole.options)
             finally:
@@ -222,13 +222,13 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
         whole, bound = replace(resolved, **decided), resolved.bound
         if bound is not None and bound.tried_with == tried_with(whole):
             decided["plan"] = with_micro(config, plan, bound)
-        write(replace(resolved, **decided))
+        write_resolved(replace(resolved, **decided))
         return decided
 
     return replace(resolved, **ranks.from_first(decide_rest))
 
 
-def start(
+def make_trainer(
     resolved: Resolved,
     ranks: Ranks,
     device: torch.device,

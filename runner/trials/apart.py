@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runner.errors import isolated
 from runner.launch.ranks import Start
-from runner.launch.resolved import Resolved, read, write
+from runner.launch.resolved import Resolved, read_resolved, write_resolved
 from runner.launch.srun import end_ranks
 from runner.launch.supervise import start_work
 from runner.processes import die_with_parent
@@ -47,7 +47,7 @@ def start_apart(
     Returns:
         The exit code; None: it was ended after `limit_s`.
     """
-    write(resolved)
+    write_resolved(resolved)
     by = ("srun" if start.job else "local", str(start.on_node))
     root = str(resolved.run.folder.root)
     python, *options = isolated("runner.trials.apart", root, work, *by)
@@ -95,7 +95,7 @@ def main() -> None:
     """The launcher."""
     folder, work, by, ranks = sys.argv[1:]
     start = Start.in_job(os.environ) if by == "srun" else Start(int(ranks))
-    sys.exit(launch(read(RunFolder(Path(folder))), work, start))
+    sys.exit(launch(read_resolved(RunFolder(Path(folder))), work, start))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 ENV_CHECK_S = 60  # it imports torch, perhaps from a slow network disk
 
 
-def look(run: TrainingRun, info: RankInfo, environ: Mapping[str, str]) -> Iterator[Finding]:
+def look_at_node(run: TrainingRun, info: RankInfo, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Looks at this node, before torch is imported; tries its GPUs in a child process.
 
     Args:

@@ -12,15 +12,15 @@ from runner import isolation, offline
 from runner.errors import StageError, UsageError, write_atomically
 from runner.job.findings import Finding, errors_in, errors_of, fact_line
 from runner.job.training_run import TrainingRun
-from runner.launch.network import here, other_hosts, own_address_on_shared_network
+from runner.launch.network import other_hosts, own_address_on_shared_network, this_host
 from runner.launch.rank_process import Rank, end_rank, run_rank
 from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import HOW_TO_CHOOSE
-from runner.launch.resolved import Resolved, read
+from runner.launch.resolved import Resolved, read_resolved
 from runner.launch.supervise import start_work
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
-from runner.trials.node_look import look
+from runner.trials.node_look import look_at_node
 from runner.trials.ports import DONE, WAIT_S, leave, try_ports, wait_for_all
 
 FOLDER = "AIRLIFT_REHEARSAL"
@@ -46,7 +46,7 @@ def be_its_launcher(load: Callable[[], TrainingRun], environ: Mapping[str, str])
     Returns:
         The exit code.
     """
-    folder, host = Path(environ[FOLDER]), here(environ)
+    folder, host = Path(environ[FOLDER]), this_host(environ)
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
     if not folder.is_dir():
@@ -74,10 +74,10 @@ def be_a_rank(rehearsal: RunFolder, environ: Mapping[str, str]) -> NoReturn:
     Raises:
         UsageError: this node does not see the folder.
     """
-    folder, host, info = rehearsal.root, here(environ), RankInfo.of(environ)
+    folder, host, info = rehearsal.root, this_host(environ), RankInfo.of(environ)
     if not rehearsal.resolved.is_file():
         raise _not_seen(host, folder)
-    run = read(rehearsal).run
+    run = read_resolved(rehearsal).run
     job = SlurmJobEnvironment.from_environ(environ)
     hosts = host_names(job.nodes) if job else [host]
     if info.local_rank == 0:
@@ -116,7 +116,7 @@ def _look_at_node(
     try:
         if len(hosts) > 1:
             found += _try_ways(folder, host, hosts, environ)
-        found += look(run, info, environ)
+        found += look_at_node(run, info, environ)
     except Exception as error:  # noqa: BLE001 - the other nodes wait for the record of this one
         found += errors_of(StageError(f"{type(error).__name__}: {error}", exit_code=1))
     if errors_in(found):

@@ -67,10 +67,10 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
         code = start_apart(resolved, "trial", bench.start, log, os.environ, limit_s=bench.limit_s)
     except StageError as error:
         return Trial(strategy, micro, "failed", error.message)
-    return judge(strategy, micro, code, kept.read(folder / RESULT) or {}, log, bench.limit_s)
+    return judge_trial(strategy, micro, code, kept.read(folder / RESULT) or {}, log, bench.limit_s)
 
 
-def judge(
+def judge_trial(
     strategy: str,
     micro: int,
     code: int | None,

@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 DISKS: dict[str, tuple[str, Found]] = {
     "S1": (
         "size=64m,nr_inodes=40",
-        Found(("Not the space is used up but the inodes",), "many small files", 5),
+        Found(("The disk has space but no free inodes",), "many small files", 5),
     ),
     "S4": (
         "size=64m,nr_inodes=40",

@@ -22,7 +22,7 @@ from runner.job.places import check_places
 from runner.job.run import Run
 from runner.job.submit import check_srun, check_start, ranks_on_node
 from runner.slurm.script import sbatch_script
-from runner.slurm.shell_variables import notes
+from runner.slurm.shell_variables import notes_on_variables
 
 
 @needs(Run.accelerators)
@@ -138,7 +138,7 @@ def slurm(run: Run) -> Iterator[Finding]:
 @needs(Run.request, Run.over)
 def variables(run: Run) -> Iterator[Finding]:
     """Variables of this shell that mean something to a job, and were meant for another."""
-    yield from map(note, notes(sbatch_script(run.request), run.environ))
+    yield from map(note, notes_on_variables(sbatch_script(run.request), run.environ))
     if run.over is not None:
         yield warning(f"{run.over.message}.", run.over.remedy)
 

@@ -281,7 +281,7 @@ def held_out(run: TrainingRun) -> Iterator[Finding]:
     if not any(data.validation for data in run.inputs.datasets):
         yield note(
             "nothing is held out: no loss is measured on rows that the model does not train on, "
-            "so nobody sees whether it learns more than these by heart",
+            "so you cannot see whether it generalises",
             "Below `dataset:` write: validation: 10%   (a tenth of the training rows)",
         )
 

@@ -113,15 +113,15 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
         ("engine: {zero: 0, offload: cpu}", "ZeRO stage 0 offloads nothing"),
         (
             "engine: {name: fsdp, wrap: {layers: Block}}",
-            "`engine.wrap` is the class of a layer or a number of parameters, found `{",
+            "`engine.wrap` must be the class of a layer or a number of parameters, found `{",
         ),
         (
             "engine: {name: fsdp, wrap: {min_params: many}}",
-            "`engine.wrap` is the class of a layer or a number of parameters, found `{",
+            "`engine.wrap` must be the class of a layer or a number of parameters, found `{",
         ),
         (
             "engine: {name: fsdp, wrap: {}}",
-            "`engine.wrap` is the class of a layer or a number of parameters, found `{",
+            "`engine.wrap` must be the class of a layer or a number of parameters, found `{",
         ),
         (
             "optimizer: {name: adafactor}",
@@ -157,9 +157,13 @@ def test_a_value_that_cannot_be_is_reported_with_its_line(
         (4, "dataset: {asset: d, limit: {test: 5}}", "cannot limit `test`"),
         (4, "dataset: {asset: d, limit: {train: 0}}", "at least 1 row"),
         (4, "dataset: {asset: d, limit: {train: many}}", "`dataset.limit` must be `key: value`"),
-        (4, "dataset: {asset: d, validation: 0%}", "to hold out, found `0%`"),
-        (4, "dataset: {asset: d, validation: 100%}", "to hold out, found `100%`"),
-        (4, "dataset: {asset: d, validation: five%}", "to hold out, found `five%`"),
+        (4, "dataset: {asset: d, validation: 0%}", "must be between 0 % and 100 %, found `0%`"),
+        (4, "dataset: {asset: d, validation: 100%}", "must be between 0 % and 100 %, found `100%`"),
+        (
+            4,
+            "dataset: {asset: d, validation: five%}",
+            "must be between 0 % and 100 %, found `five%`",
+        ),
         (4, "dataset: {asset: d, validation: 0.05}", "must be text or null, found `0.05`"),
         *((4, f"dataset: {{asset: d, validation: {n}}}", "validation: 5%") for n in ("0%", 0.05)),
         (3, "model: {init: scratch}", "`model.asset` is missing"),

@@ -49,7 +49,6 @@ OTHERS = {
     ("store_path", "data/prepare.py"),
     ("over_job", "launch/ranks.py"),
     ("over_job", "launch/srun.py"),
-    ("decide", "job/node_local.py"),  # another function of that name
 }
 
 

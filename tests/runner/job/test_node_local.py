@@ -15,6 +15,7 @@ from runner.disks import disk_type
 from runner.errors import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
 from runner.job import node_local
+from runner.job.node_local import decide_node_local
 from stage.bundle.bundle import Bundle
 from tests.first_job.harness import programs
 from tests.runner.conftest import Cluster
@@ -68,7 +69,7 @@ def test_auto_goes_by_the_disks(
     tmp_path: Path, environment: EnvironmentInput, shared: str, own: str, used: bool, why: str
 ) -> None:
     environ = {"AIRLIFT_NODE_ROOT": str(tmp_path / "own")}
-    root, reason = node_local.decide(
+    root, reason = decide_node_local(
         "auto", environment, environ, disks(shared, own, tmp_path), prefix_of(tmp_path)
     )
     assert root == (tmp_path / "own" if used else None)
@@ -81,10 +82,10 @@ def test_memory_is_used_only_where_it_was_named(
     prefix = prefix_of(tmp_path)
     lustre = f"server:/x {prefix} lustre rw 0 0\n"
     shown = f"{lustre}none /tmp tmpfs rw 0 0\n{lustre}"
-    root, reason = node_local.decide("auto", environment, {}, shown, prefix)
+    root, reason = decide_node_local("auto", environment, {}, shown, prefix)
     assert (root, "/tmp is in memory (tmpfs)" in reason) == (None, True)
     named = {"AIRLIFT_NODE_ROOT": "/tmp"}
-    assert node_local.decide("auto", environment, named, shown, prefix)[0] == Path("/tmp")
+    assert decide_node_local("auto", environment, named, shown, prefix)[0] == Path("/tmp")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,10 @@ def test_a_run_whose_environment_is_none_is_told_so(cluster: Cluster) -> None:
 
 def test_what_was_said_is_done(environment: EnvironmentInput, tmp_path: Path) -> None:
     shared = disks("ext4", "nfs", tmp_path)
-    assert node_local.decide(True, environment, {}, shared, prefix_of(tmp_path))[0] == Path("/tmp")
+    root, _ = decide_node_local(True, environment, {}, shared, prefix_of(tmp_path))
+    assert root == Path("/tmp")
     own = disks("lustre", "xfs", tmp_path)
-    assert node_local.decide(False, environment, {}, own, tmp_path / "prefix")[0] is None
+    assert decide_node_local(False, environment, {}, own, tmp_path / "prefix")[0] is None
 
 
 def test_auto_goes_on_from_the_shared_disk_and_says_so(

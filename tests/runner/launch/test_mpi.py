@@ -21,7 +21,7 @@ from runner.errors import UsageError
 from runner.job.training_run import TrainingRun
 from runner.launch import ready
 from runner.launch.ranks import RankInfo, variables_between_nodes
-from runner.launch.resolved import Resolved, write
+from runner.launch.resolved import Resolved, write_resolved
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
@@ -217,7 +217,7 @@ def test_a_folder_that_is_ready_for_another_run_is_refused_with_what_differs(
     path = cluster.write()
     run = TrainingRun.load(path, cluster.bundle, cluster.output(), ("seed=7",))
     run.folder.make()
-    write(Resolved.of(run))
+    write_resolved(Resolved.of(run))
     assert ready.why_not_ready(run) == ""
     load = partial(TrainingRun.load, path, cluster.bundle, cluster.output())
     other = load(("seed=8",))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.job.training_run import TrainingRun
-from runner.launch.resolved import Resolved, read, write
+from runner.launch.resolved import Resolved, read_resolved, write_resolved
 from tests.runner.conftest import Cluster
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,13 +45,13 @@ def test_what_is_read_is_what_was_written(
     assert own.environ == {"A": "1"} and own.history is None
     written = Resolved.of(job, phase="first", checkpoint=None)
     monkeypatch.setenv("TOKEN", "hidden-from-others")
-    write(written)
+    write_resolved(written)
     for path in (job.folder.handed_over, job.folder.resolved):
         assert b"hidden-from-others" not in path.read_bytes()
     plain = json.loads(job.folder.resolved.read_text())
     assert plain["shape"]["num_parameters"] == job.shape.num_parameters
     assert plain["stores"]["train"] == [str(path) for path in job.stores["train"]]
-    found = read(job.folder)
+    found = read_resolved(job.folder)
     assert found == written
     assert found.run.config.place("seed") == job.config.place("seed")
     assert str(job.config.place("seed")) == "--set seed"

@@ -14,7 +14,7 @@ import pytest
 
 from runner.errors import DamageError, StageError
 from runner.remote import disk as carried
-from runner.remote.disk import check, write
+from runner.remote.disk import check_disk, write_to_disk
 from runner.remote.pull import Disk, bring
 from runner.remote.road import plan_text
 from stage.bundle.verifier_adapter import verify
@@ -31,9 +31,9 @@ def test_it_is_refused_before_a_byte_is_written(
 ) -> None:
     bundle, disk = make_bundle(tmp_path / "bundle", big=False).root, tmp_path / "disk"
     with pytest.raises(StageError, match="is no folder here"):
-        check(disk, bundle)
+        check_disk(disk, bundle)
     disk.mkdir()
-    assert check(disk, bundle)[0].startswith("to write: 210 kB; free on ")
+    assert check_disk(disk, bundle)[0].startswith("to write: 210 kB; free on ")
     monkeypatch.setattr(carried, "read_mounts", lambda: f"/dev/sdb1 {disk} vfat rw 0 0\n")
     monkeypatch.setattr(carried, "_MOST_ON_FAT", 100_000)
     with pytest.raises(StageError, match="is FAT32"):
@@ -57,7 +57,7 @@ def put(disk: Path, bundle: Path, text: str = "name: my\n") -> list[str]:
     """Writes a run to a disk."""
     plan = plan_of(text, BUNDLE_ID=verify(bundle, "fast").bundle_id or "")
     files = {f"{plan['RUNS']}/my.yaml": text, "go.sh": GO.read_text()}
-    return write(disk, bundle, {**files, ".airlift/plan": plan_text(plan)}, quiet=True)
+    return write_to_disk(disk, bundle, {**files, ".airlift/plan": plan_text(plan)}, quiet=True)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_there_and_back_by_a_disk(
     said = put(ext4, bundle)
     assert said[1] == f"next: eject it; on the cluster: sh {ext4}/go.sh FOLDER"
     assert put(ext4, bundle) == said  # again: nothing to send
-    assert check(ext4, bundle)[0].startswith("to write: 0 B;")
+    assert check_disk(ext4, bundle)[0].startswith("to write: 0 B;")
     far = Far(tmp_path / "cluster")
     shutil.rmtree(far.folder)
     refused = far.go(shell, go=ext4 / "go.sh")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import runner.run_folder.report
 from runner.run_folder.metric_columns import Columns
-from runner.run_folder.report import write
+from runner.run_folder.report import write_report
 from runner.run_folder.report_curves import thinned
 from tests.runner.folders import hostile_folder, run_folder
 
@@ -55,7 +55,7 @@ def drawn_in(text: str) -> list[dict[str, Any]]:
 
 
 def page_of(*folders: Path) -> Page:
-    return Page(write(folders, folders[0].parent / "page.html").read_text(encoding="utf-8"))
+    return Page(write_report(folders, folders[0].parent / "page.html").read_text(encoding="utf-8"))
 
 
 def test_the_page_asks_nothing_of_a_network_and_has_the_scripts_that_it_permits(

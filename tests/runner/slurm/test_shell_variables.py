@@ -8,7 +8,7 @@ import pytest
 
 from runner.errors import IncompleteError
 from runner.slurm.commands import ask, job_number
-from runner.slurm.shell_variables import notes, overriding
+from runner.slurm.shell_variables import notes_on_variables, overriding
 from tests.first_job.harness import programs
 
 SCRIPT = """\
@@ -45,7 +45,7 @@ def test_what_would_change_the_job_is_not_handed_to_sbatch(
     environ = {f"SBATCH_{name}": value, "RANK": "3", "HOME": "/h"}
     assert overriding(SCRIPT, environ) == {f"SBATCH_{name}": counts}
     why = counts and f": the job asks for {counts}"
-    assert notes(SCRIPT, environ) == [
+    assert notes_on_variables(SCRIPT, environ) == [
         f"SBATCH_{name}={value} of this shell is not used{why}",
         "the job does not get RANK of this shell: srun sets them",
     ]
@@ -62,7 +62,7 @@ def test_what_would_change_the_job_is_not_handed_to_sbatch(
 )
 def test_what_changes_nothing_stays(name: str, value: str) -> None:
     stays = f"options of the job from this shell: SBATCH_{name}={value}"
-    assert notes(SCRIPT, {f"SBATCH_{name}": value, "SBATCHER": "x"}) == [stays]
+    assert notes_on_variables(SCRIPT, {f"SBATCH_{name}": value, "SBATCHER": "x"}) == [stays]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from pathlib import Path
 import torch
 from runner.cli.rank import WORKS
 from runner.job.training_run import TrainingRun
-from runner.launch.resolved import Resolved, write
+from runner.launch.resolved import Resolved, write_resolved
 from runner.training.rank import be_rank
 calls = []
 def fail(module, *_):
@@ -47,7 +47,7 @@ def fail(module, *_):
 torch.nn.modules.module.register_module_forward_pre_hook(fail)
 run = TrainingRun.load(Path(sys.argv[1]), Path(sys.argv[2]), None, ())
 run.folder.make()
-write(Resolved.of(run))
+write_resolved(Resolved.of(run))
 be_rank(run.folder, WORKS["train"], os.environ)
 """
 

@@ -15,7 +15,7 @@ from runner.errors import UsageError
 from runner.trials.bench_table import markdown, rows, text
 from runner.trials.search import SearchResult, Trial, search
 from runner.trials.strategies import chosen
-from runner.trials.trial import judge
+from runner.trials.trial import judge_trial
 from tests.runner.conftest import Cluster
 
 
@@ -65,7 +65,7 @@ def test_the_end_of_a_trial_is_understood(
     measures: dict[str, Any] = {
         name: value for name, value in result.items() if isinstance(value, float)
     }
-    judged = judge("zero1", 4, code, result, log, 60)
+    judged = judge_trial("zero1", 4, code, result, log, 60)
     assert judged == Trial("zero1", 4, outcome, words.format(log), **measures)
 
 

@@ -13,7 +13,7 @@ from runner.training.components.device import StopRequest, find_device, gpu_uuid
 from runner.training.components.metrics import Console
 from runner.training.components.process_group import RankFacts, Ranks, meet, open_store
 from runner.training.loop import Trainer
-from runner.training.setup import decide_once, start
+from runner.training.setup import decide_once, make_trainer
 
 
 def place_alone() -> RankInfo:
@@ -35,4 +35,4 @@ def begin(run: TrainingRun, info: RankInfo, console: Console) -> Trainer:
     seen = RankFacts.of(info, facts, gpu_uuid(device), run.inputs.bundle)
     whole = decide_once(ranks, Resolved.of(run), seen)
     heartbeat = Heartbeat(run.folder.logs, info.rank)
-    return start(whole, ranks, device, facts, StopRequest(), console, heartbeat)
+    return make_trainer(whole, ranks, device, facts, StopRequest(), console, heartbeat)
