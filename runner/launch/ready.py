@@ -7,6 +7,7 @@ this what it was called with.
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 from runner.errors import UsageError, __version__
@@ -34,12 +35,13 @@ def why_not_ready(run: TrainingRun) -> str:
     """The reason, as the end of a sentence; empty: the run folder is ready."""
     try:
         text = run.folder.resolved.read_text(encoding="utf-8")
-        version = json.loads(text).get("version")
-    except (OSError, ValueError):
+        version = json.loads(text).get("version", "of an earlier version")
+        if version != __version__:  # which may write another format
+            return f"it was prepared by Airlift {version}, and this is {__version__}"
+        before = read_resolved(run.folder).run
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError):
+        # The files are written whole, but a copy of the folder may lack one or have a part of it.
         return "nothing was prepared in it"
-    if version != __version__:  # which may write another format
-        return f"it was prepared by Airlift {version}, and this is {__version__}"
-    before = read_resolved(run.folder).run
     if (before.inputs.bundle, before.inputs.bundle_id) != (run.inputs.bundle, run.inputs.bundle_id):
         return f"it was prepared from bundle {before.inputs.bundle_id[:12]} in {before.bundle}"
     # The path of the run file may be another one, from another folder.

@@ -226,6 +226,11 @@ def test_a_folder_that_is_ready_for_another_run_is_refused_with_what_differs(
     assert "it was prepared from bundle" in ready.why_not_ready(moved)
     cluster.write(batch={"global": 16, "micro": 2})
     assert ready.why_not_ready(load(("seed=7",))) == (f"{path} has changed since it was prepared")
+    handed_over = run.folder.handed_over
+    handed_over.write_bytes(handed_over.read_bytes()[:-9])
+    assert ready.why_not_ready(run) == "nothing was prepared in it", "a copy that was cut off"
+    handed_over.unlink()
+    assert ready.why_not_ready(run) == "nothing was prepared in it", "a copy without the file"
     monkeypatch.setattr(ready, "__version__", "9.9")
     assert ready.why_not_ready(run).startswith("it was prepared by Airlift ")
 
