@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import click
 
-from runner.cli import evaluate, rank, rehearse, run, tools, watch
+from runner.cli import rank, run, tools, watch
 from runner.errors import CommandGroup, __version__
 
 _SECTIONS = {
@@ -65,9 +65,9 @@ def main() -> None:
     """
 
 
-for command in (run.check, rehearse.rehearse, run.prepare, run.submit, run.train):
+for command in (run.check, tools.rehearse, run.prepare, run.submit, run.train):
     main.add_command(command)
-main.add_command(evaluate.evaluate)
+main.add_command(tools.evaluate)
 main.add_command(rank.rank)
 for command in (watch.status, watch.logs, watch.pull, watch.report):
     main.add_command(command)

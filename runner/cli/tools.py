@@ -1,8 +1,10 @@
-"""The commands `init`, `exec` and `bench`: parse options and print."""
+"""The commands `init`, `exec`, `bench`, `evaluate` and `rehearse`: parse options and print."""
 
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,10 +14,12 @@ from runner.cli.options import (
     optional_bundle_option,
     output_option,
     processes_option,
+    run_options,
     set_option,
 )
 from runner.errors import (
     Choice,
+    IncompleteError,
     UsageError,
     print_line,
     quiet_option,
@@ -148,7 +152,7 @@ def bench(
     """
     from runner import isolation, offline
     from runner.trials.bench import Request, compare
-    from runner.trials.strategies import chosen
+    from runner.trials.search import chosen
 
     offline.set_variables(os.environ)
     wanted = Request(
@@ -158,3 +162,97 @@ def bench(
         isolation.isolate(os.environ, print_line)
         folder = compare(wanted, os.environ, print_line)
         print_line(f"table: {folder / 'table.md'}")
+
+
+@click.command()
+@run_options
+@processes_option
+@click.option(
+    "--checkpoint",
+    metavar="NAME",
+    help="newest, best, step-N, or none: the first weights. Default: newest, if there is one.",
+)
+@quiet_option
+def evaluate(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    checkpoint: str | None,
+    quiet: bool,
+) -> None:
+    """Measure RUN on its validation split; train nothing.
+
+    It takes the newest checkpoint of the run folder, or the model of the bundle where the run has
+    not begun. The run folder stays as it is.
+
+    \b
+    Examples:
+      runner evaluate runs/my.yaml --bundle bundle --checkpoint best
+      runner evaluate runs/my.yaml --bundle bundle --set dataset.validation=test
+    """
+    from runner.job.training_run import TrainingRun
+    from runner.trials.evaluate import evaluate as evaluate_run
+
+    loaded = TrainingRun.load(run, bundle, output, overrides)
+    with silent(if_=quiet):
+        evaluate_run(loaded, checkpoint, processes, os.environ, print_line)
+
+
+@click.command()
+@run_options
+@click.option(
+    "--job",
+    is_flag=True,
+    help="Instead try the partition's nodes, in a job of five minutes: what they see and reach.",
+)
+@quiet_option
+def rehearse(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    job: bool,
+    quiet: bool,
+) -> None:
+    """Try RUN small and whole, in a minute: a step, a save, an export.
+
+    Also a resume and an evaluation. Two ranks on this machine's CPU, the model cut to two
+    layers, in the run folder's file system. Everything is removed afterwards.
+
+    \b
+    Examples:
+      runner rehearse runs/my.yaml --bundle bundle
+      runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
+    """
+    from runner.job.training_run import TrainingRun
+    from runner.trials import node_part as part
+    from runner.trials.stages import Stages
+
+    load = partial(TrainingRun.load, run, bundle, output, overrides)
+    if job and part.is_part(os.environ):
+        sys.exit(part.be_its_launcher(load, os.environ))
+    stages = Stages((lambda _line: None) if quiet else _print)
+    try:
+        if job:
+            from runner.trials.rehearse_job import rehearse_in_job
+
+            rehearse_in_job(load(), os.environ, stages)
+        else:
+            from runner.trials.rehearse import rehearse as rehearse_here
+
+            stages.say(f"rehearsing {run}; nothing is kept")
+            rehearse_here(load(), os.environ, stages)
+    except KeyboardInterrupt:
+        if job:
+            raise
+        what = "Interrupted. A rehearsal leaves nothing behind."
+        raise IncompleteError(what, "Run the same command again.") from None
+    names = ", ".join(stage.name for stage in stages.ended)
+    stages.say(f"rehearsed: {names} in {stages.seconds:.0f} s")
+
+
+def _print(line: str) -> None:
+    print_line(line)
+    sys.stdout.flush()

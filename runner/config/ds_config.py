@@ -28,8 +28,7 @@ from runner.config.deepspeed_keys import (
     SCHEDULES,
     WITHOUT_EFFECT,
 )
-from runner.config.explain import LEFT_OUT
-from runner.config.fields import Choice
+from runner.config.fields import LEFT_OUT, Choice
 from runner.errors import (
     DS_CONFIG,
     Lines,

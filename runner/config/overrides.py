@@ -1,4 +1,4 @@
-"""`--set key=value`: sets keys of a run file on the command line.
+"""`--set key=value`: sets keys of a run file; and their names in other trainers.
 
 A message about such a value names the command line instead of a line of the file.
 """
@@ -8,8 +8,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runner.config.names_elsewhere import NAMES_ELSEWHERE
 from runner.errors import Lines, UsageError, read_value
+
+NAMES_ELSEWHERE = {
+    "add_tokens": "tokenizer.add_tokens",
+    "batch_size": "batch.global",
+    "bf16": "precision",
+    "early_stopping_patience": "evaluation.patience",
+    "early_stopping_steps": "evaluation.patience",
+    "eval_steps": "evaluation.every",
+    "fp16": "precision",
+    "gpus": "slurm.gpus_per_node",
+    "gradient_checkpointing": "activation_checkpointing",
+    "label_smoothing_factor": "label_smoothing",
+    "learning_rate": "optimizer.lr",
+    "load_best_model_at_end": "checkpoint.best",
+    "lr": "optimizer.lr",
+    "lr_scheduler_type": "schedule.name",
+    "max_length": "sequence_length",
+    "max_seq_length": "sequence_length",
+    "max_steps": "steps",
+    "mlm_probability": "masked_share",
+    "micro_batch_size": "batch.micro",
+    "model_name_or_path": "model.asset",
+    "num_train_epochs": "epochs",
+    "partition": "slurm.partition",
+    "per_device_train_batch_size": "batch.micro",
+    "save_steps": "checkpoint.every",
+    "warmup_ratio": "schedule.warmup",
+    "warmup_steps": "schedule.warmup",
+    "weight_decay": "optimizer.weight_decay",
+}
+"""Name of Trainer, of LLaMA-Factory or of everyday speech -> the dotted key of a run file."""
+
 
 _LENGTHS = {"steps": "epochs", "epochs": "steps"}
 

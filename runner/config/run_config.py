@@ -29,8 +29,7 @@ from runner.config.engine import (
 )
 from runner.config.fields import Choice, check_unused_keys, every_key, unused_keys
 from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
-from runner.config.names_elsewhere import NAMES_ELSEWHERE
-from runner.config.overrides import override
+from runner.config.overrides import NAMES_ELSEWHERE, override
 from runner.config.task_keys import keys_of_task
 from runner.config.tasks import task_names, those_with
 from runner.errors import (

@@ -1,10 +1,14 @@
 """`runner exec`: a user's own script, unmodified and offline, with the Hub names that it uses.
 
-Two things replace the Hub (docs/adr/0011): a cache of links into the bundle, which
-`from_pretrained` and `snapshot_download` read without a copy, and `stage serve` on loopback, which
-answers what a cache cannot (the list of files, the splits of a dataset). Then this process
-*becomes* the script: exit code, signals and streams are the script's own.
-`runner.exec.server_process` ends the server when the script has ended.
+Two things replace the Hub (docs/adr/0011). A cache of links into the bundle, in the layout of
+huggingface_hub's `file_download.py` (`models--org--name/{refs/main, snapshots/<commit>/<file>}`):
+`from_pretrained` and `snapshot_download` read it without a copy, and several ranks may write the
+same cache at the same time. And `stage serve` on loopback, which answers what a cache cannot (the
+list of files, the splits of a dataset).
+
+Then this process *becomes* the script: exit code, signals and streams are the script's own. The
+server was forked before (`serve_beside`), without a terminal and without a parent that waits for
+it. It watches the script by its process number, and ends when the script ends for any reason.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,11 +48,10 @@ from runner.errors import (
     write_atomically,
 )
 from runner.exec import last_words
-from runner.exec.hub_cache import write_hub_cache
 from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks, shell_script
-from runner.exec.server_process import serve_beside
 from runner.inputs import (
     HUB_IN_CHILDREN,
+    HubRepository,
     check_known_damage,
     check_names_and_sizes,
     check_site,
@@ -55,6 +61,87 @@ from runner.inputs import (
 )
 from runner.isolation import isolate, note_for_script
 from runner.launch.ranks import variables_between_nodes
+from runner.processes import birth_time, is_alive
+
+
+def folder_name(repository: HubRepository) -> str:
+    """The folder `models--org--name`, as in huggingface_hub's `repo_folder_name`."""
+    return "--".join([repository.kind, *repository.id.split("/")])
+
+
+def write_hub_cache(repositories: Iterable[HubRepository], folder: Path) -> None:
+    """Writes the cache; existing files stay.
+
+    Args:
+        folder: the folder for HF_HUB_CACHE.
+    """
+    for repository in repositories:
+        root = folder / folder_name(repository)
+        for commit, files in repository.snapshots.items():
+            for name, content in files.items():
+                _put(content, root / "snapshots" / commit / name)
+        for revision, commit in repository.refs.items():
+            _put(commit.encode(), root / "refs" / revision)
+
+
+def _put(content: Path | bytes, target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        write_atomically(target, content)
+        return
+    # Renamed into place, which replaces the broken link of a bundle that was moved.
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    aside.symlink_to(content)
+    aside.replace(target)
+
+
+LOOK_EVERY_S = 0.5  # one look is one stat of /proc
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def serve_beside(serve: Callable[[], None], afterwards: Callable[[], None]) -> None:
+    """Starts a server that runs as long as the calling process, also after its `exec`.
+
+    Args:
+        serve: serves until its process ends. What it prints to stderr comes to ours.
+        afterwards: called in the server's process when the program has ended.
+    """
+    program = os.getpid()
+    born = birth_time(program)  # a program keeps it when it becomes another
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    # If this child returned, it would run the caller's code a second time.
+    try:
+        # A new session: Ctrl-C is for the program, which may read a file while it cleans up.
+        os.setsid()
+        if not os.fork():
+            _supervise(serve, lambda: is_alive(program, born), afterwards)
+    finally:
+        os._exit(0)
+
+
+def _supervise(
+    serve: Callable[[], None], runs: Callable[[], bool], afterwards: Callable[[], None]
+) -> None:
+    # Slurm signals each process of a step, and the program has minutes to save.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    # A reader of the caller's stdout must not wait for this process.
+    os.dup2(2, 1)
+    os.chdir("/")
+    threading.Thread(target=serve, daemon=True).start()
+    while runs():
+        time.sleep(LOOK_EVERY_S)
+    afterwards()
+
 
 LAST_WORDS = Path(last_words.__file__)
 NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})

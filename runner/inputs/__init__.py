@@ -16,11 +16,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from runner.config.columns import place_in_dataset
-from runner.config.data import DatasetConfig
-from runner.config.held_out import Part
+from runner.config.data import DatasetConfig, Part
 from runner.config.run_config import RunConfig
-from runner.config.task_keys import keys_of_task
+from runner.config.task_keys import keys_of_task, place_in_dataset
 from runner.errors import (
     DamageError,
     Mistakes,

@@ -14,7 +14,7 @@ from stage.bundle.bundle import TAG_MANIFEST, Bundle, holds_bundle
 from stage.bundle.verifier import VERIFIER as VERIFIER
 from stage.bundle.verifier import state_folder
 from stage.carry.clusters import Cluster
-from stage.carry.push import drop_from_memory as drop_from_memory  # for runner.remote.disk
+from stage.carry.push import drop_from_memory as drop_from_memory  # for runner.remote.submit_to
 from stage.carry.push import push as push
 from stage.carry.push import run_rsync
 from stage.carry.ssh import PushTarget, RemoteShell, connected

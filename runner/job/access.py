@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from runner.errors import (
     quoted,
 )
 from runner.inputs import Inputs
+from runner.job.findings import Finding, warning
 from runner.job.shapes import ModelShape
 from runner.run_folder.layout import RunFolder
 
@@ -294,3 +295,29 @@ def disk_still_needed(config: RunConfig, checkpoints: Path, needed: int) -> int:
     there = sum(p.stat().st_size for p in checkpoints.glob("step-*/**/*") if p.is_file())
     one = needed // (config.checkpoint.keep + 1 + config.checkpoint.best)
     return max(needed - there, one)
+
+
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay"})
+LOCAL_NAMES = ("/tmp", "/var/tmp", "/local", "/localscratch", "/scratch_local", "/dev/shm", "/nvme")
+"""Folders that are a node's own at most sites. `/scratch` is shared at many."""
+
+
+def check_places(folders: Mapping[str, Path], mounts: str) -> Iterator[Finding]:
+    """Finds folders of a job that only this node has.
+
+    Args:
+        folders: what it is, such as `the run folder` -> its path.
+        mounts: the text of `/proc/self/mounts`.
+    """
+    for what, path in folders.items():
+        kind = disk_type(path, mounts)
+        in_memory = kind in IN_MEMORY
+        if in_memory or (kind in LOCAL_DISKS and any(map(path.is_relative_to, LOCAL_NAMES))):
+            where = "this node's memory" if in_memory else "a disk of this node"
+            yield warning(
+                f"{what} {path} is on {where} ({kind}): the job's nodes have "
+                "their own, in which it is not.",
+                "Use a folder on the shared disk; `runner rehearse RUN --bundle B --job` "
+                "shows what a node sees.",
+            )

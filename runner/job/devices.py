@@ -27,8 +27,8 @@ from runner.job.host_memory import host_memory
 from runner.job.partition import NodeShape, Partition
 from runner.job.plan import precision_on
 from runner.job.shapes import Device
+from runner.slurm.environment import OF_GPUS
 from runner.slurm.script import GPU_OPTIONS
-from runner.slurm.shell_variables import OF_GPUS
 
 GIB = 2**30
 

@@ -1,16 +1,20 @@
-"""Facts: what follows from a run, derived once, when something asks for it.
+"""Facts: what follows from a run, derived once, when something asks for it; and checks of them.
 
 A class of facts has methods with `@fact`. The first read derives the value and keeps it. A fact
 that raises a `StageError` raises the same error at each read; a fact that reads it raises it too.
 A fact that cannot be known here raises `NotKnownError`, and so does what follows from it.
+
+A check is a function of the run that yields findings. `@needs` names the facts that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
 from runner.errors import StageError
+from runner.job.findings import Finding, errors_of, without_repeats
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Facts")
@@ -99,3 +103,56 @@ class Facts:
     def __getstate__(self) -> dict[str, Any]:
         """The fields: facts may be processes, and are derived again where they are needed."""
         return {k: v for k, v in vars(self).items() if k not in ("_kept_facts", "_given")}
+
+
+R = TypeVar("R", bound=Facts)
+R_contra = TypeVar("R_contra", bound=Facts, contravariant=True)
+Find = Callable[[R], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Check(Generic[R_contra]):
+    """One check.
+
+    Attributes:
+        find: yields what is found about a run; it may raise a `StageError`, an error as well.
+        needs: the facts without which there is nothing to check.
+    """
+
+    find: Find[R_contra]
+    needs: tuple[fact[Any], ...]
+
+
+def needs(*facts: fact[Any]) -> Callable[[Find[R]], Check[R]]:
+    """Makes a function a check that needs these facts: all that it reads, but by `known`."""
+    return lambda find: Check(find, facts)
+
+
+def after(gates: Sequence[fact[Any]], *checks: Check[R]) -> tuple[Check[R], ...]:
+    """Checks that mean something only where facts hold, such as a bundle that is not damaged."""
+    return tuple(replace(check, needs=(*gates, *check.needs)) for check in checks)
+
+
+def examine(run: R, checks: Iterable[Check[R]], begin: Iterable[fact[Any]] = ()) -> list[Finding]:
+    """Returns what the checks find, in the order of the table; each error once.
+
+    A check is left out where a fact that it needs raised (its error is found instead), or is not
+    known here.
+
+    Args:
+        begin: facts that take seconds in another process: they are started before the first check.
+    """
+    for wanted in begin:
+        run.known(wanted)
+    return without_repeats(finding for check in checks for finding in _found(run, check))
+
+
+def _found(run: R, check: Check[R]) -> Iterator[Finding]:
+    try:
+        for wanted in check.needs:
+            getattr(run, wanted.name)
+        yield from check.find(run)
+    except NotKnownError:
+        return
+    except StageError as error:
+        yield from errors_of(error)

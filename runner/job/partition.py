@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from runner.errors import human_count
-from runner.slurm.commands import ask
+from runner.slurm.jobs import ask
 
 MIB = 2**20
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.model_types import targets_in_peft
+from runner.config.lora import targets_in_peft
 from runner.config.run_config import RunConfig
 from runner.data.tokenizing import rows_needed
 from runner.errors import DamageError, UsageError, human_count

@@ -36,12 +36,11 @@ from runner.job.installed import is_light
 from runner.job.partition import NodeShape, Partition
 from runner.run_folder.layout import RunFolder, write_json
 from runner.run_folder.run_lock import age_s, hold_run_folder
-from runner.slurm.commands import ask, job_number
+from runner.slurm.environment import OF_MEMORY, overriding
 from runner.slurm.job_array import Member
 from runner.slurm.jobs import Job as SlurmJob
-from runner.slurm.jobs import queued, submitted_since
+from runner.slurm.jobs import ask, job_number, queued, submitted_since
 from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
-from runner.slurm.shell_variables import OF_MEMORY, overriding
 
 _CPUS = (
     "See `sinfo -N -o '%n %c'` for the CPUs of the nodes and `scontrol show partition` for a lower "

@@ -31,7 +31,7 @@ from runner.job.devices import asks_for_gpus, gpus_of_job, hides_all
 from runner.job.findings import Finding, attempt, errors_of, fact_line, note, warning
 from runner.job.installed import PIP_NAMES, Packages, how_to_install, is_light
 from runner.job.partition import NodeShape
-from runner.slurm.commands import clean
+from runner.slurm.jobs import clean
 from runner.slurm.script import SbatchRequest, shell_lines
 
 LIMIT_S = 20.0

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner import inputs as inputs_module
-from runner.config.explain import choices_as_comments
-from runner.config.fields import Choice
+from runner.config.fields import Choice, choices_as_comments
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import Recipe, data_key, documents_of, recipes

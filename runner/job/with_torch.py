@@ -60,7 +60,7 @@ def look(config: RunConfig, asset: str, path: Path) -> tuple[list[Finding], list
 
 
 def _blocks(config: RunConfig, made: Any) -> Iterator[Finding]:
-    from runner.training.engines.fsdp import blocks_of
+    from runner.training.engines.native import blocks_of
 
     yield fact_line(f"engine.wrap: {blocks_of(made, config)[1]}")
 

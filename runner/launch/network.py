@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError
-from runner.slurm.commands import ask
 from runner.slurm.environment import EPHEMERAL_PORTS
+from runner.slurm.jobs import ask
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

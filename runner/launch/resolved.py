@@ -3,6 +3,9 @@
 The launcher, or `runner prepare`, writes what needs no device. Each rank reads it, and opens
 neither the run file nor the bundle's lock. Rank 0 adds the plan, and sends it to the others.
 `resolved.json` has the same for people; only its version is read by a program.
+
+A rank that another launcher started compares what it was called with to what `runner prepare`
+wrote (`why_not_ready`).
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import __version__, write_atomically
+from runner.errors import UsageError, __version__, write_atomically
 from runner.job.plan import MicroBound, TrainingPlan
 from runner.job.shapes import Device, ModelShape
 from runner.job.training_run import TrainingRun
@@ -121,3 +124,41 @@ def _read_bound(folder: RunFolder) -> MicroBound | None:
         return MicroBound(**json.loads(folder.micro.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None  # of another version, or none: the guess is tried again
+
+
+def check_ready(run: TrainingRun) -> None:
+    """Refuses a run folder that `runner prepare` did not make ready for this run.
+
+    Args:
+        run: what a rank was called with.
+
+    Raises:
+        UsageError: it is not ready, or was made ready for something else.
+    """
+    if why := why_not_ready(run):
+        raise UsageError(
+            f"{run.folder.root} is not ready for ranks: {why}.",
+            f"Once, before the ranks start: {run.command('prepare')}",
+        )
+
+
+def why_not_ready(run: TrainingRun) -> str:
+    """The reason, as the end of a sentence; empty: the run folder is ready."""
+    try:
+        text = run.folder.resolved.read_text(encoding="utf-8")
+        version = json.loads(text).get("version", "of an earlier version")
+        if version != __version__:  # which may write another format
+            return f"it was prepared by Airlift {version}, and this is {__version__}"
+        before = read_resolved(run.folder).run
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError):
+        # The files are written whole, but a copy of the folder may lack one or have a part of it.
+        return "nothing was prepared in it"
+    if (before.inputs.bundle, before.inputs.bundle_id) != (run.inputs.bundle, run.inputs.bundle_id):
+        return f"it was prepared from bundle {before.inputs.bundle_id[:12]} in {before.bundle}"
+    # The path of the run file may be another one, from another folder.
+    if replace(before.config, path=run.config.path) == run.config:
+        return ""
+    if before.overrides != run.overrides:
+        options = " ".join(f"--set {override}" for override in before.overrides)
+        return f"it was prepared with {options or 'no --set'}"
+    return f"{run.config.path} has changed since it was prepared"

@@ -29,7 +29,6 @@ from runner.launch.outcome import RanksExit
 from runner.launch.ranks import RANK_FLAG, TORCH_VARIABLES, Start
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable
-from runner.slurm.commands import ask
 from runner.slurm.environment import (
     BINDS_GPUS,
     SlurmJobEnvironment,
@@ -39,7 +38,7 @@ from runner.slurm.environment import (
     srun_command,
     tasks_per_node,
 )
-from runner.slurm.jobs import over_job, running_step, step_name
+from runner.slurm.jobs import ask, over_job, running_step, step_name
 
 TRIES = 5
 """How often a busy Slurm controller is asked before the launcher ends without knowing."""

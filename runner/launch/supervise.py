@@ -1,28 +1,202 @@
-"""The ranks of every command: started here or by srun, watched, judged, and requeued if stopped."""
+"""The ranks of every command: started here or by srun, watched, judged, and requeued if stopped.
+
+The first steps are the trial of an automatic `batch.micro`. Where they end because memory ran out,
+the ranks are started again with half of it and twice the accumulation, until it fits or is 1. What
+did not fit is kept in the run folder: the next start of the run begins with what did.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from runner.child import runner_command
-from runner.errors import print_line, say
+from runner.errors import human_count, print_line, say
 from runner.job import node_local
+from runner.job.host_memory import is_limited
+from runner.job.plan import MicroBound, can_be_smaller, with_micro
 from runner.job.training_run import TrainingRun
-from runner.launch.first_steps import halve_micro
-from runner.launch.local import run_local
-from runner.launch.outcome import Outcome, Traces, outcome_of
-from runner.launch.ranks import Start
-from runner.launch.resolved import Resolved, write_resolved
+from runner.launch.network import GLOO, LOOPBACK
+from runner.launch.outcome import Outcome, RanksExit, Traces, outcome_of
+from runner.launch.ranks import MEETING_FILE, RANK_FLAG, RankInfo, Start
+from runner.launch.resolved import Resolved, read_resolved, tried_with, write_bound, write_resolved
 from runner.launch.srun import run_srun
-from runner.launch.watch import HangDetector
-from runner.run_folder.heartbeat import read_failures
+from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
+from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
+from runner.run_folder.heartbeat import read_failures, tries
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.training_state import newest_first
-from runner.slurm.requeue import requeue
+from runner.slurm.jobs import requeue
+
+KILL_AFTER_S = 5.0
+"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
+
+
+def run_local(
+    argv: Sequence[str],
+    start: Start,
+    logs: Path,
+    watch: HangDetector,
+    environ: Mapping[str, str],
+) -> RanksExit:
+    """Runs `argv` as the ranks of this machine and waits for them.
+
+    Rank 0 writes to our stdout and stderr, the others to `logs/rank-N.log`. If a rank fails, or if
+    ranks hang, the others are ended: by SIGTERM, five seconds later by SIGKILL. SIGTERM, SIGINT and
+    SIGHUP reach the ranks as SIGTERM, SIGUSR1 as itself; a second SIGINT ends them at once. The
+    ranks die with this process.
+
+    Args:
+        argv: the command of a rank.
+        watch: finds ranks that hang.
+    """
+    if ignored := start.find_rank_0(environ).ignored:
+        say(ignored)
+    logs.mkdir(parents=True, exist_ok=True)
+    meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
+    common, port = _common_environment(environ, start.world_size, meeting), _free_port()
+    ranks: list[subprocess.Popen[bytes]] = []
+    with recorded_signals() as received:
+        try:
+            for rank in range(start.world_size):
+                info = RankInfo(
+                    rank=rank,
+                    world_size=start.world_size,
+                    local_rank=rank,
+                    local_world_size=start.world_size,
+                    master="127.0.0.1",
+                    port=port,
+                )
+                log = logs / f"rank-{rank}.log" if rank else None
+                ranks.append(_start(argv, {**common, **info.variables()}, log))
+            waited = wait_for_end(ranks, received, watch, _passed_on)
+        finally:
+            _end(ranks)
+            shutil.rmtree(meeting, ignore_errors=True)
+    if waited.failed is None:
+        return RanksExit(in_job=False, hung=waited.hung, signals=waited.signals)
+    code = ranks[waited.failed].returncode or -signal.SIGTERM  # ended by a second Ctrl-C
+    words = _words(waited.failed, code, logs)
+    return RanksExit(
+        in_job=False, code=code, rank=waited.failed, words=words, signals=waited.signals
+    )
+
+
+def _passed_on(number: int) -> int:
+    return signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+
+
+def _words(rank: int, code: int, logs: Path) -> str:
+    """How a rank ended, for people."""
+    log = f"; its log: {logs / f'rank-{rank}.log'}" if rank else ""
+    if code >= 0:
+        return f"rank {rank} failed with exit code {code}; the others were ended{log}"
+    hint = f" ({why})" if (why := why_ended(code)) else ""
+    name = signal.Signals(-code).name
+    return f"rank {rank} was ended by {name}{hint}; the others were ended{log}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _common_environment(
+    environ: Mapping[str, str], processes: int, meeting: Path
+) -> dict[str, str]:
+    threads, line = threads_variable(environ, max(1, usable_cores() // processes))
+    if line:
+        say(line)
+    return {
+        # Otherwise the last lines of a killed rank are lost.
+        "PYTHONUNBUFFERED": "1",
+        # Otherwise gloo looks up this machine's own name, in DNS if /etc/hosts lacks it.
+        GLOO: LOOPBACK,
+        **environ,
+        # Otherwise torch uses every core in every rank.
+        **threads,
+        RANK_FLAG: "1",
+        MEETING_FILE: str(meeting / "ranks"),
+    }
+
+
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], log: Path | None
+) -> subprocess.Popen[bytes]:
+    """Starts a rank.
+
+    In a new session: Ctrl-C reaches the ranks once, from us, and the processes that they start can
+    be ended with them.
+
+    Args:
+        log: gets all it writes; None: our own stdout and stderr do.
+    """
+    with log.open("ab") if log else nullcontext() as output:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    running = [process for process in ranks if process.poll() is None]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + KILL_AFTER_S
+        while time.monotonic() < deadline and any(process.poll() is None for process in running):
+            time.sleep(0.05)  # most ranks end within one look
+
+
+def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str]) -> bool:
+    """Arranges another attempt with half of `batch.micro`, where the first steps did not fit.
+
+    A rank that was killed counts where a limit of memory may have been the reason.
+
+    Args:
+        folder: of the run.
+        outcome: how the ranks of the last attempt ended.
+
+    Returns:
+        Whether to start the ranks again; says so, with the reason.
+    """
+    if outcome.kind != "no_memory" or (outcome.killed and not is_limited(environ)):
+        return False
+    resolved = read_resolved(folder)
+    plan, config = resolved.plan, resolved.run.config
+    if plan is None or not can_be_smaller(config, plan) or not tries(folder.logs):
+        return False
+    why = f"{plan.micro} did not fit ({outcome.cause})"
+    bound = MicroBound(tried_with(resolved), plan.micro // 2, why)
+    write_bound(folder, bound)
+    smaller = with_micro(config, plan, bound)
+    write_resolved(
+        replace(resolved, attempt=resolved.attempt + 1, bound=bound, plan=None, device=None)
+    )
+    say(
+        f"batch.micro: {why}; the {human_count(plan.world_size, 'rank')} start again with "
+        f"{smaller.micro}, accumulation {smaller.accumulation}"
+    )
+    return True
+
 
 TAIL_BYTES = 2**16
 """How much of a rank's log is read to find out why it ended."""

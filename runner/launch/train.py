@@ -14,7 +14,7 @@ from pathlib import Path
 from runner import inputs as inputs_module
 from runner import isolation, offline
 from runner.child import in_child
-from runner.config.explain import choice_lines, of_ds_config
+from runner.config.fields import choice_lines, of_ds_config
 from runner.data.prepare import check_together, prepare
 from runner.disks import use_local_caches
 from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, say

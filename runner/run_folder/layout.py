@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, write_atomically
-from runner.slurm.requeue import STOPPED
+from runner.slurm.jobs import STOPPED
 
 HOLDER = "holder"
 """The file in the folder of a lock."""
@@ -64,7 +64,7 @@ class RunFolder:
 
     @property
     def micro(self) -> Path:
-        """Which micro batches did not fit (`runner.launch.first_steps`)."""
+        """Which micro batches did not fit (`runner.launch.supervise`)."""
         return self.root / "micro.json"
 
     @property

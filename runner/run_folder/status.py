@@ -15,10 +15,9 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_size, nearest_name, quoted, suggest_path
-from runner.run_folder.history import SCRIPT, History, elements, is_run_folder
+from runner.run_folder.history import SCRIPT, History, elements, is_run_folder, number
 from runner.run_folder.history import where_asked as _to
 from runner.run_folder.logs import last_error
-from runner.run_folder.metric_columns import number
 from runner.run_folder.run_lock import RunLock, age_s, holder_of
 from runner.slurm import jobs
 from runner.slurm.job_array import is_among

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import UsageError
+from runner.slurm.environment import OF_RANKS
 from runner.slurm.job_array import Member
-from runner.slurm.requeue import FUNCTION, MAX_REQUEUES, STOPPED
-from runner.slurm.shell_variables import OF_RANKS
+from runner.slurm.jobs import MAX_REQUEUES, REQUEUE_FUNCTION, STOPPED
 
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""
@@ -194,7 +194,7 @@ def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]
         "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} --kill-on-bad-exit=1 --label "
         f"{words} {command} || code=$?",
         "",
-        FUNCTION,
+        REQUEUE_FUNCTION,
         "",
         "# Rank 0 writes that file when all ranks have saved on a signal.",
         f'if [ -e "$stopped" ]; then requeue_stopped_job {MAX_REQUEUES}; fi',

@@ -7,12 +7,11 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
-from runner.data.rows import Rows
-from runner.data.store import IGNORED
+from runner.data.store import IGNORED, Rows
 from runner.inputs import ModelInput
 from runner.tasks import masked_lm
 from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
-from runner.tasks.shared.objective import Batch
+from runner.tasks.shared.task import Batch
 
 if TYPE_CHECKING:
     from runner.training.components.batches import SamplePlace

@@ -16,9 +16,9 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.config.columns import Column
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
+from runner.config.task_keys import Column
 from runner.data.classes import class_of, is_blank, listed, read_classes
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
@@ -26,7 +26,7 @@ from runner.data.table import columns, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.class_task import LABEL, ClassTask, numbered
-from runner.tasks.shared.objective import Batch, Objective
+from runner.tasks.shared.task import Batch, Objective
 
 if TYPE_CHECKING:
     import numpy as np

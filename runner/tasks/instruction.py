@@ -29,19 +29,19 @@ from runner.config.chats import (
     format_columns,
     unknown_role,
 )
-from runner.config.columns import Column, is_integer, is_text
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
+from runner.config.task_keys import Column, is_integer, is_text
 from runner.data import tokens
-from runner.data.documents import Document
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, first_batches, row_of
 from runner.data.tokenizing import end_of_text, fast_tokenizer
+from runner.data.tokens import Document
 from runner.errors import Lines, UsageError, Where, human_count
 from runner.inputs import Inputs, SplitInput
 from runner.tasks import causal_lm
-from runner.tasks.shared.guess import Chosen
+from runner.tasks.shared.task import Chosen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

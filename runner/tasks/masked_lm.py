@@ -14,13 +14,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
-from runner.data.rows import Rows
-from runner.data.store import IGNORED
+from runner.data.store import IGNORED, Rows
 from runner.data.tokenizing import Frame, load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput
 from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
-from runner.tasks.shared.objective import Batch
+from runner.tasks.shared.task import Batch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runner.config.columns import Column, is_class, is_text
 from runner.config.run_config import RunConfig
+from runner.config.task_keys import Column, is_class, is_text
 from runner.data.classes import Classes, class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.store import StoreFacts
@@ -20,7 +20,7 @@ from runner.data.table import rows_of
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.shared.class_task import LABEL, ClassObjective, ClassTask, count_from_zero
 from runner.tasks.shared.document_task import TEXT
-from runner.tasks.shared.guess import Chosen, choose_columns
+from runner.tasks.shared.task import Chosen, choose_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from runner.tasks.shared.objective import Objective
+from runner.tasks.shared.task import Objective
 
 T = TypeVar("T")
 

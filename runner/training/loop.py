@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.data.store import Stores
+from runner.data.store import IGNORED, Stores
 from runner.errors import human_count
 from runner.inputs import Inputs
 from runner.job.plan import TrainingPlan
@@ -34,20 +34,93 @@ from runner.run_folder.training_state import (
     check_resumable,
 )
 from runner.tasks import task_named
-from runner.tasks.shared.objective import Objective
+from runner.tasks.shared.task import Objective
 from runner.training.ahead import NOTHING, Ahead, Load
-from runner.training.components.batches import Order, by_length
+from runner.training.components.batches import Order, SamplePlace, by_length, evaluation_batches
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
 from runner.training.components.metrics import Observer
 from runner.training.components.optimization import Schedule
 from runner.training.components.process_group import Ranks
-from runner.training.engines import Engine
-from runner.training.evaluation import evaluate
+from runner.training.engines.base import Engine
 from runner.training.reporting import HostValue, Phases, StepClock, Totals, not_finite
 from runner.training.saving.checkpoints import Checkpoints
-from runner.training.saving.export import export
-from runner.training.saving.model_card import model_card
+from runner.training.saving.export import export, model_card
 from runner.training.weights import RunningStatistics
+
+
+def evaluate(
+    task: Objective[Any],
+    engine: Engine,
+    store: Stores,
+    ranks: Ranks,
+    micro: int,
+    should_stop: Callable[[], bool],
+    device: torch.device,
+    most: int | None = None,
+) -> dict[str, float] | None:
+    """Evaluates on a split. All ranks call it.
+
+    Args:
+        task: the model and its loss.
+        engine: runs the model.
+        store: the validation split.
+        ranks: this rank among the others.
+        micro: samples per batch of one rank.
+        should_stop: is called before each batch; true on one rank stops all ranks, one batch later.
+        device: of this rank.
+        most: the first samples of the split that are read; None: all.
+
+    Returns:
+        What `Objective.metrics` returns, for example `validation_loss`; None if it was stopped.
+    """
+    if ranks.any(should_stop()):
+        return None
+    number = len(store) if most is None else min(most, len(store))
+    parts = evaluation_batches(number, ranks.rank, ranks.world_size, micro)
+    batches = _batches(task, store, parts, device)
+    module: Any = task.module
+    module.eval()
+    try:
+        sums, count = torch.zeros(1, dtype=torch.float64, device=device), 0
+        stopping: Totals | None = None
+        with torch.no_grad():
+            for number in range(batches.end):
+                flag = Totals(ranks, device, (), [should_stop()])
+                if stopping is not None and stopping.read()[0]:
+                    flag.read()
+                    return None
+                stopping = flag
+                load = batches.take(number)
+                sums = sums + engine.forward(load.on(device)[0]).reshape(-1).double()
+                count += load.predictions
+        if stopping is not None:
+            stopping.read()  # no sum stays on its way: the process may end next
+    finally:
+        module.train()
+        batches.close()
+    *totals, predictions = ranks.total(*sums.tolist(), count)
+    return task.metrics(totals, predictions)
+
+
+def _batches(
+    task: Objective[Any],
+    store: Stores,
+    parts: list[list[tuple[SamplePlace, bool]]],
+    device: torch.device,
+) -> Ahead[Load]:
+    """This rank's batches, one item each; `parts` as `evaluation_batches` gives them."""
+
+    def make(number: int) -> Load:
+        samples = [sample for sample, _ in parts[number]]
+        rows = store.rows([sample.index for sample in samples], task.rows)
+        batch = task.collate(rows, samples)
+        for row, (_, counts) in enumerate(parts[number]):
+            if not counts:
+                batch["labels"][row] = IGNORED
+        return Load.of([batch], task, device)
+
+    return Ahead(make, len(parts), device)
+
 
 # A run ends after this many steps in a row that update nothing. In fp16 the loss scale begins at
 # 2^16 and each such step halves it, so more steps are allowed.

@@ -16,8 +16,7 @@ from runner.job.training_run import TrainingRun
 from runner.launch.outcome import STOPPED_AND_SAVED
 from runner.launch.rank_process import Rank, note_on_inherited_rank_variables, run_rank
 from runner.launch.ranks import RankInfo, RankNumbers, Start
-from runner.launch.ready import check_ready
-from runner.launch.resolved import Resolved, read_resolved
+from runner.launch.resolved import Resolved, check_ready, read_resolved
 from runner.launch.train import check_all_installed, set_up, train
 from runner.run_folder.layout import RunFolder
 

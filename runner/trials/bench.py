@@ -21,8 +21,7 @@ from runner.launch.train import (
     ranks_of,
 )
 from runner.run_folder.layout import RunFolder, write_json
-from runner.trials import bench_table as table
-from runner.trials.search import SearchResult, Trial, search
+from runner.trials.search import SearchResult, Trial, as_markdown, as_text, result_rows, search
 from runner.trials.trial import Bench, refusal, run_trial
 
 
@@ -104,7 +103,7 @@ def compare(wanted: Request, environ: Mapping[str, str], say: Callable[[str], No
         say(f"{strategy}: {done} of {len(wanted.strategies)} done, {spent} so far")
         # Written after each strategy, so that the results so far survive any end of the bench.
         _write(folder, run.config.name, found, num_sequences)
-    say(table.text(table.rows(found, num_sequences)))
+    say(as_text(result_rows(found, num_sequences)))
     if not any(one.best for one in found):
         raise StageError(
             f"no strategy ran; the logs of all trials are in {folder}.",
@@ -163,5 +162,5 @@ def _write(folder: Path, name: str, found: Sequence[SearchResult], num_sequences
         {"format": 1, "name": name, "sequences": num_sequences, "strategies": strategies},
     )
     write_atomically(
-        folder / "table.md", table.markdown(title, table.rows(found, num_sequences)).encode()
+        folder / "table.md", as_markdown(title, result_rows(found, num_sequences)).encode()
     )

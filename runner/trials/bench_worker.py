@@ -13,8 +13,7 @@ import torch
 from runner.job.host_memory import data_limit
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
-from runner.training.evaluation import evaluate
-from runner.training.loop import Trainer
+from runner.training.loop import Trainer, evaluate
 from runner.trials.apart import RESULT
 
 EVALUATED = 2  # batches of each rank

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.explain import shown
+from runner.config.fields import shown
 from runner.errors import StageError, UsageError, quoted, suggest
 from runner.job.check import check_run
 from runner.job.findings import raise_errors

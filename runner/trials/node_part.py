@@ -20,8 +20,7 @@ from runner.launch.resolved import Resolved, read_resolved
 from runner.launch.supervise import start_work
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
-from runner.trials.node_look import look_at_node
-from runner.trials.ports import DONE, WAIT_S, leave, try_ports, wait_for_all
+from runner.trials.node_look import DONE, WAIT_S, leave, look_at_node, try_ports, wait_for_all
 
 FOLDER = "AIRLIFT_REHEARSAL"
 """The folder of the rehearsal, in the environment of its job."""

@@ -36,11 +36,10 @@ from runner.launch.train import failed_to_prepare, prepare_all
 from runner.processes import raise_limits
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import read_metrics
-from runner.slurm.commands import clean
+from runner.slurm.jobs import clean
 from runner.trials import small_model
 from runner.trials.apart import start_apart
-from runner.trials.hidden import hidden_folder
-from runner.trials.layers import LEAST, cut, number_of_layers
+from runner.trials.small_model import LEAST, cut, number_of_layers
 from runner.trials.small_run import (
     RANKS,
     SmallRun,
@@ -50,7 +49,7 @@ from runner.trials.small_run import (
     small_run,
     with_rows,
 )
-from runner.trials.stages import Say, Stages
+from runner.trials.stages import Say, Stages, hidden_folder
 
 LAST_LINES = 15
 LOG = "ranks.log"

@@ -18,13 +18,11 @@ from runner.job.submit import try_script
 from runner.job.training_run import TrainingRun
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
-from runner.slurm.commands import ask, clean, job_number
-from runner.slurm.environment import SlurmJobEnvironment, host_names
+from runner.slurm.environment import SlurmJobEnvironment, host_names, overriding
+from runner.slurm.jobs import ask, clean, job_number
 from runner.slurm.script import sbatch_script
-from runner.slurm.shell_variables import overriding
-from runner.trials.hidden import hidden_folder
 from runner.trials.node_part import BANDWIDTH, FOLDER, RECORD, launch
-from runner.trials.stages import Say, Stages
+from runner.trials.stages import Say, Stages, hidden_folder
 
 TIME = "00:05:00"
 LAST_LINES = 5

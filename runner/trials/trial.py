@@ -16,8 +16,7 @@ from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.logs import last_lines
 from runner.trials.apart import OUT_OF_MEMORY, RESULT, start_apart
-from runner.trials.search import Outcome, Trial
-from runner.trials.strategies import overrides
+from runner.trials.search import Outcome, Trial, overrides
 
 READ, LAST_WORDS = 100, 12  # lines of a failed trial's log in which its error is looked for
 

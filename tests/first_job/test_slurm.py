@@ -14,7 +14,7 @@ from runner.errors import UsageError
 from runner.job.submit import try_script
 from runner.launch.network import locate
 from runner.launch.reach import explain_joining
-from runner.slurm.commands import clean
+from runner.slurm.jobs import clean
 from tests.first_job.harness import (
     Found,
     assert_found,

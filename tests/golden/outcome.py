@@ -37,7 +37,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from runner.errors import StageError
-from runner.launch import local, watch
+from runner.launch import supervise, watch
 from runner.launch.ranks import Start
 from runner.launch.supervise import start_ranks
 from runner.run_folder.layout import RunFolder
@@ -173,7 +173,7 @@ def _wait_less() -> None:
     """Ranks that end, and those that srun left, are looked at less often."""
     real = time.sleep
     mock.patch.object(time, "sleep", lambda seconds: real(min(seconds, 0.02))).start()
-    local.KILL_AFTER_S = 1.0
+    supervise.KILL_AFTER_S = 1.0
     for name in ("LOOK_EVERY_S", "STACKS_WAIT_S", "COLLECTIVES_WAIT_S"):
         setattr(watch, name, 0.05)
 

@@ -23,8 +23,8 @@ from runner.job import installed, without_torch
 from runner.job import submit as submission
 from runner.job.devices import notes_of_job
 from runner.job.findings import Finding, raise_errors
+from runner.job.host_memory import check_at_load
 from runner.job.installed import note_for_job
-from runner.job.load_memory import check_at_load
 from runner.job.model import _check_names
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
@@ -33,7 +33,7 @@ from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
 from runner.job.with_torch import look
 from runner.tasks import task_named
-from runner.training.engines.fsdp import blocks_of
+from runner.training.engines.native import blocks_of
 from runner.training.weights import _check_numbers
 from tests.first_job.harness import run_stage
 from tests.remedies.rows import Row, World, obey
@@ -248,12 +248,12 @@ OF_MODELS = (
         (("dataset.too_long: cut", "edit"), ("sequence_length", "edit {}: 64")),
         {**CHAT, "sequence_length": 8, "dataset": {"asset": "numbers", "format": "{text}"}},
         samples_of, code=0),
-    Row("runner/job/load_memory.py", "Ask for more: slurm.options: {}, on nodes that have it",
+    Row("runner/job/host_memory.py", "Ask for more: slurm.options: {}, on nodes that have it",
         ((r"slurm\.options: \{.*?\}", "edit"),), does=memory_of),
     Row("runner/job/submit.py", "Let it finish, or `scancel {}` first; or give the run {}.",
         (("--set name=NAME", "words"), (r"(?<=`)scancel \d+", "run bin/{}")), does=queued,
         files=QUEUE, given="chmod +x bin/squeue bin/sbatch bin/scancel"),
-    Row("runner/job/load_memory.py", "Write mem: {}G, if these are gigabytes.",
+    Row("runner/job/host_memory.py", "Write mem: {}G, if these are gigabytes.",
         (("mem: 16G", "edit slurm.options.{}"),), {"slurm": {"options": {"mem": 16}}}, memory_of),
     Row(DEVICES, "Set slurm.tasks_per_node: {} (or omit it), or slurm.gpus_per_node: {}.",
         (("slurm.tasks_per_node: 2", "edit"), ("omit it", "remove slurm.tasks_per_node"),
@@ -264,7 +264,7 @@ OF_MODELS = (
          ("remove the gres", "remove slurm.options.gres"),
          ("slurm.gpus_per_node", "edit {}: 2", "remove the gres", "remove slurm.options.gres")),
         {"slurm": {"options": {"gres": "npu:4"}}}, devices_of, fill={"TYPE": "a100", "N": "2"}),
-    Row("runner/training/engines/fsdp.py", "Its repeated layers: {}. Or set min_params: 1000000.",
+    Row("runner/training/engines/native.py", "Its repeated layers: {}. Or set min_params: 1000000.",
         (("(?<=Its repeated layers: )[A-Za-z]+", "edit engine.wrap.layer: {}"),
          ("min_params: 1000000", "remove engine.wrap.layer", "min_params: 1000000",
           "edit engine.wrap: {{}}")),

@@ -28,10 +28,10 @@ from runner.run_folder import run_lock
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.training_state import check_before_launch, check_not_past_the_end
 from runner.training.components.process_group import RankFacts, check_facts
-from runner.trials import node_look, node_part, ports
+from runner.trials import node_look, node_part
 from runner.trials.evaluate import choose
+from runner.trials.node_look import wait_for_all
 from runner.trials.node_part import RECORD
-from runner.trials.ports import wait_for_all
 from runner.trials.rehearse_job import _collect
 from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
@@ -135,8 +135,8 @@ def begins_on_node(world: World) -> None:
 
 def other_node(world: World) -> object:
     """The way to another node, which one that sees its folder knows."""
-    world.patch.setattr(ports, "wait_for_all", partial(wait_for_all, wait_s=0.1))
-    return ports._try(Path(world.tail.split()[1]), "n1", "n2")
+    world.patch.setattr(node_look, "wait_for_all", partial(wait_for_all, wait_s=0.1))
+    return node_look._try(Path(world.tail.split()[1]), "n1", "n2")
 
 
 LAUNCHERS = (
@@ -188,7 +188,7 @@ NODE = (
     Row("runner/trials/node_part.py", "Choose an --output on a disk that all nodes share.",
         (("--output", "words {} shared"),), does=begins_on_node, tail="--output apart/nodes",
         given="mkdir shared"),
-    Row("runner/trials/ports.py", "Choose an --output on a disk that all nodes share; see the",
+    Row("runner/trials/node_look.py", "Choose an --output on a disk that all nodes share; see the",
         (("--output", "words {} shared"),), does=other_node, tail="--output apart", code=0,
         given="mkdir apart",
         files={"shared/n2.address.json": '{"address": "n2.invalid", "port": 9}'}),

@@ -83,7 +83,7 @@ COMMAND_LINE = (
 )  # fmt: skip
 
 RUN_FILES = (
-    Row("runner/config/held_out.py", "For instance: validation: 5%. Without validation:",
+    Row("runner/config/data.py", "For instance: validation: 5%. Without validation:",
         (("validation: 5%", "edit dataset.{}"), ("validation: null", "edit dataset.{}")),
         {"dataset": HALF}),
     Row("runner/config/run_config.py", "Write it into slurm.options",

@@ -15,7 +15,7 @@ RUN = ("tiny.yaml", "--bundle", "bundle", "--set", "slurm.tasks_per_node=1")
 SMALL = ("--set", "batch.micro=4")
 
 
-@obeys("runner/job/places.py", "Use a folder on the shared disk; `runner rehearse RUN --bundle B")
+@obeys("runner/job/access.py", "Use a folder on the shared disk; `runner rehearse RUN --bundle B")
 @obeys(
     "runner/trials/rehearse_job.py", "Choose an --output on a disk that the nodes share: `df -T`"
 )

@@ -47,7 +47,7 @@ IMPORTS = {
         "runner.cli.run",
         "runner.launch.train",
         "runner.training.engines.deepspeed",
-        "runner.training.engines.fsdp",
+        "runner.training.engines.native",
         "runner.training.setup",
     ),
 }

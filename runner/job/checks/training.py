@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.config.explain import choice_lines, of_ds_config
+from runner.config.fields import choice_lines, of_ds_config
 from runner.errors import UsageError, human_count, human_size
 from runner.inputs.far import profiles
 from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
-from runner.job.examine import after, needs
+from runner.job.facts import after, needs
 from runner.job.findings import Finding, attempt, fact_line, note, usage_error, warning
+from runner.job.host_memory import check_at_load
 from runner.job.installed import (
     check_environment,
     check_fsdp,
@@ -22,7 +23,6 @@ from runner.job.installed import (
     is_light,
     lacking,
 )
-from runner.job.load_memory import check_at_load
 from runner.job.memory import describe_state, state_needed
 from runner.job.plan import check_batch, stage_of
 from runner.job.resume import note_changes

@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.config.columns import Column, is_integer
 from runner.config.run_config import RunConfig
+from runner.config.task_keys import Column, is_integer
 from runner.data.classes import listed, read_classes
 from runner.data.recipe import Recipe
-from runner.data.rows import LabelledRows
-from runner.data.store import IGNORED, Sample, StoreFacts
+from runner.data.store import IGNORED, LabelledRows, Sample, StoreFacts
 from runner.data.tokenizing import id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
-from runner.tasks.shared.objective import Batch, Objective
-from runner.tasks.shared.task import Task
+from runner.tasks.shared.task import Batch, Objective, Task
 
 if TYPE_CHECKING:
     from torch import nn

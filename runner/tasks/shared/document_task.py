@@ -6,15 +6,13 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from runner.config.columns import Column, is_text
 from runner.config.run_config import RunConfig
+from runner.config.task_keys import Column, is_text
 from runner.data import tokens
 from runner.data.recipe import Recipe
-from runner.data.rows import Rows
-from runner.data.store import Sample, StoreFacts
+from runner.data.store import Rows, Sample, StoreFacts
 from runner.inputs import ModelInput
-from runner.tasks.shared.objective import Objective
-from runner.tasks.shared.task import Task
+from runner.tasks.shared.task import Objective, Task
 
 TEXT = Column(
     "text",

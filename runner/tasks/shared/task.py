@@ -1,4 +1,4 @@
-"""What all code asks of a task.
+"""What all code asks of a task, and how a task guesses its columns.
 
 A run file is read, checked and planned where there is no torch, often not even numpy, and within
 tenths of a second. So a task's file imports torch, transformers, numpy, pyarrow and
@@ -7,18 +7,145 @@ tenths of a second. So a task's file imports torch, transformers, numpy, pyarrow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from runner.config.run_config import RunConfig
+from runner.config.task_keys import Column
 from runner.data.classes import Classes
 from runner.data.recipe import Recipe, SampleTask
+from runner.data.store import IGNORED, Sample, StoreFacts
+from runner.data.table import columns as read_columns
 from runner.data.tokenizing import Frame, end_of_text
 from runner.inputs import Inputs, ModelInput, SplitInput
-from runner.tasks.shared.guess import Chosen, choose_columns
-from runner.tasks.shared.objective import Objective
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from runner.training.components.batches import SamplePlace
+
+Batch: TypeAlias = "dict[str, torch.Tensor]"
+R = TypeVar("R")
+
+
+class Objective(Generic[R]):
+    """A model with its loss; `R` is what a batch is made of.
+
+    `module(**batch)` returns the loss *summed* over the predictions of the batch, a float32 scalar.
+    The loop divides it by the number of predictions of the whole step, so a step is the same
+    however it is split. In evaluation it may be a vector: the loss, then what else `metrics` needs
+    summed.
+
+    Attributes:
+        module: has the loss; the engine runs it.
+        model: the transformers model inside.
+        note: where the weights come from, for printing.
+        logits_at_predictions: logits are computed only where something is predicted.
+        rows: makes arrays of samples of a store, padded to the longest of them.
+    """
+
+    module: nn.Module
+    model: Any
+    note: str
+    logits_at_predictions: bool = True
+    rows: Callable[[Sequence[Sample], StoreFacts], R]
+
+    def collate(self, rows: R, samples: list[SamplePlace]) -> Batch:
+        """Makes the keyword arguments of `module`.
+
+        Args:
+            rows: those of these samples.
+            samples: which they are.
+
+        Returns:
+            Tensors by name. `labels` is int64 with samples along its first dimension, and -100
+            where nothing is predicted.
+        """
+        raise NotImplementedError
+
+    def num_predictions(self, batch: Batch) -> int:
+        """How many predictions a batch's loss is the sum of."""
+        return int((batch["labels"] != IGNORED).sum())
+
+    def num_tokens(self, batch: Batch) -> int:
+        """Tokens of a batch without padding; images where there are no tokens."""
+        for name in ("attention_mask", "documents"):
+            if name in batch:
+                return int((batch[name] > 0).sum())
+        return batch["input_ids"].numel()
+
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """The measures of an evaluation.
+
+        Args:
+            sums: what `module` gave in evaluation, summed over the whole split.
+            count: predictions of the whole split.
+        """
+        raise NotImplementedError
+
+
+ROWS = 1000  # of the training split are looked at
+
+
+class Chosen(NamedTuple):
+    """The columns that `runner init` chooses for a task.
+
+    Attributes:
+        columns: key of the run file -> its column, or `format` -> a text with columns; empty: none
+            fit the task.
+        others: key -> other columns that it could be.
+        unusual: the keys whose column does not have a usual name.
+    """
+
+    columns: dict[str, str]
+    others: dict[str, list[str]]
+    unusual: tuple[str, ...]
+
+
+def choose_columns(
+    wanted: Mapping[str, Column], split: SplitInput, known: Mapping[str, str] | None = None
+) -> Chosen:
+    """Chooses a column for each key.
+
+    Args:
+        wanted: key -> what its column must hold.
+        split: the training split; its rows are read only where names do not decide.
+        known: keys whose columns are chosen already.
+
+    Raises:
+        DamageError: a file cannot be read.
+    """
+    chosen = dict(known or {})
+    others: dict[str, list[str]] = {}
+    unusual: list[str] = []
+    for key, column in wanted.items():
+        if key in chosen:
+            continue
+        able = [name for name in column.fitting(split.columns) if name not in chosen.values()]
+        if not able:
+            return Chosen({}, {}, ())
+        chosen[key] = _best(column, able, split)
+        others[key] = [name for name in able if name != chosen[key]]
+        if not column.is_usual(chosen[key]):
+            unusual.append(key)
+    return Chosen(chosen, others, tuple(unusual))
+
+
+def _best(column: Column, able: Sequence[str], split: SplitInput) -> str:
+    """The column with a usual name; else the one whose values are the most likely."""
+    usual = [name for name in able if column.is_usual(name)]
+    if usual or len(able) == 1 or column.unlikely is None:
+        return (usual or able)[0]
+    values: dict[str, list[Any]] = {name: [] for name in able}
+    for batch in read_columns(split, list(able), ROWS):
+        for name, some in batch.items():
+            values[name] += [value for value in some if value is not None]
+    unlikely = column.unlikely
+    return min(able, key=lambda name: unlikely(values[name]))
+
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runner.data.rows import Rows
+from runner.data.store import Rows
 from runner.training.components.device import OFF, wants_reference
 
 BLOCK = 128

@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from runner.data.rows import LabelledRows, Rows
-from runner.data.store import IGNORED
+from runner.data.store import IGNORED, LabelledRows, Rows
 from runner.training.components import flex
 from runner.training.patches import search_no_packed_sequences
 

@@ -32,12 +32,12 @@ def make_engine(
     check_batch_norm(module, config, plan.precision)
     # Imported only where it is used: DDP and FSDP do not need DeepSpeed.
     if config.engine.name == "ddp":
-        from runner.training.engines.ddp import DDPEngine
+        from runner.training.engines.native import DDPEngine
 
         return DDPEngine(module, config, plan, device)
     if config.engine.name == "fsdp":
         check_fsdp(config, device.type)
-        from runner.training.engines.fsdp import FSDPEngine
+        from runner.training.engines.native import FSDPEngine
 
         return FSDPEngine(module, config, plan, device)
     from runner.training.engines.deepspeed import DeepSpeedEngine

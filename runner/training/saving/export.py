@@ -1,19 +1,252 @@
-"""The exported model: safetensors, config, tokenizer and card, or an adapter in peft's layout."""
+"""The exported model: safetensors, config, tokenizer and card, or an adapter in peft's layout.
+
+The card (`model/README.md`) says where the model comes from, how it was trained, its results, and
+how to load it. It is made of the run file, the bundle, the plan, `environment.json` and
+`metrics.jsonl`. Its head is the metadata of the Hub's cards (huggingface.co/docs/hub/model-cards).
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from huggingface_hub import ModelCardData
 
+from runner.config.fields import every_key, unused_keys
 from runner.config.lora import LoraConfig
+from runner.config.run_config import NOTHING, RunConfig
+from runner.data.recipe import documents_of
 from runner.data.tokenizing import read_tokenizer
-from runner.inputs import ModelInput, read_checked
+from runner.errors import dotted, human_count, keys_of
+from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput, read_checked
+from runner.job.plan import TrainingPlan
+from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
+from runner.tasks import task_named
 from runner.training.components.adapter import merged, write_adapter
+
+UNSTATED = "not stated"
+
+
+def model_card(
+    config: RunConfig,
+    inputs: Inputs,
+    plan: TrainingPlan,
+    record: Mapping[str, Any],
+    metrics: Iterable[Mapping[str, Any]],
+    origin: Sequence[str] = (),
+) -> str:
+    """The text of a model's README.md.
+
+    Args:
+        config: the run file.
+        inputs: the bundle's model and datasets.
+        plan: of the ranks that exported it.
+        record: the run's `environment.json`.
+        metrics: the objects of its `metrics.jsonl`.
+        origin: how an earlier run made the first weights.
+    """
+    parts = [
+        f"---\n{_metadata(config, inputs, origin)}\n---\n\n# {config.name}",
+        f"{_origin(config, inputs.model)} Trained by `runner train` of Airlift, which also wrote "
+        "this card.",
+        "## How to load it\n\n" + loading_code(config, inputs.model),
+        "## Where it comes from\n\n"
+        + _table(("what", "is", "licence"), _provenance(config, inputs, origin)),
+        "Licences are as the sources state them. What they mean for this model was not checked.",
+        "## How it was trained\n\n"
+        + _table(("setting", "value"), (*_settings(config, inputs, plan), *_weights(record))),
+        "## On what\n\n" + _table(("what", "is"), _machine(record)),
+        "## How well it does\n\n" + _results(list(metrics)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(config: RunConfig, inputs: Inputs, origin: Sequence[str]) -> str:
+    """The metadata for the Hub, as YAML. It names only repositories of the Hub."""
+    adapter = config.lora is not None and not config.lora.merge
+    has_base = inputs.model.commit and config.model.init != "scratch"
+    relation = "adapter" if adapter else "finetune"
+    # `stage show` prints the first weights and the data where the model is staged again.
+    sources = [
+        f"{what}: {text.replace('`', '')}"
+        for what, text, _ in _provenance(config, inputs, origin)
+        if what not in ("bundle", "validation data")
+    ]
+    data = ModelCardData(
+        library_name="peft" if adapter else "transformers",
+        base_model=inputs.model.source if has_base else None,
+        base_model_relation=relation if has_base else None,
+        datasets=list(dict.fromkeys(d.source for d in inputs.datasets if d.commit)) or None,
+        pipeline_tag=task_named(config.task).pipeline,
+        tags=["airlift", config.task],
+        airlift={"run": config.name, "bundle": inputs.bundle_id, "made_from": sources},
+    )
+    return data.to_yaml()
+
+
+def _origin(config: RunConfig, model: ModelInput) -> str:
+    if config.model.init == "scratch":
+        return (
+            f"A {config.task} model with the architecture of `{model.source}`, "
+            "all weights random before training."
+        )
+    if config.model.folder is not None:
+        return (
+            f"A {config.task} model trained further from another run's export of `{model.source}`."
+        )
+    if config.lora is not None:
+        how = "merged into it" if config.lora.merge else "this folder has the adapter alone"
+        return f"A LoRA adapter of `{model.source}` for {config.task}; {how}."
+    return f"`{model.source}`, fine-tuned for {config.task}."
+
+
+def loading_code(config: RunConfig, model: ModelInput) -> str:
+    """The lines of Python that load the exported model, as Markdown."""
+    auto, reads = task_named(config.task).auto, "AutoTokenizer"
+    if not task_named(config.task).has_tokens:
+        reads = "AutoImageProcessor" if model.preprocessing else ""
+    lines = [f"from transformers import {', '.join(filter(None, (auto, reads)))}"]
+    places = "`.` is this folder."
+    if config.lora is not None and not config.lora.merge:
+        lines += ["from peft import PeftModel", ""]
+        base, revision, first = "BASE", "", config.model.folder
+        if first is not None:
+            where = f"`model` of the run `{first.parent.name}`"
+        elif model.commit:
+            base, revision = model.source, f', revision="{model.commit}"'
+        else:
+            staged = "/".join(model.path.parts[-3:])
+            where = f"`{model.source}` of the manifest, and `{staged}` of the bundle"
+        if base == "BASE":
+            places += f" `BASE` is {where}. With `lora.merge: true` a run exports a whole model."
+        lines += [
+            f'base = {auto}.from_pretrained("{base}"{revision})',
+            'model = PeftModel.from_pretrained(base, ".")',
+        ]
+    else:
+        lines += ["", f'model = {auto}.from_pretrained(".")']
+    if reads:
+        name = reads.removeprefix("Auto").removeprefix("Image").lower()
+        lines.append(f'{name} = {reads}.from_pretrained(".")')
+    return "\n".join(["```python", *lines, "```", "", places])
+
+
+def _provenance(
+    config: RunConfig, inputs: Inputs, origin: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    yield "bundle", f"`{inputs.bundle_id}`", ""
+    model = inputs.model
+    what = "architecture and tokenizer" if config.model.init == "scratch" else "first weights"
+    yield what, _at(model.source, model.commit), model.licence or UNSTATED
+    if config.model.folder is not None:
+        yield "trained further from", f"`{'/'.join(config.model.folder.parts[-2:])}`", ""
+    for text in origin:
+        yield "before that", text.removeprefix("before that: "), ""
+    for data in inputs.datasets:
+        for role, split in (("training data", data.train), ("validation data", data.validation)):
+            if split is not None:
+                yield role, _data(data, split, role), data.licence or UNSTATED
+
+
+def _at(source: str, commit: str | None) -> str:
+    return f"`{source}` at `{commit}`" if commit else f"`{source}`"
+
+
+def _data(data: DatasetInput, split: SplitInput, role: str) -> str:
+    limit = data.settings.limit.get("train" if role.startswith("train") else "validation")
+    some = limit is not None and limit < split.rows
+    rows = human_count(split.rows, "row")
+    rows = f"the first {limit:,} of {rows}" if some else rows
+    if split.part is not None:
+        rows += f" (validation_seed {split.part.seed})"
+    weight = (
+        f", weight {data.settings.weight:g}"
+        if role.startswith("train") and data.settings.weight != 1
+        else ""
+    )
+    digest = (
+        f", sha256 of its files `{'`, `'.join(d[:16] for d in split.digests[:4])}`"
+        if not data.commit
+        else ""
+    )
+    return (
+        f"{_at(data.source, data.commit)}, config `{data.config}`, split `{split.name}`, "
+        f"{rows}{weight}{digest}"
+    )
+
+
+def _settings(
+    config: RunConfig, inputs: Inputs, plan: TrainingPlan
+) -> Iterator[tuple[str, object]]:
+    """Every key that means something, without those on files and Slurm; as they were decided."""
+    decided: dict[str, object] = {
+        "batch.global": plan.total,
+        "batch.micro": f"{plan.micro} on each of {human_count(plan.world_size, 'rank')}",
+        "precision": plan.precision,
+        "engine.zero": plan.zero,
+    }
+    if task_named(config.task).has_tokens:
+        decided["sequence_length"] = plan.sequence_length
+        documents = documents_of(config, inputs.model, plan.sequence_length)
+        decided["packing.documents"] = documents.value
+    unused, keys = {where for where, _, _ in unused_keys(config)}, keys_of(RunConfig)
+    omitted = {"model", *(name for name, key in keys.items() if key.decides == NOTHING)}
+    for where, _, value in every_key(config):
+        name = dotted(where)
+        if where not in unused and where[0] not in omitted:
+            value = decided.get(name, value)
+            if value not in (None, "", (), {}):
+                yield name, value
+
+
+def _weights(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Whose step the weights are, where an earlier one than the last was the best."""
+    step, last = record.get(WEIGHTS_OF), record.get(EXPORTED)
+    if step not in (None, last):
+        yield (
+            "weights",
+            f"of step {step}, the lowest validation loss; not of the last step, {last}",
+        )
+
+
+def _machine(record: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "device", f"{record.get('world_size')} x {record.get('device')}"
+    versions = {"python": record.get("python"), **dict(record.get("versions") or {})}
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if record.get("environment_tree"):
+        yield "environment", f"`{record['environment_tree']}`"
+
+
+def _results(metrics: list[Mapping[str, Any]]) -> str:
+    evaluations = [line for line in metrics if "validation_loss" in line]
+    steps = [line for line in metrics if "loss" in line]
+    ends = steps if len(steps) < 2 else [steps[0], steps[-1]]
+    rows = [(f"loss of step {line['step']}", _number(line["loss"])) for line in ends]
+    if evaluations:
+        best = min(evaluations, key=lambda line: float(line["validation_loss"]))
+        chosen = {int(line["step"]): line for line in (best, evaluations[-1])}
+        for step, line in sorted(chosen.items()):
+            names = [key for key in line if key.startswith("validation_")]
+            mark = " (the best)" if line is best else ""
+            rows += [(f"{name} after step {step}{mark}", _number(line[name])) for name in names]
+    note = "" if evaluations else "\n\nIt was not evaluated: the run had no validation split."
+    return _table(("measure", "value"), rows) + note
+
+
+def _number(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.6g}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
 
 # `save_pretrained` writes some of these itself; others are the base model's weights.
 NOT_KEPT = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config import ds_config, explain
+from runner.config import ds_config, fields
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job.shapes import Device, ModelShape
@@ -160,7 +160,7 @@ def test_auto_is_the_run_files_value_or_its_default_and_each_is_said(tmp_path: P
     assert found["optimizer.lr"].reason == "as the run file says"
     assert found["optimizer.weight_decay"].reason == "as BERT; never on biases and norms"
     assert found["zero_optimization.reduce_bucket_size"].value == "DeepSpeed's default"
-    lines = explain.choice_lines(config.explain())
+    lines = fields.choice_lines(config.explain())
     assert "optimizer.lr: 3e-05  (as the run file says)" in lines
 
 
@@ -175,13 +175,13 @@ def test_what_reports_over_the_network_is_left_out_and_said(tmp_path: Path) -> N
     config = load(tmp_path, WITH_AUTO)
     assert "wandb" not in config.deepspeed
     assert {choice.key: choice.value for choice in config.explain()}["wandb"] == "left out"
-    assert [line for line in explain.of_ds_config(config.notes) if "left out" in line] == [
+    assert [line for line in fields.of_ds_config(config.notes) if "left out" in line] == [
         "ds_config.json: wandb: left out  (it reports over the network; the run file's key of that "
         "name does not)"
     ]
     params = '{"torch_adam": true, "adam_w_mode": true, "weight_decay": 0.1, "lr": 1e-4}'
     theirs = f'{{"optimizer": {{"type": "Adam", "params": {params}}}, "gradient_clipping": 1}}'
-    found = explain.of_ds_config(load(tmp_path, theirs).notes)
+    found = fields.of_ds_config(load(tmp_path, theirs).notes)
     assert any("optimizer.params.torch_adam: left out  (torch's" in line for line in found)
 
 
@@ -279,6 +279,6 @@ def test_one_value_is_not_said_to_come_from_two_places(tmp_path: Path) -> None:
     assert (plan.zero, plan.precision, plan.micro) == (3, "fp32", 1)
     assert {choice.key for choice in plan.choices} == {"sequence_length", "accumulation"}
     assert config.as_said("engine.zero") == "as ds_config.json says"
-    lines = explain.choice_lines(config.explain())
+    lines = fields.choice_lines(config.explain())
     assert sum("engine.zero: 3" in line for line in lines) == 1
     assert "as the run file says" not in " ".join(lines)

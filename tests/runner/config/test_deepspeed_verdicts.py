@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runner.config import deepspeed_keys as keys
-from runner.config.explain import of_ds_config
+from runner.config.fields import of_ds_config
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.job.memory import model_state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.config.model_types import LORA_TARGETS
+from runner.config.lora import LORA_TARGETS
 from runner.tasks import TASKS, Task
 
 

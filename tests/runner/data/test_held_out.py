@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runner.config.data import DatasetConfig
-from runner.config.held_out import Part
+from runner.config.data import DatasetConfig, Part
 from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes

@@ -14,8 +14,7 @@ from transformers import AutoTokenizer
 from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
-from runner.data.rows import Rows
-from runner.data.store import Stores
+from runner.data.store import Rows, Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.instruction import by_parts, by_template, parts_of

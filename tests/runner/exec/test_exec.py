@@ -23,8 +23,7 @@ import pytest
 from runner.disks import cache_variables
 from runner.exec import launchers
 from runner.exec import user_script as exec_module
-from runner.exec.hub_cache import write_hub_cache
-from runner.exec.user_script import environment
+from runner.exec.user_script import environment, write_hub_cache
 from runner.inputs import HubRepository
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster

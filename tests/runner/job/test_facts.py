@@ -16,8 +16,7 @@ import runner
 from runner.errors import UsageError
 from runner.job.check import CHECKS
 from runner.job.checks import any_run, training
-from runner.job.examine import Check, after, examine, needs
-from runner.job.facts import Facts, NotKnownError, fact
+from runner.job.facts import Check, Facts, NotKnownError, after, examine, fact, needs
 from runner.job.findings import Finding, usage_error
 from runner.job.training_run import TrainingRun
 

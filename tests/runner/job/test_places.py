@@ -22,13 +22,13 @@ from runner.errors import (
     join_errors,
 )
 from runner.job.access import (
+    check_places,
     check_quota,
     disk_needed,
     disk_still_needed,
     quota_left,
 )
 from runner.job.findings import FAULTS
-from runner.job.places import check_places
 from runner.job.shapes import ModelShape
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.launch import local as ranks_module
+from runner.launch import supervise as ranks_module
 from runner.launch.ranks import RankInfo, Start, as_launcher
 from runner.launch.supervise import start_ranks
 from runner.run_folder.layout import RunFolder

@@ -19,7 +19,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.job.training_run import TrainingRun
-from runner.launch import ready
+from runner.launch import resolved
 from runner.launch.ranks import RankInfo, variables_between_nodes
 from runner.launch.resolved import Resolved, write_resolved
 from runner.run_folder.heartbeat import read_failures
@@ -175,7 +175,7 @@ def steps(cluster: Cluster) -> list[int]:
     return [line["step"] for line in lines if "loss" in line]
 
 
-@obeys("runner/launch/ready.py", "Once, before the ranks start: {}")
+@obeys("runner/launch/resolved.py", "Once, before the ranks start: {}")
 def test_ranks_end_at_once_until_the_folder_is_ready_and_then_train_together(
     cluster: Cluster,
 ) -> None:
@@ -218,21 +218,23 @@ def test_a_folder_that_is_ready_for_another_run_is_refused_with_what_differs(
     run = TrainingRun.load(path, cluster.bundle, cluster.output(), ("seed=7",))
     run.folder.make()
     write_resolved(Resolved.of(run))
-    assert ready.why_not_ready(run) == ""
+    assert resolved.why_not_ready(run) == ""
     load = partial(TrainingRun.load, path, cluster.bundle, cluster.output())
     other = load(("seed=8",))
-    assert ready.why_not_ready(other) == "it was prepared with --set seed=7"
+    assert resolved.why_not_ready(other) == "it was prepared with --set seed=7"
     moved = replace(run, inputs=replace(run.inputs, bundle_id="0" * 64))
-    assert "it was prepared from bundle" in ready.why_not_ready(moved)
+    assert "it was prepared from bundle" in resolved.why_not_ready(moved)
     cluster.write(batch={"global": 16, "micro": 2})
-    assert ready.why_not_ready(load(("seed=7",))) == (f"{path} has changed since it was prepared")
+    assert resolved.why_not_ready(load(("seed=7",))) == (
+        f"{path} has changed since it was prepared"
+    )
     handed_over = run.folder.handed_over
     handed_over.write_bytes(handed_over.read_bytes()[:-9])
-    assert ready.why_not_ready(run) == "nothing was prepared in it", "a copy that was cut off"
+    assert resolved.why_not_ready(run) == "nothing was prepared in it", "a copy that was cut off"
     handed_over.unlink()
-    assert ready.why_not_ready(run) == "nothing was prepared in it", "a copy without the file"
-    monkeypatch.setattr(ready, "__version__", "9.9")
-    assert ready.why_not_ready(run).startswith("it was prepared by Airlift ")
+    assert resolved.why_not_ready(run) == "nothing was prepared in it", "a copy without the file"
+    monkeypatch.setattr(resolved, "__version__", "9.9")
+    assert resolved.why_not_ready(run).startswith("it was prepared by Airlift ")
 
 
 def test_ranks_that_a_signal_stops_end_with_5_and_go_on_without_another_prepare(

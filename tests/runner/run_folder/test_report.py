@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runner.run_folder.report
-from runner.run_folder.metric_columns import Columns
-from runner.run_folder.report import write_report
-from runner.run_folder.report_curves import thinned
+from runner.run_folder.history import Columns
+from runner.run_folder.report import thinned, write_report
 from tests.runner.folders import hostile_folder, run_folder
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)

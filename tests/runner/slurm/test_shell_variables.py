@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import IncompleteError
-from runner.slurm.commands import ask, job_number
-from runner.slurm.shell_variables import notes_on_variables, overriding
+from runner.slurm.environment import notes_on_variables, overriding
+from runner.slurm.jobs import ask, job_number
 from tests.first_job.harness import programs
 
 SCRIPT = """\

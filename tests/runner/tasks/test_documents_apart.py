@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from runner.config.run_config import RunConfig
 from runner.data.recipe import KEEPS_APART
-from runner.data.rows import Rows
+from runner.data.store import Rows
 from runner.inputs import resolve
 from runner.tasks import task_named
 from runner.training.components import language

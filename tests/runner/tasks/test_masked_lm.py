@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.data.rows import Rows
+from runner.data.store import Rows
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import ModelInput, resolve
 from runner.tasks import task_named
-from runner.tasks.shared.objective import Objective
+from runner.tasks.shared.task import Objective
 from runner.training.components.batches import SamplePlace
 
 LENGTH = 128

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from runner.config.run_config import RunConfig
-from runner.data.rows import Rows
+from runner.data.store import Rows
 from runner.data.tokenizing import load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import ModelInput

@@ -23,13 +23,12 @@ from transformers import (
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
-from runner.data.rows import Rows
-from runner.data.store import Store, Stores
+from runner.data.store import Rows, Store, Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
 from runner.training.components.adapter import attach, merged, write_adapter
 from runner.training.loading import load_model
-from runner.training.saving.model_card import loading_code
+from runner.training.saving.export import loading_code
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
 pytestmark = pytest.mark.xdist_group("twins")

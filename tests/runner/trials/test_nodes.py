@@ -15,7 +15,7 @@ from runner.errors import StageError, UsageError
 from runner.job.findings import Finding
 from runner.trials import kernels
 from runner.trials import node_look as look
-from runner.trials.ports import WAIT_S, try_ports, wait_for_all
+from runner.trials.node_look import WAIT_S, try_ports, wait_for_all
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster

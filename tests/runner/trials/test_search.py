@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
-from runner.trials.bench_table import markdown, rows, text
-from runner.trials.search import SearchResult, Trial, search
-from runner.trials.strategies import chosen
+from runner.trials.search import (
+    SearchResult,
+    Trial,
+    as_markdown,
+    as_text,
+    chosen,
+    result_rows,
+    search,
+)
 from runner.trials.trial import judge_trial
 from tests.runner.conftest import Cluster
 
@@ -80,7 +86,7 @@ def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() 
         SearchResult("zero3", [trial(1, "too slow")]),
         SearchResult("ddp", refused="not tried: no | such"),
     ]
-    assert (table := rows(found, 1000)) == [
+    assert (table := result_rows(found, 1000)) == [
         (
             "zero1", "2 x 2", "0.1 s", "200", "20", "50 s", "-", "-",
             "micro 1 is faster: 21.5 samples/s; micro 4: out of memory",
@@ -92,7 +98,7 @@ def test_the_table_has_a_row_for_each_strategy_also_for_those_that_do_not_run() 
         ("zero3", "none", *[""] * 6, "micro 1: too slow"),
         ("ddp", *[""] * 7, "not tried: no | such"),
     ]  # fmt: skip
-    assert "not tried" in text(table) and "no / such" in markdown("t", table)
+    assert "not tried" in as_text(table) and "no / such" in as_markdown("t", table)
 
 
 def test_memory_that_ends_ends_a_trial_and_not_the_bench(cluster: Cluster) -> None:

@@ -12,8 +12,7 @@ import pytest
 from runner.config.data import DatasetConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe
-from runner.data.rows import LabelledRows
-from runner.data.store import IGNORED, Stores
+from runner.data.store import IGNORED, LabelledRows, Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
