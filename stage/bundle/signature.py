@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, check_is_bundle, read_tag
+from stage.bundle.bundle import Bundle, check_is_bundle, read_tag, verify
 from stage.bundle.verifier import Finding
-from stage.bundle.verifier_adapter import verify
 from stage.errors import DamageError, SignatureError, UsageError, as_shown, quoted, suggest_path
 from stage.files import human_count, read_file, write_atomically
 from stage.paths import printable

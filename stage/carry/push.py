@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import VERIFIER, Bundle
+from stage.bundle.bundle import VERIFIER, Bundle, failure_of, verify
 from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
-from stage.bundle.verifier_adapter import failure_of, verify
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
 from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted

@@ -52,7 +52,7 @@ def patch(
       stage patch bundle --report damage.json -o patch
       stage patch bundle --since old.lock -o patch
     """
-    from stage.bundle.report import read_report
+    from stage.bundle.receipt import read_report
     from stage.carry.patch import patch_damage, patch_since
 
     with Reporter(quiet=quiet) as reporter:
@@ -87,7 +87,7 @@ def apply(bundle: Path, patch_folder: Path, quiet: bool) -> None:
     Example:
       stage apply bundle patch
     """
-    from stage.carry.apply import apply as apply_patch
+    from stage.carry.patch import apply as apply_patch
 
     with Reporter(quiet=quiet) as reporter:
         outcome = apply_patch(bundle, patch_folder, reporter)

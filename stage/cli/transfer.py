@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stage.carry.push import PushOutcome
-    from stage.hub.lookup import RepositoryLookup
-    from stage.staging.new_manifest import LocalEntry
+    from stage.staging.new_manifest import LocalEntry, RepositoryLookup
 
 _SIZES = "   (its sizes first: --dry-run)"
 
@@ -134,8 +133,7 @@ def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | Non
     """
     if profile is None:
         return None
-    from stage.environment.spec.profile import Profile
-    from stage.environment.spec.starter import starter
+    from stage.environment.spec.profile import Profile, starter
     from stage.staging.new_manifest import ENVIRONMENT
 
     if not profile.exists():
@@ -166,12 +164,12 @@ def _on_the_hub(
     """The repositories with these names.
 
     Raises:
-        UsageError, IncompleteError: as for `stage.hub.lookup`.
+        UsageError, IncompleteError: as for `stage.staging.new_manifest`.
     """
     if not names:
         return {}
-    from stage.hub.lookup import look_up
     from stage.progress import Reporter
+    from stage.staging.new_manifest import look_up
     from stage.staging.sources.source import connect
 
     with Reporter(quiet=quiet) as reporter:

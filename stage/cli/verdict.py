@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle.bundle import VERIFIER, is_known_verifier
-from stage.bundle.receipt import KnownDamage, find_damage, record
-from stage.bundle.report import format_findings
+from stage.bundle.receipt import KnownDamage, find_damage, format_findings, record
 from stage.bundle.signature import Trust
 from stage.bundle.verifier import (
     HOW,
@@ -16,13 +15,12 @@ from stage.bundle.verifier import (
     describe_sound,
     keep_verdict,
     suggest_fixes,
-    write_lists,
 )
 from stage.cli.base import say
 from stage.digests import is_hex
 from stage.errors import DamageError, UsageError
-from stage.files import human_count, human_size, read_file, write_atomically
-from stage.lock.read import read_lock
+from stage.files import human_count, human_size, read_file
+from stage.lock.model import read_lock
 from stage.progress import Reporter
 
 
@@ -71,18 +69,10 @@ def known_damage(result: VerificationReport, state: Path) -> KnownDamage | None:
     return None if was_all_read or result.is_another else find_damage(state, result.root)
 
 
-def write_files(
-    result: VerificationReport, trust: Trust, report: Path | None, failed: Path | None
-) -> list[str]:
-    """Writes the files of `--report` and `--failed`; returns lines that say where."""
-    document = result.to_json() | trust.to_json()
-    return list(write_lists(result, document, report, failed, write_atomically))
-
-
 def document(result: VerificationReport, trust: Trust, known: KnownDamage | None) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` prints; without `known`, what `--report` writes."""
     found = result.to_json() | trust.to_json()
-    if result.ok and known is not None:
+    if result.ok and known is not None:  # found by a verification that read the bytes
         damage = {"findings": len(known.report.findings), "report": str(known.written)}
         found["known_damage"] = damage
     return found

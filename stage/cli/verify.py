@@ -85,10 +85,11 @@ def verify(
       stage verify bundle --report damage.json # for stage patch
       stage verify bundle --failed paths       # for rsync --files-from
     """
+    from stage.bundle.bundle import check_outputs, verify_shown
     from stage.bundle.signature import Trust
-    from stage.bundle.verifier import state_folder
-    from stage.bundle.verifier_adapter import check_outputs, verify_shown
+    from stage.bundle.verifier import state_folder, write_lists
     from stage.cli import verdict
+    from stage.files import write_atomically
     from stage.progress import Reporter
 
     if deep and fast:
@@ -121,7 +122,8 @@ def verify(
         trust = trust.with_findings(bundle, result.findings)
         verdict.keep(result, trust, state, reporter)
     known = verdict.known_damage(result, state)
-    written = verdict.write_files(result, trust, report, failed)
+    document = verdict.document(result, trust, None)
+    written = list(write_lists(result, document, report, failed, write_atomically))
     if as_json:
         print_json(verdict.document(result, trust, known))
     else:

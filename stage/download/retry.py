@@ -1,4 +1,7 @@
-"""When to try again, and after how long: the rules of metadata requests and downloads alike."""
+"""Several requests at once, when to try one again, and after how long.
+
+The rules are the same for metadata and downloads. The first failure that is final ends the others.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,64 @@ import email.utils
 import random
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeVar
 
 from stage.errors import IncompleteError
 from stage.progress import Reporter
-from stage.threads import Stopped
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The work was ended from outside. Work that raises it did not fail."""
+
+
+def together(
+    work: Callable[[S], T],
+    things: Iterable[S],
+    at_once: int,
+    stop: Callable[[], None] = lambda: None,
+) -> list[T]:
+    """Does `work` with each thing.
+
+    Ctrl-C does not wait for work that is under way: a server may never answer.
+
+    Args:
+        things: in the order in which work starts.
+        at_once: the number of threads.
+        stop: makes work under way raise `Stopped` soon. Called on the first failure and on Ctrl-C.
+
+    Returns:
+        The results, in the order of `things`.
+
+    Raises:
+        Exception: the first failure.
+        KeyboardInterrupt: all work was stopped from outside.
+    """
+    pool, waited = ThreadPoolExecutor(max_workers=at_once), False
+    futures: list[Future[T]] = []
+    try:
+        futures = [pool.submit(work, thing) for thing in things]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        waited = True
+    finally:
+        if not waited or any(not f.done() or f.exception() for f in futures):
+            stop()
+        # After Ctrl-C no thread is waited for: it may hang in a read from a server that is silent.
+        pool.shutdown(wait=waited, cancel_futures=True)
+    errors = [error for f in futures if not f.cancelled() and (error := f.exception())]
+    for error in errors:
+        if not isinstance(error, Stopped):
+            raise error
+    if errors:
+        raise KeyboardInterrupt
+    return [future.result() for future in futures]
+
 
 LONG_WAIT_S = 3.0  # a longer wait is printed
 RUN_AGAIN = "Run the same command again: it continues where it stopped."
@@ -23,8 +76,6 @@ UNREACHED = (
 )
 # 408, 425, 429: come later (RFC 9110, 8470, 6585); 5xx: proxies, and 52x and 529 are Cloudflare's.
 _RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-
-T = TypeVar("T")
 
 
 class AttemptFailed(Exception):

@@ -30,9 +30,7 @@ from stage.bundle.verifier import Finding, VerificationReport
 from stage.errors import DamageError, shortage
 from stage.files import human_count
 from stage.hub.model_files import PICKLE_SUFFIXES
-from stage.lock.model import LockedAsset
-from stage.lock.read import read_lock
-from stage.lock.write import Lockfile
+from stage.lock.model import LockedAsset, Lockfile, read_lock
 from stage.progress import Reporter
 from stage.sandbox import check_memory, child, close_network
 

@@ -22,9 +22,7 @@ from stage.bundle import bundle as layout
 from stage.errors import IncompleteError, StageError, UsageError, quoted
 from stage.files import join_limited, make_folder
 from stage.lock.manifest import Manifest
-from stage.lock.model import LockedFile
-from stage.lock.read import read_lock
-from stage.lock.write import Lockfile
+from stage.lock.model import LockedFile, Lockfile, read_lock
 from stage.paths import PARTIAL_SUFFIX, printable
 
 _SHOWN = 10  # names in one line

@@ -16,10 +16,10 @@ from stage.lock.model import (
     LockedAsset,
     LockedFile,
     LockedSplit,
+    Lockfile,
     Part,
     Source,
 )
-from stage.lock.write import Lockfile
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -1,9 +1,15 @@
-"""An environment in a folder -> its description (`.airlift/`), and its image, one file.
+"""Writes the files of an environment's asset, from its lock and packages.
 
-The same folder gives the same image bytes on any machine: sorted, without dates and owners, hard
-links as files. The compressor matters too. The output of zlib differs between the builds in
-Pythons; libdeflate's (`deflate`) does not. gzip files may have several members, so all cores
-compress members of 8 MiB. `gzip -d` reads them as one file.
+    image.tar.gz                the environment, with a placeholder for its prefix
+    env.json                    its description
+    bootstrap.sh                creates the environment; it needs nothing installed
+    env-check.sh env-probe.sh   check whether a node can run it; they need nothing installed
+    node-local.sh               copies it to a node's local disk before the ranks start
+
+The bytes depend only on the lock and on airlift's version: the same folder gives the same image on
+any machine, sorted, without dates and owners, hard links as files. The compressor matters too. The
+output of zlib differs between the builds in Pythons; libdeflate's (`deflate`) does not. gzip files
+may have several members, so all cores compress members of 8 MiB. `gzip -d` reads them as one file.
 """
 
 from __future__ import annotations
@@ -14,15 +20,71 @@ import os
 import re
 import subprocess
 import tarfile
+import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
+from stage.digests import hash_file
+from stage.environment.check.check import Needs
 from stage.environment.image import relocate
+from stage.environment.image.own_wheel import airlift_wheel
+from stage.environment.spec.conda_lock import EnvironmentLock
+from stage.environment.spec.profile import MACHINES
 from stage.errors import IncompleteError, UsageError
+from stage.installation import DISTRIBUTION
 from stage.sandbox import isolated
+
+_CREATE = ["hdiutil", "create", "-quiet", "-type", "SPARSE", "-size", "200g", "-volname", "airlift"]
+
+
+@contextmanager
+def folder_that_keeps_case(beside: Path) -> Iterator[Path]:
+    """A temporary folder in `beside`; else in TMPDIR; else, on a Mac, in a disk image.
+
+    Raises:
+        UsageError: names that differ in case are one on each of these disks.
+    """
+    for parent in (beside, Path(tempfile.gettempdir())):
+        if not ignores_case(parent):
+            with tempfile.TemporaryDirectory(dir=parent, prefix="airlift-root-") as name:
+                yield Path(name)
+            return
+    with tempfile.TemporaryDirectory(prefix="airlift-disk-") as name:
+        file, mount = Path(name, "disk.sparseimage"), Path(name, "mount")
+        mount.mkdir()
+        try:
+            subprocess.run([*_CREATE, "-fs", "Case-sensitive APFS", file], check=True)
+            attach = ["hdiutil", "attach", "-quiet", "-nobrowse", "-mountpoint"]
+            subprocess.run([*attach, mount, file], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UsageError(
+                f"{beside}: this disk ignores case, and so does {parent}; an environment has names "
+                f"that differ in nothing else. No other disk could be made: {error}.",
+                "TMPDIR=FOLDER, a folder on a disk that does not, then the same command again.",
+            ) from None
+        try:
+            yield mount
+        finally:
+            subprocess.run(["hdiutil", "detach", "-quiet", "-force", mount], check=False)
+
+
+def ignores_case(folder: Path) -> bool:
+    """Whether names that differ only in case, or the form of accents, are one on this disk.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix="airlift-probe-") as name:
+        Path(name, "Probe-\u00c9").touch()
+        others = ("pROBE-\u00c9", "Probe-E\u0301")
+        return any(Path(name, other).exists() for other in others)
+
 
 FORMAT = 1
 # conda-build makes packages for a prefix of 255 bytes (`prefix_length`); in binaries a text in its
@@ -219,3 +281,80 @@ class _Members(io.RawIOBase):
         self._waiting.append(self._pool.submit(self._compress, data, _LEVEL))
         if len(self._waiting) > 2 * self._at_once:  # memory: what is compressed and not written
             self._target.write(self._waiting.popleft().result())
+
+
+SCRIPTS = ("env-check.sh", "env-probe.sh", "node-local.sh")
+IMAGE, ENV, BOOTSTRAP = "image.tar.gz", "env.json", "bootstrap.sh"
+FILES = (IMAGE, ENV, BOOTSTRAP, *SCRIPTS)
+
+
+def assemble(
+    asset: str,
+    lock: EnvironmentLock,
+    lock_sha256: str,
+    files: Mapping[str, Path],
+    virtual_packages: Mapping[str, str],
+    out: Path,
+    check: Callable[[Path], None],
+) -> tuple[dict[str, Any], list[str]]:
+    """Writes `FILES`.
+
+    Args:
+        files: URL of each package -> its file; of an sdist, the wheel built from it.
+        out: a folder.
+        check: called with the folder of the finished environment, which it does not change.
+
+    Returns:
+        The contents of `env.json`, and notes for the user.
+
+    Raises:
+        UsageError: the packages cannot be one environment, or no disk here keeps their names apart.
+        IncompleteError: py-rattler or installer failed.
+    """
+    wheels = [files[package.url] for package in lock.of("pip")]
+    conda = [files[package.url] for package in lock.of("conda")]
+    with folder_that_keeps_case(out) as work:
+        root = work / "root"
+        if not any(canonicalize_name(package.name) == DISTRIBUTION for package in lock.of("pip")):
+            wheels.append(airlift_wheel(work / "own"))
+        site_python = lock.provides.get("python", "")
+        answer = lay_out(
+            root, conda=conda, wheels=wheels, platform=lock.platform, python=site_python
+        )
+        facts = describe_tree(
+            root,
+            {
+                "platform": lock.platform,
+                "python": lock.python,
+                "virtual_packages": dict(virtual_packages),
+                "lock_sha256": lock_sha256,
+                **({"provides": dict(lock.provides)} if lock.provides else {}),
+                **Needs.of(lock.packages, MACHINES[lock.platform]).facts(),
+            },
+        )
+        pack(root, out / IMAGE)
+        check(root)
+    (out / ENV).write_bytes(to_json(facts))
+    text = bootstrap(asset, facts, hash_file(out / IMAGE).sha256)
+    (out / BOOTSTRAP).write_text(text, encoding="utf-8")
+    for name in SCRIPTS:
+        (out / name).write_bytes((TEMPLATES / name).read_bytes())
+    return facts, answer["notes"]
+
+
+def bootstrap(asset: str, facts: Mapping[str, Any], image_sha256: str) -> str:
+    """The text of `bootstrap.sh`: the template with the values of one environment."""
+    text = (TEMPLATES / BOOTSTRAP).read_text(encoding="utf-8")
+    for key, value in {
+        "ASSET": asset,
+        "IMAGE_SHA256": image_sha256,
+        "TREE": facts["tree"],
+        "LONGEST_PREFIX": str(LONGEST_PREFIX),
+        "SIZE_KIB": str(facts["size"] // 1024),
+        "FILES": str(facts["files"] + facts["modules"]),
+        "GLIBC": facts["glibc"] or "",
+        "MACHINE": MACHINES[facts["platform"]],
+        "PROVIDES": " ".join(f"{n}=={v}" for n, v in facts.get("provides", {}).items()),
+    }.items():
+        text = text.replace(f"@{key}@", value)
+    return text

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 from stage.digests import hash_file
-from stage.environment.solve.conflicts import conda_conflict, is_network_problem
+from stage.environment.solve.advice import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
 from stage.environment.spec.profile import Profile

@@ -21,9 +21,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from stage.download.http import origin_of
-from stage.environment.spec.environment_yml import EnvironmentSpec
-from stage.environment.spec.pip_section import PipSection
-from stage.environment.spec.urls import userinfo
+from stage.environment.spec.environment_yml import EnvironmentSpec, PipSection, userinfo
 from stage.errors import without_secrets
 from stage.sandbox import isolated
 

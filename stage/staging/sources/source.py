@@ -2,14 +2,14 @@
 
 `resolve` turns an entry into a `LockedAsset`, `fetch` brings the bytes of one of its files, and
 `make` makes files from what was fetched: unpacked or converted. Only sources use the network in a
-fetch.
+fetch. All sources of one run share its options and connections (`Run`).
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -26,7 +26,35 @@ from stage.lock.manifest import Manifest
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
 from stage.lock.requests import Request, as_lock_request
 from stage.progress import Reporter
-from stage.staging.options import FetchOptions
+from stage.staging.store import SharedStore
+
+ALL = "*"
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """The options of one run. Those of the command have the same names (`--dry-run`: `dry_run`).
+
+    Attributes:
+        endpoint: URL of the Hub; None: $HF_ENDPOINT, else the public Hub.
+        jobs: downloads at the same time.
+        locked: refuse to move or add any pin.
+        update: assets to resolve again, whatever the lock says; `ALL`: all of them.
+        dry_run: print the plan; download and write nothing.
+        allow_pickle: take models that have only pickles, to be converted to safetensors.
+        offline_check: load what came, in a process without network, before the bundle is finished.
+        store: the contents that bundles of this machine share; None: nothing is shared.
+    """
+
+    endpoint: str | None = None
+    jobs: int = 8
+    locked: bool = False
+    update: Collection[str] = ()
+    dry_run: bool = False
+    allow_pickle: bool = False
+    offline_check: bool = True
+    store: SharedStore | None = None
+
 
 Progress = Callable[[int], None]
 Made = tuple[LockedAsset, list[tuple[LockedFile, Path]]]

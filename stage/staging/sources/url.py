@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from stage.convert.archives import unpack
 from stage.digests import FileDigests, hash_file
-from stage.download.downloader import Downloader
-from stage.download.request import Download
+from stage.download.downloader import Download, Downloader
 from stage.errors import IncompleteError, StageError, UsageError, about, without_secrets
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
 from stage.lock.requests import UrlRequest, way_without

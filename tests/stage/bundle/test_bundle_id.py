@@ -14,8 +14,8 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle import verifier
+from stage.bundle.bundle import verify
 from stage.bundle.verifier import VerificationReport
-from stage.bundle.verifier_adapter import verify
 from stage.carry.patch import patch_damage
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import verifier
+from stage.bundle.bundle import verify
 from stage.bundle.receipt import find, record
-from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import make_bundle
 
 MODELS = "data/models/bert"

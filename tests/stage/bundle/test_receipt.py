@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from stage.bundle import verifier
+from stage.bundle.bundle import verify
 from stage.bundle.receipt import Receipt, find, record
 from stage.bundle.verifier import (
     EXPIRES_S,
@@ -23,7 +24,6 @@ from stage.bundle.verifier import (
     state_folder,
     unsure_ns,
 )
-from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import BIG, make_bundle
 
 TICK_S = 0.1

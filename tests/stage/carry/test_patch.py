@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verifier_adapter import verify
-from stage.carry.apply import apply
+from stage.bundle.bundle import verify
+from stage.carry.patch import apply
 from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, IncompleteError
 from tests.stage.bundles import BIG, BIG_SIZE, reseal

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stage.bundle.bundle import verify
 from stage.bundle.receipt import Receipt, find
 from stage.bundle.verifier import state_folder
-from stage.bundle.verifier_adapter import verify
 from stage.carry.push import _wait_for_or_end
 from stage.carry.ssh import PushTarget
 from tests.remedies.obeyed import in_it, obeys

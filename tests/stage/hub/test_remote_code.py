@@ -15,7 +15,7 @@ from click.testing import Result
 
 from stage.bundle.bundle import Bundle
 from stage.digests import sha256_of_bytes
-from stage.hub.remote_code import made_local, references, relative_imports
+from stage.hub.models import made_local, references, relative_imports
 from stage.sandbox import child
 from tests.remedies.obeyed import obeys
 from tests.support.servers.hubs import TestHub

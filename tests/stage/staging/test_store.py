@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
 from stage.digests import hash_file
 from stage.errors import UsageError
 from stage.staging.store import store_from

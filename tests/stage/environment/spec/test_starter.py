@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from stage.environment.spec.environment_yml import EnvironmentSpec
-from stage.environment.spec.profile import Profile
-from stage.environment.spec.starter import starter
+from stage.environment.spec.profile import Profile, starter
 from stage.lock.manifest import Manifest
 from stage.lock.requests import EnvironmentRequest
 from tests.support.staging import run_here

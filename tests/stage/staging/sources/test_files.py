@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from stage.bundle import bundle as layout
+from stage.bundle.bundle import verify
 from stage.bundle.inspect import ParquetFooter, parquet_footer
-from stage.bundle.verifier_adapter import verify
 from stage.digests import FileDigests, hash_file
 from stage.staging import build
 from stage.staging.sources import local
-from stage.staging.sources.listing import _is_named
-from stage.staging.sources.local import PathSource
+from stage.staging.sources.local import PathSource, _is_named
 from tests.support.rights import as_another_user
 from tests.support.staging import run_here
 
