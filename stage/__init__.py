@@ -145,7 +145,7 @@ def fetch(
     from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
     from stage.staging.sources.source import FetchOptions
-    from stage.staging.store import store_from
+    from stage.staging.working_folder import store_from
 
     check_libraries("stage.fetch", *TO_FETCH)
     path = manifest.path if isinstance(manifest, Manifest) else Path(manifest)

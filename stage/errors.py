@@ -123,7 +123,7 @@ def without_secrets(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A path or a text as a word of a command that a user copies into a shell."""
+    """A path or a text as one word of a shell's command, for a user to copy or to run there."""
     return shlex.quote(str(value))
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shlex
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from stage.errors import IncompleteError, UsageError
+from stage.errors import IncompleteError, UsageError, quoted
 
 MAX_NUMBER = 2**63 - 1  # every reader of JSON and every file system can hold it
 MAX_TEXT = 2 * 2**30  # bytes: the lock of five million files
@@ -146,7 +145,7 @@ def check_folder_of(file: Path, what: str = "") -> None:
     if not file.absolute().parent.is_dir():
         raise UsageError(
             f"{what}{file}: there is no folder {file.parent}.",
-            f"mkdir -p {shlex.quote(str(file.parent))}",
+            f"mkdir -p {quoted(file.parent)}",
         )
 
 

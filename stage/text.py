@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from stage.errors import PolicyError
+from stage.errors import PolicyError, quoted
 from stage.paths import printable
 
 # So many of the characters beyond ASCII must be usual ones in the languages of an encoding.
@@ -33,7 +32,7 @@ def save_as_utf8(path: Path, data: bytes) -> str:
         data: its bytes, which are not UTF-8. UTF-16 is what PowerShell's `>` writes.
     """
     encoding = "UTF-16" if is_utf16(data) else likely_encoding(data) or "ENCODING"
-    name, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
+    name, new = quoted(path), quoted(f"{path}.utf8")
     return f"Save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > {new} && mv {new} {name}"
 
 

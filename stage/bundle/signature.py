@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -168,7 +167,7 @@ def _check_signers(signers: Path) -> None:
     lines = [
         line for line in signers.read_bytes().splitlines() if line.strip() and line[:1] != b"#"
     ]
-    named = shlex.quote(str(signers))
+    named = quoted(signers)
     if not lines:
         what, key = "empty", "$(cat KEY.pub)"
     elif re.match(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|PuTTY-User-Key-File-", lines[0]):

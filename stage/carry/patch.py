@@ -123,9 +123,9 @@ def patch_damage(
 
 def _of_another_state(bundle: Bundle, report: VerificationReport, output: Path) -> UsageError:
     """The error for a report of another bundle: a file of the same name may have other bytes."""
-    root = shlex.quote(str(bundle.root))
-    lock = shlex.quote(str(report.root / layout.LOCK))
-    since = f"stage patch {root} --since {lock} -o {shlex.quote(str(output))}"
+    root = quoted(bundle.root)
+    lock = quoted(report.root / layout.LOCK)
+    since = f"stage patch {root} --since {lock} -o {quoted(output)}"
     return UsageError(
         "The report is of another bundle, or of this one as it was before: the copy at "
         f"{printable(str(report.root))} has the id {report.bundle_id}, "
@@ -474,7 +474,7 @@ class _Apply:
                 raise PolicyError(
                     f"{printable(str(place))}: a folder with files is in the place of a file. "
                     "The bundle is unchanged.",
-                    f"Move it out of the bundle: mv {shlex.quote(str(place))} ELSEWHERE",
+                    f"Move it out of the bundle: mv {quoted(place)} ELSEWHERE",
                 )
 
     def _build_all(self, todo: list[LockedFile], tags: list[str]) -> None:

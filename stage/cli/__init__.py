@@ -80,8 +80,8 @@ def _pinning(command: Callable[..., None]) -> Callable[..., None]:
 
 _ELSEWHERE = {
     "verify": "stage.cli.verify",
-    "patch": "stage.cli.patch",
-    "apply": "stage.cli.patch",
+    "patch": "stage.cli.transfer",
+    "apply": "stage.cli.transfer",
     "env": "stage.cli.env",
     "serve": "stage.cli.serve",
     "trace": "stage.cli.serve",
@@ -186,7 +186,7 @@ def fetch(manifest: Path, bundle: Path, quiet: bool, verbose: bool, **options: A
     check_libraries("stage fetch", *TO_FETCH)
     from stage.staging.fetch import fetch_manifest
     from stage.staging.sources.source import FetchOptions
-    from stage.staging.store import store_from
+    from stage.staging.working_folder import store_from
 
     asked = FetchOptions(store=store_from(os.environ), **options)  # each option by its own name
     with Reporter(quiet=quiet, verbose=verbose) as reporter:

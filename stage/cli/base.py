@@ -42,7 +42,7 @@ class Group(click.Group):
 
     def free_space(self, folder: Path) -> str:
         """The remedy for a full disk."""
-        from stage.staging.store import clearing, store_from
+        from stage.staging.working_folder import clearing, store_from
 
         return f"Free space there{clearing(store_from(os.environ), folder)}"
 

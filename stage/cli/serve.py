@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from stage.cli.base import bundle_argument, say
-from stage.errors import IncompleteError, StageError, UsageError
+from stage.errors import IncompleteError, StageError, UsageError, quoted
 from stage.files import check_new, human_count, write_new
 from stage.installation import TO_FETCH, check_libraries
 from stage.processes import Ended
@@ -141,7 +141,7 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
     for ran in traced.unrecorded:
         say(f"warning: not recorded, it ran with variables of its own: {ran}", err=True)
     say(f"{manifest}: {human_count(len(assets), 'asset')}")
-    fetch = f"stage fetch {shlex.quote(str(manifest))} -o bundle"
+    fetch = f"stage fetch {quoted(manifest)} -o bundle"
     if traced.interrupted is not None:
         raise IncompleteError(
             f"Interrupted: {manifest} has what was asked for until then.",
@@ -152,7 +152,7 @@ def trace(command: tuple[str, ...], manifest: Path, endpoint: str | None, allow_
         raise StageError(
             f"{command[0]} ended with {traced.status}: {manifest} has what it asked for until "
             "then, and no more.",
-            f"Fix what its own error says, above, then trace again: rm {shlex.quote(str(manifest))}"
+            f"Fix what its own error says, above, then trace again: rm {quoted(manifest)}"
             f" first, or -o and another name. If it always ends so: {fetch}",
             exit_code=1,
         )

@@ -46,8 +46,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-expor
 
 from stage.digests import Digest, Expected, is_hex
 from stage.download.downloader import Download, Downloader
-from stage.download.http import Connections, origin_of
-from stage.download.retry import AttemptFailed, check_status
+from stage.download.http import AttemptFailed, Connections, check_status, origin_of
 from stage.errors import IncompleteError, StageError, UsageError, suggest, without_secrets
 from stage.files import MAX_NUMBER, human_size
 from stage.hub.model_files import RemoteFile

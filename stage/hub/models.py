@@ -35,8 +35,8 @@ from stage.hub.model_files import (
     select_tokenizer,
     why_left,
 )
+from stage.lock.manifest import MetricRequest, ModelRequest, as_lock_request, way_without
 from stage.lock.model import Base, Code, LeftOut, LockedAsset, Source
-from stage.lock.requests import MetricRequest, ModelRequest, as_lock_request, way_without
 from stage.paths import check_path, printable
 from stage.progress import Reporter
 

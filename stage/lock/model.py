@@ -183,7 +183,7 @@ class Part:
     """How a file of a Hub dataset becomes rows of one split.
 
     Attributes:
-        convert: one of `stage.lock.requests.CONVERSIONS`.
+        convert: one of `stage.lock.manifest.CONVERSIONS`.
         separator: between the cells of a CSV, if the dataset's card names one.
     """
 

@@ -37,8 +37,8 @@ from stage.lock.yaml_lines import scalar
 from stage.paths import problem_with_path
 from stage.processes import Ended
 from stage.serve import children
-from stage.serve.answers import MAIN, Address, Answer
-from stage.serve.catalogue import CARD, ENTRY_KEYS
+from stage.serve.catalogue import CARD, ENTRY_KEYS, MAIN
+from stage.serve.hub_api import Address, Answer
 from stage.serve.server import HubHandler, HubServer
 from stage.staging.new_manifest import asset_names
 from stage.staging.resolve import needed_for_weights

@@ -18,13 +18,12 @@ from typing import Any
 
 from stage.bundle.inspect import parquet_footer
 from stage.digests import FileDigests, hash_file
-from stage.download.retry import together
+from stage.download.http import together
 from stage.errors import DamageError, UsageError
 from stage.files import human_count
 from stage.lock.model import Ingredient, LockedAsset, LockedSplit
 from stage.staging.sources.source import AssetSource
-from stage.staging.store import Sharing
-from stage.staging.working_folder import WORKSHOP, WorkFolder
+from stage.staging.working_folder import WORKSHOP, Sharing, WorkFolder
 
 _SHOWN_COLUMNS = 8
 

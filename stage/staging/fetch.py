@@ -26,7 +26,7 @@ from typing import Any
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import verify
 from stage.digests import FileDigests, MismatchError, hash_file
-from stage.download.retry import together
+from stage.download.http import together
 from stage.errors import Mistakes, UsageError, quoted
 from stage.files import (
     check_space,
@@ -52,8 +52,7 @@ from stage.staging.resolve import (
     resolve,
 )
 from stage.staging.sources.source import AssetSource, FetchOptions, Progress, Run
-from stage.staging.store import SharedStore, Sharing, clearing
-from stage.staging.working_folder import WorkFolder, alone_in
+from stage.staging.working_folder import SharedStore, Sharing, WorkFolder, alone_in, clearing
 from stage.version import __version__
 
 # Times the size of its packages: the image, and the packages unpacked until the image is made.

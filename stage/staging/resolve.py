@@ -24,7 +24,18 @@ from stage.convert.convert import made_with
 from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, suggest
 from stage.files import human_count, human_size, join_limited, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES, matches
-from stage.lock.manifest import Manifest
+from stage.lock.manifest import (
+    DatasetRequest,
+    EnvironmentRequest,
+    Manifest,
+    MetricRequest,
+    ModelRequest,
+    PathRequest,
+    Request,
+    UrlRequest,
+    as_lock_request,
+    way_without,
+)
 from stage.lock.model import (
     EXCLUDED,
     FOLDERS,
@@ -34,17 +45,6 @@ from stage.lock.model import (
     not_allowed,
     read_lock,
     states_nothing,
-)
-from stage.lock.requests import (
-    DatasetRequest,
-    EnvironmentRequest,
-    MetricRequest,
-    ModelRequest,
-    PathRequest,
-    Request,
-    UrlRequest,
-    as_lock_request,
-    way_without,
 )
 from stage.lock.yaml_lines import scalar
 from stage.paths import check_collisions, printable

@@ -21,9 +21,8 @@ from stage.bundle.receipt import read_report
 from stage.bundle.signature import signed_by
 from stage.digests import sha256_of_bytes
 from stage.errors import StageError, as_shown
-from stage.lock.manifest import Manifest
+from stage.lock.manifest import Manifest, as_lock_request
 from stage.lock.model import read_lock
-from stage.lock.requests import as_lock_request
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
 

@@ -32,6 +32,7 @@ from stage.errors import (
     StageError,
     UsageError,
     about,
+    quoted,
     without_secrets,
 )
 from stage.file_kinds import ENVIRONMENT, REQUIREMENTS, check_kind
@@ -377,7 +378,7 @@ def _cannot_travel(what: str, reason: str) -> PolicyError:
         )
     return PolicyError(
         f"`{shown}` cannot be locked: {reason}.",
-        f"Make a wheel of it: pip wheel --no-deps {shlex.quote(shown)} -w wheels; and write "
+        f"Make a wheel of it: pip wheel --no-deps {quoted(shown)} -w wheels; and write "
         "instead: `--find-links ./wheels` and `NAME==VERSION`. It is better to omit code that "
         "you still change: `runner exec` runs it beside the environment.",
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stage.digests import FileDigests, hash_file, sha256_of_bytes
-from stage.download.retry import together
+from stage.download.http import together
 from stage.environment.check.imports import check_imports
 from stage.environment.image.image import FILES, assemble
 from stage.environment.image.own_wheel import check_holds_airlift
@@ -32,6 +32,7 @@ from stage.errors import DamageError, IncompleteError, UsageError, about, sugges
 from stage.file_kinds import ENVIRONMENT, MAX_START, check_kind
 from stage.files import human_count, read_start
 from stage.installation import check_libraries
+from stage.lock.manifest import EnvironmentRequest
 from stage.lock.model import (
     Ingredient,
     LockedAsset,
@@ -40,7 +41,6 @@ from stage.lock.model import (
     PackageEntry,
     Source,
 )
-from stage.lock.requests import EnvironmentRequest
 from stage.paths import check_path
 from stage.staging.sources.local import bring_local
 from stage.staging.sources.source import AssetSource, Made, Progress, Run

@@ -15,7 +15,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +26,11 @@ from stage.bundle import bundle as layout
 from stage.convert.convert import chosen
 from stage.digests import FileDigests, MismatchError, hash_file
 from stage.download.partial_file import copy_verified
-from stage.errors import Mistakes, Place, PolicyError, UsageError, about
+from stage.errors import Mistakes, Place, PolicyError, UsageError, about, quoted
 from stage.files import is_pointer, join_limited
 from stage.hub.model_files import check_matches, why_left
-from stage.lock.manifest import Manifest, local_path
+from stage.lock.manifest import Manifest, PathRequest, local_path, way_without
 from stage.lock.model import Ingredient, LeftOut, LockedAsset, LockedFile, Source
-from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths, printable
 from stage.staging.sources.source import AssetSource, Made, Progress, Run
 
@@ -219,7 +217,7 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
 
 
 def _unreadable(what: str, where: str) -> UsageError:
-    return UsageError(f"{what}.", f"Make it readable for you: chmod -R u+rX {shlex.quote(where)}")
+    return UsageError(f"{what}.", f"Make it readable for you: chmod -R u+rX {quoted(where)}")
 
 
 def _base(request: PathRequest, manifest: Manifest) -> Path:
@@ -321,7 +319,7 @@ def _check_no_pointers(listing: Listing, place: str) -> None:
         else "are Git LFS pointers, not the files"
     )
     raise UsageError(
-        f"{place}: {names} {are}.", f"Get the contents: git -C {shlex.quote(str(folder))} lfs pull"
+        f"{place}: {names} {are}.", f"Get the contents: git -C {quoted(folder)} lfs pull"
     )
 
 

@@ -17,16 +17,14 @@ from typing import Generic, TypeVar
 from stage.convert.convert import CONFIG, Split, convert, made_with
 from stage.digests import FileDigests, MismatchError, sha256_of_bytes
 from stage.download.downloader import Downloader
-from stage.download.http import Connections, timeout_s, tls_context
-from stage.download.retry import RetryPolicy
+from stage.download.http import Connections, RetryPolicy, timeout_s, tls_context
 from stage.errors import Mistakes, UsageError, about, quoted
 from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
-from stage.lock.manifest import Manifest
+from stage.lock.manifest import Manifest, Request, as_lock_request
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
-from stage.lock.requests import Request, as_lock_request
 from stage.progress import Reporter
-from stage.staging.store import SharedStore
+from stage.staging.working_folder import SharedStore
 
 ALL = "*"
 

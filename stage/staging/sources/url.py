@@ -15,8 +15,8 @@ from stage.convert.archives import unpack
 from stage.digests import FileDigests, hash_file
 from stage.download.downloader import Download, Downloader
 from stage.errors import IncompleteError, StageError, UsageError, about, without_secrets
+from stage.lock.manifest import UrlRequest, way_without
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
-from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
 from stage.staging.sources.source import AssetSource, Made, Progress
 

@@ -17,8 +17,8 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 
-from stage.convert.cifar import Array
 from stage.convert.convert import convert
+from stage.convert.images import Array
 from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
 from tests.stage.hub.raw_dataset import arrow

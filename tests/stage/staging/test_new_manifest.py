@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage.lock.manifest import Manifest
-from stage.lock.requests import DatasetRequest, ModelRequest
+from stage.lock.manifest import DatasetRequest, Manifest, ModelRequest
 from stage.paths import names_a_local_path
 from stage.staging.new_manifest import RepositoryLookup, RepositoryName, new_manifest
 from tests.remedies.obeyed import in_it, obeys

@@ -9,8 +9,7 @@ import pytest
 
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile, starter
-from stage.lock.manifest import Manifest
-from stage.lock.requests import EnvironmentRequest
+from stage.lock.manifest import EnvironmentRequest, Manifest
 from tests.support.staging import run_here
 
 ROOT = Path(__file__).parents[4]
