@@ -194,8 +194,8 @@ def verify(
 
     from stage.bundle.bundle import verify_shown
     from stage.bundle.verifier import LEVELS
-    from stage.digests import is_hex
     from stage.errors import UsageError
+    from stage.files import is_hex
     from stage.installation import check_libraries
     from stage.progress import Reporter
 

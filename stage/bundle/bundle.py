@@ -37,7 +37,6 @@ from stage.bundle.verifier import (
     manifest_text,
     parse_manifest,
 )
-from stage.digests import hash_file, sha256_of_bytes
 from stage.errors import (
     DamageError,
     IncompleteError,
@@ -50,7 +49,14 @@ from stage.errors import (
     suggest_path,
 )
 from stage.file_kinds import MAX_START, check_kind
-from stage.files import read_file, read_start, sync_folder, write_atomically
+from stage.files import (
+    hash_file,
+    read_file,
+    read_start,
+    sha256_of_bytes,
+    sync_folder,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from stage.lock.model import LockedAsset, Lockfile

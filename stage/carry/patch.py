@@ -28,7 +28,6 @@ from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, check_is_bundle, verify
 from stage.bundle.receipt import format_findings, record, wait_until_at_rest
 from stage.bundle.verifier import VerificationReport, state_folder, suggest_fixes
-from stage.digests import MismatchError, sha256_of_bytes
 from stage.download.partial_file import copy_verified
 from stage.errors import (
     DamageError,
@@ -40,12 +39,14 @@ from stage.errors import (
     suggest_path,
 )
 from stage.files import (
+    MismatchError,
     check_folder_of,
     check_space,
     check_writable,
     human_count,
     human_size,
     read_file,
+    sha256_of_bytes,
     sync_disk,
     sync_folder,
     write_atomically,

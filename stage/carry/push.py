@@ -31,9 +31,8 @@ from stage.bundle.bundle import VERIFIER, Bundle, failure_of, verify
 from stage.bundle.receipt import Receipt, record, wait_until_at_rest
 from stage.bundle.receipt import find as find_receipt
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
-from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
-from stage.files import human_count, join_limited, read_file
+from stage.files import hash_file, human_count, join_limited, read_file
 from stage.paths import printable
 from stage.progress import Reporter
 

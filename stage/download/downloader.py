@@ -22,7 +22,6 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 
-from stage.digests import PIECE, Digest, Expected, FileDigests, MismatchError
 from stage.download.http import (
     AttemptFailed,
     Connections,
@@ -34,7 +33,7 @@ from stage.download.http import (
 )
 from stage.download.partial_file import Partial, partial_path
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
-from stage.files import human_size, is_pointer
+from stage.files import PIECE, Digest, Expected, FileDigests, MismatchError, human_size, is_pointer
 from stage.paths import problem_with_address
 from stage.progress import Reporter
 from stage.version import __version__

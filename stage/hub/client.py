@@ -44,11 +44,10 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-expor
     validate_repo_id,
 )
 
-from stage.digests import Digest, Expected, is_hex
 from stage.download.downloader import Download, Downloader
 from stage.download.http import AttemptFailed, Connections, check_status, origin_of
 from stage.errors import IncompleteError, StageError, UsageError, suggest, without_secrets
-from stage.files import MAX_NUMBER, human_size
+from stage.files import MAX_NUMBER, Digest, Expected, human_size, is_hex
 from stage.hub.model_files import RemoteFile
 from stage.lock.model import stated
 from stage.paths import printable, problem_with_address

@@ -2,7 +2,7 @@
 
 For a config, published parquet comes first; else the Hub's own conversion on
 `refs/convert/parquet`; else the published files (CSV, JSON, text, Arrow, images), which
-`stage.staging.build` converts to parquet.
+`stage.staging.sources.source` converts to parquet.
 Rows and schema are known only after the download: `fetch` reads them and completes the lock.
 """
 

@@ -19,10 +19,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from stage.digests import is_hex
 from stage.errors import Place, UsageError
 from stage.file_kinds import check_kind
-from stage.files import MAX_NUMBER
+from stage.files import MAX_NUMBER, is_hex
 from stage.installation import install_command
 from stage.lock.reader import (
     REQUIRED,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from stage import paths as util_paths
-from stage.digests import is_hex
 from stage.errors import (
     Place,
     PolicyError,
@@ -27,7 +26,7 @@ from stage.errors import (
     without_secrets,
 )
 from stage.file_kinds import MANIFEST
-from stage.files import is_file, read_file
+from stage.files import is_file, is_hex, read_file
 from stage.lock.reader import (
     HIDDEN,
     Lines,

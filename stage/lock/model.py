@@ -27,8 +27,8 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from stage import paths as util_paths
-from stage.digests import Digest, Expected
 from stage.errors import PolicyError, about
+from stage.files import Digest, Expected
 from stage.lock.document import DocumentReader, commit_digits, read_document, sha256_digits
 from stage.lock.reader import WrongValueError, described, keys_of, row, setting
 from stage.paths import is_split_name

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from stage.digests import is_hex
 from stage.errors import as_shown
+from stage.files import is_hex
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut, LockedAsset
 from stage.lock.yaml_lines import scalar
 from stage.serve.catalogue import (

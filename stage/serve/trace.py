@@ -25,10 +25,9 @@ from urllib.parse import urlsplit
 import urllib3
 import yaml
 
-from stage.digests import is_hex
 from stage.download.http import Connections, origin_of, proxy_for, tls_context
 from stage.errors import IncompleteError, StageError, UsageError, as_shown
-from stage.files import human_count, human_size
+from stage.files import human_count, human_size, is_hex
 from stage.hub.client import Hub
 from stage.hub.model_files import PICKLE_SUFFIXES, RemoteFile, is_document
 from stage.hub.models import OWNERS

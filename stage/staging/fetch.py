@@ -25,13 +25,15 @@ from typing import Any
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import verify
-from stage.digests import FileDigests, MismatchError, hash_file
 from stage.download.http import together
 from stage.errors import Mistakes, UsageError, quoted
 from stage.files import (
+    FileDigests,
+    MismatchError,
     check_space,
     check_writable,
     free_space,
+    hash_file,
     human_count,
     human_size,
     sync_disk,
@@ -40,7 +42,6 @@ from stage.files import (
 from stage.lock.manifest import Manifest
 from stage.lock.model import LockedAsset, LockedFile, Lockfile
 from stage.progress import Reporter
-from stage.staging.build import build_asset, with_rows
 from stage.staging.load_test import check_loads
 from stage.staging.resolve import (
     check_complete_for_loading,
@@ -51,7 +52,14 @@ from stage.staging.resolve import (
     read_previous,
     resolve,
 )
-from stage.staging.sources.source import AssetSource, FetchOptions, Progress, Run
+from stage.staging.sources.source import (
+    AssetSource,
+    FetchOptions,
+    Progress,
+    Run,
+    build_asset,
+    with_rows,
+)
 from stage.staging.working_folder import SharedStore, Sharing, WorkFolder, alone_in, clearing
 from stage.version import __version__
 

@@ -29,9 +29,15 @@ from functools import cached_property
 from pathlib import Path
 
 from stage.bundle import bundle as layout
-from stage.digests import FileDigests, MismatchError
 from stage.errors import IncompleteError, StageError, UsageError, quoted
-from stage.files import human_count, human_size, join_limited, make_folder
+from stage.files import (
+    FileDigests,
+    MismatchError,
+    human_count,
+    human_size,
+    join_limited,
+    make_folder,
+)
 from stage.lock.manifest import Manifest
 from stage.lock.model import LockedFile, Lockfile, read_lock
 from stage.paths import PARTIAL_SUFFIX, printable

@@ -64,7 +64,7 @@ MANIFESTS = (
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": ROWS.replace(",", ";")}),
     Row(CSV, "A CSV begins with a line of names.", (("convert: text", "edit assets.a.{}"),),
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": "one\ntwo, and more\n"}),
-    Row("stage/staging/build.py", "Is it the right file, and the right `convert`?",
+    Row("stage/staging/sources/source.py", "Is it the right file, and the right `convert`?",
         (("convert: text", "edit assets.a.{}"),),
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": "a line of text\n"}),
     Row(LISTING, "or omit it: exclude", ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
@@ -196,7 +196,8 @@ STORIES = (
         (("stage [a-z]+ m.yaml .*?--update [^ ]+", "run"),), LINES, ANEW, "",
         {"a.csv": ROWS},
         f"{FETCHED}\nsed -i 's/\"pyarrow\": \"[^\"]*\"/\"pyarrow\": \"1.0\"/' m.lock"),
-    Row("stage/staging/build.py", "{}: use the versions that the lock was made with, or accept",
+    Row("stage/staging/sources/source.py",
+        "{}: use the versions that the lock was made with, or accept",
         (("stage [a-z]+ m.yaml .*?--update [^ ]+", "run"),), LINES, ANEW, "",
         {"a.csv": ROWS}, f"{FETCHED}\nsed -i \"s/$(sha256sum bundle/data/*/a/*/*.parquet | "
         f"cut -c 1-64)/{'0' * 64}/\" m.lock", code=1),

@@ -19,8 +19,8 @@ from stage.bundle.bundle import Bundle, manifest_text, verify
 from stage.bundle.inspect import safetensors_header
 from stage.bundle.receipt import read_report
 from stage.bundle.signature import signed_by
-from stage.digests import sha256_of_bytes
 from stage.errors import StageError, as_shown
+from stage.files import sha256_of_bytes
 from stage.lock.manifest import Manifest, as_lock_request
 from stage.lock.model import read_lock
 from tests.stage.bundles import make_bundle

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from stage.digests import Digest
+from stage.files import Digest
 from stage.lock.model import (
     Base,
     Code,

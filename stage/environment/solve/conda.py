@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from stage.digests import hash_file
 from stage.environment.solve.advice import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
@@ -33,6 +32,7 @@ from stage.errors import (
     UsageError,
     without_secrets,
 )
+from stage.files import hash_file
 from stage.progress import Reporter
 from stage.sandbox import isolated
 

@@ -24,7 +24,7 @@ from packaging.version import Version
 
 from stage.environment.check.check import Needs, verdicts
 from stage.environment.check.torch_builds import numbers, torch_limit, what_fits
-from stage.environment.image.own_wheel import own_requirements
+from stage.environment.image.image import own_requirements
 from stage.environment.solve.conda import (
     OLDEST_PYTHON,
     Solver,
@@ -33,9 +33,8 @@ from stage.environment.solve.conda import (
     python_too_old,
 )
 from stage.environment.solve.conda_contents import Provided, provided_by_conda
-from stage.environment.solve.indexes import address_to_ask, choose_indexes, index_names
 from stage.environment.solve.pip import lock_pip
-from stage.environment.solve.uv import PipRequest
+from stage.environment.solve.uv import PipRequest, address_to_ask, choose_indexes, index_names
 from stage.environment.spec.conda_lock import EnvironmentLock, Package, made_by_stage
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile

@@ -22,7 +22,6 @@ from urllib.parse import unquote, urlsplit
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from stage.digests import is_hex
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
 from stage.errors import (
@@ -36,6 +35,7 @@ from stage.errors import (
     without_secrets,
 )
 from stage.file_kinds import ENVIRONMENT, REQUIREMENTS, check_kind
+from stage.files import is_hex
 from stage.installation import DISTRIBUTION
 from stage.lock.reader import Lines, Reader, setting
 from stage.lock.yaml_lines import reading_yaml

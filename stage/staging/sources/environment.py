@@ -11,15 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stage.digests import FileDigests, hash_file, sha256_of_bytes
 from stage.download.http import together
 from stage.environment.check.imports import check_imports
-from stage.environment.image.image import FILES, assemble
-from stage.environment.image.own_wheel import check_holds_airlift
+from stage.environment.image.image import FILES, assemble, check_holds_airlift
 from stage.environment.solve.advice import Target
-from stage.environment.solve.indexes import private_address
 from stage.environment.solve.lock import is_stale, lock_environment
-from stage.environment.solve.uv import build_wheel
+from stage.environment.solve.uv import build_wheel, private_address
 from stage.environment.spec.conda_lock import (
     LOCK_NAME,
     EnvironmentLock,
@@ -30,7 +27,7 @@ from stage.environment.spec.conda_lock import (
 from stage.environment.spec.profile import MACHINES, Profile
 from stage.errors import DamageError, IncompleteError, UsageError, about, suggest_relative
 from stage.file_kinds import ENVIRONMENT, MAX_START, check_kind
-from stage.files import human_count, read_start
+from stage.files import FileDigests, hash_file, human_count, read_start, sha256_of_bytes
 from stage.installation import check_libraries
 from stage.lock.manifest import EnvironmentRequest
 from stage.lock.model import (

@@ -24,10 +24,9 @@ from pathlib import Path
 
 from stage.bundle import bundle as layout
 from stage.convert.convert import chosen
-from stage.digests import FileDigests, MismatchError, hash_file
 from stage.download.partial_file import copy_verified
 from stage.errors import Mistakes, Place, PolicyError, UsageError, about, quoted
-from stage.files import is_pointer, join_limited
+from stage.files import FileDigests, MismatchError, hash_file, is_pointer, join_limited
 from stage.hub.model_files import check_matches, why_left
 from stage.lock.manifest import Manifest, PathRequest, local_path, way_without
 from stage.lock.model import Ingredient, LeftOut, LockedAsset, LockedFile, Source

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from stage.convert.convert import convert_splits
-from stage.digests import FileDigests, is_hex
 from stage.errors import IncompleteError, PolicyError, UsageError, about
-from stage.files import human_size, join_limited
+from stage.files import FileDigests, human_size, is_hex, join_limited
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
 from stage.hub.models import made_local, resolve_model

@@ -13,8 +13,8 @@ import pytest
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import verify
 from stage.carry.patch import apply
-from stage.digests import sha256_of_bytes
 from stage.errors import DamageError, IncompleteError
+from stage.files import sha256_of_bytes
 from tests.stage.bundles import BIG, BIG_SIZE, reseal
 from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
 

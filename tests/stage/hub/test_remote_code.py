@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from stage.hub.models import made_local, references, relative_imports
 from stage.sandbox import child
 from tests.remedies.obeyed import obeys

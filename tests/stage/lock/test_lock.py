@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stage.digests import sha256_of_bytes
 from stage.errors import UsageError
+from stage.files import sha256_of_bytes
 from stage.lock.model import Lockfile, read_lock
 from tests.stage.locks import (
     COMMIT,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle.bundle import verify
-from stage.digests import hash_file
 from stage.errors import UsageError
+from stage.files import hash_file
 from stage.staging.working_folder import store_from
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import MANIFEST, MODEL, Laptop, model_files

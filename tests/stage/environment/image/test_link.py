@@ -13,7 +13,7 @@ import pytest
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
 from stage.environment.image import image, shebang
-from stage.environment.image.own_wheel import write_wheel
+from stage.environment.image.image import write_wheel
 from stage.environment.image.relocate import find_regions, replace
 from stage.errors import UsageError
 

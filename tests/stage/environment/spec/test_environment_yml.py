@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.solve.indexes import Indexes, address_to_ask
-from stage.environment.solve.uv import uv_platform
+from stage.environment.solve.uv import Indexes, address_to_ask, uv_platform
 from stage.environment.spec.environment_yml import (
     EnvironmentSpec,
     PipRequirement,
