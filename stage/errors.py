@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+from pathlib import Path
 
 
 @dataclass(frozen=True, order=True)

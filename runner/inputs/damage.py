@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from runner.errors import DamageError, StageError, quoted
 from stage.bundle.bundle import failure_of, verify
-from stage.bundle.receipt import find as find_receipt
-from stage.bundle.receipt import find_damage
+from stage.bundle.receipt import find_damage, find_receipt
 from stage.bundle.verifier import VerificationReport, state_folder, suggest_fixes
 
 FILES_NAMED = 5  # at most so many damaged files are named in a message

@@ -330,7 +330,7 @@ def _look(path: Path) -> list[int] | None:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
-def find(state: Path, root: Path) -> Receipt | str:
+def find_receipt(state: Path, root: Path) -> Receipt | str:
     """The receipt of the bundle at `root`, if it still holds; else a text: why there is none."""
     path = receipt_path(state, root)
     try:

@@ -28,8 +28,7 @@ from typing import IO, Any, Literal
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import VERIFIER, Bundle, failure_of, verify
-from stage.bundle.receipt import Receipt, record, wait_until_at_rest
-from stage.bundle.receipt import find as find_receipt
+from stage.bundle.receipt import Receipt, find_receipt, record, wait_until_at_rest
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
 from stage.files import hash_file, human_count, join_limited, read_file

@@ -14,7 +14,14 @@ import click
 
 from stage.cli.base import bundle_argument, quiet_option, say, silent
 from stage.errors import DamageError, IncompleteError, UsageError, quoted, suggest, suggest_path
-from stage.files import human_count, human_size
+from stage.files import (
+    check_folder_of,
+    check_new,
+    human_count,
+    human_size,
+    write_atomically,
+    write_new,
+)
 from stage.progress import Reporter
 
 if TYPE_CHECKING:
@@ -87,7 +94,6 @@ def init(
     from stage.installation import TO_FETCH, check_libraries
 
     check_libraries("stage init", *TO_FETCH)
-    from stage.files import check_new, write_new
     from stage.staging.new_manifest import (
         ENVIRONMENT,
         LocalEntry,
@@ -169,7 +175,6 @@ def _on_the_hub(
     """
     if not names:
         return {}
-    from stage.progress import Reporter
     from stage.staging.new_manifest import look_up
     from stage.staging.sources.source import connect
 
@@ -190,7 +195,6 @@ def _on_the_hub(
 
 
 def _write_example(name: str, manifest: Path, quiet: bool) -> None:
-    from stage.files import write_new
 
     folder = Path(__file__).parents[1] / "examples"
     known = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -270,8 +274,6 @@ def push(
     from stage.bundle.verifier import state_folder
     from stage.carry.push import push as push_bundle
     from stage.carry.ssh import PushTarget
-    from stage.files import check_folder_of, write_atomically
-    from stage.progress import Reporter
 
     place = PushTarget.parse(target)
     if report is not None:
@@ -303,7 +305,6 @@ _FIRST = "   (if this is a carried disk, copy the bundle to the cluster first)"
 
 def _print_push(outcome: PushOutcome, bundle: Path) -> None:
     from stage.bundle.bundle import Bundle
-    from stage.files import human_count
 
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
     say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
@@ -323,7 +324,6 @@ def _damaged_there(
     outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str
 ) -> DamageError:
     from stage.carry.push import suggest_repairs
-    from stage.files import human_count
 
     findings = human_count(len(outcome.report["findings"]), "finding")
     what_to_do = suggest_repairs(outcome, bundle, report or Path("FILE"), ssh)

@@ -51,7 +51,7 @@ from stage.environment.spec.profile import MACHINES
 from stage.errors import IncompleteError, UsageError
 from stage.files import hash_file
 from stage.installation import DISTRIBUTION, install_command
-from stage.sandbox import isolated
+from stage.sandbox import ask_child, last_words
 from stage.version import __version__
 
 PACKAGES = ("runner", "stage")
@@ -287,18 +287,12 @@ def lay_out(
         "conda": sorted(map(str, conda)),
         "wheels": [str(path) for path in sorted(wheels, key=lambda wheel: wheel.name)],
     }
-    done = subprocess.run(
-        isolated("stage.environment.image.link"),
-        input=json.dumps(request).encode(),
-        capture_output=True,
-    )
-    if done.returncode != 0:
-        output = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+    answer, done = ask_child("stage.environment.image.link", json.dumps(request))
+    if not isinstance(answer, dict):
         raise IncompleteError(
-            f"{root}: the packages could not be linked: {output.splitlines()[-1]}",
+            f"{root}: the packages could not be linked: {last_words(done)}",
             "Check for a full disk.",
         )
-    answer: dict[str, Any] = json.loads(done.stdout)
     if refused := answer.get("refused"):
         problem = f"The packages cannot be one environment: {refused}."
         raise UsageError(problem, "Leave one of them out and lock again.")

@@ -12,7 +12,7 @@ from stage.errors import IncompleteError, PolicyError, UsageError, about
 from stage.files import FileDigests, human_size, is_hex, join_limited
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
-from stage.hub.models import made_local, resolve_model
+from stage.hub.models import made_local, resolve_metric, resolve_model
 from stage.lock.manifest import DatasetRequest, MetricRequest, ModelRequest, way_without
 from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
 from stage.lock.yaml_lines import MAX_SIZE, scalar, split_card
@@ -171,8 +171,6 @@ class MetricSource(HubSource[MetricRequest]):
     repository_kind = "space"
 
     def _resolve(self) -> LockedAsset:
-        from stage.hub.models import resolve_metric
-
         run = self.run
         return resolve_metric(self.name, self.request, run.hub, run.reporter, self.what)
 
