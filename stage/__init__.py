@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stage.bundle.verifier import VerificationReport
     from stage.errors import StageError
     from stage.lock.manifest import Manifest
-    from stage.lock.write import Lockfile
-    from stage.staging.plan import FetchOutcome
+    from stage.lock.model import Lockfile
+    from stage.staging.fetch import FetchOutcome
 
 __all__ = [
     "Bundle",
@@ -41,8 +41,8 @@ __all__ = [
 _MODULES = {
     "Bundle": "stage.bundle.bundle",
     "BundleAsset": "stage.bundle.bundle",
-    "FetchOutcome": "stage.staging.plan",
-    "Lockfile": "stage.lock.write",
+    "FetchOutcome": "stage.staging.fetch",
+    "Lockfile": "stage.lock.model",
     "Manifest": "stage.lock.manifest",
     "StageError": "stage.errors",
     "VerificationReport": "stage.bundle.verifier",
@@ -89,7 +89,7 @@ def resolve(
     from stage.lock.manifest import Manifest
     from stage.progress import Reporter
     from stage.staging.fetch import resolve_manifest
-    from stage.staging.options import FetchOptions
+    from stage.staging.sources.source import FetchOptions
 
     check_libraries("stage.resolve", *TO_FETCH)
     loaded = manifest if isinstance(manifest, Manifest) else Manifest.load(manifest)
@@ -144,8 +144,8 @@ def fetch(
     from stage.lock.manifest import Manifest
     from stage.progress import Reporter
     from stage.staging.fetch import fetch_manifest
-    from stage.staging.options import FetchOptions
-    from stage.staging.store import store_from
+    from stage.staging.sources.source import FetchOptions
+    from stage.staging.working_folder import store_from
 
     check_libraries("stage.fetch", *TO_FETCH)
     path = manifest.path if isinstance(manifest, Manifest) else Path(manifest)
@@ -192,10 +192,10 @@ def verify(
     """
     from pathlib import Path
 
+    from stage.bundle.bundle import verify_shown
     from stage.bundle.verifier import LEVELS
-    from stage.bundle.verifier_adapter import verify_shown
-    from stage.digests import is_hex
     from stage.errors import UsageError
+    from stage.files import is_hex
     from stage.installation import check_libraries
     from stage.progress import Reporter
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+from pathlib import Path
 
 
 @dataclass(frozen=True, order=True)
@@ -123,7 +120,7 @@ def without_secrets(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A path or a text as a word of a command that a user copies into a shell."""
+    """A path or a text as one word of a shell's command, for a user to copy or to run there."""
     return shlex.quote(str(value))
 
 

@@ -6,10 +6,9 @@ It is known by the content, and a table by its name.
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
-from stage.errors import UsageError, suggest_path
+from stage.errors import UsageError, quoted, suggest_path
 from stage.files import read_start
 
 MANIFEST = "a manifest"
@@ -167,7 +166,7 @@ def check_kind(path: Path | str, start: bytes, wanted: str) -> None:
                 f"Write engine: {{name: deepspeed, config: {named_file}}} (relative to the run "
                 "file).",
             )
-        use = _USE[kinds[0]].format(shlex.quote(str(path)), name=Path(path).name)
+        use = _USE[kinds[0]].format(quoted(path), name=Path(path).name)
         raise UsageError(
             f"this is {kinds[0]}, not {wanted}.",
             f"{use} {_WANTED.get(wanted, '')}".strip(),

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stage.errors import UsageError
+from stage.errors import UsageError, quoted
 
 DISTRIBUTION = "airlift-hpc"
 TO_FETCH = ("huggingface_hub", "urllib3", "truststore", "pyarrow")
@@ -113,7 +112,7 @@ def _of_source(recorded: dict[str, Any], extra: str) -> str | None:
     if parts.scheme != "file":
         vcs = recorded.get("vcs_info")
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url
-        return shlex.quote(f"{DISTRIBUTION}{extra} @ {url}")
+        return quoted(f"{DISTRIBUTION}{extra} @ {url}")
     path = Path(unquote(parts.path))
     if not path.exists():
         return None

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import signal
 import struct
+import subprocess
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stage.errors import IncompleteError, says_no_memory
 
@@ -83,9 +85,39 @@ OFFLINE = {
 }
 
 
-def child(module: str) -> tuple[list[str], dict[str, str]]:
-    """Command and environment that run a module of this package in an isolated process."""
-    return isolated(module), {**os.environ, **OFFLINE}
+def ask_child(
+    module: str, question: str, *arguments: str, timeout_s: float | None = None
+) -> tuple[Any, subprocess.CompletedProcess[str]]:
+    """Runs a module of this package in an isolated process, which answers in JSON.
+
+    Args:
+        question: what it reads from its standard input.
+
+    Returns:
+        The last line that it printed, read as JSON; None: it gave no answer. And how it ended.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    done = subprocess.run(
+        isolated(module, *arguments),
+        input=question,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, **OFFLINE},
+        timeout=timeout_s,
+    )
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1]), done
+    except (ValueError, IndexError):
+        return None, done
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """What a child that gave no answer said last."""
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return lines[-1]
 
 
 def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
@@ -105,18 +137,18 @@ def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
     os._exit(status)
 
 
-def check_memory(returncode: int, stderr: str, what: str) -> None:
+def check_memory(done: subprocess.CompletedProcess[str], what: str) -> None:
     """Raises if a child failed for lack of memory, not because of its input.
 
     Args:
-        returncode, stderr: of the child, which gave no answer.
+        done: the child, which gave no answer.
         what: the work that could not be done.
 
     Raises:
         IncompleteError: the child was killed (by Linux, for lack of memory), or printed a lack of
             memory.
     """
-    if returncode == -signal.SIGKILL or says_no_memory(stderr):
+    if done.returncode == -signal.SIGKILL or says_no_memory(done.stderr):
         raise IncompleteError(
             f"{what}: there was not enough memory.",
             "Look at `ulimit -v` and the job's memory; then run it again.",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from stage.errors import PolicyError
-from stage.paths import printable
+from stage.errors import quoted
 
 # So many of the characters beyond ASCII must be usual ones in the languages of an encoding.
 _LIKELY = 0.7
@@ -33,37 +31,13 @@ def save_as_utf8(path: Path, data: bytes) -> str:
         data: its bytes, which are not UTF-8. UTF-16 is what PowerShell's `>` writes.
     """
     encoding = "UTF-16" if is_utf16(data) else likely_encoding(data) or "ENCODING"
-    name, new = shlex.quote(str(path)), shlex.quote(f"{path}.utf8")
+    name, new = quoted(path), quoted(f"{path}.utf8")
     return f"Save it as UTF-8: iconv -f {encoding} -t UTF-8 {name} > {new} && mv {new} {name}"
 
 
 def is_utf16(data: bytes) -> bool:
     """Whether a text is UTF-16, by its mark, or because about every second byte is zero."""
     return data.startswith((b"\xff\xfe", b"\xfe\xff")) or data.count(0) > len(data) // 4
-
-
-def entry_name(stated: bytes, raw: bytes, command: str) -> str:
-    """The name of an entry of an archive, as text.
-
-    Args:
-        stated: the name in an encoding that should be UTF-8; empty where none is stated.
-        raw: the bytes of the name in the archive.
-        command: unpacks the archive in a given encoding (`{}`).
-
-    Raises:
-        PolicyError: the encoding is not known; names the likely one.
-    """
-    try:
-        if stated:
-            return stated.decode("utf-8")
-    except UnicodeDecodeError:
-        pass
-    encoding = likely_encoding(raw) or "GB18030"
-    name = printable(raw.decode(encoding, "replace"))
-    raise PolicyError(
-        f"the archive does not say in which encoding its names are (in {encoding}, one is {name}).",
-        f"Unpack it yourself and name the folder with `path:`: {command.format(encoding)}",
-    )
 
 
 def _share(data: bytes, encoding: str, is_usual: Callable[[str, str], bool]) -> float:

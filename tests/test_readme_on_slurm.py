@@ -21,8 +21,8 @@ import yaml
 from scripts.lib.conda.channel import index, package_from_wheel, write_package
 from scripts.lib.conda.python import bundled_wheels, python_package
 from scripts.lib.site import ssh_to
-from stage.environment.image.own_wheel import own_requirements
-from stage.environment.spec.pip_section import SDISTS
+from stage.environment.image.image import own_requirements
+from stage.environment.spec.environment_yml import SDISTS
 from tests.site.conftest import USER, running_site
 from tests.support.training.models import tiny_tokenizer
 from tests.test_quickstart import README, ROOT, code

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import DamageError, StageError, quoted
-from stage.bundle.receipt import find as find_receipt
-from stage.bundle.receipt import find_damage
+from stage.bundle.bundle import failure_of, verify
+from stage.bundle.receipt import find_damage, find_receipt
 from stage.bundle.verifier import VerificationReport, state_folder, suggest_fixes
-from stage.bundle.verifier_adapter import failure_of, verify
 
 FILES_NAMED = 5  # at most so many damaged files are named in a message
 

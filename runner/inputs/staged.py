@@ -18,11 +18,11 @@ from stage.carry.push import drop_from_memory as drop_from_memory  # for runner.
 from stage.carry.push import push as push
 from stage.carry.push import run_rsync
 from stage.carry.ssh import PushTarget, RemoteShell, connected
-from stage.digests import hash_file
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
+from stage.files import hash_file
+from stage.lock.manifest import EnvironmentRequest, PathRequest
 from stage.lock.manifest import Manifest as Manifest
-from stage.lock.requests import EnvironmentRequest, PathRequest
 from stage.progress import Reporter as Reporter
 from stage.staging.resolve import read_previous, unanswered
 from stage.staging.working_folder import lock_in

@@ -13,8 +13,8 @@ from typing import Any
 from stage.bundle.verifier import NO_MEANS
 from stage.errors import DamageError, shortage
 from stage.files import human_count, is_pointer
+from stage.lock.document import loads
 from stage.lock.model import Column
-from stage.strict_json import loads
 
 WEIGHTS = re.compile(r"model(-.*)?\.safetensors")
 TOKENIZER = re.compile(

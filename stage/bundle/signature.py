@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -19,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, check_is_bundle, read_tag
+from stage.bundle.bundle import Bundle, check_is_bundle, read_tag, verify
 from stage.bundle.verifier import Finding
-from stage.bundle.verifier_adapter import verify
 from stage.errors import DamageError, SignatureError, UsageError, as_shown, quoted, suggest_path
 from stage.files import human_count, read_file, write_atomically
 from stage.paths import printable
@@ -169,7 +167,7 @@ def _check_signers(signers: Path) -> None:
     lines = [
         line for line in signers.read_bytes().splitlines() if line.strip() and line[:1] != b"#"
     ]
-    named = shlex.quote(str(signers))
+    named = quoted(signers)
     if not lines:
         what, key = "empty", "$(cat KEY.pub)"
     elif re.match(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|PuTTY-User-Key-File-", lines[0]):

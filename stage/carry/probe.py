@@ -72,7 +72,7 @@ class LoginNode:
 
 def room_script(folder: str) -> str:
     """A script whose answer `rooms_of` reads: the room at one folder, which need not exist."""
-    return f"only_room={shlex.quote(folder)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
+    return f"only_room={quoted(folder)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
 
 
 def rooms_of(text: str) -> tuple[Room, ...]:
@@ -149,7 +149,7 @@ def _chosen(cluster: Cluster) -> str:
 
 def _look(remote: RemoteShell, to: str, folder: str, say: Say) -> LoginNode:
     """Asks the login node, and prints what it answers."""
-    script = f"folder={shlex.quote(folder)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
+    script = f"folder={quoted(folder)}\n{_CLUSTER_PROBE.read_text('utf-8')}"
     node = login_node_of(remote.run(script, f"{to}: cannot look there", _ANSWER_S))
     for line in login_node_lines(node, remote.greeting):
         say(line)
@@ -306,8 +306,8 @@ def _name_of(host: str) -> str:
 
 def _in_its_shell(cluster: Cluster, command: str) -> str:
     """A command behind the cluster's modules and setup, in a login shell as a job has it."""
-    lines = [*(f"module load {shlex.quote(name)}" for name in cluster.modules), *cluster.setup]
-    return f"bash -l -c {shlex.quote(chr(10).join([*lines, command]))}"
+    lines = [*(f"module load {quoted(name)}" for name in cluster.modules), *cluster.setup]
+    return f"bash -l -c {quoted(chr(10).join([*lines, command]))}"
 
 
 def _with_probe(command: str) -> str:
@@ -351,11 +351,11 @@ def _ask_a_node(
         words.append(f"--partition={partition}")
     if cluster.account:
         words.append(f"--account={cluster.account}")
-    path = f"PATH=$PATH:{shlex.quote(node.values.get('slurm_folder', '/usr/bin'))}"
-    job = f"{_in_its_shell(cluster, 'exec sh -s')} >{shlex.quote(file)}.part"
+    path = f"PATH=$PATH:{quoted(node.values.get('slurm_folder', '/usr/bin'))}"
+    job = f"{_in_its_shell(cluster, 'exec sh -s')} >{quoted(file)}.part"
     script = (
-        f"{path}; mkdir -p {shlex.quote(place)} && {shlex.join(words)} 2>&1 <<'END_OF_JOB'\n"
-        f"#!/bin/bash\n{_with_probe(job)}\nmv {shlex.quote(file)}.part {shlex.quote(file)}\n"
+        f"{path}; mkdir -p {quoted(place)} && {shlex.join(words)} 2>&1 <<'END_OF_JOB'\n"
+        f"#!/bin/bash\n{_with_probe(job)}\nmv {quoted(file)}.part {quoted(file)}\n"
         "END_OF_JOB"
     )
     done = remote.ask(script, _ANSWER_S)
@@ -367,13 +367,13 @@ def _ask_a_node(
         return "", ""
     say(f"job {number[1]} asks a node; waiting {_WAIT_S} s at most")
     wait = (
-        f"{path}; n=0; while [ $n -lt {_WAIT_S} ]; do [ ! -e {shlex.quote(file)} ] || exit 0; "
+        f"{path}; n=0; while [ $n -lt {_WAIT_S} ]; do [ ! -e {quoted(file)} ] || exit 0; "
         f'[ $((n % 5)) -ne 4 ] || [ -n "$(squeue -h -j {number[1]} -o %T 2>&1)" ] || break; '
-        f"sleep 1; n=$((n + 1)); done; [ -e {shlex.quote(file)} ]"
+        f"sleep 1; n=$((n + 1)); done; [ -e {quoted(file)} ]"
     )
     if remote.ask(wait, _WAIT_S + _ANSWER_S).code != 0:
         say(f"job {number[1]} has not answered: it waits, or {file}.log there says why")
         return "", file
     answer = _profile_in(remote.read(file).decode("utf-8", "replace"))
-    remote.ask(f"rm -f {shlex.quote(file)} {shlex.quote(file)}.log")
+    remote.ask(f"rm -f {quoted(file)} {quoted(file)}.log")
     return answer, "" if answer else file

@@ -27,14 +27,11 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import VERIFIER, Bundle
-from stage.bundle.receipt import Receipt, record, wait_until_at_rest
-from stage.bundle.receipt import find as find_receipt
-from stage.bundle.verifier_adapter import failure_of, verify
+from stage.bundle.bundle import VERIFIER, Bundle, failure_of, verify
+from stage.bundle.receipt import Receipt, find_receipt, record, wait_until_at_rest
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
-from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
-from stage.files import human_count, join_limited, read_file
+from stage.files import hash_file, human_count, join_limited, read_file
 from stage.paths import printable
 from stage.progress import Reporter
 
@@ -201,7 +198,7 @@ def _check_sound_here(bundle: Bundle, state: Path, reporter: Reporter) -> None:
 
 def _damaged_here(bundle: Bundle, damaged: Sequence[str], done: str) -> DamageError:
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-    root = shlex.quote(str(bundle.root))
+    root = quoted(bundle.root)
     return DamageError(
         f"{bundle.root}: damaged here: {damaged[0]}{more}: not as fetched. {done}",
         f"Repair this copy, then push again: stage fetch MANIFEST -o {root}   (or from a sound "
@@ -222,7 +219,7 @@ def _send(
     """Sends all files, the tag manifest last; with `delete`, removes others there."""
     root, target = bundle.root, remote.target
     # The first file shows that it is ours, should the disk end after some folders and files.
-    script = f"mkdir -p {shlex.quote(remote.folder)} && : >>{remote.inside(layout.BAGIT)}"
+    script = f"mkdir -p {quoted(remote.folder)} && : >>{remote.inside(layout.BAGIT)}"
     if found.lock_sha256 != bundle.id:  # until all is there, it is no finished bundle
         script += f" && rm -f {' '.join(remote.inside(name) for name in layout.SEAL)}"
     remote.run(script, f"{target}: cannot make the folder, or remove an old tag manifest")
@@ -250,7 +247,7 @@ def _appendable(remote: RemoteShell, bundle: Bundle) -> list[str]:
     """
     find = "find . -type f \\( -links +1 -o ! -perm -200 \\) -print0"
     problem = f"{remote.target}: cannot find out which files there have other names (hard links)"
-    shared = remote.run(f"cd {shlex.quote(remote.folder)} && {find}", problem).split("\0")
+    shared = remote.run(f"cd {quoted(remote.folder)} && {find}", problem).split("\0")
     files = {f"./{file.path}": file.path for file in bundle.lock.files}
     return [files[path] for path in files.keys() - set(shared)]
 
@@ -344,7 +341,7 @@ def run_rsync(
         what, remedy = f"killed by signal {-code}", _AGAIN
     raise IncompleteError(
         f"{remote.target}: rsync ended with {code} ({what}). Files that arrived are kept.",
-        remedy.format(there=remote.by_hand, bundle=shlex.quote(str(root))),
+        remedy.format(there=remote.by_hand, bundle=quoted(root)),
     )
 
 
@@ -476,7 +473,7 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
         IncompleteError: no connection, or no shell.
     """
     script = _PROBE.format(
-        folder=shlex.quote(remote.folder),
+        folder=quoted(remote.folder),
         tags=layout.TAG_MANIFEST,
         bagit=layout.BAGIT,
         info=layout.BAG_INFO,
@@ -529,7 +526,7 @@ def verify_remote(
     Raises:
         IncompleteError: nothing there can verify, or the verifier could not finish.
     """
-    folder = shlex.quote(remote.folder)
+    folder = quoted(remote.folder)
     if remote.target.host is None:
         drop_from_memory(Path(remote.target.folder).rglob("*"))
         wait_until_at_rest(Path(remote.target.folder))
@@ -558,7 +555,7 @@ def verify_remote(
     raise IncompleteError(
         f"{remote.target}: all files are sent, but the copy is NOT VERIFIED: {_NO_VERIFIER}.",
         f"Check the bytes with coreutils; no output means that they are right: "
-        f"{remote.by_hand}{shlex.quote(check)}\n"
+        f"{remote.by_hand}{quoted(check)}\n"
         "     (it does not report extra files). Or make python3 available to "
         f"`{remote.by_hand}python3`, and push again.",
     )

@@ -143,7 +143,7 @@ class RemoteShell:
 
     def inside(self, name: str) -> str:
         """The path of a file in the folder, quoted for the shell; an absolute path stays as is."""
-        return shlex.quote(name if name.startswith("/") else f"{self.folder}/{name}")
+        return quoted(name if name.startswith("/") else f"{self.folder}/{name}")
 
     def rsync_options(self) -> list[str]:
         """Options with which rsync goes over this connection, past a greeting if there is one."""
@@ -357,7 +357,7 @@ def _halves(mark: str) -> str:
 
 
 def _by_hand(ssh: str, target: PushTarget) -> str:
-    return f"{ssh} {shlex.quote(target.bare_host)} "
+    return f"{ssh} {quoted(target.bare_host)} "
 
 
 @contextmanager

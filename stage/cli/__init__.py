@@ -80,11 +80,11 @@ def _pinning(command: Callable[..., None]) -> Callable[..., None]:
 
 _ELSEWHERE = {
     "verify": "stage.cli.verify",
-    "patch": "stage.cli.patch",
-    "apply": "stage.cli.patch",
+    "patch": "stage.cli.transfer",
+    "apply": "stage.cli.transfer",
     "env": "stage.cli.env",
     "serve": "stage.cli.serve",
-    "trace": "stage.cli.trace",
+    "trace": "stage.cli.serve",
     "init": "stage.cli.transfer",
     "push": "stage.cli.transfer",
     "sign": "stage.cli.transfer",
@@ -135,7 +135,7 @@ def lock(manifest: Path, quiet: bool, verbose: bool, **options: Any) -> None:
     """
     check_libraries("stage lock", *TO_FETCH)
     from stage.staging.fetch import lock_manifest
-    from stage.staging.options import FetchOptions
+    from stage.staging.sources.source import FetchOptions
 
     with Reporter(quiet=quiet, verbose=verbose) as reporter:
         lock_manifest(manifest, FetchOptions(**options), reporter)
@@ -185,8 +185,8 @@ def fetch(manifest: Path, bundle: Path, quiet: bool, verbose: bool, **options: A
     """
     check_libraries("stage fetch", *TO_FETCH)
     from stage.staging.fetch import fetch_manifest
-    from stage.staging.options import FetchOptions
-    from stage.staging.store import store_from
+    from stage.staging.sources.source import FetchOptions
+    from stage.staging.working_folder import store_from
 
     asked = FetchOptions(store=store_from(os.environ), **options)  # each option by its own name
     with Reporter(quiet=quiet, verbose=verbose) as reporter:

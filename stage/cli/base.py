@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import click
 
-from stage import terminal
 from stage.errors import (
     IncompleteError,
     StageError,
@@ -26,6 +25,7 @@ from stage.errors import (
     suggest,
 )
 from stage.processes import Ended, ending_signals
+from stage.progress import has_colour, shown
 
 _WHOLE = 1000  # characters of a summary: it is never cut
 
@@ -42,7 +42,7 @@ class Group(click.Group):
 
     def free_space(self, folder: Path) -> str:
         """The remedy for a full disk."""
-        from stage.staging.store import clearing, store_from
+        from stage.staging.working_folder import clearing, store_from
 
         return f"Free space there{clearing(store_from(os.environ), folder)}"
 
@@ -259,12 +259,12 @@ def _leave_at_once(error: StageError) -> NoReturn:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Prints text as a terminal or a file should get it: see `stage.terminal`."""
+    """Prints text as a terminal or a file should get it: see `stage.progress`."""
     stream = sys.stderr if err else sys.stdout
     click.echo(
-        terminal.shown(text, stream, os.environ),
+        shown(text, stream, os.environ),
         err=err,
-        color=terminal.has_colour(stream, os.environ),
+        color=has_colour(stream, os.environ),
     )
 
 

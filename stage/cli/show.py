@@ -1,4 +1,7 @@
-"""What is inside a bundle, as text for people and as JSON for programs."""
+"""What `stage show` and `stage verify` print of a bundle: text for people, JSON for programs.
+
+The words of a verdict are `verifier`'s.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle
-from stage.bundle.receipt import find_damage
-from stage.bundle.signature import check_signature, signed_by
-from stage.bundle.verifier import state_folder
-from stage.errors import quoted
-from stage.files import human_count, human_size
-from stage.lock.model import LockedAsset, LockedEnvironment
+from stage.bundle.bundle import VERIFIER, Bundle, is_known_verifier
+from stage.bundle.receipt import KnownDamage, find_damage, format_findings, record
+from stage.bundle.signature import Trust, check_signature, signed_by
+from stage.bundle.verifier import (
+    HOW,
+    VerificationReport,
+    describe_sound,
+    keep_verdict,
+    state_folder,
+    suggest_fixes,
+)
+from stage.cli.base import say
+from stage.errors import DamageError, UsageError, quoted
+from stage.files import human_count, human_size, is_hex, read_file
+from stage.lock.model import LockedAsset, LockedEnvironment, read_lock
+from stage.progress import Reporter
 
 LARGEST_CARD = 2**20
 """Bytes of a model card that is read."""
@@ -197,3 +209,124 @@ def _asset_json(asset: LockedAsset) -> dict[str, Any]:
         },
         "left_out": len(asset.left_out),
     }
+
+
+def bundle_id_of(text: str | None) -> str | None:
+    """The id that is meant by `--id`.
+
+    Raises:
+        UsageError: neither an id nor a complete lock.
+    """
+    if text is None:
+        return None
+    if is_hex(value := text.removeprefix("sha256:").lower(), 64):
+        return value
+    try:
+        data = read_file(Path(text))
+    except OSError as error:
+        raise UsageError(
+            f"--id {text}: neither an id (64 hex digits) nor a lock that can be read "
+            f"({error.strerror}).",
+            "`stage show` prints the id where the bundle was made; its lock is the x.lock beside "
+            "the manifest.",
+        ) from None
+    lock = read_lock(data, text)
+    if not lock.is_complete:
+        raise UsageError(
+            f"--id {text}: an incomplete lock: no bundle was ever finished with it.",
+            "Give the id of the finished bundle: `stage show BUNDLE` prints it.",
+        )
+    return lock.id
+
+
+def keep_receipt(result: VerificationReport, trust: Trust, state: Path, reporter: Reporter) -> None:
+    """Keeps a receipt, or the record of damage.
+
+    If a signature is demanded and cannot be believed, a sound bundle gets no receipt.
+    """
+    if result.is_another or (result.ok and trust.error is not None):
+        return
+    if why_not := keep_verdict(record, state, result):
+        reporter.note(why_not)
+
+
+def known_damage(result: VerificationReport, state: Path) -> KnownDamage | None:
+    """The damage on record: found now, or by an earlier verification and not repaired since."""
+    was_all_read = result.ok and result.level != "fast"
+    return None if was_all_read or result.is_another else find_damage(state, result.root)
+
+
+def verdict_json(
+    result: VerificationReport, trust: Trust, known: KnownDamage | None
+) -> dict[str, Any]:
+    """What `--json` prints; without `known`, what `--report` writes."""
+    found = result.to_json() | trust.to_json()
+    if result.ok and known is not None:  # found by a verification that read the bytes
+        damage = {"findings": len(known.report.findings), "report": str(known.written)}
+        found["known_damage"] = damage
+    return found
+
+
+def exit_code(result: VerificationReport, trust: Trust, known: KnownDamage | None) -> int:
+    """A missing signature comes before damage: who signed is what was asked."""
+    if trust.error is not None:
+        return trust.error.exit_code
+    return DamageError.exit_code if known is not None else result.exit_code
+
+
+def print_verdict(
+    result: VerificationReport,
+    trust: Trust,
+    report: Path | None,
+    known: KnownDamage | None,
+    *,
+    quiet: bool,
+) -> None:
+    """Prints the verdict, what repairs the bundle, and who signed it.
+
+    Args:
+        report: the file of `--report`.
+        known: the damage on record.
+    """
+    is_signed = trust.signer is not None
+    for line in format_findings(result):
+        say(line)
+    if not result.ok:
+        kept = known.written if known else None
+        _print_damage(result, "", report or kept)
+        if kept is not None:
+            say(f"The report is kept in {kept}", err=True)
+    elif known is not None:  # found by a verification that read the bytes, as `--fast` does not
+        say(f"{result.root}: known to be damaged; {HOW[result.level]}")
+        when = f": {known.describe(time.time())}, and not repaired since"
+        _print_damage(known.report, when, known.written)
+    elif not quiet:
+        count, size = human_count(result.files, "file"), human_size(result.size)
+        for line in describe_sound(result, count, size, is_signed):
+            say(line)
+    if not is_signed and _has_unknown_verifier(result):
+        say(
+            f"{result.root}: this version of airlift does not know its {VERIFIER}: another version "
+            "wrote it, or it was replaced. The bundle id does not cover it: do not run it "
+            "unless the bundle is signed (--signers)",
+            err=True,
+        )
+    if is_signed and not quiet:
+        but = (
+            "" if result.ok else ": the signature is good; what is damaged is not as it was signed"
+        )
+        say(f"signed by {trust.signer}{but}")
+    if trust.error is not None:
+        say(f"error: {trust.error}", err=True)
+
+
+def _print_damage(report: VerificationReport, when: str, written: Path | None) -> None:
+    count = human_count(len(report.findings), "finding")
+    advice = "\n     ".join(suggest_fixes(report, written))
+    say(f"error: {DamageError(f'{report.root}: {count}{when}.', advice)}", err=True)
+
+
+def _has_unknown_verifier(result: VerificationReport) -> bool:
+    return VERIFIER in result.unproven and not is_known_verifier(
+        read_file(result.root / VERIFIER, follow=False)
+    )

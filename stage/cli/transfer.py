@@ -1,4 +1,4 @@
-"""`stage init`, `sign` and `push`: parses and prints, as `stage.cli` does.
+"""`stage init`, `sign`, `push`, `patch` and `apply`: parses and prints, as `stage.cli` does.
 
 `stage.cli` adds them to its group. Each command imports its modules inside itself.
 """
@@ -7,21 +7,28 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import quiet_option, say, silent
+from stage.cli.base import bundle_argument, quiet_option, say, silent
 from stage.errors import DamageError, IncompleteError, UsageError, quoted, suggest, suggest_path
+from stage.files import (
+    check_folder_of,
+    check_new,
+    human_count,
+    human_size,
+    write_atomically,
+    write_new,
+)
+from stage.progress import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stage.carry.push import PushOutcome
-    from stage.hub.lookup import RepositoryLookup
-    from stage.staging.new_manifest import LocalEntry
+    from stage.staging.new_manifest import LocalEntry, RepositoryLookup
 
 _SIZES = "   (its sizes first: --dry-run)"
 
@@ -87,7 +94,6 @@ def init(
     from stage.installation import TO_FETCH, check_libraries
 
     check_libraries("stage init", *TO_FETCH)
-    from stage.files import check_new, write_new
     from stage.staging.new_manifest import (
         ENVIRONMENT,
         LocalEntry,
@@ -134,8 +140,7 @@ def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | Non
     """
     if profile is None:
         return None
-    from stage.environment.spec.profile import Profile
-    from stage.environment.spec.starter import starter
+    from stage.environment.spec.profile import Profile, starter
     from stage.staging.new_manifest import ENVIRONMENT
 
     if not profile.exists():
@@ -166,12 +171,11 @@ def _on_the_hub(
     """The repositories with these names.
 
     Raises:
-        UsageError, IncompleteError: as for `stage.hub.lookup`.
+        UsageError, IncompleteError: as for `stage.staging.new_manifest`.
     """
     if not names:
         return {}
-    from stage.hub.lookup import look_up
-    from stage.progress import Reporter
+    from stage.staging.new_manifest import look_up
     from stage.staging.sources.source import connect
 
     with Reporter(quiet=quiet) as reporter:
@@ -191,7 +195,6 @@ def _on_the_hub(
 
 
 def _write_example(name: str, manifest: Path, quiet: bool) -> None:
-    from stage.files import write_new
 
     folder = Path(__file__).parents[1] / "examples"
     known = sorted(path.stem for path in folder.glob("*.yaml"))
@@ -271,8 +274,6 @@ def push(
     from stage.bundle.verifier import state_folder
     from stage.carry.push import push as push_bundle
     from stage.carry.ssh import PushTarget
-    from stage.files import check_folder_of, write_atomically
-    from stage.progress import Reporter
 
     place = PushTarget.parse(target)
     if report is not None:
@@ -304,14 +305,13 @@ _FIRST = "   (if this is a carried disk, copy the bundle to the cluster first)"
 
 def _print_push(outcome: PushOutcome, bundle: Path) -> None:
     from stage.bundle.bundle import Bundle
-    from stage.files import human_count
 
     repaired = f", {human_count(outcome.repaired, 'file')} repaired" if outcome.repaired else ""
     say(f"{outcome.target}: sound there, every byte (by {outcome.verified_with}){repaired}")
     say(f"bundle id {outcome.bundle_id}")
     host = outcome.target.host
     there, first = (f"on {host}: ", "") if host else ("", _FIRST)
-    folder = shlex.quote(outcome.target.folder)
+    folder = quoted(outcome.target.folder)
     assets = Bundle.open(bundle).lock.assets.values()
     environments = [asset.folder for asset in assets if asset.kind == "environment"]
     activate = ""
@@ -324,10 +324,99 @@ def _damaged_there(
     outcome: PushOutcome, bundle: Path, report: Path | None, ssh: str
 ) -> DamageError:
     from stage.carry.push import suggest_repairs
-    from stage.files import human_count
 
     findings = human_count(len(outcome.report["findings"]), "finding")
     what_to_do = suggest_repairs(outcome, bundle, report or Path("FILE"), ssh)
     return DamageError(
         f"{outcome.target}: {findings}, written to {report}.", "\n     ".join(what_to_do)
     )
+
+
+@click.command()
+@bundle_argument
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Repair the damage in a report of `verify --report`.",
+)
+@click.option(
+    "--since",
+    type=click.Path(path_type=Path),
+    metavar="OLD.lock",
+    help="Turn the bundle of that lock into BUNDLE: carry what is new and changed.",
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="PATCH",
+    help="A new folder.",
+)
+@quiet_option
+def patch(
+    bundle: Path,
+    report: Path | None,
+    since: Path | None,
+    output: Path,
+    quiet: bool,
+) -> None:
+    """Write what another copy of BUNDLE needs to a small folder.
+
+    `stage apply` puts it in place. The patch has whole files: those that are damaged, missing or
+    new. What the older bundle has under another name is not in it.
+
+    \b
+    Examples:
+      stage patch bundle --report damage.json -o patch
+      stage patch bundle --since old.lock -o patch
+    """
+    from stage.bundle.receipt import read_report
+    from stage.carry.patch import patch_damage, patch_since
+
+    with Reporter(quiet=quiet) as reporter:
+        if report is not None and since is None:
+            outcome = patch_damage(bundle, read_report(report), output, reporter)
+        elif since is not None and report is None:
+            outcome = patch_since(bundle, since, output, reporter)
+        else:
+            raise UsageError("Give one of --report and --since.", "stage patch --help")
+    for path in outcome.left:
+        say(f"not repaired: {path} is not of the bundle: move it out of the copy", err=True)
+    if not quiet:
+        files = f"{human_count(outcome.files, 'file')}, {human_size(outcome.size)}"
+        say(f"{output}: {files}, and the files beside the payload")
+        say(
+            f"next: carry {output} to the other bundle, then there: "
+            f"stage apply BUNDLE {output.name}"
+        )
+
+
+@click.command()
+@bundle_argument
+@click.argument("patch_folder", type=click.Path(path_type=Path), metavar="PATCH")
+@quiet_option
+def apply(bundle: Path, patch_folder: Path, quiet: bool) -> None:
+    """Apply a patch to BUNDLE, and verify every byte.
+
+    PATCH is the folder that `stage patch -o` wrote. It is checked first, and each file is put in
+    place whole. Run it again after an interruption.
+
+    \b
+    Example:
+      stage apply bundle patch
+    """
+    from stage.carry.patch import apply as apply_patch
+
+    with Reporter(quiet=quiet) as reporter:
+        outcome = apply_patch(bundle, patch_folder, reporter)
+    if not quiet:
+        changed = human_count(len(outcome.changed) + len(outcome.beside), "file")
+        beside = f" ({len(outcome.beside)} of them beside the payload)" if outcome.beside else ""
+        removed = human_count(len(outcome.removed), "file")
+        say(
+            f"{bundle}: sound: {changed} put in place{beside}, {removed} removed, "
+            "every byte verified"
+        )
+        say(f"bundle id {outcome.bundle_id}")

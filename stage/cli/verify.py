@@ -85,10 +85,18 @@ def verify(
       stage verify bundle --report damage.json # for stage patch
       stage verify bundle --failed paths       # for rsync --files-from
     """
+    from stage.bundle.bundle import check_outputs, verify_shown
     from stage.bundle.signature import Trust
-    from stage.bundle.verifier import state_folder
-    from stage.bundle.verifier_adapter import check_outputs, verify_shown
-    from stage.cli import verdict
+    from stage.bundle.verifier import state_folder, write_lists
+    from stage.cli.show import (
+        bundle_id_of,
+        exit_code,
+        keep_receipt,
+        known_damage,
+        print_verdict,
+        verdict_json,
+    )
+    from stage.files import write_atomically
     from stage.progress import Reporter
 
     if deep and fast:
@@ -100,7 +108,7 @@ def verify(
         from stage.installation import check_libraries
 
         check_libraries("--deep", "pyarrow")
-    bundle_id = verdict.bundle_id_of(id_text)
+    bundle_id = bundle_id_of(id_text)
     check_outputs(bundle, {"--report": report, "--failed": failed})
     state = state_folder(os.environ)
     with Reporter(quiet=quiet or as_json) as reporter:
@@ -119,14 +127,16 @@ def verify(
 
             result = verify_deep(result, reporter)
         trust = trust.with_findings(bundle, result.findings)
-        verdict.keep(result, trust, state, reporter)
-    known = verdict.known_damage(result, state)
-    written = verdict.write_files(result, trust, report, failed)
+        keep_receipt(result, trust, state, reporter)
+    known = known_damage(result, state)
+    written = list(
+        write_lists(result, verdict_json(result, trust, None), report, failed, write_atomically)
+    )
     if as_json:
-        print_json(verdict.document(result, trust, known))
+        print_json(verdict_json(result, trust, known))
     else:
-        verdict.show(result, trust, report, known, quiet=quiet)
+        print_verdict(result, trust, report, known, quiet=quiet)
         for line in () if quiet and result.ok else written:
             say(line, err=True)
-    if code := verdict.exit_code(result, trust, known):
+    if code := exit_code(result, trust, known):
         sys.exit(code)

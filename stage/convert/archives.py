@@ -28,7 +28,7 @@ from typing import IO, Any, NamedTuple, cast
 from stage.errors import DamageError, PolicyError, UsageError
 from stage.files import human_size, is_pointer
 from stage.paths import check_collisions, check_path, check_paths, printable
-from stage.text import entry_name
+from stage.text import likely_encoding
 
 _RATIO_COUNTS_ABOVE = 64 * 2**20  # bytes: a small file of zeros is not a bomb
 _MAX_HEADER = 1 << 20  # bytes of a tar extension header (long names, pax): tarfile reads it whole
@@ -259,7 +259,7 @@ class _Archive:
         if not entry.flag_bits & _UTF8_FLAG and not name.isascii():
             raw = name.encode("cp437")
             likely = raw if entry.create_system == _UNIX else b""
-            name = entry_name(_unicode_path(entry.extra, raw) or likely, raw, _UNZIP)
+            name = _entry_name(_unicode_path(entry.extra, raw) or likely, raw, _UNZIP)
         if "\0" in name:  # zipfile would cut the name there
             raise self._refused(name, "a name with a zero byte")
         return name
@@ -293,8 +293,32 @@ class _Archive:
             name = name[2:]
         if any("\udc80" <= character <= "\udcff" for character in name):  # not UTF-8
             raw = name.encode("utf-8", "surrogateescape")
-            name = entry_name(b"", raw, _UNTAR)
+            name = _entry_name(b"", raw, _UNTAR)
         return name
+
+
+def _entry_name(stated: bytes, raw: bytes, command: str) -> str:
+    """The name of an entry of an archive, as text.
+
+    Args:
+        stated: the name in an encoding that should be UTF-8; empty where none is stated.
+        raw: the bytes of the name in the archive.
+        command: unpacks the archive in a given encoding (`{}`).
+
+    Raises:
+        PolicyError: the encoding is not known; names the likely one.
+    """
+    try:
+        if stated:
+            return stated.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    encoding = likely_encoding(raw) or "GB18030"
+    name = printable(raw.decode(encoding, "replace"))
+    raise PolicyError(
+        f"the archive does not say in which encoding its names are (in {encoding}, one is {name}).",
+        f"Unpack it yourself and name the folder with `path:`: {command.format(encoding)}",
+    )
 
 
 def _unicode_path(extra: bytes, raw: bytes) -> bytes:

@@ -65,7 +65,7 @@ def convert(
     """Converts files to parquet, `target/<split>-00000-of-0000N.parquet`.
 
     Args:
-        how: one of `stage.lock.requests.CONVERSIONS`.
+        how: one of `stage.lock.manifest.CONVERSIONS`.
         files: relative POSIX path -> the file.
         splits_of: returns the splits, by the names of files; not used for `cifar`.
         target: a new folder.
@@ -99,7 +99,7 @@ def convert_splits(
     Raises:
         StageError: as for `convert`.
     """
-    from stage.convert import cifar, images, readers
+    from stage.convert import images, readers
 
     target.mkdir(parents=True)
     for path, count in Counter(path for paths in splits.values() for path in paths).items():
@@ -107,7 +107,7 @@ def convert_splits(
             both = " and ".join(split for split in splits if path in splits[split])
             note(f"{path} is in {both}, as with `load_dataset`: its rows are in each")
     if how == "cifar":
-        return _write(how, cifar.splits(files), target)
+        return _write(how, images.cifar_parts(files), target)
     with TemporaryDirectory(dir=target, prefix="cells-") as scratch:
         if how == "imagefolder":
             return _write(how, images.parts(files, splits, Path(scratch)), target)
@@ -140,7 +140,7 @@ def chosen(how: str, files: Collection[str]) -> list[str]:
     """The files of a format, by their suffixes. A single file is accepted with any suffix.
 
     Args:
-        how: one of `stage.lock.requests.CONVERSIONS`.
+        how: one of `stage.lock.manifest.CONVERSIONS`.
         files: relative POSIX paths.
 
     Raises:
@@ -152,7 +152,7 @@ def chosen(how: str, files: Collection[str]) -> list[str]:
             "Remove `convert`: a model is taken as it is.",
         )
     visible = [path for path in sorted(files) if not is_skipped(path)]
-    if how == "cifar":  # `cifar.splits` finds its files by their names
+    if how == "cifar":  # `images.cifar_parts` finds its files by their names
         return sorted(files)
     if how == "imagefolder":
         return [

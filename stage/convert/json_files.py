@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from stage.convert.text_files import MAX_LINE, NotReadable, check_text, open_text
 from stage.files import human_size
-from stage.strict_json import Ambiguous, each_key_once, held
+from stage.lock.document import Ambiguous, each_key_once, held
 
 _ROWS = 5_000  # per batch
 _READ = 1 << 20

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from stage.errors import DamageError, PolicyError, StageError, UsageError, shortage
 from stage.installation import install_command
-from stage.sandbox import check_memory, child, close_network
+from stage.sandbox import ask_child, check_memory, close_network, last_words
 
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -42,16 +41,11 @@ def convert_pickles(pickles: Mapping[str, Path], out: Path) -> dict[str, str]:
     for name in names.values():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
     work = [[path, str(pickles[path]), str(out / name)] for path, name in names.items()]
-    command, environment = child("stage.convert.pickled_weights")
-    done = subprocess.run(
-        command, input=json.dumps(work), capture_output=True, text=True, env=environment
-    )
-    answer = _answer(done.stdout)
-    if answer is None:
-        check_memory(done.returncode, done.stderr, "its pickles could not be converted")
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    answer, done = ask_child("stage.convert.pickled_weights", json.dumps(work))
+    if not isinstance(answer, dict):  # torch prints a line of its own before it is killed
+        check_memory(done, "its pickles could not be converted")
         raise DamageError(
-            f"the process that converts pickles ended early: {last}.",
+            f"the process that converts pickles ended early: {last_words(done)}.",
             "Often the memory was not enough: `free -h` shows it. Then run the same command again.",
         )
     if "error" in answer:
@@ -88,14 +82,6 @@ def _write_indexes(
             json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8"
         )
     return origins
-
-
-def _answer(text: str) -> dict[str, Any] | None:
-    try:
-        answer = json.loads(text.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return None
-    return answer if isinstance(answer, dict) else None
 
 
 def _main() -> None:

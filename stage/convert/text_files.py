@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import codecs
 import io
-import shlex
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
+from stage.errors import quoted
 from stage.files import human_size
 from stage.text import KNOWN, likely_encoding
 
@@ -66,9 +66,9 @@ def to_utf8(file: Path, encoding: str) -> str:
     name = file.name
     ending = next((ending for ending in _UNPACKERS if name.lower().endswith(ending)), "")
     convert = f"iconv -f {encoding} -t UTF-8"
-    quoted = shlex.quote(str(file))
-    new = shlex.quote(str(file.with_name(f"utf8-{name.removesuffix(ending)}")))
-    command = f"{_UNPACKERS[ending]} {quoted} | {convert}" if ending else f"{convert} {quoted}"
+    old = quoted(file)
+    new = quoted(file.with_name(f"utf8-{name.removesuffix(ending)}"))
+    command = f"{_UNPACKERS[ending]} {old} | {convert}" if ending else f"{convert} {old}"
     where = "" if file.parent.name else "in its folder; "
     return (
         f"{command} > {new}   # {where}then `path:` to that; if the encoding is another, correct it"

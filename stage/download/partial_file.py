@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from stage.digests import PIECE, Digest, Digester, Expected, FileDigests, MismatchError, feed
 from stage.errors import DamageError
+from stage.files import PIECE, Digest, Digester, Expected, FileDigests, MismatchError, feed
 from stage.paths import PARTIAL_SUFFIX
 
 # Bytes per write. 2 GiB took 0.5 s of CPU in writes of 64 to 512 KiB, and 1 to 4 s in writes of

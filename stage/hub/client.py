@@ -1,33 +1,321 @@
 """A Hub's API: a repository and a revision become a commit, a listing, and the files' addresses.
 
-The requests (`api`) go over our own connections, which have a time limit, the site's certificates
-and proxies; our retries are around them (docs/adr/0003).
+huggingface_hub reads the answers and knows the classes of errors. It sends nothing itself: it has
+one HTTP client for the whole process, which belongs to the program that calls `stage` (a notebook).
+So the requests (`HubApi`) go over our own connections, which have a time limit, the site's
+certificates and proxies; our retries are around them (docs/adr/0003).
+
+`HubErrors` makes errors of a Hub's refusals: the asset, the reason and the next step. Where two
+causes give the same class of huggingface_hub, one more request to the Hub decides.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from huggingface_hub import RepoFile, constants, get_token, is_offline_mode
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+import httpx2
+from huggingface_hub import (
+    DatasetInfo,
+    ModelInfo,
+    RepoFile,
+    SpaceInfo,
+    constants,
+    get_token,
+    is_offline_mode,
+)
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-exports without `as`
+    hf_raise_for_status,
+    validate_repo_id,
+)
 
-from stage.digests import Digest, Expected, is_hex
-from stage.download.downloader import Downloader
-from stage.download.request import Download
-from stage.errors import IncompleteError, UsageError, without_secrets
-from stage.files import MAX_NUMBER, human_size
-from stage.hub.api import HubApi
+from stage.download.downloader import Download, Downloader
+from stage.download.http import AttemptFailed, Connections, check_status, origin_of
+from stage.errors import IncompleteError, StageError, UsageError, suggest, without_secrets
+from stage.files import MAX_NUMBER, Digest, Expected, human_size, is_hex
 from stage.hub.model_files import RemoteFile
-from stage.hub.refusals import DEFAULT_ENDPOINT, MALFORMED, HubErrors
-from stage.lock.licences import stated
+from stage.lock.model import stated
 from stage.paths import printable, problem_with_address
+from stage.version import __version__
+
+MAX_ANSWER = 128 * 2**20  # bytes, unpacked: the names and digests of half a million files
+MAX_REQUESTS = 5_000  # per client: pages of a thousand files
+_PIECE = 2**16  # bytes read at a time: deflate makes at most a thousand times as many of them
+_ABOUT_THE_BODY = ("content-encoding", "content-length", "transfer-encoding")
+
+RepositoryInfo = ModelInfo | DatasetInfo | SpaceInfo
+_INFOS: dict[str, type[RepositoryInfo]] = {
+    "model": ModelInfo,
+    "dataset": DatasetInfo,
+    "space": SpaceInfo,
+}
+
+
+class _Transport(httpx2.BaseTransport):
+    """Sends the requests over our connections, and bounds their answers.
+
+    Args:
+        endpoint: the only origin that gets the token: the server may redirect anywhere.
+    """
+
+    def __init__(self, endpoint: str, connections: Connections) -> None:
+        self._endpoint, self._connections = endpoint, connections
+        self._sent = 0
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Sends a request without a body.
+
+        Raises:
+            AttemptFailed: no answer, or the server is busy.
+            IncompleteError: no trusted TLS connection.
+            UsageError: the environment names a proxy that cannot be used.
+            ValueError: an address or an answer that no Hub gives.
+        """
+        url, headers = str(request.url), {**request.headers, "accept-encoding": "gzip"}
+        self._sent += 1
+        if problem := problem_with_address(url):
+            raise ValueError(f"{url[:200]!a}: {problem}")
+        if self._sent > MAX_REQUESTS:
+            raise ValueError(f"more than {MAX_REQUESTS} requests")
+        if origin_of(url) != origin_of(self._endpoint):
+            headers.pop("authorization", None)
+        with (
+            self._connections.errors(without_secrets(self._endpoint), self._endpoint, url),
+            closing(self._connections.request(request.method, url, headers)) as response,
+        ):
+            check_status(response.status, response.headers)
+            if response.headers.get("Content-Encoding", "gzip") not in ("gzip", "identity"):
+                raise ValueError("an answer compressed in an unknown way")
+            body = bytearray()
+            for piece in response.stream(_PIECE, decode_content=True):
+                body += piece
+                if len(body) > MAX_ANSWER:
+                    raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
+        kept = [(k, v) for k, v in response.headers.items() if k.lower() not in _ABOUT_THE_BODY]
+        return httpx2.Response(response.status, headers=kept, content=bytes(body), request=request)
+
+
+class HubApi:
+    """The questions to one Hub.
+
+    All methods raise what `_Transport.handle_request` raises, `HfHubHTTPError` where the Hub
+    refuses, `HFValidationError` for an id that no repository can have, and one of
+    `stage.hub.client.MALFORMED` for an answer that no Hub gives.
+
+    Args:
+        endpoint: the address of the Hub, without a slash at its end.
+        token: sent to the endpoint's own origin only.
+    """
+
+    def __init__(self, endpoint: str, token: str | None, connections: Connections) -> None:
+        self._endpoint = endpoint
+        headers = {"User-Agent": f"airlift/{__version__}"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx2.Client(
+            transport=_Transport(endpoint, connections), headers=headers, follow_redirects=True
+        )
+
+    def info(self, kind: str, id: str, revision: str) -> RepositoryInfo:
+        """What the Hub states about a repository (`model`, `dataset`, `space`) at a revision."""
+        answer = self._ask(kind, id, f"/revision/{quote(revision, safe='')}")
+        return _INFOS[kind](**answer.json())
+
+    def exists(self, kind: str, id: str) -> bool:
+        """Whether there is such a repository for this user, with or without access to its files."""
+        try:
+            self._ask(kind, id)
+        except RepositoryNotFoundError as error:
+            return isinstance(error, GatedRepoError)
+        return True
+
+    def revisions(self, kind: str, id: str) -> list[str]:
+        """The branches, then the tags of a repository."""
+        refs = self._ask(kind, id, "/refs").json()
+        return [ref["name"] for ref in [*refs["branches"], *refs["tags"]]]
+
+    def files(self, kind: str, id: str, commit: str) -> Iterator[RepoFile]:
+        """The files of a repository at a commit, with one request per thousand files.
+
+        A page names the next one by an address. Only its query is taken: a mirror may pass on the
+        Hub's own address, which this machine need not reach.
+        """
+        query: httpx2.QueryParams | None = httpx2.QueryParams(recursive=True, expand=False)
+        while query is not None:
+            page = self._ask(kind, id, f"/tree/{commit}", query)
+            for entry in page.json():
+                if entry["type"] == "file":
+                    yield RepoFile(**entry)  # type: ignore[no-untyped-call]
+            following = page.links.get("next", {}).get("url")
+            query = httpx2.URL(following).params if following else None
+
+    def _ask(
+        self, kind: str, id: str, path: str = "", query: httpx2.QueryParams | None = None
+    ) -> httpx2.Response:
+        validate_repo_id(id)
+        answer = self._client.get(f"{self._endpoint}/api/{kind}s/{id}{path}", params=query)
+        hf_raise_for_status(answer)
+        return answer
+
+
+# What huggingface_hub raises on a malformed answer.
+MALFORMED = (
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+LOG_IN = "run `hf auth login`, or set HF_TOKEN."
+CHECK_NAME = f"Check the spelling (org/name). For a private one give a token: {LOG_IN}"
+
+
+class RefusedToken(UsageError):
+    """The Hub does not know the token, so it answers nothing: of public repositories neither."""
+
+
+class HubErrors:
+    """Makes the errors of one Hub, for one user.
+
+    Args:
+        name: the Hub's address, for messages.
+        has_token: whether requests carry a token.
+        api: asks the Hub once more.
+    """
+
+    def __init__(self, name: str, has_token: bool, api: HubApi) -> None:
+        self._name, self._has_token, self._api = name, has_token, api
+
+    def api_error(
+        self,
+        what: str,
+        kind: str,
+        id: str,
+        revision: str,
+        error: HFValidationError | HfHubHTTPError,
+    ) -> StageError:
+        """The error of a failed API request that a retry does not fix.
+
+        Args:
+            what: the asset's name in messages.
+        """
+        if isinstance(error, HFValidationError):
+            return UsageError(
+                f"{what}: `{id}` is not the name of a repository: {error}",
+                "Check the spelling (org/name).",
+            )
+        status, headers = error.response.status_code, error.response.headers
+        if status == 401 and self._has_token:
+            return self._refused_token(what)
+        match error:
+            case GatedRepoError():
+                return self._gated(what, kind, id)
+            case RevisionNotFoundError():
+                return self._no_revision(what, kind, id, revision)
+            case DisabledRepoError():
+                return UsageError(
+                    f"{what}: the {kind} {id} was disabled by the Hub.", "Use another repository."
+                )
+        if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+            return self._not_found(what, kind, id)
+        # A Hub answers in JSON, or names its error in a header.
+        if "html" in headers.get("Content-Type", "").lower() and "X-Error-Code" not in headers:
+            return IncompleteError(
+                f"{what}: {self._name} does not answer as a Hub: HTTP {status}, a web page.",
+                f"Give the address of a Hub or of a mirror: --endpoint {DEFAULT_ENDPOINT}",
+            )
+        return IncompleteError(
+            f"{what}: {self._name} answered: {str(error).strip().splitlines()[0]}",
+            "Try again, or another --endpoint.",
+        )
+
+    def file_error(
+        self, what: str, kind: str, id: str, path: str, status: int, code: str | None
+    ) -> StageError:
+        """The error of a refused file whose repository could be listed."""
+        if status == 401 and self._has_token:
+            return self._refused_token(what)
+        if status in (401, 403) and code not in ("RepoNotFound", "RevisionNotFound"):
+            return self._gated(what, kind, id)
+        if status in (401, 403, 404):
+            return UsageError(
+                f"{what}: {path} of {id} is not there any more (HTTP {status}).",
+                "Its commit may have been deleted: "
+                "run again with --update ASSET to take the repository's current commit.",
+            )
+        return IncompleteError(
+            f"{what}: HTTP {status} from {self._name}.", "Try again, or another --endpoint."
+        )
+
+    def _refused_token(self, what: str) -> RefusedToken:
+        names = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
+        drop = f"unset {' '.join(names)}" if names else "hf auth logout"
+        return RefusedToken(
+            f"{what}: {self._name} refuses your token (HTTP 401): it is mistyped, or has expired.",
+            f"Public repositories need none: {drop}. For others, a new one: {LOG_IN}",
+        )
+
+    def _gated(self, what: str, kind: str, id: str) -> StageError:
+        if self._has_token:
+            return UsageError(
+                f"{what}: the {kind} {id} is gated, and the account of your token has no access.",
+                f"Accept its terms at {_page(kind, id)} with that account; then run again.",
+            )
+        return UsageError(
+            f"{what}: the {kind} {id} is gated: it needs an account that accepted its terms.",
+            f"Accept them at {_page(kind, id)}, then give a token: {LOG_IN}",
+        )
+
+    def _not_found(self, what: str, kind: str, id: str) -> StageError:
+        seen = "with your token" if self._has_token else "without a token"
+        other = "dataset" if kind == "model" else "model"
+        try:
+            exists = self._api.exists(other, id)
+        except (AttemptFailed, IncompleteError, *MALFORMED):
+            exists = False
+        if exists:
+            return UsageError(
+                f"{what}: `{id}` is a {other}, not a {kind}.", f"Write `{other}: {id}`."
+            )
+        return UsageError(
+            f"{what}: {self._name} shows no {kind} `{id}` {seen}: it does not exist or is private.",
+            CHECK_NAME,
+        )
+
+    def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
+        try:
+            names = self._api.revisions(kind, id)
+        except (AttemptFailed, IncompleteError, *MALFORMED):
+            names = []
+        hint = f"It has: {', '.join(names[:12])}." if names else f"See {_page(kind, id)}/refs."
+        return UsageError(
+            f"{what}: the {kind} {id} has no revision `{revision}`.",
+            suggest(revision, names, hint),
+        )
+
+
+def _page(kind: str, id: str) -> str:
+    return f"{DEFAULT_ENDPOINT}/{'' if kind == 'model' else f'{kind}s/'}{id}"
+
 
 MAX_FILES = 1_000_000  # per repository: ten times what the Hub advises
 MAX_CONFIG = 32 * 2**20  # bytes: ten times the largest known tokenizer config

@@ -2,7 +2,7 @@
 
 For a config, published parquet comes first; else the Hub's own conversion on
 `refs/convert/parquet`; else the published files (CSV, JSON, text, Arrow, images), which
-`stage.staging.build` converts to parquet.
+`stage.staging.sources.source` converts to parquet.
 Rows and schema are known only after the download: `fetch` reads them and completes the lock.
 """
 
@@ -23,6 +23,7 @@ from stage.hub.model_files import (
     locked_file,
     select_by_patterns,
 )
+from stage.lock.manifest import DatasetRequest, as_lock_request, way_without
 from stage.lock.model import (
     CARD,
     Code,
@@ -34,7 +35,6 @@ from stage.lock.model import (
     Part,
     Source,
 )
-from stage.lock.requests import DatasetRequest, as_lock_request, way_without
 from stage.paths import check_path, is_split_name, printable, problem_with_path
 from stage.progress import Reporter
 

@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from stage.digests import Expected
 from stage.errors import PolicyError, UsageError, join_errors
-from stage.files import join_limited
+from stage.files import Expected, join_limited
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, Ingredient, LeftOut, LockedFile
 from stage.paths import printable
 

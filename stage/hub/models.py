@@ -1,35 +1,288 @@
-"""Resolves a model request: the files of a repository at a commit, in one weight format.
+"""Resolves a model or a metric: the files of a repository at a commit, and code that they name.
 
-Each file has the Hub's evidence. The configs among the files name more: the base model of an
-adapter (adapter_config.json of peft), and Python code, which a bundle contains only with
-permission of the manifest (docs/adr/0004).
+Each file has the Hub's evidence. The configs of a model name more: the base model of an adapter
+(adapter_config.json of peft), and Python code, which a bundle contains only with permission of the
+manifest (docs/adr/0004). A metric of `evaluate` is such code.
+
+`auto_map` in config.json, tokenizer_config.json and the processors' configs, `custom_pipelines`,
+and module types in sentence-transformers' modules.json name classes as `module.Class`, or as
+`org/repo--module.Class` for code of another repository. transformers reads the first kind from the
+model's own folder and the second from the Hub. So a bundle contains the modules of both kinds with
+all that they import, each pinned by commit, and its configs name them as local. Of a metric's Space
+`evaluate` reads `<name>.py` and the modules that it imports from its folder; the rest of a Space is
+its web page.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import posixpath
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from stage.errors import UsageError, about
-from stage.hub.client import Hub
+from stage.errors import PolicyError, UsageError, about
+from stage.hub.client import DEFAULT_ENDPOINT, Hub, Repository
 from stage.hub.model_files import (
+    RemoteFile,
     ingredient_of,
+    is_document,
     locked_file,
     select_by_patterns,
     select_model,
     select_tokenizer,
+    why_left,
 )
-from stage.hub.remote_code import (
-    find_code,
-    made_local,
-    may_name_code,
-    needed_references,
-    references,
-)
-from stage.lock.model import Base, Code, LockedAsset, Source
-from stage.lock.requests import ModelRequest, as_lock_request, way_without
-from stage.paths import check_path
+from stage.lock.manifest import MetricRequest, ModelRequest, as_lock_request, way_without
+from stage.lock.model import Base, Code, LeftOut, LockedAsset, Source
+from stage.paths import check_path, printable
 from stage.progress import Reporter
+
+_CONFIGS = re.compile(
+    r"(.*/)?(config|tokenizer_config|processor_config|preprocessor_config|"
+    r"video_preprocessor_config|modules)\.json"
+)
+_REFERENCE = re.compile(
+    r"(?:(?P<repository>[\w.-]+(?:/[\w.-]+)?)--)?(?P<module>[\w/.-]+)\.(?P<name>\w+)"
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A class that a config names.
+
+    Attributes:
+        config: the file that names it.
+        role: the class it is loaded as (`AutoModel`, `AutoTokenizer`, ...).
+        repository: the other repository that has its code; None: the model's own.
+        path: of its module in that repository.
+        name: of the class.
+    """
+
+    config: str
+    role: str
+    repository: str | None
+    path: str
+    name: str
+
+    @property
+    def target(self) -> str:
+        """The module's path below the asset.
+
+        Code of another repository is placed beside the config that names it.
+        """
+        return (
+            posixpath.join(posixpath.dirname(self.config), self.path)
+            if self.repository
+            else self.path
+        )
+
+    def __str__(self) -> str:
+        return f"{self.path.removesuffix('.py').replace('/', '.')}.{self.name}"
+
+
+def may_name_code(path: str) -> bool:
+    """Whether libraries read class names from this file of a model repository."""
+    return _CONFIGS.fullmatch(path) is not None
+
+
+def references(path: str, text: bytes) -> list[Reference]:
+    """The classes that a config names; none if it is not JSON (the load test reports that)."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    found = []
+    for role, value in _named(document):
+        match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if match and not value.startswith("sentence_transformers."):
+            folder = "" if match["repository"] else posixpath.dirname(path)
+            module = posixpath.join(folder, f"{match['module']}.py")
+            found.append(Reference(path, role, match["repository"], module, match["name"]))
+    return found
+
+
+def _named(document: Any) -> Iterator[tuple[str, Any]]:
+    """(role, class reference) of every class that a config names."""
+    if isinstance(document, list):  # modules.json
+        for module in document:
+            if isinstance(module, dict):
+                yield "a module of sentence-transformers", module.get("type")
+        return
+    for key, value in document.items() if isinstance(document, dict) else ():
+        if key == "auto_map":
+            # Older tokenizers have the classes without a role.
+            roles = value if isinstance(value, dict) else {"AutoTokenizer": value}
+            for role, classes in roles.items():
+                for item in classes if isinstance(classes, list) else [classes]:
+                    yield role, item
+        elif key == "impl":  # below `custom_pipelines`
+            yield "a pipeline", value
+        elif isinstance(value, dict):
+            yield from _named(value)
+
+
+def relative_imports(source: bytes) -> set[str]:
+    """Modules of its own folder that a module imports: `from .x import y`, `from . import x`.
+
+    Imports inside functions count too.
+
+    Raises:
+        SyntaxError, ValueError: the source is not Python.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names |= (
+                {node.module.replace(".", "/")}
+                if node.module
+                else {alias.name for alias in node.names}
+            )
+    return names
+
+
+def made_local(path: str, text: bytes) -> bytes:
+    """A config with its references to other repositories made local; other bytes stay.
+
+    Args:
+        path: the config's path in the repository.
+    """
+    for reference in references(path, text):
+        if reference.repository:
+            local = f"{reference.path.removesuffix('.py')}.{reference.name}"
+            for slash in ("/", "\\/"):  # JSON allows both
+                foreign = f"{reference.repository}--{local}".replace("/", slash)
+                text = text.replace(f'"{foreign}"'.encode(), f'"{local}"'.encode())
+    return text
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """A module, the repository it comes from, and its path below the asset (`target`)."""
+
+    repository: Repository
+    file: RemoteFile
+    target: str
+
+
+def needed_references(
+    request: ModelRequest,
+    repository: Repository,
+    listing: Mapping[str, RemoteFile],
+    found: Iterable[Reference],
+    reporter: Reporter,
+    what: str,
+) -> list[Reference]:
+    """The classes that will be loaded from code, of all that the configs name.
+
+    Omitted are classes whose module the manifest's patterns exclude, and classes of the repository
+    itself without a file: they belong to an installed package, or the repository is a copy
+    without code.
+
+    Raises:
+        PolicyError: there are some, and the manifest does not allow code.
+    """
+    roles = {"AutoTokenizer", "AutoConfig"} if request.allow_code else {"AutoTokenizer"}
+    needed = []
+    for reference in found:
+        if not reference.repository and reference.path not in listing:
+            reporter.detail(
+                f"{what}: {reference.config} names {reference}, "
+                f"but {repository.id} has no file for it"
+            )
+        elif request.tokenizer_only and reference.role not in roles:
+            continue
+        elif why_left(reference.path, request.include, request.exclude):
+            reporter.note(
+                f"{what}: goes without its code {reference} ({reference.role}), "
+                "as the manifest says"
+            )
+        else:
+            needed.append(reference)
+    if needed and not request.allow_code:
+        first = needed[0]
+        id = first.repository or repository.id
+        revision = "main" if first.repository else repository.commit
+        source = f"of {id}" if id == repository.id else f"of another repository, {id}"
+        more = f" (and {len(needed) - 1} more such classes)" if len(needed) > 1 else ""
+        without = (
+            " If transformers has this kind of model built in, exclude the code: "
+            '`exclude: ["*.py"]`.'
+        )
+        raise PolicyError(
+            f"{what}: loading it runs Python code {source}: "
+            f"{first.config} names the class {first} ({first.role}){more}.",
+            f"Read that code ({DEFAULT_ENDPOINT}/{id}/tree/{revision}); if it may run on your "
+            f"cluster: `allow_code: true`.{'' if request.tokenizer_only else without}",
+        )
+    return needed
+
+
+def find_code(
+    references: Sequence[Reference],
+    repository: Repository,
+    listing: Mapping[str, RemoteFile],
+    hub: Hub,
+    what: str,
+    tokenizer_only: bool,
+) -> list[CodeFile]:
+    """The modules of these classes and all modules that they import from their folders.
+
+    Each repository is pinned to its current commit.
+
+    Args:
+        tokenizer_only: the entry has no `exclude`, so no message advises it.
+
+    Raises:
+        UsageError: a repository or module does not exist or is not Python, or two different
+            modules have the same path in the bundle.
+    """
+    without = "" if tokenizer_only else '; or exclude the code: `exclude: ["*.py"]`'
+    listings = {repository.id: (repository, listing)}
+    found: dict[str, CodeFile] = {}
+    for reference in references:
+        id = reference.repository or repository.id
+        if id not in listings:
+            other = hub.repository(f"{what}: code for {reference}", "model", id, "main")
+            listings[id] = other, hub.files(what, other)
+        source, files = listings[id]
+        waiting = [(reference.path, reference.target)]
+        while waiting:
+            path, target = waiting.pop()
+            if path not in files:
+                raise UsageError(
+                    f"{what}: {reference.config} names {reference} of {id}, "
+                    f"which has no {printable(path)}.",
+                    f"Try another revision{without}.",
+                )
+            if same := found.get(target):
+                if same.file.upstream != files[path].upstream:
+                    raise UsageError(
+                        f"{what}: {printable(target)} of {same.repository.id} and "
+                        f"{printable(path)} of {id} are different files, and both need the same "
+                        "path in the bundle.",
+                        f"Ask its author to use one of them{without}.",
+                    )
+                continue
+            found[target] = CodeFile(source, files[path], target)
+            text = hub.read(source, files[path], what)
+            folder, beside = posixpath.dirname(path), posixpath.dirname(target)
+            for module in _imported(text, f"{what}: {printable(path)} of {id}"):
+                if posixpath.join(folder, module) in files:
+                    waiting.append((posixpath.join(folder, module), posixpath.join(beside, module)))
+    return list(found.values())
+
+
+def _imported(text: bytes, where: str) -> list[str]:
+    """The files beside a module that it may import."""
+    try:
+        names = sorted(relative_imports(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{where}: not Python: {error}.", "Try another revision.") from None
+    return [file for name in names for file in (f"{name}.py", f"{name}/__init__.py")]
+
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -141,3 +394,98 @@ def base_of(text: bytes) -> tuple[Base | None, str | None]:
         return None, name
     revision = config.get("revision")
     return Base(name, revision if isinstance(revision, str) and revision else "main"), None
+
+
+OWNERS = ("evaluate-metric", "evaluate-comparison", "evaluate-measurement")
+"""The owners of the Spaces that `evaluate` asks for a name without an owner, in its order."""
+REQUIREMENTS = "requirements.txt"
+_GIVE_THE_NAME = "Give the name that your script gives to evaluate.load(...)."
+_FROM_ELSEWHERE = re.compile(
+    r"^(?:import|from)\s+\.[^#\r\n]*#\s+From:\s+(\S+)", re.MULTILINE | re.ASCII
+)
+
+
+def resolve_metric(
+    name: str, request: MetricRequest, hub: Hub, reporter: Reporter, what: str
+) -> LockedAsset:
+    """Pins the commit and finds the modules of a metric.
+
+    Args:
+        name: the asset's name.
+        what: the asset's name in messages.
+
+    Raises:
+        UsageError: no such Space or revision; it is no metric, or not one that loads offline.
+        PolicyError: the manifest does not allow code.
+    """
+    space = _space(request, hub, what)
+    listing = hub.files(what, space)
+    main = f"{space.id.rpartition('/')[2]}.py"
+    if main not in listing:
+        raise UsageError(
+            f"{what}: the Space {space.id} has no {main}, so it is no metric of `evaluate`.",
+            _GIVE_THE_NAME,
+        )
+    if not request.allow_code:
+        raise PolicyError(
+            f"{what}: a metric is Python code, and your script runs it: {main} of {space.id}.",
+            f"Read that code ({DEFAULT_ENDPOINT}/spaces/{space.id}/tree/{space.commit}); if it may "
+            "run on your cluster: `allow_code: true`.",
+        )
+    text = hub.read(space, listing[main], what).decode("utf-8", "replace")
+    if match := _FROM_ELSEWHERE.search(text):
+        raise UsageError(
+            f"{what}: {space.id} downloads {match[1]} each time it is loaded, so it never loads "
+            "without a network.",
+            "Take another metric: sacrebleu for bleu, for example.",
+        )
+    loaded = Reference(main, "evaluate.load", None, main, space.id)
+    modules = find_code([loaded], space, listing, hub, what, tokenizer_only=True)
+    code = {module.target for module in modules}
+    folder = f"data/metrics/{name}"
+    taken = [f for p, f in listing.items() if p in code or p == REQUIREMENTS or is_document(p)]
+    for file in taken:
+        with about(what):
+            check_path(f"{folder}/{file.path}", way_without(as_lock_request(request)))
+    if REQUIREMENTS in listing:  # the environment must have them
+        lines = hub.read(space, listing[REQUIREMENTS], what).decode("utf-8", "replace").split("\n")
+        packages = [line.strip() for line in lines if not line.strip().startswith("#")]
+        if others := ", ".join(p for p in packages if p and "evaluate" not in p):
+            reporter.note(f"{name}: its {REQUIREMENTS} asks for: {others}")
+    own = tuple(f"{folder}/{path}" for path in sorted(code))
+    return LockedAsset(
+        name=name,
+        kind="metric",
+        request=as_lock_request(request),
+        source=Source("hub", space.id, request.revision, space.commit),
+        files=tuple(locked_file(file, f"{folder}/{file.path}") for file in taken),
+        left_out=tuple(
+            LeftOut(file.path, file.size, "not read by evaluate.load")
+            for file in listing.values()
+            if file not in taken
+        ),
+        licence=space.licence,
+        code=(Code(space.id, space.commit, space.licence, own),),
+    )
+
+
+def _space(request: MetricRequest, hub: Hub, what: str) -> Repository:
+    """The Space of a name; a name without an owner is looked up as `evaluate` does.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if "/" in request.repository:
+        return hub.repository(what, "space", request.repository, request.revision)
+    tried = [f"{owner}/{request.repository}" for owner in OWNERS]
+    refusals = []
+    for id in tried:
+        try:
+            return hub.repository(what, "space", id, request.revision)
+        except UsageError as refusal:
+            refusals.append(refusal)
+    raise UsageError(
+        f"{what}: `{request.repository}` is no metric of `evaluate` (looked for "
+        f"{', '.join(tried)}): {refusals[0].message}",
+        f"{_GIVE_THE_NAME[:-1]}; one of another owner is `metric: owner/name`.",
+    )

@@ -28,9 +28,14 @@ from cyclonedx.model.license import License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from stage.lock.licences import identifiers
-from stage.lock.model import Ingredient, LockedAsset, LockedFile, PackageEntry
-from stage.lock.write import Lockfile
+from stage.lock.model import (
+    Ingredient,
+    LockedAsset,
+    LockedFile,
+    Lockfile,
+    PackageEntry,
+    identifiers,
+)
 
 _WEIGHTS = (".safetensors",)
 _CONDA_ENDINGS = (".conda", ".tar.bz2")

@@ -3,21 +3,25 @@
 The tables are those of `stage.lock.reader`: a dataclass, with a field per key. But a document can
 come from anywhere (a mail, a mirror, a damaged disk) and has no lines. It ends at its first
 mistake. null counts as absent, and a key that is not known is skipped: a newer version wrote it.
+
+`loads` reads the JSON that all readers understand alike (RFC 8259, 4 and 6). Python reads more.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import re
 import types
 import typing
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from stage.digests import is_hex
 from stage.errors import Place, UsageError
 from stage.file_kinds import check_kind
-from stage.files import MAX_NUMBER
+from stage.files import MAX_NUMBER, is_hex
 from stage.installation import install_command
 from stage.lock.reader import (
     REQUIRED,
@@ -28,7 +32,57 @@ from stage.lock.reader import (
     WrongValueError,
     keys_of,
 )
-from stage.strict_json import Ambiguous, loads
+
+
+class Ambiguous(ValueError):
+    """JSON that another reader may read otherwise, or not at all (RFC 8259, 4 and 6)."""
+
+
+def loads(data: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        Ambiguous: a key that is twice in one mapping, NaN, Infinity, a number that is too large, or
+            a lone surrogate, which no file can hold.
+        ValueError: not UTF-8, or not JSON.
+        RecursionError: nested too deeply.
+    """
+    value = json.loads(
+        data.decode(),
+        object_pairs_hook=each_key_once,
+        parse_constant=_refuse_constant,
+        parse_float=held,
+    )
+    try:
+        if b"\\u" in data:  # only an escape can be one; the search in a long text is slow
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Ambiguous("a text in it has a lone surrogate") from None
+    return value
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `object_pairs_hook`: refuses a key that is twice in one mapping."""
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise Ambiguous(f"`{twice[:60]}` is written twice in one place")
+    return mapping
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise Ambiguous(f"{name} is no number of JSON")
+
+
+def held(text: str) -> float:
+    """For `parse_float`: refuses what would become infinity (1e999) or zero (1e-999)."""
+    number = float(text)
+    if not math.isfinite(number) or (number == 0 and re.match(r"-?[0.]*[1-9]", text)):
+        size = "less" if number == 0 else "more"
+        raise Ambiguous(f"{text[:60]} is {size} than a float64 holds")
+    return number
+
 
 T = TypeVar("T")
 

@@ -1,19 +1,77 @@
-"""The data of a lock: each asset with its source, its files, and what they were made from.
+"""The lock: each asset with its source, its files, and what they were made from. JSON on disk.
 
-`stage.lock.write` writes it as JSON, `stage.lock.read` reads it back: a field is a key there.
+A field is a key there. The text depends only on what was fetched: keys and lists are sorted; it has
+no date, host, endpoint or tool version. So its sha256 is the bundle id (docs/adr/0002). The lock
+that `resolve` makes may lack the sha256 of small files and the rows of a dataset, because the Hub
+does not publish them. `fetch` adds them. `is_complete` distinguishes the two.
+
+Reading (`read_lock`) believes nothing: a lock can come from anywhere (a mail, a mirror, a damaged
+disk), and its paths decide which files are written and read. So the type of each field is checked.
+Each path must be one that `stage.paths` allows, must be in its asset's folder, and must not collide
+with another.
+
+The licence of an asset is text, as the repository's card states it: an identifier of the Hub's list
+(mostly SPDX's, in lower case), several of them separated by commas, `other (name)` for one that is
+not in the list, or nothing. Nothing counts as `unknown`, the Hub's own term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal
 
-from stage.digests import Digest, Expected
-from stage.lock.document import commit_digits, sha256_digits
-from stage.lock.reader import WrongValueError, described, keys_of, setting
+from stage import paths as util_paths
+from stage.errors import PolicyError, about
+from stage.files import Digest, Expected
+from stage.lock.document import DocumentReader, commit_digits, read_document, sha256_digits
+from stage.lock.reader import WrongValueError, described, keys_of, row, setting
 from stage.paths import is_split_name
+
+UNKNOWN, OTHER = "unknown", "other"
+
+
+def stated(identifiers: Sequence[object], name: object) -> str | None:
+    """The statement of a card, from its `license` and `license_name`; None if it states nothing."""
+    words = [str(identifier).strip() for identifier in identifiers if str(identifier).strip()]
+    named = " ".join(name.replace(",", " ").split()) if isinstance(name, str) else ""
+    return (
+        ", ".join(f"{OTHER} ({named})" if word == OTHER and named else word for word in words)
+        or None
+    )
+
+
+def identifiers(statement: str | None) -> list[str]:
+    """The licences of a statement, `unknown` if there is none."""
+    return [word for word in (statement or "").split(", ") if word] or [UNKNOWN]
+
+
+def not_allowed(statement: str | None, allowed: Collection[str]) -> list[str]:
+    """The licences of a statement that a policy does not allow.
+
+    Each has to be allowed, because a card does not say whether several mean "or" or "and". `other
+    (name)` is allowed by `name`, by `other (name)` and by `other`. Case does not matter (SPDX 2.3,
+    annex D.2).
+    """
+    known = {word.casefold() for word in allowed}
+    return [word for word in identifiers(statement) if not _spellings(word.casefold()) & known]
+
+
+def _spellings(word: str) -> set[str]:
+    if word.startswith(f"{OTHER} (") and word.endswith(")"):
+        return {word, word.removeprefix(f"{OTHER} (").removesuffix(")"), OTHER}
+    return {word}
+
+
+def states_nothing(statement: str | None) -> bool:
+    """Whether a user may know more than the card states."""
+    return all(word == UNKNOWN or word.startswith(OTHER) for word in identifiers(statement))
+
 
 FOLDERS = {
     "model": "models",
@@ -125,7 +183,7 @@ class Part:
     """How a file of a Hub dataset becomes rows of one split.
 
     Attributes:
-        convert: one of `stage.lock.requests.CONVERSIONS`.
+        convert: one of `stage.lock.manifest.CONVERSIONS`.
         separator: between the cells of a CSV, if the dataset's card names one.
     """
 
@@ -330,3 +388,151 @@ class LockedAsset:
             and (not self.made_from or any(f.made_by for f in self.files))
             and (self.environment is None or self.environment.tree is not None)
         )
+
+
+FORMAT = 1
+
+_PATH = attrgetter("path")
+
+
+@dataclass(frozen=True)
+class Lockfile:
+    """All assets of a bundle, by name."""
+
+    name: str
+    assets: Mapping[str, LockedAsset]
+
+    @cached_property
+    def files(self) -> tuple[LockedFile, ...]:
+        """Every payload file, sorted by path."""
+        return tuple(sorted((f for asset in self.assets.values() for f in asset.files), key=_PATH))
+
+    @property
+    def size(self) -> int:
+        """Payload bytes."""
+        return sum(asset.size for asset in self.assets.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every digest, row count and schema is known."""
+        return all(asset.is_complete for asset in self.assets.values())
+
+    @cached_property
+    def id(self) -> str:
+        """sha256 of the JSON text: the bundle id, once complete."""
+        digest = sha256()
+        for piece in self.pieces():
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def with_asset(self, asset: LockedAsset) -> Lockfile:
+        """The same lock with one asset replaced."""
+        return replace(self, assets={**self.assets, asset.name: asset})
+
+    def to_json(self) -> bytes:
+        """The canonical text (UTF-8, keys sorted, newline at the end)."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The text, a few thousand tokens at a time: all of them take five times its memory."""
+        document = {"format": FORMAT, "name": self.name, "assets": dict(self.assets)}
+        encoder = json.JSONEncoder(indent=1, sort_keys=True, ensure_ascii=False, default=_row)
+        tokens = encoder.iterencode(document)
+        while piece := "".join(islice(tokens, 4096)):
+            yield piece.encode()
+        yield b"\n"
+
+
+def _row(value: Any) -> dict[str, Any]:
+    """The first level of a part of a lock; the encoder comes back for what is in it."""
+    if isinstance(value, Digest):
+        return {value.algorithm: value.value}
+    document = row(value)
+    if isinstance(value, Source):
+        document[LOCATION_KEYS[value.type]] = document.pop("location")
+    elif isinstance(value, Ingredient) and value.part is not None:
+        document |= row(document.pop("part"))
+    elif isinstance(value, LockedAsset):
+        del document["name"]  # its key in the mapping of all assets
+        if value.kind != "dataset":
+            del document["configs"]
+    return document
+
+
+REMEDY = (
+    "Take it from version control or from the bundle's origin; or move it away, and make it again "
+    "with `stage lock`."
+)
+_OF_ONE_KIND = {"dataset": "configs", "environment": "environment"}
+
+
+@dataclass(frozen=True)
+class _LockKeys:
+    """The keys of a lock."""
+
+    name: str
+    assets: dict[str, Any]
+
+
+def read_lock(data: bytes, file: str) -> Lockfile:
+    """Reads a lock.
+
+    Args:
+        data: the JSON text, UTF-8.
+        file: its name, for messages.
+
+    Raises:
+        UsageError: not JSON, a newer format, or a field that is missing or of another type.
+        PolicyError: a path that may not be in a bundle, or two that collide.
+    """
+    with about(file):
+        reader = DocumentReader(REMEDY)
+        document = reader.read(_LockKeys, read_document(data, file, "a lock", (FORMAT,), REMEDY))
+        assets = {
+            name: _asset(reader, name, document.assets[name]) for name in sorted(document.assets)
+        }
+        lock = Lockfile(document.name, assets)
+        paths = [file.path for file in lock.files]
+        util_paths.check_collisions(paths, REMEDY)
+        _check_named_files(reader, lock, set(paths))
+    return lock
+
+
+def _asset(reader: DocumentReader, name: str, data: Any) -> LockedAsset:
+    where = ("assets", name)
+    if problem := util_paths.problem_with_asset_name(name):
+        named = util_paths.printable(name)
+        raise PolicyError(f"the asset name {named} cannot be used: {problem}.", REMEDY)
+    if isinstance(data, dict):
+        others = {key for kind, key in _OF_ONE_KIND.items() if kind != data.get("kind")}
+        data = {key: value for key, value in data.items() if key not in others} | {"name": name}
+    asset = reader.read(LockedAsset, data, where)
+    for key in ("left_out", _OF_ONE_KIND.get(asset.kind, "files")):
+        if data.get(key) is None:
+            raise reader.error("is missing", *where, key)
+    if asset.source.type == "hub" and asset.source.commit is None:
+        raise reader.error("is missing", *where, "source", "commit")
+    util_paths.check_paths([file.path for file in asset.files], REMEDY)
+    for number, file in enumerate(asset.files):
+        if not file.path.startswith(f"{asset.folder}/"):
+            place = reader.named((*where, "files", number, "path"))
+            path = util_paths.printable(file.path)
+            raise PolicyError(f"{place} {path} is outside its asset, {asset.folder}/.", REMEDY)
+    return asset
+
+
+def _check_named_files(reader: DocumentReader, lock: Lockfile, paths: set[str]) -> None:
+    """Each shard that a split names, and each package of an environment, must be in the lock."""
+    for asset in lock.assets.values():
+        where = ("assets", asset.name)
+        sources = {ingredient.origin for ingredient in asset.made_from}
+        for package in asset.environment.packages if asset.environment else ():
+            if package.url not in sources:
+                problem = f"names {package.url}, which is not in `made_from`"
+                raise reader.error(problem, *where, "environment", "packages")
+        for config, splits in asset.configs.items():
+            for split, locked in splits.items():
+                for shard in locked.shards:
+                    if shard not in paths:
+                        problem = f"names {shard}, not a file here"
+                        raise reader.error(problem, *where, "configs", config, split, "shards")

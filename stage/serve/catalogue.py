@@ -28,11 +28,11 @@ from stage.files import open_inside
 from stage.hub.layout import CONVERSION_BRANCH
 from stage.lock.model import LeftOut, LockedAsset, LockedFile
 from stage.lock.yaml_lines import split_card
-from stage.serve.answers import MAIN
 
 _UNKNOWN = "0" * 40  # the lock has no digest of a file that was left out
 OWN = "bundle"  # the namespace of every asset under its own name: clients require one
 CARD = "README.md"
+MAIN = "main"
 ENTRY_KEYS = {"models": "model", "datasets": "dataset", "spaces": "metric"}
 """Kind of repository -> its key in a manifest. The Spaces that scripts ask for are metrics."""
 _KINDS = {

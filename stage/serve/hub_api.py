@@ -8,24 +8,166 @@ second of 1970.
 
 from __future__ import annotations
 
+import glob
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from stage.digests import is_hex
-from stage.serve.answers import Address, Answer, FileBody, Request, error_answer, json_answer
+from stage.errors import as_shown
+from stage.files import is_hex
+from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut, LockedAsset
+from stage.lock.yaml_lines import scalar
 from stage.serve.catalogue import (
     ENTRY_KEYS,
+    MAIN,
     OWN,
     Catalogue,
     ServedFile,
     ServedRepository,
     Version,
 )
-from stage.serve.names import entry, how_to_bring, why_missing
+
+KINDS = ("models", "datasets", "spaces")
+_OF_A_FILE = ("resolve", "raw")
+_OF_A_REPOSITORY = ("revision", "tree", "paths-info", "refs", "commits", "auth-check")
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address, taken apart.
+
+    Attributes:
+        kind: one of `KINDS`.
+        name: `owner/name`, or `name`.
+        verb: what is asked: `resolve` and `raw` name a file; empty asks for the repository itself.
+        rest: the decoded parts after the verb: a revision, and a path in the repository. The first
+            may contain slashes, because huggingface_hub encodes those of a revision.
+    """
+
+    kind: str
+    name: str
+    verb: str = ""
+    rest: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(target: str) -> Address | None:
+        """Reads the target of a request or of a redirect; None: it names no repository."""
+        # Names come from here into our log. A line end in one would forge a line there.
+        decoded = map(unquote, urlsplit(target).path.split("/")[1:])
+        parts = [as_shown(part).replace("\n", "\\n") for part in decoded]
+        while parts and not parts[-1]:
+            parts.pop()
+        is_api = parts[:1] == ["api"]
+        if is_api:
+            del parts[0]
+        has_kind = parts[:1] and parts[0] in KINDS
+        if is_api and not has_kind:
+            return None
+        kind, parts = (parts[0], parts[1:]) if has_kind else (KINDS[0], parts)
+        for length in (1, 2):
+            name, rest = "/".join(parts[:length]), tuple(parts[length:])
+            if rest[:1] and rest[0] in (_OF_A_REPOSITORY if is_api else _OF_A_FILE):
+                return Address(kind, name, rest[0], rest[1:])
+        return Address(kind, "/".join(parts)) if is_api and len(parts) in (1, 2) else None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is the address of a file's bytes."""
+        return self.verb in _OF_A_FILE
+
+    def of(self, name: str) -> str:
+        """The same address of the API for another repository: where an old name redirects to."""
+        parts = ("api", self.kind, name, self.verb, *(quote(part, safe="") for part in self.rest))
+        return "/" + "/".join(filter(None, parts))
+
+    def split(self, is_revision: Callable[[str], bool] = lambda name: False) -> tuple[str, str]:
+        """The revision and the path after it. Without both, it is `main` and an empty path.
+
+        Args:
+            is_revision: whether a name is one. The longest that is one counts, because not all
+                clients encode its slashes.
+        """
+        rest = self.rest or (MAIN,)
+        unencoded = 3 if rest[0] == "refs" else 1  # refs/convert/parquet, refs/pr/3
+        lengths = [n for n in range(len(rest), 0, -1) if is_revision("/".join(rest[:n]))]
+        length = next(iter(lengths), unencoded)
+        return "/".join(rest[:length]), "/".join(rest[length:])
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: path and query as they came; header names are in lower case."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    def all(self, name: str) -> list[str]:
+        """All values of a parameter, which may be called `name[]` too."""
+        values = parse_qs(self.query)
+        return [*values.get(name, ()), *values.get(f"{name}[]", ())]
+
+    def first(self, name: str) -> str:
+        """The value of a parameter; empty if it is not there."""
+        return next(iter(self.all(name)), "")
+
+    def flag(self, name: str) -> bool:
+        """Whether a parameter is `true` or `1`."""
+        return self.first(name).lower() in ("true", "1")
+
+
+@dataclass(frozen=True)
+class FileBody:
+    """A file below `root` that is sent whole or in part; `size` is the locked size in bytes."""
+
+    path: Path
+    size: int
+    root: Path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response.
+
+    Attributes:
+        missing: describes what the bundle does not have, for the log of the server; None: nothing.
+        note: a choice that was made, for the log of the server.
+    """
+
+    status: int
+    body: bytes | FileBody
+    headers: Mapping[str, str] = field(default_factory=dict)
+    missing: str | None = None
+    note: str | None = None
+
+
+def json_answer(document: object, headers: Mapping[str, str] | None = None) -> Answer:
+    """200 with a JSON document."""
+    return Answer(
+        200, json.dumps(document).encode(), {"Content-Type": "application/json", **(headers or {})}
+    )
+
+
+def error_answer(
+    status: int, message: str, code: str = "", *, missing: str | None = None
+) -> Answer:
+    """An error in the Hub's form.
+
+    Args:
+        code: the X-Error-Code that huggingface_hub reads (`utils/_http.py`, hf_raise_for_status).
+        missing: as for `Answer`.
+    """
+    headers = {"Content-Type": "application/json", "X-Error-Message": " ".join(message.split())}
+    if code:
+        headers["X-Error-Code"] = code
+    return Answer(status, json.dumps({"error": message}).encode(), headers, missing)
+
 
 _LISTS = re.compile(r"/api/(models|datasets|spaces)/?")
 _RELEASE = re.compile(r"v\d+\.\d+\.\d+\S*")
@@ -270,3 +412,70 @@ def _lfs(file: ServedFile) -> dict[str, Any]:
         return {}
     digest = {"oid": file.lfs_sha256, "sha256": file.lfs_sha256}
     return {"lfs": {**digest, "size": file.size, "pointerSize": len(file.pointer)}}
+
+
+_METRICS = re.compile(r"evaluate-(?:metric|comparison|measurement)/(.+)")
+_REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+def why_missing(catalogue: Catalogue, kind: str, name: str) -> str:
+    """What is not here, and what to add to the manifest, for the log of the server."""
+    what = ENTRY_KEYS[kind]
+    if (kind, f"{OWN}/{name}") in catalogue.repositories:
+        return f"{what} {name}: not in this bundle; it is here as `{OWN}/{name}`"
+    if name.startswith(f"{OWN}/"):
+        return f"{what} {name}: not in this bundle; no asset has that name"
+    others = " and ".join(found.id for found in catalogue.namesakes(kind, name))
+    text = f"{what} {_in_manifest(kind, name)}: not in this bundle"
+    if others and "/" not in name:
+        return f"{text} under this name, but {others}: write one of these names"
+    own = f"{OWN}/{name.rpartition('/')[2]}"
+    if (kind, own) in catalogue.repositories:
+        text += f" (your own {own.rpartition('/')[2]} is here as `{own}`)"
+    taken = {id.rpartition("/")[2] for _, id in catalogue.repositories if id.startswith(f"{OWN}/")}
+    return f"{text}; {entry(kind, name, taken=taken)}"
+
+
+def entry(
+    kind: str, name: str, more: Mapping[str, str] | None = None, taken: Collection[str] = ()
+) -> str:
+    """The entry for the manifest, as YAML to paste below `assets:`.
+
+    Args:
+        more: further keys of the entry.
+        taken: the names of assets that the manifest has already.
+    """
+    if not _REPOSITORY.fullmatch(name):
+        return "that is not the name of a repository"
+    repository = _in_manifest(kind, name)
+    base = repository.rpartition("/")[2]
+    base = repository if base in taken else base
+    asset = "-".join([base, *(more or {}).values()])
+    lines = [f"  {scalar(re.sub(r'[^A-Za-z0-9._-]+', '-', asset).strip('.'))}:"]
+    lines += [f"    {ENTRY_KEYS[kind]}: {scalar(repository)}"]
+    lines += [f"    {key}: {scalar(value)}" for key, value in (more or {}).items()]
+    if kind == "spaces":
+        lines.append("    allow_code: true   # a metric is Python code: read it first")
+    head = "on the laptop, write this below `assets:` of the manifest, and fetch again:"
+    return "\n".join([head, *lines])
+
+
+def how_to_bring(asset: LockedAsset, left: LeftOut) -> str:
+    """What to change in the manifest for a file that was left out; empty if nothing."""
+    if asset.kind == "dataset" and left.path.endswith(".py"):
+        return ""  # `load_dataset` asks for the code of each dataset, and goes on without it
+    where = f"of `{asset.name}` in the manifest, and fetch again"
+    if left.reason == EXCLUDED:
+        return f"remove its pattern from `exclude` {where}"
+    if left.reason == NOT_INCLUDED:
+        return f"add {scalar(glob.escape(left.path))} to `include` {where}"
+    if asset.kind == "dataset":
+        return f'write `include: ["*"]` in place of `config` and `splits` {where}'
+    more = {"include": glob.escape(left.path)}
+    return entry("models", asset.source.repository, more, taken=(asset.name,))
+
+
+def _in_manifest(kind: str, name: str) -> str:
+    """The name that a manifest has for it: `accuracy` for `evaluate-metric/accuracy`."""
+    match = _METRICS.fullmatch(name) if kind == "spaces" else None
+    return match[1] if match else name

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from stage.errors import UsageError
 from stage.files import open_inside
 from stage.serve import hub_api
-from stage.serve.answers import Answer, FileBody, Request, error_answer
 from stage.serve.catalogue import Catalogue
+from stage.serve.hub_api import Answer, FileBody, Request, error_answer
 
 LARGEST_BODY = 2**20  # bytes; clients post lists of paths
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")

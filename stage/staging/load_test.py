@@ -30,11 +30,9 @@ from stage.bundle.verifier import Finding, VerificationReport
 from stage.errors import DamageError, shortage
 from stage.files import human_count
 from stage.hub.model_files import PICKLE_SUFFIXES
-from stage.lock.model import LockedAsset
-from stage.lock.read import read_lock
-from stage.lock.write import Lockfile
+from stage.lock.model import LockedAsset, Lockfile, read_lock
 from stage.progress import Reporter
-from stage.sandbox import check_memory, child, close_network
+from stage.sandbox import ask_child, check_memory, close_network, last_words
 
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -64,23 +62,14 @@ def run_load_test(root: Path, lock: Lockfile) -> LoadReport:
     """
     if not any(_is_loaded(asset) for asset in lock.assets.values()):
         return LoadReport((), ())
-    command, environment = child("stage.staging.load_test")
+    module, text = "stage.staging.load_test", lock.to_json().decode()
     try:
-        done = subprocess.run(
-            [*command, str(root)],
-            input=lock.to_json(),
-            capture_output=True,
-            env=environment,
-            timeout=_TIMEOUT_S,
-        )
-        answer = json.loads(done.stdout.strip().splitlines()[-1])
+        answer, done = ask_child(module, text, str(root), timeout_s=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return LoadReport((_ended_early(f"no end after {_TIMEOUT_S:.0f} s"),), ())
-    except (ValueError, IndexError):
-        text = done.stderr.decode("utf-8", "replace").strip()
-        said = text.splitlines() or [f"exit status {done.returncode}"]
-        check_memory(done.returncode, text, f"{root}: whether it loads could not be found out")
-        return LoadReport((_ended_early(said[-1]),), ())
+    if answer is None:
+        check_memory(done, f"{root}: whether it loads could not be found out")
+        return LoadReport((_ended_early(last_words(done)),), ())
     findings = tuple(Finding(*values) for values in answer["findings"])
     return LoadReport(findings, tuple(answer["unchecked"]))
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stage.environment.check.check import verdicts
-from stage.environment.check.needs import Needs
+from stage.environment.check.check import Needs, verdicts
 from stage.environment.spec.conda_lock import Package
 from tests.first_job.harness import (
     Found,

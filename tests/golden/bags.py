@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stage.lock.write import FORMAT
+from stage.lock.model import FORMAT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REQUEST = b"format: 1\nname: made\nassets:\n  bert:\n    model: acme/bert\n"

@@ -19,9 +19,9 @@ from tests.support.staging import Laptop, dataset_files, model_files
 
 CLIENT = "stage/hub/client.py"
 DATASETS = "stage/hub/datasets.py"
-REFUSALS = "stage/hub/refusals.py"
+REFUSALS = "stage/hub/client.py"
 REPOSITORY = "stage/staging/sources/repository.py"
-METRICS = "stage/hub/metrics.py"
+METRICS = "stage/hub/models.py"
 LOCK = "lock tiny.yaml"
 FETCH = "fetch tiny.yaml -o bundle --no-offline-check"
 ROWS = b"text\na film\n"
@@ -114,7 +114,7 @@ def test_a_laptop_that_was_set_offline(user: User) -> None:
     user.works(LOCK)
 
 
-@obeys("stage/hub/remote_code.py", "Read that code ({}/{}/tree/{}); if it may run on your cluster")
+@obeys("stage/hub/models.py", "Read that code ({}/{}/tree/{}); if it may run on your cluster")
 @obeys(METRICS, "Read that code ({}/spaces/{}/tree/{}); if it may run on your cluster")
 @obeys(METRICS, "{}; one of another owner is `metric: owner/name`.")
 @obeys("stage/hub/model_files.py", "Remove it from `include`; or read it, then write")
@@ -201,7 +201,7 @@ def test_what_is_no_dataset_here_is_downloaded_and_named(
 @obeys(REFUSALS, "Its commit may have been deleted: run again with --update")
 @obeys("stage/staging/resolve.py", "{} --update {}")
 @obeys("stage/staging/sources/source.py", "Find out where that lock comes from. To resolve again")
-@obeys("stage/download/responses.py", "That server or a proxy is misconfigured: try another")
+@obeys("stage/download/downloader.py", "That server or a proxy is misconfigured: try another")
 def test_a_repository_moves_on(hub: TestHub, user: User) -> None:
     mirror, user.hub = user.hub, hub
     first = hub.commit("models", "acme/m", {"config.json": b"{}", "a.txt": b"old"})

@@ -23,11 +23,11 @@ from tests.support.staging import model_files
 CONVERT = "stage/convert/convert.py"
 CSV = "stage/convert/csv_files.py"
 MANIFEST = "stage/lock/manifest.py"
-LISTING = "stage/staging/sources/listing.py"
-CHECKS = "stage/staging/prechecks.py"
+LISTING = "stage/staging/sources/local.py"
+CHECKS = "stage/staging/resolve.py"
 VERIFIER = "stage/bundle/verifier.py"
 KINDS = "stage/file_kinds.py"
-APPLY = "stage/carry/apply.py"
+APPLY = "stage/carry/patch.py"
 SIGNATURE = "stage/bundle/signature.py"
 PROBE = Path(__file__).parents[2] / "stage/templates/env-probe.sh"
 FETCH = "stage fetch m.yaml --no-offline-check"
@@ -64,7 +64,7 @@ MANIFESTS = (
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": ROWS.replace(",", ";")}),
     Row(CSV, "A CSV begins with a line of names.", (("convert: text", "edit assets.a.{}"),),
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": "one\ntwo, and more\n"}),
-    Row("stage/staging/build.py", "Is it the right file, and the right `convert`?",
+    Row("stage/staging/sources/source.py", "Is it the right file, and the right `convert`?",
         (("convert: text", "edit assets.a.{}"),),
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": "a line of text\n"}),
     Row(LISTING, "or omit it: exclude", ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
@@ -168,7 +168,7 @@ def known_damage(world: World) -> list[str]:
 
 
 STORIES = (
-    Row("stage/bundle/report.py", "Give a file that `stage verify --report` wrote.",
+    Row("stage/bundle/receipt.py", "Give a file that `stage verify --report` wrote.",
         (("stage verify --report", "run ! stage verify copy --report none.json"),),
         TWO, "stage patch bundle --report none.json -o P", "", TEXTS, BROKEN),
     Row(KINDS, "`stage verify BUNDLE --report FILE` writes",
@@ -196,7 +196,8 @@ STORIES = (
         (("stage [a-z]+ m.yaml .*?--update [^ ]+", "run"),), LINES, ANEW, "",
         {"a.csv": ROWS},
         f"{FETCHED}\nsed -i 's/\"pyarrow\": \"[^\"]*\"/\"pyarrow\": \"1.0\"/' m.lock"),
-    Row("stage/staging/build.py", "{}: use the versions that the lock was made with, or accept",
+    Row("stage/staging/sources/source.py",
+        "{}: use the versions that the lock was made with, or accept",
         (("stage [a-z]+ m.yaml .*?--update [^ ]+", "run"),), LINES, ANEW, "",
         {"a.csv": ROWS}, f"{FETCHED}\nsed -i \"s/$(sha256sum bundle/data/*/a/*/*.parquet | "
         f"cut -c 1-64)/{'0' * 64}/\" m.lock", code=1),
@@ -243,7 +244,7 @@ READ = (
         (("(?<=`)format: 1", "edit"),), {**FILE, "format": 9}, ANEW, "", TEXTS),
     Row("stage/lock/reader.py", "Write `format: {}`.", (("(?<=`)format: 1", "edit"),),
         {**FILE, "format": "one"}, ANEW, "", TEXTS),
-    Row("stage/lock/read.py", "or move it away, and make it again with `stage lock`.",
+    Row("stage/lock/model.py", "or move it away, and make it again with `stage lock`.",
         (("move it away", "run mv m.lock old.lock", "(?<=`)stage lock", "run {} m.yaml"),),
         FILE, ANEW, "", TEXTS, f"{FETCHED}\nsed -i 9q m.lock"),
     Row("stage/bundle/bundle.py", "Run `stage verify {}` to see all that is damaged.",
@@ -267,7 +268,7 @@ READ = (
           "carry", "instead stage apply copy P"),),
         TWO, "stage patch bundle --report report.json -o P", "", TEXTS,
         f"{DAMAGED}\nstage apply copy patch\necho new > a.txt\n{FETCHED} --update a"),
-    Row("stage/cli/patch.py", "stage patch --help", (("stage patch --help", "show"),),
+    Row("stage/cli/transfer.py", "stage patch --help", (("stage patch --help", "show"),),
         FILE, "stage patch bundle -o P", "", TEXTS, FETCHED),
     Row("stage/cli/transfer.py", "stage init --help", (("stage init --help", "show"),),
         {}, "stage init"),
@@ -275,7 +276,7 @@ READ = (
         (("(?<=All commands: )stage --help", "show"),), {}, "stage fetsh"),
     Row("stage/cli/__init__.py", "stage show {} --sbom", (("stage show bundle --sbom", "show"),),
         FILE, "stage show bundle --sbom --json", "", TEXTS, FETCHED),
-    Row("stage/cli/verdict.py", "`stage show` prints the id where the bundle was made; its lock is",
+    Row("stage/cli/verify.py", "`stage show` prints the id where the bundle was made; its lock is",
         (("(?<=`)stage show", "run {} bundle",
           "(?<=bundle id )[0-9a-f]{64}", "words --id {}"),
          ("lock is", "words --id m.lock")),
@@ -294,7 +295,7 @@ def pip(*lines: str) -> dict[str, Any]:
 
 
 LINE = "edit dependencies: [python, {pip: [numpy, '{}']}]"
-PIP = "stage/environment/spec/pip_section.py"
+PIP = "stage/environment/spec/environment_yml.py"
 YML = "stage/environment/spec/environment_yml.py"
 
 
@@ -325,7 +326,7 @@ ENVIRONMENTS = (
     Row(PIP, "Omit quotes and commas: {}", (("(?<=commas: )jsonpickle", LINE),),
         pip("'jsonpickle',"), read),
     Row(PIP, "pip wants two: {}=={}", (("(?<=two: )torch==2.5", LINE),), pip("torch=2.5"), read),
-    Row("stage/environment/spec/urls.py", "export {}=..., then again.",
+    Row("stage/environment/spec/environment_yml.py", "export {}=..., then again.",
         (("(?<=export )NO_SUCH=[.]{3}", "export"),),
         pip("--index-url https://${NO_SUCH}@a.example"), read, fill={"...": "t"}),
     Row(YML, "For example dependencies: [python=3.11, pip, {pip: [torch]}]",
@@ -337,7 +338,7 @@ ENVIRONMENTS = (
         ((r"channels: \[conda-forge\]", "edit", r"dependencies: \[python=3.11\]", "edit",
           "a run file", "remove task"),),
         {"channels": [], "task": "masked-lm"}, read),
-    Row("stage/lock/requests.py", "Write `url: {}`.",
+    Row("stage/lock/manifest.py", "Write `url: {}`.",
         (("(?<=`)url: [^`]*", "edit assets.a: {{}}", "names a file", "remove assets.a.path"),),
         a(path="https://a.example/x.txt"), lambda w: Manifest.load(w.path) and None),
     Row(KINDS, "`stage env probe` prints one.", (("stage env probe(?=` prints)", "show"),),

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle.bundle import Bundle, finish
-from stage.digests import sha256_of_bytes
-from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Source
-from stage.lock.write import Lockfile
+from stage.files import sha256_of_bytes
+from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
 from tests.site.conftest import RUN, RUNNER, Site, log
 from tests.site.test_train_on_slurm import losses
 from tests.support.node import TEMPLATES

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
 from tests.site.conftest import Site
 from tests.site.road import Laptop, laptop_of
 from tests.site.test_road_on_slurm import SUBMIT, hold

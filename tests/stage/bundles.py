@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from stage.bundle.bundle import TAG_MANIFEST, Bundle, finish, manifest_text, parse_manifest
-from stage.digests import Digest, hash_file, sha256_of_bytes
-from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
-from stage.lock.write import Lockfile
+from stage.files import Digest, hash_file, sha256_of_bytes
+from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
 from tests.stage.locks import COMMIT
 from tests.support.staging import safetensors
 

@@ -15,16 +15,14 @@ from functools import cache
 from pathlib import Path
 
 from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, manifest_text
+from stage.bundle.bundle import Bundle, manifest_text, verify
 from stage.bundle.inspect import safetensors_header
-from stage.bundle.report import read_report
+from stage.bundle.receipt import read_report
 from stage.bundle.signature import signed_by
-from stage.bundle.verifier_adapter import verify
-from stage.digests import sha256_of_bytes
 from stage.errors import StageError, as_shown
-from stage.lock.manifest import Manifest
-from stage.lock.read import read_lock
-from stage.lock.requests import as_lock_request
+from stage.files import sha256_of_bytes
+from stage.lock.manifest import Manifest, as_lock_request
+from stage.lock.model import read_lock
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical
 

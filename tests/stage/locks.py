@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from stage.digests import Digest
+from stage.files import Digest
 from stage.lock.model import (
     Base,
     Code,
@@ -16,10 +16,10 @@ from stage.lock.model import (
     LockedAsset,
     LockedFile,
     LockedSplit,
+    Lockfile,
     Part,
     Source,
 )
-from stage.lock.write import Lockfile
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage.digests import (
+from stage.files import (
     Digest,
     Digester,
     Expected,

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stage.bundle.bundle import manifest_text, parse_manifest
-from stage.digests import sha256_of_bytes
 from stage.errors import PolicyError, as_shown
+from stage.files import sha256_of_bytes
 from stage.paths import (
     check_collisions,
     check_path,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import runner
 import stage
-import stage.bundle.report
+import stage.bundle.receipt
 from stage import fetch, verify
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
-from stage.digests import hash_file
 from stage.errors import DamageError, IncompleteError, StageError, UsageError, quoted
+from stage.files import hash_file
 from stage.lock.model import LockedAsset
 
 PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"

@@ -77,8 +77,7 @@ TRY_AGAIN = (
 
 def problem_of_new(prefix: Path) -> tuple[str, str]:
     """Why a new environment cannot be used on this site, and what helps; empty: all was tried."""
-    from stage.environment.check.imports import faults, importable
-    from stage.environment.image.try_imports import WANTED, try_imports
+    from stage.environment.check.imports import WANTED, faults, importable, try_imports
 
     if problem := change_of_site(prefix):
         return problem, ANOTHER

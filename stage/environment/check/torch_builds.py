@@ -18,10 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it needs `packaging`, which a light install, such as a login node's, has not
-    from stage.environment.spec.profile import Profile
+from stage.environment.spec.profile import Profile
 
 PTX = "+PTX"
 """After an architecture: the wheel has its intermediate code too, for newer GPUs."""

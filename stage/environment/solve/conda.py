@@ -20,8 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 
-from stage.digests import hash_file
-from stage.environment.solve.conflicts import conda_conflict, is_network_problem
+from stage.environment.solve.advice import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from stage.environment.spec.environment_yml import CondaDependency, EnvironmentSpec
 from stage.environment.spec.profile import Profile
@@ -33,8 +32,9 @@ from stage.errors import (
     UsageError,
     without_secrets,
 )
+from stage.files import hash_file
 from stage.progress import Reporter
-from stage.sandbox import isolated
+from stage.sandbox import ask_child, isolated, last_words
 
 EXECUTABLES = ("micromamba", "mamba", "conda")
 _RATTLER = "stage.environment.solve.rattler"  # only in a child process: see `run_and_exit`
@@ -161,11 +161,12 @@ def _check_python(wanted: str, spec: EnvironmentSpec) -> None:
 
 def _ask(what: str, questions: list[list[str]]) -> list[Any]:
     """The answers of `rattler`, in a child process."""
-    done = subprocess.run(
-        isolated(_RATTLER, what),
-        input=json.dumps(questions), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    answers: list[Any] = json.loads(done.stdout)
+    answers, done = ask_child(_RATTLER, json.dumps(questions), what)
+    if not isinstance(answers, list):
+        raise IncompleteError(
+            f"py-rattler could not read the conda packages: {last_words(done)}",
+            "Run the same command again.",
+        )
     return answers
 
 

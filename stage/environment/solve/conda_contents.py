@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from packaging.version import Version
 
 from stage.environment.spec.conda_lock import Package
 from stage.errors import IncompleteError, Place, without_secrets
-from stage.sandbox import isolated, run_and_exit
+from stage.sandbox import ask_child, last_words, run_and_exit
 
 _METADATA = re.compile(
     r"(?:^|/)site-packages/(?P<name>[^/]+?)-(?P<version>[0-9][^/]*?)"
@@ -99,22 +98,18 @@ def metadata_of(distribution: Provided) -> str:
 def _ask(asked: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     if not asked:
         return {}
-    done = subprocess.run(
-        isolated(__name__), input=json.dumps(asked), capture_output=True, text=True, check=False
-    )
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    answer, done = ask_child(__name__, json.dumps(asked))
+    if answer is None:
         raise IncompleteError(
-            f"Reading conda packages failed: {last}", "Run the same command again."
-        ) from None
+            f"Reading conda packages failed: {last_words(done)}", "Run the same command again."
+        )
     if problem := answer.get("problem"):
         raise IncompleteError(
             f"{without_secrets(answer['url'])}: its list of files cannot be read: {problem}.",
             "Run the same command again.",
         )
-    return answer
+    found: Mapping[str, Any] = answer
+    return found
 
 
 # ---- the child process

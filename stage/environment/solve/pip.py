@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from stage.environment.check import wheel_tags
+from stage.environment.check.check import best_wheel, glibc_needed, tag_ranks
 from stage.environment.check.torch_builds import numbers
 from stage.environment.solve.advice import advice_for
 from stage.environment.solve.uv import PipRequest, Uv
@@ -52,7 +52,7 @@ def lock_pip(request: PipRequest) -> list[Package]:
         document, said = _catch_up(run, document, said)
         _check_extras(run, document, said)
         _check_placeholders(run, document)
-        fitting = wheel_tags.ranks(request.python, request.profile.machine, request.profile.glibc)
+        fitting = tag_ranks(request.python, request.profile.machine, request.profile.glibc)
         packages = [
             _package(entry, fitting, run.sources, request) for entry in document["packages"]
         ]
@@ -215,7 +215,7 @@ def _package(
     """One entry of a pylock -> the one file to lock."""
     name = canonicalize_name(entry["name"])
     offered = {_file_name(wheel): wheel for wheel in entry.get("wheels", [])}
-    chosen: Mapping[str, Any] | None = offered.get(wheel_tags.best(offered, fitting) or "")
+    chosen: Mapping[str, Any] | None = offered.get(best_wheel(offered, fitting) or "")
     if chosen is None and "archive" in entry:
         chosen = _direct(entry["archive"], fitting)
     if chosen is None and name in sources:
@@ -242,7 +242,7 @@ def _package(
 def _direct(archive: Mapping[str, Any], fitting: Mapping[Any, int]) -> Mapping[str, Any] | None:
     """The file of a `NAME @ URL`, if it is a source or a wheel that fits."""
     name = _file_name(archive)
-    return None if name.endswith(".whl") and not wheel_tags.best([name], fitting) else archive
+    return None if name.endswith(".whl") and not best_wheel([name], fitting) else archive
 
 
 def _unfitting(entry: Mapping[str, Any], name: str, request: PipRequest) -> StageError:
@@ -252,7 +252,7 @@ def _unfitting(entry: Mapping[str, Any], name: str, request: PipRequest) -> Stag
         names.append(_file_name(entry["archive"]))
     why = f"it is for another Python or machine: {', '.join(names[:3])}"
     for file_name in names:
-        needed = wheel_tags.glibc_needed(file_name, profile.machine)
+        needed = glibc_needed(file_name, profile.machine)
         if needed and numbers(needed) > numbers(profile.glibc):
             why = f"it needs glibc {needed}"
             break

@@ -1,7 +1,7 @@
 """An environment as an asset: a manifest's `environment:` entry and its lock -> what is fetched.
 
 Packages are fetched as they are published, each with its URL and sha256 in the lock. They do not
-travel: `stage.environment.image.assemble` makes the files of the asset's folder from them.
+travel: `stage.environment.image.image` makes the files of the asset's folder from them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stage.digests import FileDigests, hash_file, sha256_of_bytes
-from stage.environment.image.assemble import FILES, assemble
-from stage.environment.image.own_wheel import check_holds_airlift
-from stage.environment.image.try_imports import check_imports
+from stage.download.http import together
+from stage.environment.check.imports import check_imports
+from stage.environment.image.image import FILES, assemble, check_holds_airlift
 from stage.environment.solve.advice import Target
-from stage.environment.solve.indexes import private_address
 from stage.environment.solve.lock import is_stale, lock_environment
-from stage.environment.solve.sdists import build_wheel
+from stage.environment.solve.uv import build_wheel, private_address
 from stage.environment.spec.conda_lock import (
     LOCK_NAME,
     EnvironmentLock,
@@ -29,8 +27,9 @@ from stage.environment.spec.conda_lock import (
 from stage.environment.spec.profile import MACHINES, Profile
 from stage.errors import DamageError, IncompleteError, UsageError, about, suggest_relative
 from stage.file_kinds import ENVIRONMENT, MAX_START, check_kind
-from stage.files import human_count, read_start
+from stage.files import FileDigests, hash_file, human_count, read_start, sha256_of_bytes
 from stage.installation import check_libraries
+from stage.lock.manifest import EnvironmentRequest
 from stage.lock.model import (
     Ingredient,
     LockedAsset,
@@ -39,12 +38,10 @@ from stage.lock.model import (
     PackageEntry,
     Source,
 )
-from stage.lock.requests import EnvironmentRequest
 from stage.paths import check_path
 from stage.staging.sources.local import bring_local
 from stage.staging.sources.source import AssetSource, Made, Progress, Run
 from stage.staging.sources.url import download_of
-from stage.threads import together
 
 _AT_ONCE = 8  # requests for sizes: an environment has hundreds of packages on few servers
 _TOOLS = ("conda-lock", "py-rattler", "uv", "packaging", "installer", "deflate")

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from stage.convert.convert import convert_splits
-from stage.digests import FileDigests, is_hex
 from stage.errors import IncompleteError, PolicyError, UsageError, about
-from stage.files import human_size, join_limited
+from stage.files import FileDigests, human_size, is_hex, join_limited
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
-from stage.hub.models import resolve_model
-from stage.hub.remote_code import made_local
+from stage.hub.models import made_local, resolve_metric, resolve_model
+from stage.lock.manifest import DatasetRequest, MetricRequest, ModelRequest, way_without
 from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
-from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way_without
 from stage.lock.yaml_lines import MAX_SIZE, scalar, split_card
 from stage.paths import check_path
 from stage.staging.sources.source import AssetSource, Made, Progress, in_config
@@ -173,8 +171,6 @@ class MetricSource(HubSource[MetricRequest]):
     repository_kind = "space"
 
     def _resolve(self) -> LockedAsset:
-        from stage.hub.metrics import resolve_metric
-
         run = self.run
         return resolve_metric(self.name, self.request, run.hub, run.reporter, self.what)
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stage.convert.archives import unpack
-from stage.digests import FileDigests, hash_file
-from stage.download.downloader import Downloader
-from stage.download.request import Download
+from stage.download.downloader import Download, Downloader
 from stage.errors import IncompleteError, StageError, UsageError, about, without_secrets
+from stage.files import FileDigests, hash_file
+from stage.lock.manifest import UrlRequest, way_without
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
-from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
 from stage.staging.sources.source import AssetSource, Made, Progress
 

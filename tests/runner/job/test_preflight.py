@@ -25,10 +25,9 @@ from runner.job.findings import report
 from runner.job.run import Asked, RankCount
 from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
-from stage.bundle.bundle import Bundle
+from stage.bundle.bundle import Bundle, verify
 from stage.bundle.receipt import record
 from stage.bundle.verifier import state_folder
-from stage.bundle.verifier_adapter import verify
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.support.environ import kept_environment

@@ -14,7 +14,7 @@ from runner.inputs import resolve
 from runner.run_folder.training_state import TrainingState, signature
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
-from stage.serve.names import why_missing
+from stage.serve.hub_api import why_missing
 from tests.runner.job.test_preflight import Terminal, terminal
 
 __all__ = ["terminal"]

@@ -17,7 +17,7 @@ from runner.remote import submit_to as carried
 from runner.remote.pull import Disk, bring
 from runner.remote.road import plan_text
 from runner.remote.submit_to import check_disk, write_to_disk
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
 from stage.carry import push as pushing
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder

@@ -14,7 +14,7 @@ from runner.inputs.far import PushTarget, connected
 from runner.inputs.staged import Here, Manifest
 from runner.remote.follow import states_in
 from runner.remote.there import sending
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
 from tests.stage.bundles import make_bundle
 
 

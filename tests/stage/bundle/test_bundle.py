@@ -10,7 +10,7 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle.bundle import Bundle, bag_info_text
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from stage.paths import problem_with_path
 from tests.stage.bundles import make_bundle
 

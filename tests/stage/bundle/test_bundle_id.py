@@ -14,11 +14,11 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle import verifier
+from stage.bundle.bundle import verify
 from stage.bundle.verifier import VerificationReport
-from stage.bundle.verifier_adapter import verify
 from stage.carry.patch import patch_damage
-from stage.digests import sha256_of_bytes
 from stage.errors import DamageError
+from stage.files import sha256_of_bytes
 from stage.progress import Reporter
 from tests.stage.bundles import BIG, reseal
 from tests.support.staging import run_here

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
+from stage.bundle.bundle import verify
 from stage.bundle.verifier import VerificationReport, suggest_fixes
-from stage.bundle.verifier_adapter import verify
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from tests.stage.bundles import BIG, BIG_SIZE, contents
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import verifier
-from stage.bundle.receipt import find, record
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
+from stage.bundle.receipt import find_receipt, record
 from tests.stage.bundles import make_bundle
 
 MODELS = "data/models/bert"
@@ -63,7 +63,9 @@ def test_moved_after_a_verification_no_receipt_holds(
     shutil.copytree(tmp_path / "mine", tmp_path / "another user's")
     move(bundle)
     for user in ("mine", "another user's"):
-        assert str(find(tmp_path / user, bundle)).startswith("changed since it was verified")
+        assert str(find_receipt(tmp_path / user, bundle)).startswith(
+            "changed since it was verified"
+        )
 
 
 class Interrupted(Exception):
@@ -101,5 +103,5 @@ def test_moved_while_it_is_read_the_receipt_holds_for_nothing(
     moved: list[int] = []
     state = tmp_path / "state"
     assert record(state, verify(bundle, jobs=1, state=state, progress=move_once)) is None
-    assert moved and isinstance(find(state, bundle), str)
+    assert moved and isinstance(find_receipt(state, bundle), str)
     assert not verify(bundle).ok

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from stage.bundle import verifier
-from stage.bundle.receipt import Receipt, find, record
+from stage.bundle.bundle import verify
+from stage.bundle.receipt import Receipt, find_receipt, record
 from stage.bundle.verifier import (
     EXPIRES_S,
     TICK_NS,
@@ -23,7 +24,6 @@ from stage.bundle.verifier import (
     state_folder,
     unsure_ns,
 )
-from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import BIG, make_bundle
 
 TICK_S = 0.1
@@ -45,7 +45,7 @@ def state(tmp_path: Path) -> Path:
 
 def verified(root: Path, state: Path) -> Receipt:
     assert record(state, verify(root, state=state)) is None
-    receipt = find(state, root)
+    receipt = find_receipt(state, root)
     assert isinstance(receipt, Receipt), receipt
     return receipt
 
@@ -57,7 +57,7 @@ def test_it_holds_for_30_days(bundle: Path, state: Path) -> None:
     for age_s, holds in ((EXPIRES_S - 60, True), (EXPIRES_S + 60, False)):
         times = dict.fromkeys(("began", "ended"), time.time() - age_s)
         path.write_text(json.dumps(document | times))
-        found = find(state, bundle)
+        found = find_receipt(state, bundle)
         assert isinstance(found, Receipt) == holds, found
     assert str(found).startswith("verified 30 days ago on ") and "holds for 30 days" in str(found)
 
@@ -105,7 +105,7 @@ def test_a_bundle_changed_since_is_not_verified(bundle: Path, state: Path, chang
     verified(bundle, state)
     spoil, said, may_be_ctime = CHANGES[change]
     spoil(bundle)
-    problem = find(state, bundle)
+    problem = find_receipt(state, bundle)
     assert isinstance(problem, str) and problem.startswith(said)
     assert ("only ctimes" in problem) == may_be_ctime
 
@@ -113,16 +113,16 @@ def test_a_bundle_changed_since_is_not_verified(bundle: Path, state: Path, chang
 def test_a_copy_elsewhere_is_not_verified_by_it(bundle: Path, state: Path, tmp_path: Path) -> None:
     verified(bundle, state)
     subprocess.run(["cp", "-a", "--sparse=always", bundle, tmp_path / "copy"], check=True)
-    assert find(state, tmp_path / "copy") == "not verified here"
-    assert find(tmp_path / "nobody", bundle) == "not verified here"
+    assert find_receipt(state, tmp_path / "copy") == "not verified here"
+    assert find_receipt(tmp_path / "nobody", bundle) == "not verified here"
 
 
 def test_a_look_at_names_and_sizes_is_no_verification(bundle: Path, state: Path) -> None:
     assert record(state, verify(bundle, "fast", state=state)) is None
-    assert find(state, bundle) == "not verified here"
+    assert find_receipt(state, bundle) == "not verified here"
     verified(bundle, state)
     record(state, verify(bundle, "fast", state=state))
-    assert isinstance(find(state, bundle), Receipt), "a look takes nothing back"
+    assert isinstance(find_receipt(state, bundle), Receipt), "a look takes nothing back"
 
 
 def test_what_was_written_just_before_gets_none_and_is_told_why(
@@ -133,7 +133,7 @@ def test_what_was_written_just_before_gets_none_and_is_told_why(
     root = make_bundle(tmp_path / "bundle").root
     os.utime(next(path for path in (root / "data").rglob("*") if path.is_file()))
     assert "changed just before they were read" in str(record(state, verify(root, state=state)))
-    assert find(state, root) == "not verified here"
+    assert find_receipt(state, root) == "not verified here"
 
 
 MOUNTED = """\
@@ -195,7 +195,7 @@ def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert isinstance(find(state_folder(environment), bundle), Receipt)
+    assert isinstance(find_receipt(state_folder(environment), bundle), Receipt)
     (tmp_path / "file").touch()
     done = subprocess.run(
         command,
@@ -206,7 +206,7 @@ def test_the_command_leaves_one_and_goes_on_without_where_it_cannot(
     assert done.returncode == 0 and "\nthe verdict holds; no receipt" in done.stderr
     (bundle / BIG).unlink()
     assert subprocess.run(command, env=environment, capture_output=True).returncode == 1
-    assert find(state_folder(environment), bundle) == "not verified here"
+    assert find_receipt(state_folder(environment), bundle) == "not verified here"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 3}', "[]", '{"stamp": {}}', "\xff"])
@@ -214,7 +214,7 @@ def test_a_receipt_that_cannot_be_read_is_none(bundle: Path, state: Path, text: 
     verified(bundle, state)
     (path,) = (state / "receipts").iterdir()
     path.write_text(text, encoding="latin-1")
-    assert "cannot be read" in str(find(state, bundle))
+    assert "cannot be read" in str(find_receipt(state, bundle))
     for other in (2, 4):
         path.write_text(json.dumps({"format": other}))
-        assert f"format {other}, which" in str(find(state, bundle))
+        assert f"format {other}, which" in str(find_receipt(state, bundle))

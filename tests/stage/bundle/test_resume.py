@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from stage.bundle import verifier
+from stage.bundle.bundle import verify
 from stage.bundle.verifier import EXPIRES_S, UNSURE_NS, VerificationReport
-from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import BIG, BIG_SIZE, make_bundle
 from tests.support.waiting import wait_for
 

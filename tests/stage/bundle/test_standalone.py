@@ -16,8 +16,8 @@ import pytest
 
 from stage.bundle import bundle as layout
 from stage.bundle import verifier
+from stage.bundle.bundle import verify
 from stage.bundle.receipt import find_damage
-from stage.bundle.verifier_adapter import verify
 from tests.stage.bundles import BIG
 from tests.support.rights import as_another_user
 

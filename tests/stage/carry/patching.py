@@ -9,13 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stage.bundle.bundle import finish
-from stage.bundle.report import read_report
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import finish, verify
+from stage.bundle.receipt import read_report
 from stage.carry.patch import patch_damage
-from stage.digests import hash_file
-from stage.lock.model import LockedAsset, LockedFile, Source
-from stage.lock.write import Lockfile
+from stage.files import hash_file
+from stage.lock.model import LockedAsset, LockedFile, Lockfile, Source
 from stage.progress import Reporter
 from tests.stage.bundles import BIG
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verifier_adapter import verify
-from stage.carry.apply import apply
-from stage.carry.patch import patch_since
+from stage.bundle.bundle import verify
+from stage.carry.patch import apply, patch_since
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.patching import QUIET, new_version, patch_for, state
 

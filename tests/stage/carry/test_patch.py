@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verifier_adapter import verify
-from stage.carry.apply import apply
-from stage.digests import sha256_of_bytes
+from stage.bundle.bundle import verify
+from stage.carry.patch import apply
 from stage.errors import DamageError, IncompleteError
+from stage.files import sha256_of_bytes
 from tests.stage.bundles import BIG, BIG_SIZE, reseal
 from tests.stage.carry.patching import MIB, QUIET, patch_for, size_of, stage, state
 

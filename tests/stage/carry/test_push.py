@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
 from stage.carry.push import (
     inspect_remote,
     run_rsync,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.receipt import Receipt, find
+from stage.bundle.bundle import verify
+from stage.bundle.receipt import Receipt, find_receipt
 from stage.bundle.verifier import state_folder
-from stage.bundle.verifier_adapter import verify
 from stage.carry.push import _wait_for_or_end
 from stage.carry.ssh import PushTarget
 from tests.remedies.obeyed import in_it, obeys
@@ -32,7 +32,7 @@ def test_a_folder_here_is_a_target_too(bundle: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert verify(there).ok
     # The next command that is printed, `runner check`, knows that every byte was read.
-    assert isinstance(find(state_folder(os.environ), there), Receipt)
+    assert isinstance(find_receipt(state_folder(os.environ), there), Receipt)
     flip(there / WEIGHTS, 1)
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     assert verify(there).ok

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.verifier_adapter import verify
+from stage.bundle.bundle import verify
 from stage.carry import ssh as connection
 from stage.carry.faults import fault, lost
 from stage.carry.ssh import PushTarget, RemoteShell, ScriptResult, connected, log_out, socket_folder

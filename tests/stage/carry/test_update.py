@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from stage.bundle import bundle as layout
-from stage.bundle.verifier_adapter import verify
-from stage.carry.apply import apply
-from stage.carry.patch import patch_since
+from stage.bundle.bundle import verify
+from stage.carry.patch import apply, patch_since
 from stage.errors import UsageError
 from tests.stage.carry.patching import MIB, QUIET, size_of, stage, state
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stage.convert.convert import convert
-from stage.convert.plain_pickle import Array
+from stage.convert.images import Array
 from stage.errors import UsageError
 from stage.hub.layout import splits_of_names
 from tests.stage.hub.raw_dataset import arrow

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from stage.download.downloader import Downloader
-from stage.download.http import Connections, timeout_s, tls_context
-from stage.download.retry import RetryPolicy
+from stage.download.http import Connections, RetryPolicy, timeout_s, tls_context
 from stage.errors import IncompleteError, UsageError
 from stage.hub.client import Hub
 from stage.progress import Reporter

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stage.download.retry import AttemptFailed, Retries, RetryPolicy, asked_delay
+from stage.download.http import AttemptFailed, Retries, RetryPolicy, Stopped, asked_delay
 from stage.errors import IncompleteError
 from stage.progress import Reporter
-from stage.threads import Stopped
 
 NOW = datetime(2026, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from tests.support.environment.laptop import EnvironmentLaptop, bootstrap, run, tree_of
 
 

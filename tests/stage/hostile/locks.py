@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stage.bundle import bundle as layout
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from tests.stage.bundles import reseal
 from tests.stage.hostile.manifests import SOUND, asset, fetch
 from tests.stage.hostile.runner import Case, Place

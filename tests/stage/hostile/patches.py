@@ -15,7 +15,7 @@ from stage.bundle.bundle import PATCH_PLAN as PLAN
 from stage.bundle.bundle import manifest_text
 from stage.bundle.verifier import Finding, VerificationReport
 from stage.carry.patch import patch_damage
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from stage.progress import Reporter
 from tests.stage.hostile.runner import Case, Place
 

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage.digests import Digest
 from stage.errors import PolicyError, StageError, UsageError
+from stage.files import Digest
 from stage.hub.model_files import (
     RemoteFile,
     select_by_patterns,

@@ -14,9 +14,9 @@ import pytest
 from click.testing import Result
 
 from stage.bundle.bundle import Bundle
-from stage.digests import sha256_of_bytes
-from stage.hub.remote_code import made_local, references, relative_imports
-from stage.sandbox import child
+from stage.files import sha256_of_bytes
+from stage.hub.models import made_local, references, relative_imports
+from stage.sandbox import OFFLINE
 from tests.remedies.obeyed import obeys
 from tests.support.servers.hubs import TestHub
 
@@ -114,11 +114,10 @@ print(model(torch.ones(3)).tolist())
 
 def loaded(folder: Path, modules: Path) -> str:
     """The model's output in a process with no network and an empty cache."""
-    command, environment = child("stage.sandbox")
-    environment |= {"HF_HOME": str(modules), "HF_MODULES_CACHE": str(modules / "modules")}
+    caches = {"HF_HOME": str(modules), "HF_MODULES_CACHE": str(modules / "modules")}
     done = subprocess.run(
-        [command[0], "-c", LOADS, str(folder)],
-        env=environment,
+        [sys.executable, "-c", LOADS, str(folder)],
+        env={**os.environ, **OFFLINE, **caches},
         stdin=subprocess.DEVNULL,  # transformers asks there whether it may run the code
         capture_output=True,
         text=True,

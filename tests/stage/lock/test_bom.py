@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from stage.bundle.bundle import Bundle
 from stage.cli import main
 from stage.lock.bom import bom_text
-from stage.lock.write import Lockfile
+from stage.lock.model import Lockfile
 from tests.stage.bundles import make_bundle
 from tests.stage.locks import canonical, every_kind, fetched_and_made
 from tests.support.environment.laptop import EnvironmentLaptop

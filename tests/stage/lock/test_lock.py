@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from stage.digests import sha256_of_bytes
 from stage.errors import UsageError
-from stage.lock.read import read_lock
-from stage.lock.write import Lockfile
+from stage.files import sha256_of_bytes
+from stage.lock.model import Lockfile, read_lock
 from tests.stage.locks import (
     COMMIT,
     canonical,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stage.errors import PolicyError, UsageError
-from stage.lock.manifest import Manifest
-from stage.lock.requests import (
+from stage.lock.manifest import (
     DatasetRequest,
     EnvironmentRequest,
+    Manifest,
     ModelRequest,
     PathRequest,
     UrlRequest,

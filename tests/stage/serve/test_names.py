@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, LeftOut
-from stage.serve.names import how_to_bring
+from stage.serve.hub_api import how_to_bring
 from tests.stage.locks import every_kind
 from tests.support.clients import answer_of, run_client
 from tests.support.servers.hubs import TestHub

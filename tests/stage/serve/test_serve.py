@@ -21,9 +21,8 @@ from scripts.lib.demo.repositories import DATASET, dataset_files
 from scripts.lib.hub.loopback_hub import LoopbackHub
 from stage.bundle.bundle import Bundle
 from stage.serve import hub_api
-from stage.serve.answers import FileBody, Request
 from stage.serve.catalogue import Catalogue, card_of
-from stage.serve.names import entry
+from stage.serve.hub_api import FileBody, Request, entry
 from stage.serve.server import BundleServer
 from tests.support.clients import answer_of, run_client
 from tests.support.serving import serving_here

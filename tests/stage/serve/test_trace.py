@@ -16,11 +16,9 @@ import pytest
 import yaml
 
 from stage.download.http import Connections, tls_context
-from stage.lock.manifest import Manifest
-from stage.lock.requests import UrlRequest
-from stage.serve.answers import Address
-from stage.serve.record import Asked, Exchange, _patterns, entries_of, gather
-from stage.serve.trace import Recorder
+from stage.lock.manifest import Manifest, UrlRequest
+from stage.serve.hub_api import Address
+from stage.serve.trace import Asked, Exchange, Recorder, _patterns, entries_of, gather
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.download.test_network import hub as hub_at
 from tests.support.servers.hubs import TestHub
@@ -123,7 +121,7 @@ def test_a_script_that_asked_for_nothing_writes_no_manifest(
     assert "or set HF_ENDPOINT itself?" in done.stderr
 
 
-@obeys("stage/cli/trace.py", "Fix what its own error says")
+@obeys("stage/cli/serve.py", "Fix what its own error says")
 def test_a_dataset_without_its_owner_is_told_the_name_to_write(
     source: TestHub, tmp_path: Path
 ) -> None:
@@ -302,7 +300,7 @@ def test_each_kind_of_repository_has_its_entry_or_none(
     assert (entry.name, found, len(entry.cannot_travel)) == (name, lines, left), entry
 
 
-@obeys("stage/cli/trace.py", "{}, or trace again: -o and another name.")
+@obeys("stage/cli/serve.py", "{}, or trace again: -o and another name.")
 def test_ctrl_c_in_the_middle_gives_a_manifest_that_fetches(
     source: TestHub, tmp_path: Path
 ) -> None:

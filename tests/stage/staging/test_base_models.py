@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from stage.bundle.bundle import Bundle
 from stage.hub.models import base_of
-from stage.lock.model import Base, LockedAsset
-from stage.lock.read import read_lock
+from stage.lock.model import Base, LockedAsset, read_lock
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import safetensors
 

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 
 from stage.bundle.bundle import finish
 from stage.cli import main
-from stage.digests import hash_file
-from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Source
-from stage.lock.write import Lockfile
+from stage.files import hash_file
+from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
 from stage.staging.load_test import run_load_test
 from tests.stage.locks import COMMIT
 

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage.hub.lookup import RepositoryLookup, RepositoryName
-from stage.lock.manifest import Manifest
-from stage.lock.requests import DatasetRequest, ModelRequest
+from stage.lock.manifest import DatasetRequest, Manifest, ModelRequest
 from stage.paths import names_a_local_path
-from stage.staging.new_manifest import new_manifest
+from stage.staging.new_manifest import RepositoryLookup, RepositoryName, new_manifest
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
-from stage.lock.write import Lockfile
+from stage.lock.model import Ingredient, LockedAsset, LockedFile, Lockfile, Source
 from stage.progress import Reporter
-from stage.staging.plan import SPACE_FOR_TAGS, Plan
-from stage.staging.store import SHARED_FROM, SharedStore, Sharing
+from stage.staging.fetch import SPACE_FOR_TAGS, Plan
+from stage.staging.working_folder import SHARED_FROM, SharedStore, Sharing
 
 ARCHIVE = Ingredient("https://x/a.zip", 500, "a" * 64)
 

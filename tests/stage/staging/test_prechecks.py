@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stage.lock.model import NOT_INCLUDED, LeftOut, LockedAsset, LockedFile, Source
-from stage.staging.prechecks import Omitted, omitted_files
+from stage.staging.resolve import Omitted, omitted_files
 
 SENTENCES = (
     "config.json modules.json 1_Pooling/config.json tokenizer.json vocab.txt "

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.verifier_adapter import verify
-from stage.digests import hash_file
+from stage.bundle.bundle import verify
 from stage.errors import UsageError
-from stage.staging.store import store_from
+from stage.files import hash_file
+from stage.staging.working_folder import store_from
 from tests.support.servers.hubs import TestHub
 from tests.support.staging import MANIFEST, MODEL, Laptop, model_files
 

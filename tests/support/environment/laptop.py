@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.lib.conda.channel import File, Package, write_package
-from stage.environment.image.own_wheel import write_wheel
+from stage.environment.image.image import write_wheel
 from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
 from stage.environment.spec.profile import Profile
 from stage.installation import DISTRIBUTION
@@ -176,7 +176,7 @@ class EnvironmentLaptop:
         return self.bundle / "data/envs/small-env"
 
     def lock(self, conda: list[str], pip: list[Path]) -> None:
-        from stage.environment.image.own_wheel import own_requirements  # needs the extra `laptop`
+        from stage.environment.image.image import own_requirements  # needs the extra `laptop`
 
         spec = EnvironmentSpec.load(self.folder / "environment.yml")
         asked = content_hash(spec, Profile.load(self.folder / "cluster.yml"), own_requirements())

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from stage.environment.image.own_wheel import write_wheel
+from stage.environment.image.image import write_wheel
 
 ANY = "py3-none-any"
 

@@ -23,7 +23,7 @@ from scripts.lib.bench.workload import (
     write_small_files,
 )
 from scripts.lib.hub.loopback_hub import LoopbackHub
-from stage.digests import hash_file
+from stage.files import hash_file
 
 LARGE, MANY = 2048 * MIB, 500
 SMALL = 8192

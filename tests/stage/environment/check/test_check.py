@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.check.check import verdicts
-from stage.environment.check.needs import Needs
+from stage.environment.check.check import Needs, glibc_needed, verdicts
 from stage.environment.check.torch_builds import (
     architectures_of,
     numbers,
@@ -19,7 +18,6 @@ from stage.environment.check.torch_builds import (
     toolkit_dropped,
     torch_limit,
 )
-from stage.environment.check.wheel_tags import glibc_needed
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.profile import Profile
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.digests import sha256_of_bytes
+from stage.files import sha256_of_bytes
 from tests.support.node import SHELLS, TEMPLATES
 from tests.support.waiting import wait_for
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stage.digests import sha256_of_bytes
 from stage.environment.check.node import create
 from stage.errors import StageError, UsageError
+from stage.files import sha256_of_bytes
 from stage.lock.model import LockedFile
 from stage.staging.sources.local import bring_local
 from tests.support.environment.laptop import EnvironmentLaptop, alone, bootstrap

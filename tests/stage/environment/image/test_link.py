@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
-from stage.environment.image import case, image, shebang
-from stage.environment.image.own_wheel import write_wheel
+from stage.environment.image import image, shebang
+from stage.environment.image.image import write_wheel
 from stage.environment.image.relocate import find_regions, replace
 from stage.errors import UsageError
 
@@ -135,14 +135,14 @@ def test_a_laptop_whose_disks_ignore_case_lays_it_out_in_a_disk_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes_disk: bool
 ) -> None:
     """As a Mac does, or the refusal; `hdiutil` is a program that writes down its calls."""
-    monkeypatch.setattr(case, "ignores_case", lambda folder: True)
+    monkeypatch.setattr(image, "ignores_case", lambda folder: True)
     program, calls = tmp_path / "bin/hdiutil", tmp_path / "calls"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$*" >>{calls}\n')
     program.chmod(0o755 if makes_disk else 0o644)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     if makes_disk:
-        with case.folder_that_keeps_case(tmp_path) as mount:
+        with image.folder_that_keeps_case(tmp_path) as mount:
             assert mount.is_dir()
         create, attach, detach = calls.read_text().splitlines()
         assert "-fs Case-sensitive APFS" in create
@@ -150,7 +150,7 @@ def test_a_laptop_whose_disks_ignore_case_lays_it_out_in_a_disk_image(
         assert detach.startswith("detach") and detach.endswith(str(mount))
     else:
         with pytest.raises(UsageError, match="this disk ignores case") as told:
-            case.folder_that_keeps_case(tmp_path).__enter__()
+            image.folder_that_keeps_case(tmp_path).__enter__()
         assert "TMPDIR=" in told.value.remedy
 
 

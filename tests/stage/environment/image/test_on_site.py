@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.image.own_wheel import own_requirements, pure_wheel
+from stage.environment.image.image import own_requirements, pure_wheel
 from stage.environment.image.relocate import NotAsMade, check_tree
 from tests.support.environment import site
 from tests.support.environment.laptop import (

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from stage import __version__
-from stage.environment.image.own_wheel import airlift_wheel, check_holds_airlift
+from stage.environment.image.image import airlift_wheel, check_holds_airlift
 from stage.errors import UsageError
 from tests.remedies.obeyed import in_it, obeys
 from tests.stage.environment.spec.test_conda_lock import lock, package
@@ -34,7 +34,7 @@ def test_made_twice_it_is_the_same_bytes_and_holds_every_file_of_both_packages(
     assert not any("__pycache__" in name for name in inside)
 
 
-@obeys("stage/environment/image/own_wheel.py", "stage env lock adds them; with another tool")
+@obeys("stage/environment/image/image.py", "stage env lock adds them; with another tool")
 def test_a_lock_without_what_airlift_needs_is_told_what_to_add() -> None:
     bare = replace(lock(), packages=(package("python", version="3.11.7"),))
     with pytest.raises(UsageError, match="does not meet their requirements") as told:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.check.imports import PROBE
-from stage.environment.image.try_imports import check_imports
+from stage.environment.check.imports import PROBE, check_imports
 from stage.errors import UsageError
 from stage.progress import Reporter
 from tests.stage.environment.check.packages import TORCH, write_packages

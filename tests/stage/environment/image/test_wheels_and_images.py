@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stage.environment.solve.advice import Target
-from stage.environment.solve.sdists import build_wheel
+from stage.environment.solve.uv import build_wheel
 from stage.environment.spec.conda_lock import Package
 from stage.errors import IncompleteError, StageError, UsageError
 from stage.progress import Reporter

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from scripts.lib.conda.channel import index as index_channel
-from stage.environment.image.own_wheel import own_requirements
+from stage.environment.image.image import own_requirements
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
 from tests.support.environment.channel import conda_channel
 from tests.support.environment.laptop import environment_laptop

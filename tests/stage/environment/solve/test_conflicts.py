@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.solve.conflicts import conda_conflict, is_network_problem
+from stage.environment.solve.advice import conda_conflict, is_network_problem
 from stage.environment.solve.uv import requirements_without_wheel
-from stage.environment.spec.environment_yml import EnvironmentSpec
-from stage.environment.spec.pip_section import PipSection
+from stage.environment.spec.environment_yml import EnvironmentSpec, PipSection
 from stage.environment.spec.profile import Profile
 from stage.lock.reader import Lines
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
-from stage.environment.check import wheel_tags
+from stage.environment.check.check import best_wheel, tag_ranks
 from stage.environment.solve.conda_contents import Provided, provided_by_conda
-from stage.environment.solve.indexes import choose_indexes
 from stage.environment.solve.pip import lock_pip
-from stage.environment.solve.uv import PipRequest, missing_torch_index
+from stage.environment.solve.uv import PipRequest, choose_indexes, missing_torch_index
 from stage.environment.spec.conda_lock import Package as Locked
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile
@@ -376,8 +375,8 @@ def test_a_later_build_of_a_wheel_goes_before_the_one_without_a_build_tag(
     builds: list[str], best: str | None
 ) -> None:
     """PEP 427: no tag is the lowest. What fits better still goes before, whatever its build."""
-    fitting = wheel_tags.ranks("3.11", "x86_64", "2.28")
-    found = wheel_tags.best([f"x-1.0{build}.whl" for build in builds], fitting)
+    fitting = tag_ranks("3.11", "x86_64", "2.28")
+    found = best_wheel([f"x-1.0{build}.whl" for build in builds], fitting)
     assert found == (best and f"x-1.0{best}.whl")
 
 

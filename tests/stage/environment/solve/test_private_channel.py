@@ -45,11 +45,10 @@ def test_passwords_are_asked_with_and_never_kept(
 ) -> None:
     """Of a channel and of an index: for locking, for sizes, and for fetching the files."""
     from stage.lock.manifest import Manifest
-    from stage.lock.read import read_lock
+    from stage.lock.model import read_lock
     from stage.progress import Reporter
-    from stage.staging.options import FetchOptions
     from stage.staging.resolve import open_sources
-    from stage.staging.sources.source import Run
+    from stage.staging.sources.source import FetchOptions, Run
 
     desk.index.password = "member:w%20rd-s3cret"
     secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.image.own_wheel import own_requirements
+from stage.environment.image.image import own_requirements
 from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.errors import UsageError
 from tests.support.environment.pypi import Index, serve_index, wheel

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stage.environment.solve.indexes import Indexes, address_to_ask
-from stage.environment.solve.uv import uv_platform
-from stage.environment.spec.environment_yml import EnvironmentSpec, content_hash
-from stage.environment.spec.pip_section import PipRequirement, PipSection
+from stage.environment.solve.uv import Indexes, address_to_ask, uv_platform
+from stage.environment.spec.environment_yml import (
+    EnvironmentSpec,
+    PipRequirement,
+    PipSection,
+    content_hash,
+)
 from stage.environment.spec.profile import Profile
 from stage.errors import Place, PolicyError, StageError, UsageError
 

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from stage.bundle import bundle as layout
+from stage.bundle.bundle import verify
 from stage.bundle.inspect import ParquetFooter, parquet_footer
-from stage.bundle.verifier_adapter import verify
-from stage.digests import FileDigests, hash_file
-from stage.staging import build
-from stage.staging.sources import local
-from stage.staging.sources.listing import _is_named
-from stage.staging.sources.local import PathSource
+from stage.files import FileDigests, hash_file
+from stage.staging.sources import local, source
+from stage.staging.sources.local import PathSource, _is_named
 from tests.support.rights import as_another_user
 from tests.support.staging import run_here
 
@@ -278,7 +276,7 @@ def test_a_table_is_hashed_once_and_its_parquet_is_opened_once(
         return parquet_footer(path)
 
     monkeypatch.setattr(local, "hash_file", hash_noted)
-    monkeypatch.setattr(build, "parquet_footer", open_noted)
+    monkeypatch.setattr(source, "parquet_footer", open_noted)
     manifest(folder, "r: {path: t.csv, convert: csv}")
     (folder / "t.csv").write_text("a,b\n1,2\n")
     run_here("fetch", "m.yaml", "-o", "bundle", "--no-offline-check", code=0)
