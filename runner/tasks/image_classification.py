@@ -25,7 +25,7 @@ from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
-from runner.tasks.shared.class_task import LABEL, ClassTask, numbered
+from runner.tasks.shared.kinds import LABEL, ClassTask, numbered
 from runner.tasks.shared.task import Batch, Objective
 
 if TYPE_CHECKING:

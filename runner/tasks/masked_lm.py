@@ -18,7 +18,7 @@ from runner.data.store import IGNORED, Rows
 from runner.data.tokenizing import Frame, load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput
-from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
+from runner.tasks.shared.kinds import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.task import Batch
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from runner.data.store import StoreFacts
 from runner.data.table import columns as read_columns
 from runner.data.table import rows_of
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.class_task import LABEL, ClassObjective, ClassTask, count_from_zero
-from runner.tasks.shared.document_task import TEXT
+from runner.tasks.shared.kinds import LABEL, TEXT, ClassObjective, ClassTask, count_from_zero
 from runner.tasks.shared.task import Chosen, choose_columns
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from runner.data.store import IGNORED, LabelledRows, StoreFacts
 from runner.data.table import MOST_ROWS, columns, first_batches, row_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.class_task import ClassObjective, ClassTask
+from runner.tasks.shared.kinds import ClassObjective, ClassTask
 
 if TYPE_CHECKING:
     import torch
