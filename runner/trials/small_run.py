@@ -19,11 +19,11 @@ from runner.data.recipe import Recipe
 from runner.errors import keys_of
 from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
+from runner.job.looks import count
 from runner.job.memory import state_needed
 from runner.job.shapes import Device
 from runner.job.texts import bytes_of_text
 from runner.job.training_run import TrainingRun
-from runner.job.with_torch import count
 from runner.run_folder.layout import RunFolder
 
 RANKS = 2

@@ -19,19 +19,19 @@ from torch import nn
 from runner.data.recipe import recipes
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import EnvironmentInput, unreadable
-from runner.job import installed, without_torch
+from runner.job import installed, looks
 from runner.job import submit as submission
 from runner.job.devices import notes_of_job
 from runner.job.findings import Finding, raise_errors
 from runner.job.host_memory import check_at_load
 from runner.job.installed import note_for_job
+from runner.job.looks import look_with_torch
 from runner.job.model import _check_names
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
 from runner.job.shapes import Device, weight_shapes
 from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
-from runner.job.with_torch import look
 from runner.tasks import task_named
 from runner.training.engines.native import blocks_of
 from runner.training.weights import _check_numbers
@@ -48,7 +48,7 @@ TREE_FILE = f'{{"tree": "{TREE}"}}'
 CHECK = "runner check mine.yaml --processes 2"
 LAYERS = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4), 2, enable_nested_tensor=False)
 DEVICES = "runner/job/devices.py"
-CHILD = "runner/job/without_torch.py"
+CHILD = "runner/job/looks.py"
 ROWS = "text,label,kind\na film,good,0\nanother,{}\n"
 FILES = {
     "d/train.csv": ROWS.format("good,1"),
@@ -108,7 +108,7 @@ def samples_of(world: World) -> list[Finding]:
     """What `check` says of the first samples."""
     config = world.config()
     wanted = recipes(config, world.inputs(), int(config.sequence_length or 0))
-    return list(without_torch._write_samples(config, wanted["train"][0]))
+    return list(looks._write_samples(config, wanted["train"][0]))
 
 
 def tokenizer_of(world: World) -> list[Finding]:
@@ -117,7 +117,7 @@ def tokenizer_of(world: World) -> list[Finding]:
     rows = int(world.environ.get("ROWS", model.settings["vocab_size"]))
     task = task_named("masked-lm")
     tokenizer = load_tokenizer(model)
-    found = list(without_torch.compare(task, model, tokenizer, rows, "vocab_size"))
+    found = list(looks.compare(task, model, tokenizer, rows, "vocab_size"))
     raise_errors(found)
     return found
 
@@ -232,10 +232,10 @@ OF_MODELS = (
         ((r"save_file\(.*\)(?=, of safetensors.torch)", f'run {RENAME}{{}}"'),),
         does=weights_of,
         given=f'cp bundle/data/models/tiny-bert/model.safetensors m.safetensors\n{RENAME}{WRAP}"'),
-    Row("runner/job/with_torch.py", "Stage config.json and weights again, both from one revision:",
+    Row("runner/job/looks.py", "Stage config.json and weights again, both from one revision:",
         (("stage show BUNDLE", "run",
          "both from one revision", "run cp bundle/data/models/tiny-bert/config.json m"),),
-        does=lambda w: raise_errors(look(w.config(), "m", Path() / "m")[0]),
+        does=lambda w: raise_errors(look_with_torch(w.config(), "m", Path() / "m")[0]),
         given="cp -r bundle/data/models/tiny-bert m\n"
         """sed -i 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 9/' m/config.json"""),
     Row(CHILD, "Tokenizer and model do not belong together: stage both from one repository.",

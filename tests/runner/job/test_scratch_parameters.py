@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 import stage
 from runner.config.run_config import RunConfig
+from runner.job.looks import count
 from runner.job.training_run import TrainingRun
-from runner.job.with_torch import count
 from runner.trials.small_run import memory_needed
 from tests.runner.conftest import Cluster
 from tests.support.training.models import tiny_model_files
