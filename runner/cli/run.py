@@ -1,17 +1,17 @@
-"""The commands `check`, `prepare`, `submit` and `train`: parse options and print."""
+"""The commands `check`, `prepare`, `submit`, `train` and `rank`: parse options and print."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli import rank
 from runner.cli.options import processes_option, run_options, to_option
 from runner.errors import (
     StageError,
@@ -190,7 +190,7 @@ def train(
         if start is None:
             from runner.training.rank import join
 
-            join(load, rank.WORKS["train"], os.environ, **options)
+            join(load, WORKS["train"], os.environ, **options)
         set_up(os.environ)
         sys.exit(train_run(load(), start, environ=os.environ, **options))
 
@@ -326,3 +326,47 @@ def _check_request(run: TrainingRun) -> None:
 
     report(check_run(run), print_line)
     check_not_held(run.folder, os.environ)
+
+
+def _train() -> Callable[..., None]:
+    from runner.training.setup import to_the_end
+
+    return to_the_end
+
+
+def _evaluate() -> Callable[..., None]:
+    from runner.trials.evaluate_worker import measure
+
+    return measure
+
+
+def _trial() -> Callable[..., None]:
+    from runner.trials.bench_worker import measure
+
+    return measure
+
+
+WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
+"""The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
+NODES = "nodes"
+"""Another kind, of a rehearsal: the ranks look at their nodes before they meet."""
+
+
+@click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("work", type=click.Choice(sorted((*WORKS, NODES))))
+def rank(folder: Path, work: str) -> None:
+    """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
+    from runner import isolation, offline
+    from runner.closed_pipe import outlive_readers
+    from runner.run_folder.layout import RunFolder
+    from runner.training.rank import be_rank
+
+    outlive_readers()
+    offline.set_variables(os.environ)
+    isolation.isolate(os.environ, lambda _line: None)
+    if work == NODES:
+        from runner.trials.node_part import be_a_rank
+
+        be_a_rank(RunFolder(folder), os.environ)
+    be_rank(RunFolder(folder), WORKS[work], os.environ)

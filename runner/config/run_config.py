@@ -22,14 +22,22 @@ from runner.config.engine import (
     BatchConfig,
     CheckpointConfig,
     EngineConfig,
+    LoraConfig,
     OptimizerConfig,
+    QuantizationConfig,
     ScheduleConfig,
+    check_lora,
     check_offload,
     check_optimizer,
 )
-from runner.config.fields import Choice, check_unused_keys, every_key, unused_keys
-from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
-from runner.config.overrides import NAMES_ELSEWHERE, override
+from runner.config.fields import (
+    NAMES_ELSEWHERE,
+    Choice,
+    check_unused_keys,
+    every_key,
+    override,
+    unused_keys,
+)
 from runner.config.task_keys import keys_of_task
 from runner.config.tasks import task_names, those_with
 from runner.errors import (

@@ -37,8 +37,8 @@ from runner.job.findings import (
     warning,
 )
 from runner.job.installed import is_installed, leave_torch_alone
-from runner.job.model import newer_transformers
 from runner.job.plan import TrainingPlan
+from runner.job.shapes import newer_transformers
 from runner.tasks import Task, task_named
 
 

@@ -32,12 +32,11 @@ from runner.config.chats import (
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
-from runner.data import tokens
+from runner.data import tokenizing
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, first_batches, row_of
-from runner.data.tokenizing import end_of_text, fast_tokenizer
-from runner.data.tokens import Document
+from runner.data.tokenizing import Document, end_of_text, fast_tokenizer
 from runner.errors import Lines, UsageError, Where, human_count
 from runner.inputs import Inputs, SplitInput
 from runner.tasks import causal_lm
@@ -159,7 +158,7 @@ class Instruction(causal_lm.CausalLM):
         return super().choose(split)
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
-        return tokens.whole(recipe, documents, _left_out)
+        return tokenizing.whole(recipe, documents, _left_out)
 
     def check_tokenizer(
         self, config: RunConfig, inputs: Inputs, tokenizer: PreTrainedTokenizerBase

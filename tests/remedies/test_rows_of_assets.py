@@ -26,10 +26,9 @@ from runner.job.findings import Finding, raise_errors
 from runner.job.host_memory import check_at_load
 from runner.job.installed import note_for_job
 from runner.job.looks import look_with_torch
-from runner.job.model import _check_names
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
-from runner.job.shapes import Device, weight_shapes
+from runner.job.shapes import Device, _check_names, weight_shapes
 from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
 from runner.tasks import task_named
@@ -207,7 +206,7 @@ OF_OWN_FILES = (
     Row("runner/job/texts.py", "Set another split in the run file (`stage show BUNDLE` lists",
         (("stage show BUNDLE", "run", r"\btest\b", "edit dataset.train: {}"),),
         {**OWN, "dataset": {"asset": "none"}}, data_of),
-    Row("runner/job/model.py", "Set model.init: scratch, or stage the weights.",
+    Row("runner/job/shapes.py", "Set model.init: scratch, or stage the weights.",
         (("model.init: scratch", "edit"), ("stage the weights", "edit model.asset: m")),
         {**OWN, "model": {"asset": "bare"}}, World.check_model),
     Row("runner/job/examples.py", "Its models: {}. Tasks that they fit: {}.",
@@ -228,7 +227,7 @@ OF_MODELS = (
         (("task: causal-lm", "edit"), ("a model such as BERT", "edit model.asset: tiny-bert")),
         {"model": {"asset": "tiny-gpt2"}},
         lambda w: task_named(w.config().task).frame(load_tokenizer(w.inputs().model))),
-    Row("runner/job/model.py", "Save the model again with `save_pretrained` of the model inside",
+    Row("runner/job/shapes.py", "Save the model again with `save_pretrained` of the model inside",
         ((r"save_file\(.*\)(?=, of safetensors.torch)", f'run {RENAME}{{}}"'),),
         does=weights_of,
         given=f'cp bundle/data/models/tiny-bert/model.safetensors m.safetensors\n{RENAME}{WRAP}"'),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
-from runner.data import tokens
+from runner.data import tokenizing
 from runner.data.classes import listed, read_classes
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, Rows, Sample, StoreFacts
@@ -32,8 +32,8 @@ class DocumentTask(Task):
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         if recipe.documents == "joined":
-            return tokens.joined(recipe, self.frame)
-        return tokens.whole(recipe, tokens.pieces(self.frame), tokens.empty_rows)
+            return tokenizing.joined(recipe, self.frame)
+        return tokenizing.whole(recipe, tokenizing.pieces(self.frame), tokenizing.empty_rows)
 
 
 class LanguageObjective(Objective[Rows]):

@@ -31,7 +31,7 @@ from tests.support.warm import warm_python
 __all__ = ["alone"]
 
 ROOT = Path(package.__file__).parents[1]
-BETWEEN = {"runner/cli/rank.py", "runner/training/rank.py"}
+BETWEEN = {"runner/cli/run.py", "runner/training/rank.py"}
 """They lead from the start of a rank's process to its work; here the rank is in this process."""
 MOST = 58
 """35 are wanted. Of these, 21 are parts of a rank that a reader changes one at a time: the engine,
