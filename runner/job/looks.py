@@ -189,7 +189,7 @@ def _blocks(config: RunConfig, made: Any) -> Iterator[Finding]:
     yield fact_line(f"engine.wrap: {blocks_of(made, config)[1]}")
 
 
-def count(config: RunConfig, path: Path) -> int:
+def count_parameters(config: RunConfig, path: Path) -> int:
     """Returns the number of parameters of the model that the ranks make.
 
     Args:
