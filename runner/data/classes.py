@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from runner.config.task_keys import keys_of_task
 from runner.data.recipe import Recipe
-from runner.data.table import reading, row_of
+from runner.data.table import batches, reading, row_of
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 
@@ -138,16 +138,13 @@ def _values(split: SplitInput, column: str) -> set[Any]:
     """The distinct values of a column, or of the elements of its lists; without blank ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    import pyarrow.parquet as pq
 
     found: set[Any] = set()
-    for path in split.files:
-        with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=[column]):
-                values = batch.column(column)
-                if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-                    values = pc.list_flatten(values)
-                found.update(pc.unique(values).to_pylist())
+    for batch in batches(split, [column]):
+        values = batch.column(column)
+        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+            values = pc.list_flatten(values)
+        found.update(pc.unique(values).to_pylist())
     return {value for value in found if not is_blank(value)}
 
 

@@ -17,6 +17,35 @@ MOST_ROWS = 20_000
 """A check looks at no more: larger datasets fill a step, and to read them takes over a second."""
 
 
+def batches(split: SplitInput, names: Sequence[str], at_once: int = 2**16) -> Iterator[Any]:
+    """Yields the record batches of a split's files, in their order: all rows, whatever its part.
+
+    Args:
+        names: the columns to read.
+        at_once: the most rows per batch.
+
+    Raises:
+        DamageError: a file cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    for path in split.files:
+        with reading(path), pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=at_once, columns=list(names))
+
+
+def footer(path: Path) -> Any:
+    """What the end of a parquet file says about its rows and columns.
+
+    Raises:
+        DamageError: the file cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    with reading(path):
+        return pq.read_metadata(path)
+
+
 def columns(
     split: SplitInput, names: list[str], limit: int | None, at_once: int = ROWS_AT_ONCE
 ) -> Iterator[dict[str, list[Any]]]:
@@ -32,20 +61,17 @@ def columns(
         DamageError: a file cannot be read.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     left, first = limit if limit is not None else split.rows, 0
-    for path in split.files:
-        with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=at_once, columns=names):
-                if left <= 0:
-                    return
-                if split.part is not None:
-                    mask, first = split.part.mask(first, batch.num_rows), first + batch.num_rows
-                    batch = batch.filter(pa.array(mask))
-                batch = batch.slice(0, left)
-                left -= batch.num_rows
-                yield {name: batch.column(name).to_pylist() for name in names}
+    for batch in batches(split, names, at_once):
+        if left <= 0:
+            return
+        if split.part is not None:
+            mask, first = split.part.mask(first, batch.num_rows), first + batch.num_rows
+            batch = batch.filter(pa.array(mask))
+        batch = batch.slice(0, left)
+        left -= batch.num_rows
+        yield {name: batch.column(name).to_pylist() for name in names}
 
 
 def row_of(split: SplitInput, number: int) -> str:
@@ -67,27 +93,17 @@ def first_batches(split: SplitInput, names: Sequence[str]) -> Iterator[tuple[int
         split: the files.
         names: the columns to read.
     """
-    import pyarrow.parquet as pq
-
     first = 0
-    for path in split.files:
-        with reading(path), pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=list(names)):
-                if first >= MOST_ROWS:
-                    return
-                yield first, batch
-                first += batch.num_rows
+    for batch in batches(split, names):
+        if first >= MOST_ROWS:
+            return
+        yield first, batch
+        first += batch.num_rows
 
 
 def rows_of(split: SplitInput) -> int:
     """The rows of a split's files, from their footers."""
-    import pyarrow.parquet as pq
-
-    number = 0
-    for path in split.files:
-        with reading(path):
-            number += pq.read_metadata(path).num_rows
-    return number
+    return sum(footer(path).num_rows for path in split.files)
 
 
 @contextmanager
