@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stage.__main__ import main as start
+from stage.__main__ import start
 
 
 def main() -> None:

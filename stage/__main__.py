@@ -7,8 +7,13 @@ import sys
 from importlib import import_module
 
 
-def main(program: str = "stage") -> None:
-    """Runs the command.
+def main() -> None:
+    """Runs the command."""
+    start("stage")
+
+
+def start(program: str) -> None:
+    """Runs a command.
 
     A failed import (also for lack of memory) ends with exit code 5. Python's own exit code 1 would
     mean that damage was found.

@@ -46,7 +46,8 @@ from stage.environment.check import on_site as on_site  # for runner.job, runner
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.lock.model import LockedAsset
 from stage.serve import children
-from stage.serve.catalogue import Catalogue, ServedRepository
+from stage.serve.catalogue import Catalogue
+from stage.serve.catalogue import ServedRepository as ServedRepository  # for runner.exec
 
 
 @dataclass(frozen=True)
@@ -579,35 +580,18 @@ with_hub = children.with_hub
 
 
 @dataclass(frozen=True)
-class HubRepository:
-    """A repository of a bundle, as clients of the Hub see it.
-
-    Attributes:
-        kind: `models`, `datasets` or `spaces`.
-        id: `org/name`, or an old name of it, or its name without an owner.
-        refs: branch or tag -> commit.
-        snapshots: commit -> path in the repository -> the file's path on this disk, or its bytes if
-            it was generated.
-    """
-
-    kind: str
-    id: str
-    refs: Mapping[str, str]
-    snapshots: Mapping[str, Mapping[str, Path | bytes]]
-
-
-@dataclass(frozen=True)
 class Hub:
     """A bundle as a Hub for the scripts of this node.
 
     Attributes:
-        repositories: its repositories under each name that clients may use.
+        repositories: kind (`models`, `datasets` or `spaces`) and each name that clients may use
+            (`org/name`, an old name, or the name without an owner) -> the repository.
         address: the URL of the server, which listens already.
         serve: answers requests until the process ends.
     """
 
     bundle_id: str
-    repositories: list[HubRepository]
+    repositories: Mapping[tuple[str, str], ServedRepository]
     address: str
     serve: Callable[[], None]
 
@@ -626,19 +610,8 @@ def open_hub(bundle_path: Path, say: Callable[[str], None]) -> Hub:
 
     bundle = Bundle.open(bundle_path.resolve())
     catalogue = Catalogue.of(bundle)
-    repositories = [
-        _hub_repository(kind, name, served) for (kind, name), served in catalogue.names.items()
-    ]
     server = BundleServer(catalogue, "127.0.0.1", 0, say)
-    return Hub(bundle.id, repositories, server.address, server.serve_forever)
-
-
-def _hub_repository(kind: str, name: str, served: ServedRepository) -> HubRepository:
-    refs = {ref: v.commit for v in served.versions for ref in v.revisions if ref != v.commit}
-    snapshots = {
-        v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions
-    }
-    return HubRepository(kind, name, refs, snapshots)
+    return Hub(bundle.id, catalogue.names, server.address, server.serve_forever)
 
 
 def environments(bundle: Path) -> list[Path]:
