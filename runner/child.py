@@ -20,9 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from runner.closed_pipe import outlive_readers
 from runner.errors import StageError, isolated, shortage
-from runner.processes import die_with, die_with_parent, why_ended
+from runner.processes import die_with, die_with_parent, outlive_readers, why_ended
 
 T = TypeVar("T")
 FOREIGN_S = 120.0

@@ -176,11 +176,11 @@ def train(
       runner train runs/my.yaml --bundle bundle --processes 2
       runner train runs/my.yaml --bundle bundle --dry-run
     """
-    from runner.closed_pipe import outlive_readers
     from runner.job.training_run import TrainingRun
     from runner.launch.ranks import Start
     from runner.launch.train import set_up
     from runner.launch.train import train as train_run
+    from runner.processes import outlive_readers
 
     outlive_readers()
     with silent(if_=quiet):
@@ -358,7 +358,7 @@ NODES = "nodes"
 def rank(folder: Path, work: str) -> None:
     """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
     from runner import isolation, offline
-    from runner.closed_pipe import outlive_readers
+    from runner.processes import outlive_readers
     from runner.run_folder.layout import RunFolder
     from runner.training.rank import be_rank
 

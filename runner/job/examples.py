@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.chats import Naming
-from runner.config.data import DatasetConfig
+from runner.config.data import DatasetConfig, Naming
 from runner.data.classes import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
-from runner.inputs import Bundle, SplitInput, hash_file, on_site, remedy_as_published
+from runner.inputs import (
+    Bundle,
+    SplitInput,
+    environments,
+    hash_file,
+    on_site,
+    remedy_as_published,
+    split_input,
+)
 from runner.inputs.far import has_gpus
 from runner.job.shapes import ModelShape
 from runner.tasks import TASKS, Task, has_model
@@ -50,7 +57,7 @@ class _Data:
 
     keys: Mapping[str, str]
     comments: Mapping[str, str]
-    rows: int | None
+    rows: int
     unusual: tuple[str, ...]
     unread: Mapping[str, str]
     doubt: str
@@ -100,7 +107,8 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     _shrink_batch(blocks, data.rows)
     said = [f"model {model.name}: {_why(others)}", *_describe(TASKS[task], data)]
     gpus, nodes, torch = has_gpus(path), "clusters.yaml names the profile of nodes", ""
-    if environment := _environment(opened):
+    environment = next((folder.name for folder in environments(bundle)), "")
+    if environment:
         torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
         gpus, nodes = _is_for_gpus(opened, environment), "the environment is for nodes"
         on_it = f", on the site's torch {torch}: each job needs its module" if torch else ""
@@ -177,10 +185,10 @@ def _as_examples(slurm: Mapping[str, Any], torch: str = "") -> str:
     return "\n".join([*lines, ""])
 
 
-def _shrink_batch(blocks: dict[str, str], rows: int | None) -> None:
+def _shrink_batch(blocks: dict[str, str], rows: int) -> None:
     """Leaves the batch to Airlift where the example's would be a large part of the data."""
     batch = read_value(blocks["batch"])["batch"]
-    if rows is not None and rows < _STEPS_OF_AN_EPOCH * batch["global"]:
+    if rows < _STEPS_OF_AN_EPOCH * batch["global"]:
         blocks["batch"] = (
             f"batch: {{global: auto, micro: auto}}   # sequences per step; the example has "
             f"{batch['global']}, for more data than these {rows} rows\n"
@@ -249,7 +257,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
             train = "train" if "train" in splits else next(iter(splits), None)
             if train is None:
                 continue
-            split = _split(bundle, train, splits[train])
+            split = split_input(bundle, asset, train, splits[train])
             columns, (chosen, more, unusual) = split.columns, task.choose(split)
             lists |= {f"{name}: {c}": kind for c, kind in columns.items() if _is_of_structs(kind)}
             if chosen:
@@ -257,7 +265,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
                 if naming := Naming.of(columns.get(chosen.get("messages", ""), ""), {}, {}):
                     shape = f"lists of {{{naming.role}, {naming.content}}}"
                     comments["messages"] = f"{shape}{_also(more['messages'])}"
-                held_out = "10%" if (splits[train].rows or 0) >= _ENOUGH_ROWS else "null"
+                held_out = "10%" if split.rows >= _ENOUGH_ROWS else "null"
                 validation = next((v for v in _VALIDATION if v in splits and v != train), held_out)
                 keys = {"asset": scalar(name)}
                 keys |= {"config": scalar(config)} if len(asset.configs) > 1 else {}
@@ -274,7 +282,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
                 read = task.columns(DatasetConfig(asset=name, **settings)).values()
                 unread = {c: kind for c, kind in columns.items() if c not in read}
                 doubt = _doubt(split, chosen.get(task.class_key))
-                found.append(_Data(keys, comments, splits[train].rows, unusual, unread, doubt))
+                found.append(_Data(keys, comments, split.rows, unusual, unread, doubt))
     if not found:
         wanted = " and ".join(task.chosen)
         datasets = [asset for asset in bundle.lock.assets.values() if asset.kind == "dataset"]
@@ -320,12 +328,6 @@ def _doubt(split: SplitInput, column: str | None) -> str:
     return ""
 
 
-def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
-    files = tuple(bundle.root / shard for shard in locked.shards)
-    columns = {column.name: column.type for column in locked.schema or ()}
-    return SplitInput(name, files, (), locked.rows or 0, columns)
-
-
 def _describe(task: Task, data: _Data) -> list[str]:
     keys = {key: value for key, value in data.keys.items() if key != "asset"}
     what = ", ".join(f"{key}: {value}" for key, value in keys.items())
@@ -348,11 +350,6 @@ def _describe(task: Task, data: _Data) -> list[str]:
             if _is_of_structs(kind) and Naming.of(kind, {}, {}) is None
         ]
     return said
-
-
-def _environment(bundle: Bundle) -> str | None:
-    assets = bundle.lock.assets.values()
-    return next((asset.name for asset in assets if asset.kind == "environment"), None)
 
 
 def _is_for_gpus(bundle: Bundle, asset: str) -> bool:

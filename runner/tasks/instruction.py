@@ -19,17 +19,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.config.chats import (
+from runner.config.data import (
     ANSWERED,
     ASKED,
     KNOWN,
     OURS,
+    DatasetConfig,
     Naming,
     UnknownRoleError,
     format_columns,
     unknown_role,
 )
-from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
 from runner.data import tokenizing

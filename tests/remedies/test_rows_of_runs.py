@@ -180,7 +180,7 @@ SETTINGS = (
     Row(LORA, "Remove `lora`, or set model.init: pretrained.",
         (("(?<=Remove `)lora", "remove"), ("model.init: pretrained", "edit")),
         {"model": {"asset": "tiny-gpt2", "init": "scratch"}, "lora": {}}, World.config),
-    Row("runner/config/chats.py", "For instance: fields: {role: from, content: value}",
+    Row("runner/config/data.py", "For instance: fields: {role: from, content: value}",
         (("fields: {.*?}", "remove dataset.fields", "fields: {.*?}", "edit dataset.{}"),),
         {**CHAT, "dataset": {"asset": "chats", "messages": "m", "fields": {"rolle": "from"}}},
         World.config),
