@@ -115,7 +115,7 @@ def what_is_used_up(folder: Path, error: OSError) -> tuple[str, str] | None:
 def job_folder(environ: Mapping[str, str]) -> Path:
     """The folder of this job for temporary files, where the site or the user wants them."""
     base = Path(environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or LAST_RESORT)
-    return base / _own_name(environ)
+    return base / f"airlift-{os.getuid()}-{environ.get('SLURM_JOB_ID', 'local')}"
 
 
 def local_folder(environ: Mapping[str, str], mounts: str) -> tuple[Path, str]:
@@ -230,7 +230,3 @@ def clear_builds(folder: Path) -> None:
 
 def _folder_name(variable: str) -> str:
     return variable.lower().removesuffix("_dir")
-
-
-def _own_name(environ: Mapping[str, str]) -> str:
-    return f"airlift-{os.getuid()}-{environ.get('SLURM_JOB_ID', 'local')}"

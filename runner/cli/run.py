@@ -295,13 +295,20 @@ def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) 
 
     Args:
         runs: the members of a sweep; empty: `alone`.
+
+    Raises:
+        StageError: a run cannot work, or another launcher trains in its folder.
     """
+    from runner.job.check import check_run
+    from runner.job.findings import report
     from runner.job.submit import submit as submit_job
+    from runner.run_folder.run_lock import check_not_held
 
     for run in runs or [alone]:
         if runs:
             print_line(f"{run.folder.root.name}:")
-        _check_request(run)
+        report(check_run(run), print_line)
+        check_not_held(run.folder, os.environ)
         if run.finished:  # also of one that --quiet submits
             print_line("\n".join(run.finished), err=True)
     if all(run.finished for run in runs or [alone]):
@@ -312,20 +319,6 @@ def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) 
     print_line(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
     print_line(f"  log:    {log}")
-
-
-def _check_request(run: TrainingRun) -> None:
-    """Checks one run that will be submitted, and prints what is found.
-
-    Raises:
-        StageError: it cannot work, or another launcher trains in its folder.
-    """
-    from runner.job.check import check_run
-    from runner.job.findings import report
-    from runner.run_folder.run_lock import check_not_held
-
-    report(check_run(run), print_line)
-    check_not_held(run.folder, os.environ)
 
 
 def _train() -> Callable[..., None]:

@@ -477,10 +477,6 @@ def _check_tokens(config: RunConfig, lines: Lines) -> None:
         )
 
 
-def _check_lora(config: RunConfig, lines: Lines) -> None:
-    check_lora(config.lora, config.quantization, config.engine, config.model.init, lines)
-
-
 # The sections that a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("epochs", "steps"), _check_length),
@@ -491,5 +487,10 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
         ("engine", "optimizer"),
         lambda config, lines: check_optimizer(config.engine, config.optimizer, lines),
     ),
-    (("engine", "lora", "model", "quantization"), _check_lora),
+    (
+        ("engine", "lora", "model", "quantization"),
+        lambda config, lines: check_lora(
+            config.lora, config.quantization, config.engine, config.model.init, lines
+        ),
+    ),
 )

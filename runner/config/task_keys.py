@@ -41,10 +41,6 @@ def in_lists(fits: Callable[[str], bool]) -> Callable[[str], bool]:
     return fit
 
 
-def _no_hint(kind: str) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Column:
     """What a task needs of the column of a key, such as `text`.
@@ -55,14 +51,14 @@ class Column:
         usual: its usual names, in lower case.
         unlikely: measures the values of a column; of columns without a usual name, the one with
             the smallest measure is chosen. None: the first.
-        hint: Arrow type of a column that does not fit -> a sentence that may help, or nothing.
+        hint: Arrow type of a column that does not fit -> a sentence that may help; None: no such.
     """
 
     what: str
     fits: Callable[[str], bool]
     usual: tuple[str, ...] = ()
     unlikely: Callable[[Sequence[Any]], Any] | None = None
-    hint: Callable[[str], str] = _no_hint
+    hint: Callable[[str], str] | None = None
 
     def fitting(self, columns: Mapping[str, str]) -> list[str]:
         """Returns the names of the columns that fit.
@@ -211,7 +207,8 @@ class TaskKeys:
             others = ", ".join(expected.fitting(columns)) or "none"
             raise UsageError(
                 f"that column of `{dataset.asset}` holds {columns[column]}, not {expected.what}.",
-                f"Columns of {expected.what}: {others}." + expected.hint(columns[column]),
+                f"Columns of {expected.what}: {others}."
+                + (expected.hint(columns[column]) if expected.hint else ""),
                 place=where(f"{key}: {column}"),
             )
 

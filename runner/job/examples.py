@@ -82,7 +82,8 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         f"# Next: runner check {quoted(path)} --bundle {quoted(where)}   "
         "(it prints the other keys, too)\n"
     )
-    blocks["name"] = f"name: {_name(path)}\n"
+    name = re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"
+    blocks["name"] = f"name: {name}\n"
     if bundle is not None and (manifest := _manifest(path, bundle)):
         blocks["name"] += f"manifest: {scalar(manifest)}   # for runner submit --to CLUSTER\n"
     slurm = read_value(blocks["slurm"])["slurm"]
@@ -105,7 +106,10 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
     _shrink_batch(blocks, data.rows)
-    said = [f"model {model.name}: {_why(others)}", *_describe(TASKS[task], data)]
+    why = "the only one that fits the task"
+    if others:
+        why = f"the first that fits the task; also: {', '.join(others)}"
+    said = [f"model {model.name}: {why}", *_describe(TASKS[task], data)]
     gpus, nodes, torch = has_gpus(path), "clusters.yaml names the profile of nodes", ""
     environment = next((folder.name for folder in environments(bundle)), "")
     if environment:
@@ -358,16 +362,6 @@ def _is_for_gpus(bundle: Bundle, asset: str) -> bool:
     return locked is None or "__cuda" in locked.virtual_packages
 
 
-def _why(others: Sequence[str]) -> str:
-    if others:
-        return f"the first that fits the task; also: {', '.join(others)}"
-    return "the only one that fits the task"
-
-
 def _also(others: Sequence[str]) -> str:
     """The other possible values, for the end of a line: names can hold line breaks."""
     return f"; also: {' '.join(as_shown(', '.join(others)).split())}" if others else ""
-
-
-def _name(path: Path) -> str:
-    return re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"

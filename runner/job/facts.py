@@ -44,7 +44,8 @@ class fact(Generic[T]):
     def __get__(self, run: Facts | None, owner: type) -> fact[T] | T:
         if run is None:
             return self
-        kept = run.kept_facts
+        # Not a field: a copy with another field (`dataclasses.replace`) has other facts.
+        kept: dict[str, Any] = vars(run).setdefault("_kept_facts", {})
         if self.name not in kept:
             try:
                 kept[self.name] = self._derive(run)
@@ -67,13 +68,6 @@ class _Raised:
 
 class Facts:
     """An object with facts. What is derived is neither compared, copied nor pickled with it."""
-
-    @property
-    def kept_facts(self) -> dict[str, Any]:
-        """What is derived so far, by the names of the facts."""
-        # Not a field: a copy with another field (`dataclasses.replace`) has other facts.
-        kept: dict[str, Any] = vars(self).setdefault("_kept_facts", {})
-        return kept
 
     def known(self, wanted: fact[T]) -> T | None:
         """The value of a fact, where it can be missing; None: it raised, or is not known.

@@ -306,7 +306,8 @@ def _missing_tools(config: RunConfig) -> list[tuple[str, str]]:
 
 def _lacks_for_compile() -> str:
     """Returns what torch.compile lacks; empty: nothing."""
-    compiler = _compiler()
+    named = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)]
+    compiler = next((n for n in (*named, "g++", "c++", "clang++") if shutil.which(n)), None)
     if compiler is None:
         return "a C++ compiler"
     if not _compiles(compiler, _STANDARD, "-std=c++17"):
@@ -332,11 +333,6 @@ def _lacks_for_nvme() -> list[str]:
     ):
         missing.append("CUDA's toolkit (nvcc)")
     return missing
-
-
-def _compiler() -> str | None:
-    named = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)]
-    return next((n for n in (*named, "g++", "c++", "clang++") if shutil.which(n)), None)
 
 
 def _compiles(compiler: str, text: str, option: str) -> bool:

@@ -177,7 +177,9 @@ def look_with_torch(config: RunConfig, asset: str, path: Path) -> tuple[list[Fin
         if shortage(error):
             raise
         return [*found, _explain(config, path, error, settings)], []
-    found += judge(asset, info, settings, _kept_part(config, made))
+    # Of weights with a new head only those below it must be there.
+    part = f"{made.base_model_prefix}." if task_named(config.task).has_classes else ""
+    found += judge(asset, info, settings, part)
     if config.engine.name == "fsdp":
         found += attempt(_blocks, config, made)
     return found, [_number_of(made)]
@@ -243,11 +245,6 @@ def _load(config: RunConfig, path: Path, known: Any) -> tuple[Any, Mapping[str, 
         **how,
     )
     return loaded
-
-
-def _kept_part(config: RunConfig, made: Any) -> str:
-    """The beginning of the names of weights that must be there: a new head is drawn."""
-    return f"{made.base_model_prefix}." if task_named(config.task).has_classes else ""
 
 
 def judge(
@@ -369,7 +366,7 @@ def look_without_torch(
         return found, []
     for recipe in counted:
         try:
-            numbers.append(_sequences_of(recipe))
+            numbers.append(sum(1 for _ in task_named(recipe.task).samples(recipe)))
         except StageError as error:
             found += errors_of(error)
             numbers.append(None)
@@ -482,12 +479,3 @@ def _write_samples(config: RunConfig, recipe: Recipe) -> Iterator[Finding]:
             "dataset.response names the column of the answers; a longer sequence_length, or "
             "dataset.too_long: cut, keeps long rows.",
         )
-
-
-def _sequences_of(recipe: Recipe) -> int:
-    """Prepares a split, and returns the number of its sequences.
-
-    Raises:
-        UsageError: there is none.
-    """
-    return sum(1 for _ in task_named(recipe.task).samples(recipe))

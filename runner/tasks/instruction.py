@@ -170,7 +170,32 @@ class Instruction(causal_lm.CausalLM):
         return [*lines, f"samples are written {how}"]
 
     def try_first_rows(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
-        return try_first_rows(recipe, tokenizer)
+        """Writes the first rows of a split as for training.
+
+        Returns:
+            Why none of them has something to learn; empty: some have.
+
+        Raises:
+            UsageError: as for `documents`.
+        """
+        limit = min(FIRST_ROWS, recipe.limit or FIRST_ROWS)
+        tally, rows = Counter[str](), min(limit, recipe.split.rows)
+        if sum(map(len, documents(replace(recipe, limit=limit), tokenizer, tally))) or not rows:
+            return ""
+        name = recipe.dataset.messages
+        if tally["too_long"] >= tally["empty"]:
+            why = f"all are longer than sequence_length {recipe.sequence_length} (too_long: drop)"
+        elif name is None:
+            why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
+        else:
+            values = next(columns(recipe.split, [name], limit))[name]
+            naming = Naming.of(
+                recipe.split.columns[name], recipe.dataset.fields, recipe.dataset.roles
+            )
+            talks = [naming.renamed(talk) if naming else talk for talk in values if talk]
+            roles = sorted({str(message.get("role")) for talk in talks for message in talk})
+            why = f"no message of the role `assistant` has a text; the roles are {', '.join(roles)}"
+        return f"of the first {rows} rows of split `{recipe.split.name}` none can be learned: {why}"
 
     def check_rows(self, recipe: Recipe) -> None:
         """Compares the roles in the first chats with those that are known.
@@ -501,33 +526,6 @@ def documents(
             _document(*pair, ends, recipe, tally) for pair in zip(samples, encoded, strict=True)
         )
         yield [document for document in written if document is not None]
-
-
-def try_first_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Writes the first rows of a split as for training.
-
-    Returns:
-        Why none of them has something to learn; empty: some have.
-
-    Raises:
-        UsageError: as for `documents`.
-    """
-    limit = min(FIRST_ROWS, recipe.limit or FIRST_ROWS)
-    tally, rows = Counter[str](), min(limit, recipe.split.rows)
-    if sum(map(len, documents(replace(recipe, limit=limit), tokenizer, tally))) or not rows:
-        return ""
-    name = recipe.dataset.messages
-    if tally["too_long"] >= tally["empty"]:
-        why = f"all are longer than sequence_length {recipe.sequence_length} (too_long: drop)"
-    elif name is None:
-        why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
-    else:
-        values = next(columns(recipe.split, [name], limit))[name]
-        naming = Naming.of(recipe.split.columns[name], recipe.dataset.fields, recipe.dataset.roles)
-        talks = [naming.renamed(talk) if naming else talk for talk in values if talk]
-        roles = sorted({str(message.get("role")) for talk in talks for message in talk})
-        why = f"no message of the role `assistant` has a text; the roles are {', '.join(roles)}"
-    return f"of the first {rows} rows of split `{recipe.split.name}` none can be learned: {why}"
 
 
 def _write(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -> Written | None:
