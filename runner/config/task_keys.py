@@ -121,8 +121,7 @@ class TaskKeys:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of the run file and of its datasets that not every task has."""
-        of_tokens = OF_TOKENS if self.has_tokens else ()
-        return (*self.dataset_keys, *self.own_keys, *of_tokens)
+        return (*self.dataset_keys, *self.own_keys, *(OF_TOKENS if self.has_tokens else ()))
 
     @property
     def has_classes(self) -> bool:

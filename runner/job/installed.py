@@ -165,8 +165,7 @@ def check_environment(config: RunConfig, inputs: Inputs, packages: Packages) -> 
     environment = inputs.environment
     if environment is None or not environment.packages:
         return
-    wanted = (*packages.of_ranks, *packages.of_tokenizer)
-    names = [PIP_NAMES.get(name, name) for name in wanted]
+    names = [PIP_NAMES.get(name, name) for name in (*packages.of_ranks, *packages.of_tokenizer)]
     have = imports.importable(environment.packages, names)
     if missing := [name for name in names if name not in have]:
         raise UsageError(

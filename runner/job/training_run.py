@@ -408,8 +408,7 @@ class TrainingRun(Run):
 
     def on(self, device: Device, number: int) -> TrainingRun:
         """This run on so many ranks, each with this device."""
-        ranks = RankCount(number, number, "here")
-        return self.given(Run.device, device).given(Run.ranks, ranks)
+        return self.given(Run.device, device).given(Run.ranks, RankCount(number, number, "here"))
 
     def write_config(self) -> None:
         """Writes config.yaml: the run file with all values, and comments on automatic choices."""
