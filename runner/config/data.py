@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from runner.config.tasks import those_with
+from runner.config.fields import those_with
 from runner.errors import UsageError, WrongValueError, nearest_name, setting, suggest
 
 if TYPE_CHECKING:

@@ -1,13 +1,17 @@
 """The keys of a run file as a whole: defaults, unused keys, `--set`, choices as text. Pure.
 
 Each component of a run file is a dataclass whose fields `setting` declares.
+
+A task is a plug-in: a file of `runner.tasks`, which is built from `runner.data` and so from this
+folder. Nothing here imports it: the files are found by name when the first run file is read.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
 from runner.errors import Key, Lines, UsageError, Where, dotted, keys_of, lookup, read_value
 
@@ -211,3 +215,23 @@ def _key_and_value(text: str) -> tuple[tuple[str, ...], Any]:
             f"Put text in two pairs of quotes: --set '{dotted}=\"...\"'",
             place=f"--set {text}",
         ) from None
+
+
+def found_tasks() -> dict[str, Any]:
+    """Name -> task. Each folder asks with its own type: what it knows of a task."""
+    found: dict[str, Any] = import_module("runner.tasks").TASKS
+    return found
+
+
+def task_names() -> Any:
+    """The type of the key `task`: one of these names."""
+    return Literal[tuple(found_tasks())]
+
+
+def those_with(key: str) -> Callable[[], tuple[str, tuple[str, ...]]]:
+    """The `only` of a key that some tasks have: `TaskKeys.keys`."""
+
+    def only() -> tuple[str, tuple[str, ...]]:
+        return "task", tuple(name for name, task in found_tasks().items() if key in task.keys)
+
+    return only

@@ -36,10 +36,11 @@ from runner.config.fields import (
     check_unused_keys,
     every_key,
     override,
+    task_names,
+    those_with,
     unused_keys,
 )
 from runner.config.task_keys import keys_of_task
-from runner.config.tasks import task_names, those_with
 from runner.errors import (
     HIDDEN,
     RUN_FILE,

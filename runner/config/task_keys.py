@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.config.data import DatasetConfig
-from runner.config.tasks import found_tasks
+from runner.config.fields import found_tasks
 from runner.errors import Lines, Mistakes, Place, UsageError, Where, suggest
 
 

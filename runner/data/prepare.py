@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runner.data.classes import COLUMNS, Classes, united
 from runner.data.recipe import Recipe, sample_task
 from runner.data.store import Store, write_store
-from runner.data.table import footer
+from runner.data.table import COLUMNS, Classes, footer, united
 from runner.errors import UsageError, human_size
 from runner.inputs import check_file
 from runner.processes import is_alive

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.data import DatasetConfig, Naming
-from runner.data.classes import classes_of
+from runner.data.table import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
 from runner.inputs import (

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.data.classes import COLUMNS, Classes, read_classes, united
 from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
-from runner.data.table import MOST_ROWS, footer
+from runner.data.table import COLUMNS, MOST_ROWS, Classes, footer, read_classes, united
 from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
 from runner.job.findings import Finding, attempt, errors_in, warning

@@ -19,8 +19,7 @@ from runner.data.recipe import Recipe, data_key, documents_of, recipes
 from runner.errors import OTHER_RUN, as_shown, check_libraries, quoted
 from runner.inputs import Inputs
 from runner.job.access import disk_needed, files_to_read
-from runner.job.facts import NotKnownError, fact
-from runner.job.findings import Finding, attempt, note
+from runner.job.findings import Finding, NotKnownError, attempt, fact, note
 from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
 from runner.job.looks import Look, LookResult, look_at_model, look_at_texts
 from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, num_steps, sequence_length

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
-from runner.data.classes import class_of, is_blank, listed, read_classes
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
-from runner.data.table import columns, row_of
+from runner.data.table import class_of, columns, is_blank, listed, read_classes, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.kinds import LABEL, ClassTask, numbered

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_class, is_text
-from runner.data.classes import Classes, class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.store import StoreFacts
+from runner.data.table import Classes, class_of, is_blank, rows_of
 from runner.data.table import columns as read_columns
-from runner.data.table import rows_of
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.shared.kinds import LABEL, TEXT, ClassObjective, ClassTask, count_from_zero
 from runner.tasks.shared.task import Chosen, choose_columns

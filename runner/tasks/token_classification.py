@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, in_lists, is_class, is_text
-from runner.data.classes import class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, StoreFacts
-from runner.data.table import MOST_ROWS, columns, first_batches, row_of
+from runner.data.table import MOST_ROWS, class_of, columns, first_batches, is_blank, row_of
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.shared.kinds import ClassObjective, ClassTask

@@ -199,7 +199,7 @@ OF_OWN_FILES = (
         (("validation: null", "edit dataset.{}"), ("stage show BUNDLE", "run",
          r"\btest\b", "edit dataset.validation: {}")),
         {**OWN, "dataset": {"asset": "one", "validation": "50%"}}),
-    Row("runner/data/classes.py", "Look at the column (`stage show BUNDLE` lists them), or choose",
+    Row("runner/data/table.py", "Look at the column (`stage show BUNDLE` lists them), or choose",
         (("stage show BUNDLE", "run", r"\bkind\b", "edit dataset.label: {}"),
          ("another split", "edit dataset.train: test")),
         CLASSIFY, data_of),

@@ -13,8 +13,16 @@ from runner.inputs.far import profiles
 from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
-from runner.job.facts import after, needs
-from runner.job.findings import Finding, attempt, fact_line, note, usage_error, warning
+from runner.job.findings import (
+    Finding,
+    after,
+    attempt,
+    fact_line,
+    needs,
+    note,
+    usage_error,
+    warning,
+)
 from runner.job.host_memory import check_at_load
 from runner.job.installed import (
     check_environment,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
 from runner.data import tokenizing
-from runner.data.classes import listed, read_classes
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, Rows, Sample, StoreFacts
+from runner.data.table import listed, read_classes
 from runner.data.tokenizing import id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput

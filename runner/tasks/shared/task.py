@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
-from runner.data.classes import Classes
 from runner.data.recipe import Recipe, SampleTask
 from runner.data.store import IGNORED, Sample, StoreFacts
+from runner.data.table import Classes
 from runner.data.table import columns as read_columns
 from runner.data.tokenizing import Frame, end_of_text
 from runner.inputs import Inputs, ModelInput, SplitInput

@@ -67,8 +67,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     from runner import disks, isolation
     from runner.config.run_config import RunConfig
     from runner.job.check import check_run
-    from runner.job.facts import fact
-    from runner.job.findings import report
+    from runner.job.findings import fact, report
     from runner.job.training_run import TrainingRun
     from runner.launch import supervise, train
     from runner.launch.ranks import RankInfo, Start
