@@ -28,7 +28,7 @@ NETWORK_DISKS = frozenset({
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Variables of the folders to which Triton, torch.compile and DeepSpeed compile."""
 
-LAST_RESORT = Path("/tmp")
+LAST_RESORT = Path("/tmp")  # on each node, and rarely on a network disk
 _MOUNTS = Path("/proc/self/mounts")
 
 
@@ -62,11 +62,11 @@ def disk_type(path: Path, mounts: str) -> str:
     return best[1]
 
 
-def write_fault(folder: Path, size: int = 2**20) -> OSError | None:
+def write_fault(folder: Path) -> OSError | None:
     """Writes a file without a name to a folder, to learn why a disk refuses; None: it does not."""
     try:
         with tempfile.TemporaryFile(prefix=".airlift-check-", dir=folder) as file:
-            file.write(os.urandom(size))
+            file.write(os.urandom(2**20))  # random, for disks that compress
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

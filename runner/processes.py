@@ -79,7 +79,7 @@ def die_with(parent: int) -> None:
 def _tie(libc: ctypes.CDLL, parent: int, ended_by: int) -> None:
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG
     libc.prctl(set_parent_death_signal, int(ended_by), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it ended before the kernel knew of the tie
         os._exit(1)
 
 

@@ -244,7 +244,7 @@ def _resolve(
         with mistakes:
             environment = environment_input(config, bundle)
     if model is None or len(datasets) < len(config.sources):
-        return None
+        return None  # only where a key is wrong: what the bundle lacks is among the mistakes
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
@@ -495,7 +495,7 @@ def _dataset(
             found["train"], found["validation"] = _parts(wanted, found["train"], where)
     mistakes.check(str(config.path))
     if "train" not in found:
-        return None
+        return None  # only where the key `train` is wrong: else a mistake was raised above
     return DatasetInput(
         asset=asset.name,
         config=name,
@@ -617,7 +617,7 @@ def environments(bundle: Path) -> list[Path]:
     return [opened.asset_path(asset.name) for asset in assets if asset.kind == "environment"]
 
 
-def check_site(path: list[str] | None = None, prefix: Path = Path(sys.prefix)) -> None:
+def check_site(path: list[str] | None = None) -> None:
     """Refuses an environment on a site's own torch that finds another one by now.
 
     Args:
@@ -626,7 +626,7 @@ def check_site(path: list[str] | None = None, prefix: Path = Path(sys.prefix)) -
     Raises:
         UsageError: with what it was made on and what is found.
     """
-    if problem := on_site.change_of_site(prefix, path):
+    if problem := on_site.change_of_site(Path(sys.prefix), path):
         raise UsageError(problem, on_site.ANOTHER)
 
 

@@ -251,7 +251,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-COMPILE_TIMEOUT_S = 20.0
+COMPILE_TIMEOUT_S = 20.0  # a few lines; only a busy network disk makes it longer
 NVIDIA, CUDA = Path("/dev/nvidia0"), Path("/usr/local/cuda")
 _LIBAIO = "#include <libaio.h>\nint main(void) { return io_queue_init(1, 0); }\n"
 _HEADER = "#include <Python.h>\nint main() { return 0; }\n"

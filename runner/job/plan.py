@@ -32,10 +32,10 @@ from runner.job.memory import (
 from runner.job.shapes import Device, ModelShape, text_settings
 from runner.tasks import task_named
 
-LONGEST_BY_DEFAULT = 512
-DEFAULT_GLOBAL = 32
+LONGEST_BY_DEFAULT = 512  # tokens, as BERT has them: a model that takes 100,000 would fill any GPU
+DEFAULT_GLOBAL = 32  # sequences, for fine-tuning (BERT, arXiv:1810.04805, A.3)
 MICRO_ON_CPU = 8
-MICRO_UNKNOWN = 32
+MICRO_UNKNOWN = 32  # the first steps show whether it fits; it is halved until it does
 LARGE_STEP = 1024
 TIMES_IN_A_STEP = 10
 """A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
