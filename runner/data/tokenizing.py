@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def id_type(tokenizer: PreTrainedTokenizerBase) -> np.dtype[Any]:
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"  # of transformers, which imports slowly
+
+
+def id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
     """The dtype of token ids in a store: two bytes where the vocabulary allows it."""
     import numpy as np
 
@@ -58,7 +61,7 @@ class Frame(NamedTuple):
     after: list[int]
 
 
-def load_tokenizer(model: ModelInput) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: ModelInput) -> Tokenizer:
     """Loads the tokenizer of a staged model, once per process.
 
     Raises:
@@ -69,7 +72,7 @@ def load_tokenizer(model: ModelInput) -> PreTrainedTokenizerBase:
 
 def read_tokenizer(
     folder: Path, new: tuple[str, ...] = (), special: tuple[str, ...] = ()
-) -> PreTrainedTokenizerBase:
+) -> Tokenizer:
     """Loads a tokenizer as it was staged, and adds tokens.
 
     Args:
@@ -148,7 +151,7 @@ def is_sentencepiece(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def end_of_text(task: str, tokenizer: PreTrainedTokenizerBase) -> int:
+def end_of_text(task: str, tokenizer: Tokenizer) -> int:
     """Returns the token between documents: the end of a text, else the separator.
 
     Args:
@@ -169,7 +172,7 @@ def end_of_text(task: str, tokenizer: PreTrainedTokenizerBase) -> int:
     )
 
 
-def word_begins(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.bool_]:
+def word_begins(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     """Returns for each token id whether a word begins with it: bool (vocabulary,).
 
     A word is what WordPiece cuts into pieces; for byte-level BPE and SentencePiece, what stands
@@ -220,7 +223,7 @@ def _parts(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [rule, *(part for inner in rule.get("pretokenizers", ()) for part in _parts(inner))]
 
 
-def fast_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Any:
+def fast_tokenizer(tokenizer: Tokenizer) -> Any:
     """Returns the fast tokenizer (`tokenizers.Tokenizer`), without truncation and padding.
 
     Published tokenizer.json files often set both. Here every token counts, once.
@@ -323,12 +326,6 @@ def fill(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sorted(sorted(sequence) for sequence in sequences)
 
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
-
-
 class Document(NamedTuple):
     """A document that fits into a sequence.
 
@@ -342,7 +339,7 @@ class Document(NamedTuple):
 
 
 def token_ids(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
+    recipe: Recipe, tokenizer: Tokenizer, tally: Counter[str]
 ) -> Iterator[list[list[int]]]:
     """Yields lists of documents, each as token ids without special tokens, in the files' order.
 
@@ -359,9 +356,7 @@ def token_ids(
         yield kept
 
 
-def _encoded(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fast: Any
-) -> Iterator[tuple[int, list[Any]]]:
+def _encoded(recipe: Recipe, tokenizer: Tokenizer, fast: Any) -> Iterator[tuple[int, list[Any]]]:
     """Yields the number of rows read, and their texts' encodings, or ids without a fast tokenizer.
 
     A fast tokenizer lets other threads of Python work meanwhile.
@@ -427,15 +422,10 @@ class Joiner:
         return np.concatenate([first, rows, last], axis=1)
 
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-Read: TypeAlias = (
-    "Callable[[Recipe, PreTrainedTokenizerBase, Counter[str]], Iterator[list[Document]]]"
-)
+Read: TypeAlias = "Callable[[Recipe, Tokenizer, Counter[str]], Iterator[list[Document]]]"
 """Yields lists of documents of a split; counts the rows that become none."""
 
-FrameOf: TypeAlias = "Callable[[PreTrainedTokenizerBase], Frame]"
+FrameOf: TypeAlias = "Callable[[Tokenizer], Frame]"
 
 # Documents that are packed together. This bounds the memory; the last sequences of each batch are
 # less full.
@@ -545,9 +535,7 @@ def pieces(frame_of: FrameOf) -> Read:
         frame_of: tokenizer -> the special tokens of each piece.
     """
 
-    def read(
-        recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
-    ) -> Iterator[list[Document]]:
+    def read(recipe: Recipe, tokenizer: Tokenizer, tally: Counter[str]) -> Iterator[list[Document]]:
         frame = frame_of(tokenizer)
         for several in token_ids(recipe, tokenizer, tally):
             yield [piece for ids in several for piece in framed(ids, frame, recipe.sequence_length)]

@@ -14,7 +14,7 @@ from runner.data import tokenizing
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, Rows, Sample, StoreFacts
 from runner.data.table import listed, read_classes
-from runner.data.tokenizing import id_type, load_tokenizer
+from runner.data.tokenizing import Tokenizer, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.task import Batch, Objective, Task
@@ -62,7 +62,6 @@ class LanguageObjective(Objective[Rows]):
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
 
     from runner.training.components.batches import SamplePlace
 
@@ -102,7 +101,7 @@ class ClassTask(Task):
     def encoded(
         self,
         recipe: Recipe,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         numbers: dict[Any, int],
         tally: Counter[str],
     ) -> Iterator[tuple[dict[str, Any], list[int]]]:
