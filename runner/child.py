@@ -20,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from runner.closed_pipe import outlive_readers
 from runner.errors import StageError, isolated, shortage
-from runner.processes import die_with, die_with_parent, why_ended
+from runner.processes import die_with, die_with_parent, outlive_readers, why_ended
 
 T = TypeVar("T")
+# Seconds. A container starts, and imports torch from a slow disk, in about a minute; one that waits
+# for an answer of a terminal would never end.
 FOREIGN_S = 120.0
 _MARK = b"\nthe answer of airlift's child:\n"
 _START = "import runpy; runpy.run_module('runner.child', None, '__main__', True)"

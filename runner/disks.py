@@ -28,7 +28,7 @@ NETWORK_DISKS = frozenset({
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 """Variables of the folders to which Triton, torch.compile and DeepSpeed compile."""
 
-LAST_RESORT = Path("/tmp")
+LAST_RESORT = Path("/tmp")  # on each node, and rarely on a network disk
 _MOUNTS = Path("/proc/self/mounts")
 
 
@@ -62,11 +62,11 @@ def disk_type(path: Path, mounts: str) -> str:
     return best[1]
 
 
-def write_fault(folder: Path, size: int = 2**20) -> OSError | None:
+def write_fault(folder: Path) -> OSError | None:
     """Writes a file without a name to a folder, to learn why a disk refuses; None: it does not."""
     try:
         with tempfile.TemporaryFile(prefix=".airlift-check-", dir=folder) as file:
-            file.write(os.urandom(size))
+            file.write(os.urandom(2**20))  # random, for disks that compress
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -115,7 +115,7 @@ def what_is_used_up(folder: Path, error: OSError) -> tuple[str, str] | None:
 def job_folder(environ: Mapping[str, str]) -> Path:
     """The folder of this job for temporary files, where the site or the user wants them."""
     base = Path(environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or LAST_RESORT)
-    return base / _own_name(environ)
+    return base / f"airlift-{os.getuid()}-{environ.get('SLURM_JOB_ID', 'local')}"
 
 
 def local_folder(environ: Mapping[str, str], mounts: str) -> tuple[Path, str]:
@@ -230,7 +230,3 @@ def clear_builds(folder: Path) -> None:
 
 def _folder_name(variable: str) -> str:
     return variable.lower().removesuffix("_dir")
-
-
-def _own_name(environ: Mapping[str, str]) -> str:
-    return f"airlift-{os.getuid()}-{environ.get('SLURM_JOB_ID', 'local')}"

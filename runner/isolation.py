@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import site
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -37,12 +37,14 @@ def isolate(
     if environ.pop("PYTHONOPTIMIZE", ""):
         say("PYTHONOPTIMIZE is unset: transformers reads docstrings, which it takes away")
     theirs = folders(environ)
-    user = _user_site()
+    user = site.getusersitepackages()
     elsewhere = [entry for entry in path if _real(entry) not in {*map(_real, theirs), _real(user)}]
     # With torch: a site's modules may give each package a folder of its own, numpy's too.
     give_torch = _give_torch(theirs, elsewhere)
     kept = [folder for folder in theirs if give_torch or _is_ours(folder)]
-    _set_folders(environ, kept)
+    environ.pop("PYTHONPATH", None)
+    if kept:
+        environ["PYTHONPATH"] = os.pathsep.join(kept)
     left_out = [folder for folder in theirs if folder not in kept]
     if left_out:
         say(
@@ -83,7 +85,7 @@ def note_for_script(environ: Mapping[str, str]) -> str | None:
             f"PYTHONPATH is set: the script imports from {', '.join(found)} before its environment "
             "(not meant? unset PYTHONPATH)"
         )
-    user = _user_site()
+    user = site.getusersitepackages()
     if user not in sys.path or environ.get("PYTHONNOUSERSITE"):
         return None
     hides = [name for name in HIDDEN if PathFinder.find_spec(name, [user]) is not None]
@@ -93,12 +95,6 @@ def note_for_script(environ: Mapping[str, str]) -> str | None:
         f"the script imports {', '.join(hides)} from {user} (pip install --user), before those of "
         "its environment (not meant? export PYTHONNOUSERSITE=1)"
     )
-
-
-def _set_folders(environ: MutableMapping[str, str], kept: Iterable[str]) -> None:
-    environ.pop("PYTHONPATH", None)
-    if text := os.pathsep.join(kept):
-        environ["PYTHONPATH"] = text
 
 
 def _is_ours(folder: str) -> bool:
@@ -112,10 +108,6 @@ def _give_torch(theirs: list[str], elsewhere: list[str]) -> bool:
         PathFinder.find_spec(NEEDED, theirs) is not None
         and PathFinder.find_spec(NEEDED, elsewhere) is None
     )
-
-
-def _user_site() -> str:
-    return site.getusersitepackages()
 
 
 def _real(folder: str) -> str:

@@ -27,6 +27,7 @@ VARIABLES = {
     "DO_NOT_TRACK": "1",
     "WANDB_MODE": "offline",
     "WANDB_ERROR_REPORTING": "false",
+    # Unset, tokenizers turns its threads off in a process that was forked, and prints a warning.
     "TOKENIZERS_PARALLELISM": "true",
 }
 

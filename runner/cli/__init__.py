@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import click
 
-from runner.cli import rank, run, tools, watch
+from runner.cli import run, tools, watch
 from runner.errors import CommandGroup, __version__
 
 _SECTIONS = {
@@ -22,7 +22,7 @@ class _Commands(CommandGroup):
 
     def remedy_of(self, error: click.ClickException, command: str) -> str:
         if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-            from runner.config.overrides import key_of_option
+            from runner.config.fields import key_of_option
 
             key = key_of_option(error.option_name)
             if key and any(known.name == "overrides" for known in error.ctx.command.params):
@@ -68,7 +68,7 @@ def main() -> None:
 for command in (run.check, tools.rehearse, run.prepare, run.submit, run.train):
     main.add_command(command)
 main.add_command(tools.evaluate)
-main.add_command(rank.rank)
+main.add_command(run.rank)
 for command in (watch.status, watch.logs, watch.pull, watch.report):
     main.add_command(command)
 for command in (tools.init, tools.exec_, tools.bench):

@@ -1,17 +1,17 @@
-"""The commands `check`, `prepare`, `submit` and `train`: parse options and print."""
+"""The commands `check`, `prepare`, `submit`, `train` and `rank`: parse options and print."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli import rank
 from runner.cli.options import processes_option, run_options, to_option
 from runner.errors import (
     StageError,
@@ -176,11 +176,11 @@ def train(
       runner train runs/my.yaml --bundle bundle --processes 2
       runner train runs/my.yaml --bundle bundle --dry-run
     """
-    from runner.closed_pipe import outlive_readers
     from runner.job.training_run import TrainingRun
     from runner.launch.ranks import Start
     from runner.launch.train import set_up
     from runner.launch.train import train as train_run
+    from runner.processes import outlive_readers
 
     outlive_readers()
     with silent(if_=quiet):
@@ -190,7 +190,7 @@ def train(
         if start is None:
             from runner.training.rank import join
 
-            join(load, rank.WORKS["train"], os.environ, **options)
+            join(load, WORKS["train"], os.environ, **options)
         set_up(os.environ)
         sys.exit(train_run(load(), start, environ=os.environ, **options))
 
@@ -271,8 +271,7 @@ def submit(
     from runner.slurm.script import sbatch_script
 
     offline.set_variables(os.environ)
-    asked = Asked(ahead=True, submits=True)
-    loaded = TrainingRun.load(run, bundle, output, overrides, asked)
+    loaded = TrainingRun.load(run, bundle, output, overrides, Asked(ahead=True, submits=True))
     sweep = members(axes) if axes else ()
     # The runs of a sweep share one shell, which is tried once.
     runs = [
@@ -295,13 +294,20 @@ def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) 
 
     Args:
         runs: the members of a sweep; empty: `alone`.
+
+    Raises:
+        StageError: a run cannot work, or another launcher trains in its folder.
     """
+    from runner.job.check import check_run
+    from runner.job.findings import report
     from runner.job.submit import submit as submit_job
+    from runner.run_folder.run_lock import check_not_held
 
     for run in runs or [alone]:
         if runs:
             print_line(f"{run.folder.root.name}:")
-        _check_request(run)
+        report(check_run(run), print_line)
+        check_not_held(run.folder, os.environ)
         if run.finished:  # also of one that --quiet submits
             print_line("\n".join(run.finished), err=True)
     if all(run.finished for run in runs or [alone]):
@@ -314,15 +320,45 @@ def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) 
     print_line(f"  log:    {log}")
 
 
-def _check_request(run: TrainingRun) -> None:
-    """Checks one run that will be submitted, and prints what is found.
+def _train() -> Callable[..., None]:
+    from runner.training.setup import to_the_end
 
-    Raises:
-        StageError: it cannot work, or another launcher trains in its folder.
-    """
-    from runner.job.check import check_run
-    from runner.job.findings import report
-    from runner.run_folder.run_lock import check_not_held
+    return to_the_end
 
-    report(check_run(run), print_line)
-    check_not_held(run.folder, os.environ)
+
+def _evaluate() -> Callable[..., None]:
+    from runner.trials.evaluate_worker import measure
+
+    return measure
+
+
+def _trial() -> Callable[..., None]:
+    from runner.trials.bench_worker import measure
+
+    return measure
+
+
+WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
+"""The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
+NODES = "nodes"
+"""Another kind, of a rehearsal: the ranks look at their nodes before they meet."""
+
+
+@click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("work", type=click.Choice(sorted((*WORKS, NODES))))
+def rank(folder: Path, work: str) -> None:
+    """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
+    from runner import isolation, offline
+    from runner.processes import outlive_readers
+    from runner.run_folder.layout import RunFolder
+    from runner.training.rank import be_rank
+
+    outlive_readers()
+    offline.set_variables(os.environ)
+    isolation.isolate(os.environ, lambda _line: None)
+    if work == NODES:
+        from runner.trials.node_part import be_a_rank
+
+        be_a_rank(RunFolder(folder), os.environ)
+    be_rank(RunFolder(folder), WORKS[work], os.environ)

@@ -164,6 +164,7 @@ def _check_filled_in(path: Path, text: str) -> None:
 
 _STRING = r'("(?:\\.|[^"\\])*")'
 _COMMENT = re.compile(rf"{_STRING}|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+# hjson, DeepSpeed's reader, takes a comma after the last value, and none at the end of a line.
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
 _NO_COMMA = re.compile(r'(?<=["\]}\w])(?=[ \t]*\n\s*")')
 

@@ -22,16 +22,25 @@ from runner.config.engine import (
     BatchConfig,
     CheckpointConfig,
     EngineConfig,
+    LoraConfig,
     OptimizerConfig,
+    QuantizationConfig,
     ScheduleConfig,
+    check_lora,
     check_offload,
     check_optimizer,
 )
-from runner.config.fields import Choice, check_unused_keys, every_key, unused_keys
-from runner.config.lora import LoraConfig, QuantizationConfig, check_lora
-from runner.config.overrides import NAMES_ELSEWHERE, override
+from runner.config.fields import (
+    NAMES_ELSEWHERE,
+    Choice,
+    check_unused_keys,
+    every_key,
+    override,
+    task_names,
+    those_with,
+    unused_keys,
+)
 from runner.config.task_keys import keys_of_task
-from runner.config.tasks import task_names, those_with
 from runner.errors import (
     HIDDEN,
     RUN_FILE,
@@ -469,10 +478,6 @@ def _check_tokens(config: RunConfig, lines: Lines) -> None:
         )
 
 
-def _check_lora(config: RunConfig, lines: Lines) -> None:
-    check_lora(config.lora, config.quantization, config.engine, config.model.init, lines)
-
-
 # The sections that a check reads -> the check.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] = (
     (("epochs", "steps"), _check_length),
@@ -483,5 +488,10 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[RunConfig, Lines], None]], ...] 
         ("engine", "optimizer"),
         lambda config, lines: check_optimizer(config.engine, config.optimizer, lines),
     ),
-    (("engine", "lora", "model", "quantization"), _check_lora),
+    (
+        ("engine", "lora", "model", "quantization"),
+        lambda config, lines: check_lora(
+            config.lora, config.quantization, config.engine, config.model.init, lines
+        ),
+    ),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.config.data import DatasetConfig
-from runner.config.tasks import found_tasks
+from runner.config.fields import found_tasks
 from runner.errors import Lines, Mistakes, Place, UsageError, Where, suggest
 
 
@@ -41,10 +41,6 @@ def in_lists(fits: Callable[[str], bool]) -> Callable[[str], bool]:
     return fit
 
 
-def _no_hint(kind: str) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Column:
     """What a task needs of the column of a key, such as `text`.
@@ -55,14 +51,14 @@ class Column:
         usual: its usual names, in lower case.
         unlikely: measures the values of a column; of columns without a usual name, the one with
             the smallest measure is chosen. None: the first.
-        hint: Arrow type of a column that does not fit -> a sentence that may help, or nothing.
+        hint: Arrow type of a column that does not fit -> a sentence that may help; None: no such.
     """
 
     what: str
     fits: Callable[[str], bool]
     usual: tuple[str, ...] = ()
     unlikely: Callable[[Sequence[Any]], Any] | None = None
-    hint: Callable[[str], str] = _no_hint
+    hint: Callable[[str], str] | None = None
 
     def fitting(self, columns: Mapping[str, str]) -> list[str]:
         """Returns the names of the columns that fit.
@@ -125,8 +121,7 @@ class TaskKeys:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of the run file and of its datasets that not every task has."""
-        of_tokens = OF_TOKENS if self.has_tokens else ()
-        return (*self.dataset_keys, *self.own_keys, *of_tokens)
+        return (*self.dataset_keys, *self.own_keys, *(OF_TOKENS if self.has_tokens else ()))
 
     @property
     def has_classes(self) -> bool:
@@ -211,7 +206,8 @@ class TaskKeys:
             others = ", ".join(expected.fitting(columns)) or "none"
             raise UsageError(
                 f"that column of `{dataset.asset}` holds {columns[column]}, not {expected.what}.",
-                f"Columns of {expected.what}: {others}." + expected.hint(columns[column]),
+                f"Columns of {expected.what}: {others}."
+                + (expected.hint(columns[column]) if expected.hint else ""),
                 place=where(f"{key}: {column}"),
             )
 

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runner.data.classes import COLUMNS, Classes, united
 from runner.data.recipe import Recipe, sample_task
 from runner.data.store import Store, write_store
-from runner.data.table import reading
+from runner.data.table import COLUMNS, Classes, footer, united
 from runner.errors import UsageError, human_size
 from runner.inputs import check_file
 from runner.processes import is_alive
@@ -140,8 +139,6 @@ def _check_sources(recipe: Recipe) -> None:
     Raises:
         DamageError: they differ, or a file cannot be read.
     """
-    import pyarrow.parquet as pq
-
     split, task, rows = recipe.split, sample_task(recipe.task), 0
     # The classes of texts are those of all rows. Of images, a file may have a hundred gigabytes.
     needs_all = split.part is not None or (task.has_classes and task.has_tokens)
@@ -149,8 +146,7 @@ def _check_sources(recipe: Recipe) -> None:
     for path, digest in zip(split.files, split.digests, strict=True):
         if wanted is None or rows < wanted:
             check_file(path, digest)
-            with reading(path):
-                rows += pq.read_metadata(path).num_rows
+            rows += footer(path).num_rows
     if task.has_tokens:
         for name, digest in recipe.model.digests.items():
             if not name.endswith(".safetensors"):

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runner.config.data import DatasetConfig
-from runner.config.fields import Choice
+from runner.config.fields import Choice, found_tasks
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import TaskKeys
-from runner.config.tasks import found_tasks
 from runner.data.store import Sample, StoreFacts
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput

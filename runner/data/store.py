@@ -233,11 +233,6 @@ def _record_batch(samples: list[Sample]) -> Any:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
 class Rows(NamedTuple):
     """A batch of sequences: arrays of shape (number, longest).
 

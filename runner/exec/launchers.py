@@ -47,7 +47,11 @@ _SUBCOMMANDS = {"accelerate": "launch", **dict.fromkeys(LLAMA_FACTORY, "train")}
 _AT = (
     r"(?:^|[;&|{\n]|(?<!\$)\(|\b(?:exec|then|do|else|if|time|nohup)\s|\b\w+=[^\s(]*\s)\s*(?:\S*/)?"
 )
-"""Where a command stands in a shell script; not in `$(...)`, which asks for a name."""
+"""Where a command stands in a shell script; not in `$(...)`, which asks for a name.
+
+Only words at these places count: `echo torchrun` starts nothing. If this misreads a text, the cost
+is a line of advice, or a refusal with its remedy: the user's own command is never changed.
+"""
 _IN_SHELL = re.compile(
     _AT + r"(torchrun|deepspeed|accelerate(?=\s+launch\b)|(?:llamafactory-cli|lmf)(?=\s+train\b))\s"
 )

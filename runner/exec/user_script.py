@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,7 +51,7 @@ from runner.exec import last_words
 from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks, shell_script
 from runner.inputs import (
     HUB_IN_CHILDREN,
-    HubRepository,
+    ServedRepository,
     check_known_damage,
     check_names_and_sizes,
     check_site,
@@ -64,24 +64,21 @@ from runner.launch.ranks import variables_between_nodes
 from runner.processes import birth_time, is_alive
 
 
-def folder_name(repository: HubRepository) -> str:
-    """The folder `models--org--name`, as in huggingface_hub's `repo_folder_name`."""
-    return "--".join([repository.kind, *repository.id.split("/")])
-
-
-def write_hub_cache(repositories: Iterable[HubRepository], folder: Path) -> None:
+def write_hub_cache(repositories: Mapping[tuple[str, str], ServedRepository], folder: Path) -> None:
     """Writes the cache; existing files stay.
 
     Args:
+        repositories: as in `Hub`.
         folder: the folder for HF_HUB_CACHE.
     """
-    for repository in repositories:
-        root = folder / folder_name(repository)
-        for commit, files in repository.snapshots.items():
-            for name, content in files.items():
-                _put(content, root / "snapshots" / commit / name)
-        for revision, commit in repository.refs.items():
-            _put(commit.encode(), root / "refs" / revision)
+    for (kind, name), repository in repositories.items():
+        # `models--org--name`, as in huggingface_hub's `repo_folder_name`.
+        root = folder / "--".join([kind, *name.split("/")])
+        for version in repository.versions:
+            for path, file in version.files.items():
+                _put(file.content, root / "snapshots" / version.commit / path)
+            for revision in version.revisions - {version.commit}:
+                _put(version.commit.encode(), root / "refs" / revision)
 
 
 def _put(content: Path | bytes, target: Path) -> None:
@@ -188,7 +185,10 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
         # An environment from a bundle contains all packages that it needs.
         variables.setdefault("PYTHONNOUSERSITE", "1")
     # A repository has several names.
-    counts = Counter(kind for kind, _ in {(r.kind, tuple(r.snapshots)) for r in hub.repositories})
+    served = {
+        (kind, tuple(v.commit for v in one.versions)) for (kind, _), one in hub.repositories.items()
+    }
+    counts = Counter(kind for kind, _ in served)
     parts = [human_count(counts["models"], "model"), human_count(counts["datasets"], "dataset")]
     if counts["spaces"]:
         parts.append(human_count(counts["spaces"], "metric"))

@@ -1,7 +1,7 @@
 """Asset names -> local paths: the only folder of `runner` that reads a bundle.
 
 A run file names assets; this module returns their folders and files on this disk, with their
-digests. It reads no payload. `damage` says whether `stage verify` found the bundle sound.
+digests. It reads no payload. `verification` says whether `stage verify` found the bundle sound.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.config.data import DatasetConfig, Part
 from runner.config.run_config import RunConfig
@@ -29,16 +30,13 @@ from runner.errors import (
     quoted,
     suggest,
 )
-from runner.inputs.damage import Verification as Verification  # for all who use inputs
-from runner.inputs.damage import check_known_damage as check_known_damage  # for runner.exec
-from runner.inputs.damage import check_names_and_sizes as check_names_and_sizes
-from runner.inputs.damage import verification as verification
 from stage.bundle.bundle import Bundle as Bundle  # for runner.job.examples
+from stage.bundle.bundle import failure_of, verify
 from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
 from stage.bundle.inspect import index_problems as index_problems  # for runner.job
 from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.job
-from stage.bundle.receipt import remedy_for_damage
-from stage.bundle.verifier import TAG_MANIFEST
+from stage.bundle.receipt import find_damage, find_receipt, remedy_for_damage
+from stage.bundle.verifier import TAG_MANIFEST, VerificationReport, suggest_fixes
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
 from stage.environment.check import imports as imports  # for runner.job.surroundings
 from stage.environment.check import on_site as on_site  # for runner.job, runner.training
@@ -46,7 +44,9 @@ from stage.environment.check.torch_builds import runs_on as runs_on  # for the s
 from stage.files import hash_file as hash_file
 from stage.lock.model import LockedAsset
 from stage.serve import children
-from stage.serve.catalogue import Catalogue, ServedRepository
+from stage.serve.catalogue import Catalogue
+from stage.serve.catalogue import ServedRepository as ServedRepository  # for runner.exec
+from stage.serve.children import with_hub as with_hub  # for the same
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,9 @@ def resolve(config: RunConfig, bundle_path: Path) -> Inputs:
             asset is not usable, and the bundle is known to be damaged or has wrong names or sizes.
     """
     found = find_mistakes(config, bundle_path, frozenset())
-    assert found is not None  # all is known of a run file without mistakes
+    # None only where keys are wrong: a run file without mistakes names a model and all datasets,
+    # and what is not in the bundle was raised as a mistake.
+    assert found is not None
     return found
 
 
@@ -241,7 +243,7 @@ def _resolve(
         with mistakes:
             environment = environment_input(config, bundle)
     if model is None or len(datasets) < len(config.sources):
-        return None
+        return None  # only where a key is wrong: what the bundle lacks is among the mistakes
     return Inputs(
         bundle=bundle.root.resolve(),
         bundle_id=bundle.id,
@@ -272,22 +274,8 @@ def check_file(path: Path, digest: str) -> None:
     Raises:
         DamageError: they differ, or the file cannot be read.
     """
-    try:
-        found = hash_file(path).sha256
-    except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
-    if found != digest:
+    if _digest_of(path) != digest:
         raise unreadable(path, "its bytes are not those that were fetched", "damaged")
-
-
-def read_checked(path: Path, digest: str) -> bytes:
-    """Reads a small file of a bundle, which `check_file` accepts.
-
-    Raises:
-        DamageError: as for `check_file`.
-    """
-    check_file(path, digest)
-    return path.read_bytes()
 
 
 def tag_manifest_digest(bundle: Path) -> str:
@@ -296,7 +284,16 @@ def tag_manifest_digest(bundle: Path) -> str:
     Raises:
         DamageError: it cannot be read.
     """
-    path = bundle / TAG_MANIFEST
+    return _digest_of(bundle / TAG_MANIFEST)
+
+
+def read_checked(path: Path, digest: str) -> bytes:
+    """Reads a small file of a bundle; raises what `check_file` raises."""
+    check_file(path, digest)
+    return path.read_bytes()
+
+
+def _digest_of(path: Path) -> str:
     try:
         return hash_file(path).sha256
     except OSError as error:
@@ -435,8 +432,6 @@ _CORRECT_IT = (
     "Its bytes are those that were fetched: correct the file at its source, then "
     "stage fetch MANIFEST --update ASSET -o BUNDLE."
 )
-
-
 _CONVERSIONS = {
     ".parquet": "parquet",
     **dict.fromkeys((".csv", ".tsv"), "csv"),
@@ -489,17 +484,17 @@ def _dataset(
                         suggest(which, splits, has),
                         place=where(f"{role}: {which}"),
                     )
-                columns = {column.name: column.type for column in splits[which].schema}
+                split = split_input(bundle, asset, which, splits[which])
                 if not mistakes.found and "task" not in unknown:
                     task = keys_of_task(config.task)
-                    task.check_columns(wanted, columns, which, where, mistakes, unknown)
-                found[role] = _split(bundle, asset, which, splits[which], columns)
+                    task.check_columns(wanted, split.columns, which, where, mistakes, unknown)
+                found[role] = split
     if wanted.holds_out and "train" in found and "validation" not in unknown:
         with mistakes:
             found["train"], found["validation"] = _parts(wanted, found["train"], where)
     mistakes.check(str(config.path))
     if "train" not in found:
-        return None
+        return None  # only where the key `train` is wrong: else a mistake was raised above
     return DatasetInput(
         asset=asset.name,
         config=name,
@@ -559,41 +554,24 @@ def _dataset_config(
     return wanted.config, asset.configs[wanted.config]
 
 
-def _split(
-    bundle: Bundle, asset: LockedAsset, name: str, locked: Any, columns: Mapping[str, str]
-) -> SplitInput:
+def split_input(bundle: Bundle, asset: LockedAsset, name: str, locked: Any) -> SplitInput:
+    """A split of a dataset.
+
+    Args:
+        locked: what the lock says about it; a bundle is complete, so it has rows and columns.
+    """
     digests = {file.path: file.sha256 or "" for file in asset.files}
     return SplitInput(
         name=name,
         files=tuple((bundle.root / shard).resolve() for shard in locked.shards),
         digests=tuple(digests[shard] for shard in locked.shards),
         rows=locked.rows,
-        columns=columns,
+        columns={column.name: column.type for column in locked.schema},
     )
 
 
 HUB_IN_CHILDREN = Path(children.__file__)
 """A file that each Python of a script loads, so that its children ask the same Hub."""
-with_hub = children.with_hub
-"""The variables of a script, with those of the Hub that is served here."""
-
-
-@dataclass(frozen=True)
-class HubRepository:
-    """A repository of a bundle, as clients of the Hub see it.
-
-    Attributes:
-        kind: `models`, `datasets` or `spaces`.
-        id: `org/name`, or an old name of it, or its name without an owner.
-        refs: branch or tag -> commit.
-        snapshots: commit -> path in the repository -> the file's path on this disk, or its bytes if
-            it was generated.
-    """
-
-    kind: str
-    id: str
-    refs: Mapping[str, str]
-    snapshots: Mapping[str, Mapping[str, Path | bytes]]
 
 
 @dataclass(frozen=True)
@@ -601,13 +579,14 @@ class Hub:
     """A bundle as a Hub for the scripts of this node.
 
     Attributes:
-        repositories: its repositories under each name that clients may use.
+        repositories: kind (`models`, `datasets` or `spaces`) and each name that clients may use
+            (`org/name`, an old name, or the name without an owner) -> the repository.
         address: the URL of the server, which listens already.
         serve: answers requests until the process ends.
     """
 
     bundle_id: str
-    repositories: list[HubRepository]
+    repositories: Mapping[tuple[str, str], ServedRepository]
     address: str
     serve: Callable[[], None]
 
@@ -626,29 +605,18 @@ def open_hub(bundle_path: Path, say: Callable[[str], None]) -> Hub:
 
     bundle = Bundle.open(bundle_path.resolve())
     catalogue = Catalogue.of(bundle)
-    repositories = [
-        _hub_repository(kind, name, served) for (kind, name), served in catalogue.names.items()
-    ]
     server = BundleServer(catalogue, "127.0.0.1", 0, say)
-    return Hub(bundle.id, repositories, server.address, server.serve_forever)
-
-
-def _hub_repository(kind: str, name: str, served: ServedRepository) -> HubRepository:
-    refs = {ref: v.commit for v in served.versions for ref in v.revisions if ref != v.commit}
-    snapshots = {
-        v.commit: {path: file.content for path, file in v.files.items()} for v in served.versions
-    }
-    return HubRepository(kind, name, refs, snapshots)
+    return Hub(bundle.id, catalogue.names, server.address, server.serve_forever)
 
 
 def environments(bundle: Path) -> list[Path]:
     """The folders of the environments in a bundle."""
     opened = Bundle.open(bundle)
     assets = opened.lock.assets.values()
-    return [opened.asset_path(a.name) for a in assets if a.kind == "environment"]
+    return [opened.asset_path(asset.name) for asset in assets if asset.kind == "environment"]
 
 
-def check_site(path: list[str] | None = None, prefix: Path = Path(sys.prefix)) -> None:
+def check_site(path: list[str] | None = None) -> None:
     """Refuses an environment on a site's own torch that finds another one by now.
 
     Args:
@@ -657,7 +625,7 @@ def check_site(path: list[str] | None = None, prefix: Path = Path(sys.prefix)) -
     Raises:
         UsageError: with what it was made on and what is found.
     """
-    if problem := on_site.change_of_site(prefix, path):
+    if problem := on_site.change_of_site(Path(sys.prefix), path):
         raise UsageError(problem, on_site.ANOTHER)
 
 
@@ -668,3 +636,63 @@ def running_tree(prefix: Path = Path(sys.prefix)) -> str | None:
         return str(json.loads(description.read_text(encoding="utf-8"))["tree"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+FILES_NAMED = 5  # at most so many damaged files are named in a message
+
+
+class Verification(NamedTuple):
+    """Whether a receipt of `stage verify` is valid for a bundle now, and a text on it."""
+
+    holds: bool
+    text: str
+
+
+def verification(bundle: Path, environ: Mapping[str, str]) -> Verification:
+    """Reports whether a bundle is verified. Calls `stat` once per payload file; reads none.
+
+    Without a valid receipt it compares names and sizes, as `stage verify --fast` does.
+
+    Raises:
+        DamageError: a verification found damage, or names or sizes differ from the lock.
+        IncompleteError: files or folders may not be looked at.
+    """
+    check_known_damage(bundle, environ)
+    receipt = find_receipt(state_folder(environ), bundle)
+    if isinstance(receipt, str):
+        check_names_and_sizes(bundle)
+        return Verification(False, f"{receipt}; names and sizes are right")
+    text = f"{receipt.describe(time.time())}, unchanged since"
+    return Verification(True, text)
+
+
+def check_known_damage(bundle: Path, environ: Mapping[str, str]) -> None:
+    """Checks that this user's last verification found no damage that is still there.
+
+    Raises:
+        DamageError: it did; names the damaged files and what to do.
+    """
+    known = find_damage(state_folder(environ), bundle)
+    if known is not None:
+        raise _damage(bundle, known.report, known.describe(time.time()), known.written)
+
+
+def check_names_and_sizes(bundle: Path) -> None:
+    """Compares names, kinds and sizes with the lock, as `stage verify --fast`. Reads no payload.
+
+    Raises:
+        DamageError, IncompleteError: as for `verification`; with the files and what to do.
+    """
+    report = verify(bundle, "fast")
+    if not report.ok:
+        raise _damage(bundle, report, "by its names and sizes", None)
+
+
+def _damage(bundle: Path, report: VerificationReport, how: str, written: Path | None) -> StageError:
+    named = [f"{finding.path} ({finding.problem})" for finding in report.findings[:FILES_NAMED]]
+    if more := len(report.findings) - len(named):
+        named.append(f"and {more} more")
+    advice = [*suggest_fixes(report, written), f"Then: stage verify {quoted(bundle)}"]
+    failure = failure_of(report)
+    what = "damaged" if failure is DamageError else "cannot be looked at"
+    return failure(f"{bundle}: {what} ({how}): {', '.join(named)}.", " ".join(advice))

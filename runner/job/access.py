@@ -35,9 +35,9 @@ from runner.run_folder.layout import RunFolder
 ENVIRONMENT_FILES = ("env.json", "bootstrap.sh", "node-local.sh", "image.tar.gz")
 NAMED = 3  # at most so many files are named in a message
 FILES_OF_A_RUN = 500  # inodes of a run folder: logs, checkpoints of many ranks, the model
-QUOTA_TIMEOUT_S = 3.0
+QUOTA_TIMEOUT_S = 3.0  # a file server that does not answer must not hold up the other checks
 _WITH_LFS = ("lustre",)
-_UNLIMITED = 0
+_UNLIMITED = 0  # in what quota(1) and lfs-quota(1) print
 
 
 def files_to_read(inputs: Inputs) -> tuple[Path, ...]:
@@ -221,8 +221,7 @@ def quota_left(text: str) -> tuple[int | None, int | None] | None:
     grace. A long path is alone on the line before. A number over its quota has a `*`. A limit of 0
     is no limit.
     """
-    fields = text.split()
-    numbers = [re.sub(r"[*\[\]]", "", field) for field in fields[1:9]]
+    numbers = [re.sub(r"[*\[\]]", "", field) for field in text.split()[1:9]]
     if len(numbers) < 8 or not all(numbers[at].isdecimal() for at in (0, 1, 2, 4, 5, 6)):
         return None
     used, _, limit, _, files, _, most, _ = (int(n) if n.isdecimal() else 0 for n in numbers)

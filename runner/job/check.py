@@ -10,8 +10,7 @@ To add a check: write a function in `checks`, and name it in a table there.
 from __future__ import annotations
 
 from runner.job.checks import any_run, training
-from runner.job.facts import Check, after, examine
-from runner.job.findings import Finding
+from runner.job.findings import Check, Finding, after, examine
 from runner.job.training_run import TrainingRun
 
 CHECKS: tuple[Check[TrainingRun], ...] = (

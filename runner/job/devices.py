@@ -83,6 +83,8 @@ KINDS: dict[str, tuple[int, float, float, float]] = {
     "mi325x": (256, 9.4, 1307e12, 163.4e12),
 }
 BF16_SINCE, FP16_SINCE = 8.0, 7.0  # compute capability; the ranks use the same limits
+# Seconds. Without persistence mode nvidia-smi first starts the driver, which takes seconds for each
+# GPU; with a broken driver it never ends.
 ASK_S = 20
 FIELDS = "name,memory.total,compute_cap,uuid,mig.mode.current"
 

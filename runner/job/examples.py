@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.chats import Naming
-from runner.config.data import DatasetConfig
-from runner.data.classes import classes_of
+from runner.config.data import DatasetConfig, Naming
+from runner.data.table import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
-from runner.inputs import Bundle, SplitInput, hash_file, on_site, remedy_as_published
+from runner.inputs import (
+    Bundle,
+    SplitInput,
+    environments,
+    hash_file,
+    on_site,
+    remedy_as_published,
+    split_input,
+)
 from runner.inputs.far import has_gpus
 from runner.job.shapes import ModelShape
 from runner.tasks import TASKS, Task, has_model
@@ -50,7 +57,7 @@ class _Data:
 
     keys: Mapping[str, str]
     comments: Mapping[str, str]
-    rows: int | None
+    rows: int
     unusual: tuple[str, ...]
     unread: Mapping[str, str]
     doubt: str
@@ -75,7 +82,8 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
         f"# Next: runner check {quoted(path)} --bundle {quoted(where)}   "
         "(it prints the other keys, too)\n"
     )
-    blocks["name"] = f"name: {_name(path)}\n"
+    name = re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"
+    blocks["name"] = f"name: {name}\n"
     if bundle is not None and (manifest := _manifest(path, bundle)):
         blocks["name"] += f"manifest: {scalar(manifest)}   # for runner submit --to CLUSTER\n"
     slurm = read_value(blocks["slurm"])["slurm"]
@@ -98,9 +106,13 @@ def new_run_file(task: str, path: Path, bundle: Path | None) -> tuple[str, list[
     ]
     blocks["dataset"] = "\n".join(["dataset:", *lines, ""])
     _shrink_batch(blocks, data.rows)
-    said = [f"model {model.name}: {_why(others)}", *_describe(TASKS[task], data)]
+    why = "the only one that fits the task"
+    if others:
+        why = f"the first that fits the task; also: {', '.join(others)}"
+    said = [f"model {model.name}: {why}", *_describe(TASKS[task], data)]
     gpus, nodes, torch = has_gpus(path), "clusters.yaml names the profile of nodes", ""
-    if environment := _environment(opened):
+    environment = next((folder.name for folder in environments(bundle)), "")
+    if environment:
         torch = on_site.provided(opened.asset_path(environment)).get("torch", "")
         gpus, nodes = _is_for_gpus(opened, environment), "the environment is for nodes"
         on_it = f", on the site's torch {torch}: each job needs its module" if torch else ""
@@ -177,10 +189,10 @@ def _as_examples(slurm: Mapping[str, Any], torch: str = "") -> str:
     return "\n".join([*lines, ""])
 
 
-def _shrink_batch(blocks: dict[str, str], rows: int | None) -> None:
+def _shrink_batch(blocks: dict[str, str], rows: int) -> None:
     """Leaves the batch to Airlift where the example's would be a large part of the data."""
     batch = read_value(blocks["batch"])["batch"]
-    if rows is not None and rows < _STEPS_OF_AN_EPOCH * batch["global"]:
+    if rows < _STEPS_OF_AN_EPOCH * batch["global"]:
         blocks["batch"] = (
             f"batch: {{global: auto, micro: auto}}   # sequences per step; the example has "
             f"{batch['global']}, for more data than these {rows} rows\n"
@@ -195,8 +207,7 @@ def _model(task: str, bundle: Bundle) -> tuple[_Model, list[str]]:
     """
     models = _models(bundle)
     # Of a type that no task has, a newer transformers may know more.
-    known = TASKS[task].model_types
-    rank = {m.name: (not m.has_weights, m.kind not in known) for m in models}
+    rank = {m.name: (not m.has_weights, m.kind not in TASKS[task].model_types) for m in models}
     found = [m for m in models if task not in m.why_not]
     if not found:
         have = ", ".join(
@@ -249,7 +260,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
             train = "train" if "train" in splits else next(iter(splits), None)
             if train is None:
                 continue
-            split = _split(bundle, train, splits[train])
+            split = split_input(bundle, asset, train, splits[train])
             columns, (chosen, more, unusual) = split.columns, task.choose(split)
             lists |= {f"{name}: {c}": kind for c, kind in columns.items() if _is_of_structs(kind)}
             if chosen:
@@ -257,7 +268,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
                 if naming := Naming.of(columns.get(chosen.get("messages", ""), ""), {}, {}):
                     shape = f"lists of {{{naming.role}, {naming.content}}}"
                     comments["messages"] = f"{shape}{_also(more['messages'])}"
-                held_out = "10%" if (splits[train].rows or 0) >= _ENOUGH_ROWS else "null"
+                held_out = "10%" if split.rows >= _ENOUGH_ROWS else "null"
                 validation = next((v for v in _VALIDATION if v in splits and v != train), held_out)
                 keys = {"asset": scalar(name)}
                 keys |= {"config": scalar(config)} if len(asset.configs) > 1 else {}
@@ -274,7 +285,7 @@ def _data(task: Task, bundle: Bundle) -> _Data:
                 read = task.columns(DatasetConfig(asset=name, **settings)).values()
                 unread = {c: kind for c, kind in columns.items() if c not in read}
                 doubt = _doubt(split, chosen.get(task.class_key))
-                found.append(_Data(keys, comments, splits[train].rows, unusual, unread, doubt))
+                found.append(_Data(keys, comments, split.rows, unusual, unread, doubt))
     if not found:
         wanted = " and ".join(task.chosen)
         datasets = [asset for asset in bundle.lock.assets.values() if asset.kind == "dataset"]
@@ -320,12 +331,6 @@ def _doubt(split: SplitInput, column: str | None) -> str:
     return ""
 
 
-def _split(bundle: Bundle, name: str, locked: Any) -> SplitInput:
-    files = tuple(bundle.root / shard for shard in locked.shards)
-    columns = {column.name: column.type for column in locked.schema or ()}
-    return SplitInput(name, files, (), locked.rows or 0, columns)
-
-
 def _describe(task: Task, data: _Data) -> list[str]:
     keys = {key: value for key, value in data.keys.items() if key != "asset"}
     what = ", ".join(f"{key}: {value}" for key, value in keys.items())
@@ -350,27 +355,12 @@ def _describe(task: Task, data: _Data) -> list[str]:
     return said
 
 
-def _environment(bundle: Bundle) -> str | None:
-    assets = bundle.lock.assets.values()
-    return next((asset.name for asset in assets if asset.kind == "environment"), None)
-
-
 def _is_for_gpus(bundle: Bundle, asset: str) -> bool:
     """Whether the profile that an environment was solved for has a driver of GPUs."""
     locked = bundle.lock.assets[asset].environment
     return locked is None or "__cuda" in locked.virtual_packages
 
 
-def _why(others: Sequence[str]) -> str:
-    if others:
-        return f"the first that fits the task; also: {', '.join(others)}"
-    return "the only one that fits the task"
-
-
 def _also(others: Sequence[str]) -> str:
     """The other possible values, for the end of a line: names can hold line breaks."""
     return f"; also: {' '.join(as_shown(', '.join(others)).split())}" if others else ""
-
-
-def _name(path: Path) -> str:
-    return re.sub(r"[^\w.+-]+", "-", path.stem).lstrip(".+-") or "run"

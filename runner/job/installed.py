@@ -165,8 +165,7 @@ def check_environment(config: RunConfig, inputs: Inputs, packages: Packages) -> 
     environment = inputs.environment
     if environment is None or not environment.packages:
         return
-    wanted = (*packages.of_ranks, *packages.of_tokenizer)
-    names = [PIP_NAMES.get(name, name) for name in wanted]
+    names = [PIP_NAMES.get(name, name) for name in (*packages.of_ranks, *packages.of_tokenizer)]
     have = imports.importable(environment.packages, names)
     if missing := [name for name in names if name not in have]:
         raise UsageError(
@@ -252,7 +251,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-COMPILE_TIMEOUT_S = 20.0
+COMPILE_TIMEOUT_S = 20.0  # a few lines; only a busy network disk makes it longer
 NVIDIA, CUDA = Path("/dev/nvidia0"), Path("/usr/local/cuda")
 _LIBAIO = "#include <libaio.h>\nint main(void) { return io_queue_init(1, 0); }\n"
 _HEADER = "#include <Python.h>\nint main() { return 0; }\n"
@@ -306,7 +305,8 @@ def _missing_tools(config: RunConfig) -> list[tuple[str, str]]:
 
 def _lacks_for_compile() -> str:
     """Returns what torch.compile lacks; empty: nothing."""
-    compiler = _compiler()
+    named = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)]
+    compiler = next((n for n in (*named, "g++", "c++", "clang++") if shutil.which(n)), None)
     if compiler is None:
         return "a C++ compiler"
     if not _compiles(compiler, _STANDARD, "-std=c++17"):
@@ -332,11 +332,6 @@ def _lacks_for_nvme() -> list[str]:
     ):
         missing.append("CUDA's toolkit (nvcc)")
     return missing
-
-
-def _compiler() -> str | None:
-    named = [os.environ[name] for name in ("CXX", "CC") if os.environ.get(name)]
-    return next((n for n in (*named, "g++", "c++", "clang++") if shutil.which(n)), None)
 
 
 def _compiles(compiler: str, text: str, option: str) -> bool:

@@ -21,7 +21,7 @@ from runner.inputs import Inputs, Verification, check_site, verification
 from runner.isolation import isolate
 from runner.job import devices
 from runner.job.access import check_readable
-from runner.job.facts import Facts, NotKnownError, fact
+from runner.job.findings import Facts, NotKnownError, fact
 from runner.job.installed import Packages, lacking, python_of_ranks
 from runner.job.partition import Partition, ask_partition
 from runner.job.shapes import Device

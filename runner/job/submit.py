@@ -375,7 +375,7 @@ def _find_job(folder: RunFolder, script: Path, error: IncompleteError | None = N
             if settled:
                 said = f"{error.message}; then {silent.message}" if error else silent.message
                 raise IncompleteError(said, _SAME_COMMAND) from None
-        time.sleep(1)
+        time.sleep(1)  # its controller is busy already: no more than one question in a second
 
 
 def try_script(script: Path) -> None:

@@ -37,7 +37,7 @@ from runner.slurm.script import SbatchRequest, shell_lines
 LIMIT_S = 20.0
 """A check takes no longer for this. A busy network disk can need minutes for `import torch`."""
 
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 10)  # as in pyproject.toml
 WORDS = 300  # letters of a program's message
 
 _ONLY_IN_A_JOB = re.compile(

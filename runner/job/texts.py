@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.data.classes import COLUMNS, Classes, read_classes, united
 from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
-from runner.data.table import MOST_ROWS, reading
+from runner.data.table import COLUMNS, MOST_ROWS, Classes, footer, read_classes, united
 from runner.errors import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
 from runner.job.findings import Finding, attempt, errors_in, warning
@@ -124,12 +123,9 @@ def may_be_few(recipe: Recipe, total: int) -> bool:
 
 def bytes_of_text(recipe: Recipe) -> int:
     """Bytes of the text column of a split, uncompressed; from the footers of its files."""
-    import pyarrow.parquet as pq
-
     size = 0
     for path in recipe.split.files:
-        with reading(path):
-            metadata = pq.read_metadata(path)
+        metadata = footer(path)
         for group in (metadata.row_group(n) for n in range(metadata.num_row_groups)):
             columns = (group.column(n) for n in range(group.num_columns))
             size += sum(

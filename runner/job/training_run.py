@@ -1,29 +1,34 @@
-"""A training run: `Run` with the facts that follow from the model, the data and the plan."""
+"""A training run: `Run` with the facts that follow from the model, the data and the plan.
+
+The functions before it compare a run with the one that is in its run folder, and that it would
+continue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from runner import inputs as inputs_module
 from runner.config.fields import Choice, choices_as_comments
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import Recipe, data_key, documents_of, recipes
-from runner.errors import OTHER_RUN, check_libraries, quoted
+from runner.errors import OTHER_RUN, as_shown, check_libraries, quoted
+from runner.inputs import Inputs
 from runner.job.access import disk_needed, files_to_read
-from runner.job.facts import NotKnownError, fact
-from runner.job.findings import Finding, attempt
+from runner.job.findings import Finding, NotKnownError, attempt, fact, note
 from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
 from runner.job.looks import Look, LookResult, look_at_model, look_at_texts
-from runner.job.model import check_files, check_model
-from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, sequence_length
-from runner.job.resume import check_checkpoint
+from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, num_steps, sequence_length
 from runner.job.run import NO_RANKS, Asked, RankCount, Run
 from runner.job.shapes import (
     Device,
     ModelShape,
+    check_files,
+    check_model,
     embedding_rows,
     outline_of,
     shape_of,
@@ -33,11 +38,103 @@ from runner.job.texts import to_count
 from runner.run_folder.history import (
     History,
     changed_since,
+    changes,
     describe_finished,
     history_of,
 )
 from runner.run_folder.layout import RunFolder
+from runner.run_folder.training_state import check_before_launch, signature
 from runner.tasks import task_named
+
+
+def check_checkpoint(
+    config: RunConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    history: History | None,
+    data: str,
+    world_size: int | None,
+) -> str | None:
+    """Refuses a checkpoint of another run; returns a line on the checkpoint to be resumed.
+
+    Args:
+        config: the run file.
+        inputs: its model and data.
+        folder: the run folder.
+        history: what it records.
+        data: the key of the training data.
+        world_size: the number of ranks; None: not known.
+
+    Raises:
+        UsageError: as for `check_before_launch`.
+    """
+    total = config.batch.total
+    names = " or ".join(dict.fromkeys(f"`{source.asset}`" for source in inputs.datasets))
+    return check_before_launch(
+        folder.checkpoints,
+        signature(config, inputs, data, total if isinstance(total, int) else None),
+        world_size,
+        _steps(config, history),
+        config.engine.name,
+        config.precision,
+        _changed(config, history) or [f"other data of {names}"],
+        _length_before(config, history),
+    )
+
+
+def note_changes(config: RunConfig, inputs: Inputs, history: History | None) -> Iterator[Finding]:
+    """Yields notes on the bundle and settings that differ from those of the run to be resumed."""
+    facts = history.facts if history else {}
+    bundle = str(facts.get("bundle_id") or inputs.bundle_id)
+    if bundle != inputs.bundle_id:
+        what = f"this run was started with the bundle {as_shown(bundle)[:12]}, and goes on with "
+        same = f"{inputs.bundle_id[:12]}: its model and training data are the same"
+        yield note(f"{what}{same}")
+    if (before := _length_before(config, history)) and config.schedule.name != "constant":
+        what = f"this run was started with {before}, and its end decides the learning rate"
+        yield note(f"{what} ({config.schedule.name}): from this start on it is another.")
+    if changed := changed_since(history, config):
+        what = f"from this start on, the run has other settings: {', '.join(changed)}"
+        yield note(f"{what}. Its model card will name only the new ones.")
+
+
+def _steps(config: RunConfig, history: History | None) -> int | None:
+    """The number of steps that a run asks for; None: not known before its data are prepared.
+
+    Args:
+        config: the run file.
+        history: of an earlier start. Only a run on the same data continues it, so its number of
+            sequences holds for this one too.
+    """
+    if config.steps is not None:
+        return config.steps
+    facts: Any = history.facts if history else {}
+    batch, sequences = facts.get("batch"), facts.get("num_sequences")
+    total = config.batch.total
+    if total == "auto" and isinstance(batch, dict):
+        total = batch.get("global", "auto")
+    if not (isinstance(total, int) and isinstance(sequences, int) and total > 0 < sequences):
+        return None
+    return num_steps(config, sequences, total)
+
+
+def _length_before(config: RunConfig, history: History | None) -> str:
+    """`KEY=VALUE` of what decided the steps of the earlier run, if it is another now."""
+    known = changes(history, config)
+    found = (f"{key}={known[key][0]}" for key in ("steps", "epochs") if key in known)
+    return next((text for text in found if not text.endswith("=None")), "")
+
+
+def _changed(config: RunConfig, history: History | None) -> list[str]:
+    """Lists the keys that decide the training data and differ from the run to be resumed.
+
+    Each entry has both values.
+    """
+    same = ("sequence_length", "packing", "dataset", "datasets")
+    known = changes(history, config).items()
+    found = [(key, *both) for key, both in known if key.split(".")[0] in same]
+    found.sort(key=lambda one: one[0] != "sequence_length")
+    return [f"{key} {old} (now {new})" for key, old, new in found]
 
 
 class TrainingRun(Run):
@@ -310,8 +407,7 @@ class TrainingRun(Run):
 
     def on(self, device: Device, number: int) -> TrainingRun:
         """This run on so many ranks, each with this device."""
-        ranks = RankCount(number, number, "here")
-        return self.given(Run.device, device).given(Run.ranks, ranks)
+        return self.given(Run.device, device).given(Run.ranks, RankCount(number, number, "here"))
 
     def write_config(self) -> None:
         """Writes config.yaml: the run file with all values, and comments on automatic choices."""

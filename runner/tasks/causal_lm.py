@@ -10,7 +10,7 @@ from runner.config.run_config import RunConfig
 from runner.data.store import IGNORED, Rows
 from runner.inputs import ModelInput
 from runner.tasks import masked_lm
-from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
+from runner.tasks.shared.kinds import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.task import Batch
 
 if TYPE_CHECKING:

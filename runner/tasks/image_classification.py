@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
-from runner.data.classes import class_of, is_blank, listed, read_classes
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
-from runner.data.table import columns, row_of
+from runner.data.table import class_of, columns, is_blank, listed, read_classes, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
-from runner.tasks.shared.class_task import LABEL, ClassTask, numbered
+from runner.tasks.shared.kinds import LABEL, ClassTask, numbered
 from runner.tasks.shared.task import Batch, Objective
 
 if TYPE_CHECKING:
@@ -68,7 +67,42 @@ class ImageClassification(ClassTask):
         return {"side": image_side(recipe.dataset, recipe.model)}
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
-        return _samples(recipe)
+        """Yields the decoded images of a split and their classes: `pixels` and `labels`.
+
+        Raises:
+            UsageError: a row has no image that can be decoded, or its label is no class; or no row
+                is left.
+        """
+        import numpy as np
+
+        classes, side = read_classes(recipe), image_side(recipe.dataset, recipe.model)
+        numbers, number, dropped = classes.numbers, 0, 0
+        for row, (image, label) in enumerate(_rows(recipe)):
+            if image is None or is_blank(label):
+                dropped += 1
+                continue
+            where = row_of(recipe.split, row)
+            labels = np.array([class_of(label, numbers, recipe.split, row)], np.int32)
+            if number == 0 and recipe.dataset.image_size == "auto":
+                side = min(side, *open_image(image, where).size)
+            yield {"pixels": decode(image, side, where).reshape(-1), "labels": labels}
+            number += 1
+        left_out = f"{human_count(dropped, 'row')} left out"
+        if number == 0:
+            raise UsageError(
+                f"split `{recipe.split.name}` has no rows"
+                + (f": {left_out}, without an image or a label." if dropped else "."),
+                "Look at the columns, or choose another split.",
+            )
+        return StoreFacts(
+            recipe.to_json(),
+            f"{human_count(number, 'image')} of {side} x {side} pixels in {len(classes.names)} "
+            f"classes: {listed(classes.names)}",
+            [f"{left_out}: no image or no label"] if dropped else [],
+            class_names=classes.names,
+            class_kind=classes.kind,
+            side=side,
+        )
 
     def objective(self, config: RunConfig, model: ModelInput, facts: StoreFacts) -> ImageObjective:
         return ImageObjective(self.model_class(), config, model, facts)
@@ -98,45 +132,6 @@ TASK = ImageClassification(
     has_tokens=False,
     class_key="label",
 )
-
-
-def _samples(recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
-    """Yields the decoded images of a split and their classes: `pixels` and `labels`.
-
-    Raises:
-        UsageError: a row has no image that can be decoded, or its label is no class; or no row is
-            left.
-    """
-    import numpy as np
-
-    classes, side = read_classes(recipe), image_side(recipe.dataset, recipe.model)
-    numbers, number, dropped = classes.numbers, 0, 0
-    for row, (image, label) in enumerate(_rows(recipe)):
-        if image is None or is_blank(label):
-            dropped += 1
-            continue
-        where = row_of(recipe.split, row)
-        labels = np.array([class_of(label, numbers, recipe.split, row)], np.int32)
-        if number == 0 and recipe.dataset.image_size == "auto":
-            side = min(side, *open_image(image, where).size)
-        yield {"pixels": decode(image, side, where).reshape(-1), "labels": labels}
-        number += 1
-    left_out = f"{human_count(dropped, 'row')} left out"
-    if number == 0:
-        raise UsageError(
-            f"split `{recipe.split.name}` has no rows"
-            + (f": {left_out}, without an image or a label." if dropped else "."),
-            "Look at the columns, or choose another split.",
-        )
-    return StoreFacts(
-        recipe.to_json(),
-        f"{human_count(number, 'image')} of {side} x {side} pixels in {len(classes.names)} "
-        f"classes: {listed(classes.names)}",
-        [f"{left_out}: no image or no label"] if dropped else [],
-        class_names=classes.names,
-        class_kind=classes.kind,
-        side=side,
-    )
 
 
 def _rows(recipe: Recipe) -> Iterator[tuple[Any, Any]]:

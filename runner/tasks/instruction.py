@@ -17,34 +17,30 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from runner.config.chats import (
+from runner.config.data import (
     ANSWERED,
     ASKED,
     KNOWN,
     OURS,
+    DatasetConfig,
     Naming,
     UnknownRoleError,
     format_columns,
     unknown_role,
 )
-from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
-from runner.data import tokens
+from runner.data import tokenizing
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, first_batches, row_of
-from runner.data.tokenizing import end_of_text, fast_tokenizer
-from runner.data.tokens import Document
+from runner.data.tokenizing import Document, Tokenizer, end_of_text, fast_tokenizer
 from runner.errors import Lines, UsageError, Where, human_count
 from runner.inputs import Inputs, SplitInput
 from runner.tasks import causal_lm
 from runner.tasks.shared.task import Chosen
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TALKS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog", "talk")
 NO_TALKS = ("rejected", "prompt", "completion", "history", "tools")  # not the whole, or not good
@@ -159,19 +155,42 @@ class Instruction(causal_lm.CausalLM):
         return super().choose(split)
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
-        return tokens.whole(recipe, documents, _left_out)
+        return tokenizing.whole(recipe, documents, _left_out)
 
-    def check_tokenizer(
-        self, config: RunConfig, inputs: Inputs, tokenizer: PreTrainedTokenizerBase
-    ) -> list[str]:
+    def check_tokenizer(self, config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) -> list[str]:
         """Says how rows become texts."""
         lines = super().check_tokenizer(config, inputs, tokenizer)
         writers = (Writer.of(d.settings, tokenizer, d.train.columns) for d in inputs.datasets)
         how = "; ".join(dict.fromkeys(writer.description for writer in writers))
         return [*lines, f"samples are written {how}"]
 
-    def try_first_rows(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
-        return try_first_rows(recipe, tokenizer)
+    def try_first_rows(self, recipe: Recipe, tokenizer: Tokenizer) -> str:
+        """Writes the first rows of a split as for training.
+
+        Returns:
+            Why none of them has something to learn; empty: some have.
+
+        Raises:
+            UsageError: as for `documents`.
+        """
+        limit = min(FIRST_ROWS, recipe.limit or FIRST_ROWS)
+        tally, rows = Counter[str](), min(limit, recipe.split.rows)
+        if sum(map(len, documents(replace(recipe, limit=limit), tokenizer, tally))) or not rows:
+            return ""
+        name = recipe.dataset.messages
+        if tally["too_long"] >= tally["empty"]:
+            why = f"all are longer than sequence_length {recipe.sequence_length} (too_long: drop)"
+        elif name is None:
+            why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
+        else:
+            values = next(columns(recipe.split, [name], limit))[name]
+            naming = Naming.of(
+                recipe.split.columns[name], recipe.dataset.fields, recipe.dataset.roles
+            )
+            talks = [naming.renamed(talk) if naming else talk for talk in values if talk]
+            roles = sorted({str(message.get("role")) for talk in talks for message in talk})
+            why = f"no message of the role `assistant` has a text; the roles are {', '.join(roles)}"
+        return f"of the first {rows} rows of split `{recipe.split.name}` none can be learned: {why}"
 
     def check_rows(self, recipe: Recipe) -> None:
         """Compares the roles in the first chats with those that are known.
@@ -260,9 +279,7 @@ class Writer:
     description: str
 
     @staticmethod
-    def of(
-        dataset: DatasetConfig, tokenizer: PreTrainedTokenizerBase, columns: Mapping[str, str]
-    ) -> Writer:
+    def of(dataset: DatasetConfig, tokenizer: Tokenizer, columns: Mapping[str, str]) -> Writer:
         """Chooses how the rows of a dataset are written.
 
         Args:
@@ -305,7 +322,7 @@ class Writer:
         )
 
 
-def _blank(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bool]:
+def _blank(tokenizer: Tokenizer) -> Callable[[str], bool]:
     """Returns a test whether a text has only white space and special tokens (`</s>`)."""
     special = sorted(
         {token for token in tokenizer.all_special_tokens if token.strip()}, key=len, reverse=True
@@ -390,7 +407,7 @@ def _as_messages(prompt: str | None, response: str | None) -> list[dict[str, str
 
 
 def _by_template(
-    tokenizer: PreTrainedTokenizerBase, dataset: DatasetConfig, is_blank: Callable[[str], bool]
+    tokenizer: Tokenizer, dataset: DatasetConfig, is_blank: Callable[[str], bool]
 ) -> Callable[[list[dict[str, Any]] | None], Written | None]:
     def render(messages: list[dict[str, Any]], *, asks: bool) -> str:
         return str(
@@ -466,7 +483,7 @@ def _has_content(message: dict[str, Any], is_blank: Callable[[str], bool]) -> bo
 
 
 def documents(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, tally: Counter[str]
+    recipe: Recipe, tokenizer: Tokenizer, tally: Counter[str]
 ) -> Iterator[list[Document]]:
     """Yields lists of the samples of a split that have something to learn.
 
@@ -504,33 +521,6 @@ def documents(
         yield [document for document in written if document is not None]
 
 
-def try_first_rows(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Writes the first rows of a split as for training.
-
-    Returns:
-        Why none of them has something to learn; empty: some have.
-
-    Raises:
-        UsageError: as for `documents`.
-    """
-    limit = min(FIRST_ROWS, recipe.limit or FIRST_ROWS)
-    tally, rows = Counter[str](), min(limit, recipe.split.rows)
-    if sum(map(len, documents(replace(recipe, limit=limit), tokenizer, tally))) or not rows:
-        return ""
-    name = recipe.dataset.messages
-    if tally["too_long"] >= tally["empty"]:
-        why = f"all are longer than sequence_length {recipe.sequence_length} (too_long: drop)"
-    elif name is None:
-        why = f"`{recipe.dataset.response or recipe.dataset.format}` has no text in them"
-    else:
-        values = next(columns(recipe.split, [name], limit))[name]
-        naming = Naming.of(recipe.split.columns[name], recipe.dataset.fields, recipe.dataset.roles)
-        talks = [naming.renamed(talk) if naming else talk for talk in values if talk]
-        roles = sorted({str(message.get("role")) for talk in talks for message in talk})
-        why = f"no message of the role `assistant` has a text; the roles are {', '.join(roles)}"
-    return f"of the first {rows} rows of split `{recipe.split.name}` none can be learned: {why}"
-
-
 def _write(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -> Written | None:
     from jinja2 import TemplateError
 
@@ -546,7 +536,7 @@ def _write(writer: Writer, row: dict[str, Any], number: int, recipe: Recipe) -> 
         ) from None
 
 
-def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[Any]]:
+def _encoder(tokenizer: Tokenizer) -> Callable[[list[str]], list[Any]]:
     fast = fast_tokenizer(tokenizer)
     if fast is None:
         raise UsageError(
@@ -557,7 +547,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[A
     return lambda texts: fast.encode_batch(texts, add_special_tokens=False) if texts else []
 
 
-def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _ends(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Returns the ids before and after each text.
 
     The begin token is there if the tokenizer itself adds it, the end token always.

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
 from runner.data.store import IGNORED, Rows
-from runner.data.tokenizing import Frame, load_tokenizer, word_begins
+from runner.data.tokenizing import Frame, Tokenizer, load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput
-from runner.tasks.shared.document_task import TEXT, DocumentTask, LanguageObjective
+from runner.tasks.shared.kinds import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.task import Batch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerBase
 
     from runner.training.components.batches import SamplePlace
 
@@ -49,7 +48,7 @@ MODEL_TYPES = """
 class MaskedLM(DocumentTask):
     """The hidden tokens of a document, from all others."""
 
-    def frame(self, tokenizer: PreTrainedTokenizerBase) -> Frame:
+    def frame(self, tokenizer: Tokenizer) -> Frame:
         """`[CLS] text [SEP] text ... [SEP]`, where the tokenizer has these."""
         if tokenizer.mask_token_id is None:
             raise UsageError(
@@ -60,9 +59,7 @@ class MaskedLM(DocumentTask):
             return Frame([tokenizer.cls_token_id], tokenizer.sep_token_id, [tokenizer.sep_token_id])
         return super().frame(tokenizer)
 
-    def check_tokenizer(
-        self, config: RunConfig, inputs: Inputs, tokenizer: PreTrainedTokenizerBase
-    ) -> list[str]:
+    def check_tokenizer(self, config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) -> list[str]:
         """With `whole_words`, it must mark where a word begins."""
         lines = super().check_tokenizer(config, inputs, tokenizer)
         if config.whole_words:

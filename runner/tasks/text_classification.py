@@ -8,22 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_class, is_text
-from runner.data.classes import Classes, class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.store import StoreFacts
+from runner.data.table import Classes, class_of, is_blank, rows_of
 from runner.data.table import columns as read_columns
-from runner.data.table import rows_of
+from runner.data.tokenizing import Tokenizer
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.class_task import LABEL, ClassObjective, ClassTask, count_from_zero
-from runner.tasks.shared.document_task import TEXT
+from runner.tasks.shared.kinds import LABEL, TEXT, ClassObjective, ClassTask, count_from_zero
 from runner.tasks.shared.task import Chosen, choose_columns
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 GLUE = (
     ("premise", "hypothesis"),
@@ -76,7 +72,7 @@ class TextClassification(ClassTask):
     def encoded(
         self,
         recipe: Recipe,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         numbers: dict[Any, int],
         tally: Counter[str],
     ) -> Iterator[tuple[dict[str, Any], list[int]]]:

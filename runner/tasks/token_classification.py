@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, in_lists, is_class, is_text
-from runner.data.classes import class_of, is_blank
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, StoreFacts
-from runner.data.table import MOST_ROWS, columns, first_batches, row_of
+from runner.data.table import MOST_ROWS, class_of, columns, first_batches, is_blank, row_of
+from runner.data.tokenizing import Tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.class_task import ClassObjective, ClassTask
+from runner.tasks.shared.kinds import ClassObjective, ClassTask
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
 _SPAN = re.compile(r"([BIES])-(.+)")
 _OUTSIDE = 4  # the place of `O`, after those of B, I, E and S
@@ -75,7 +74,7 @@ class TokenClassification(ClassTask):
     def encoded(
         self,
         recipe: Recipe,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         numbers: dict[Any, int],
         tally: Counter[str],
     ) -> Iterator[tuple[dict[str, Any], list[int]]]:
@@ -172,7 +171,7 @@ def at_first_tokens(places: Sequence[int | None], tags: Sequence[int]) -> list[i
     return labels
 
 
-def needs_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+def needs_space(tokenizer: Tokenizer) -> bool:
     """Whether words after the first need a space to be tokenised as they are within a text.
 
     Byte-level tokenizers (GPT-2, RoBERTa, Llama 3) know a word by the space before it. They are

@@ -13,7 +13,7 @@ from runner.data.tokenizing import rows_needed
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.findings import raise_errors
-from runner.job.with_torch import judge
+from runner.job.looks import judge
 from runner.training.components import adapter
 from runner.training.components.device import use_tanh_gelu
 from runner.training.patches import in_file_types

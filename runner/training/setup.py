@@ -33,10 +33,10 @@ from runner.errors import (
 from runner.inputs import on_site, running_tree, unreadable
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
+from runner.job.looks import count_parameters
 from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
-from runner.job.with_torch import count
 from runner.launch.rank_process import Rank
 from runner.launch.ranks import RankInfo
 from runner.launch.resolved import Resolved, tried_with, write_resolved
@@ -205,7 +205,7 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
             run = run.given(TrainingRun.shape, resolved.shape)
         else:  # no weights: the launcher could not count
             first = config.model.folder or run.inputs.model.path
-            run = run.given(TrainingRun.counted, count(config, first))
+            run = run.given(TrainingRun.counted, count_parameters(config, first))
         plan = run.plan
         sequences = len(open_data(resolved)[1])
         few = check_step(config, sequences, plan.total)

@@ -19,11 +19,11 @@ from runner.data.recipe import Recipe
 from runner.errors import keys_of
 from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
+from runner.job.looks import count_parameters
 from runner.job.memory import state_needed
 from runner.job.shapes import Device
 from runner.job.texts import bytes_of_text
 from runner.job.training_run import TrainingRun
-from runner.job.with_torch import count
 from runner.run_folder.layout import RunFolder
 
 RANKS = 2
@@ -158,7 +158,9 @@ def counted(run: TrainingRun) -> TrainingRun:
         return run
     what = (run.config, run.config.model.folder or run.inputs.model.path)
     remedy = "Run it where there is more memory."
-    return run.given(TrainingRun.counted, in_child(count, what, "counting parameters", remedy))
+    return run.given(
+        TrainingRun.counted, in_child(count_parameters, what, "counting parameters", remedy)
+    )
 
 
 def memory_needed(run: TrainingRun) -> int:

@@ -22,7 +22,7 @@ import yaml
 from runner.config.run_config import RunConfig
 from runner.errors import StageError
 from runner.inputs import Inputs, resolve
-from runner.job.model import check_model
+from runner.job.shapes import check_model
 from runner.job.training_run import TrainingRun
 from tests.first_job.harness import run_runner, run_stage
 from tests.remedies.obeyed import in_it

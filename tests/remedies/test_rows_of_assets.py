@@ -19,19 +19,18 @@ from torch import nn
 from runner.data.recipe import recipes
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import EnvironmentInput, unreadable
-from runner.job import installed, without_torch
+from runner.job import installed, looks
 from runner.job import submit as submission
 from runner.job.devices import notes_of_job
 from runner.job.findings import Finding, raise_errors
 from runner.job.host_memory import check_at_load
 from runner.job.installed import note_for_job
-from runner.job.model import _check_names
+from runner.job.looks import look_with_torch
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
-from runner.job.shapes import Device, weight_shapes
+from runner.job.shapes import Device, _check_names, weight_shapes
 from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
 from runner.job.texts import check_data
-from runner.job.with_torch import look
 from runner.tasks import task_named
 from runner.training.engines.native import blocks_of
 from runner.training.weights import _check_numbers
@@ -48,7 +47,7 @@ TREE_FILE = f'{{"tree": "{TREE}"}}'
 CHECK = "runner check mine.yaml --processes 2"
 LAYERS = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4), 2, enable_nested_tensor=False)
 DEVICES = "runner/job/devices.py"
-CHILD = "runner/job/without_torch.py"
+CHILD = "runner/job/looks.py"
 ROWS = "text,label,kind\na film,good,0\nanother,{}\n"
 FILES = {
     "d/train.csv": ROWS.format("good,1"),
@@ -108,7 +107,7 @@ def samples_of(world: World) -> list[Finding]:
     """What `check` says of the first samples."""
     config = world.config()
     wanted = recipes(config, world.inputs(), int(config.sequence_length or 0))
-    return list(without_torch._write_samples(config, wanted["train"][0]))
+    return list(looks._write_samples(config, wanted["train"][0]))
 
 
 def tokenizer_of(world: World) -> list[Finding]:
@@ -117,7 +116,7 @@ def tokenizer_of(world: World) -> list[Finding]:
     rows = int(world.environ.get("ROWS", model.settings["vocab_size"]))
     task = task_named("masked-lm")
     tokenizer = load_tokenizer(model)
-    found = list(without_torch.compare(task, model, tokenizer, rows, "vocab_size"))
+    found = list(looks.compare(task, model, tokenizer, rows, "vocab_size"))
     raise_errors(found)
     return found
 
@@ -200,14 +199,14 @@ OF_OWN_FILES = (
         (("validation: null", "edit dataset.{}"), ("stage show BUNDLE", "run",
          r"\btest\b", "edit dataset.validation: {}")),
         {**OWN, "dataset": {"asset": "one", "validation": "50%"}}),
-    Row("runner/data/classes.py", "Look at the column (`stage show BUNDLE` lists them), or choose",
+    Row("runner/data/table.py", "Look at the column (`stage show BUNDLE` lists them), or choose",
         (("stage show BUNDLE", "run", r"\bkind\b", "edit dataset.label: {}"),
          ("another split", "edit dataset.train: test")),
         CLASSIFY, data_of),
     Row("runner/job/texts.py", "Set another split in the run file (`stage show BUNDLE` lists",
         (("stage show BUNDLE", "run", r"\btest\b", "edit dataset.train: {}"),),
         {**OWN, "dataset": {"asset": "none"}}, data_of),
-    Row("runner/job/model.py", "Set model.init: scratch, or stage the weights.",
+    Row("runner/job/shapes.py", "Set model.init: scratch, or stage the weights.",
         (("model.init: scratch", "edit"), ("stage the weights", "edit model.asset: m")),
         {**OWN, "model": {"asset": "bare"}}, World.check_model),
     Row("runner/job/examples.py", "Its models: {}. Tasks that they fit: {}.",
@@ -228,14 +227,14 @@ OF_MODELS = (
         (("task: causal-lm", "edit"), ("a model such as BERT", "edit model.asset: tiny-bert")),
         {"model": {"asset": "tiny-gpt2"}},
         lambda w: task_named(w.config().task).frame(load_tokenizer(w.inputs().model))),
-    Row("runner/job/model.py", "Save the model again with `save_pretrained` of the model inside",
+    Row("runner/job/shapes.py", "Save the model again with `save_pretrained` of the model inside",
         ((r"save_file\(.*\)(?=, of safetensors.torch)", f'run {RENAME}{{}}"'),),
         does=weights_of,
         given=f'cp bundle/data/models/tiny-bert/model.safetensors m.safetensors\n{RENAME}{WRAP}"'),
-    Row("runner/job/with_torch.py", "Stage config.json and weights again, both from one revision:",
+    Row("runner/job/looks.py", "Stage config.json and weights again, both from one revision:",
         (("stage show BUNDLE", "run",
          "both from one revision", "run cp bundle/data/models/tiny-bert/config.json m"),),
-        does=lambda w: raise_errors(look(w.config(), "m", Path() / "m")[0]),
+        does=lambda w: raise_errors(look_with_torch(w.config(), "m", Path() / "m")[0]),
         given="cp -r bundle/data/models/tiny-bert m\n"
         """sed -i 's/"num_hidden_layers": [0-9]*/"num_hidden_layers": 9/' m/config.json"""),
     Row(CHILD, "Tokenizer and model do not belong together: stage both from one repository.",

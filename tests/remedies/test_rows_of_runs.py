@@ -18,7 +18,7 @@ from tests.runner.conftest import bundle
 
 __all__ = ["bundle"]
 INPUTS = "runner/inputs/__init__.py"
-OVERRIDES = "runner/config/overrides.py"
+OVERRIDES = "runner/config/fields.py"
 HALF = {"asset": "reference", "validation": "500%"}
 CHAT: dict[str, Any] = {"task": "instruction", "model": {"asset": "tiny-gpt2"}}
 NUMBERS = {"asset": "numbers", "format": "{text}"}
@@ -117,7 +117,7 @@ RUN_FILES = (
         {"dataset": {"asset": "reference", "validation": None},
          "evaluation": {"every": 1, "patience": 2}},
         lambda w: raise_errors(patience.find(w.run_itself()))),
-    Row("runner/job/model.py", "Set task: {}", (("task: [a-z-]+", "edit"),), {"task": "causal-lm"},
+    Row("runner/job/shapes.py", "Set task: {}", (("task: [a-z-]+", "edit"),), {"task": "causal-lm"},
         World.check_model),
     Row("runner/job/installed.py", "Set engine: {name: deepspeed} or {name: ddp}.",
         ((r"engine: \{name: deepspeed\}", "edit"), (r"\{name: ddp\}", "edit engine: {}")),
@@ -128,17 +128,17 @@ RUN_FILES = (
         (("newer torch", "run sed -i s/2.6.0/2.7.0/ torch-*/METADATA"),),
         {"engine": {"name": "fsdp"}},
         lambda w: (w.patch.syspath_prepend(Path()), _check_engine(w.config())), files=OLD_TORCH),
-    Row("runner/data/tokens.py", "Look at the columns, set a larger sequence_length, `too_long",
+    Row("runner/data/tokenizing.py", "Look at the columns, set a larger sequence_length, `too_long",
         (("sequence_length", "edit {}: 64"), ("too_long: cut", "edit dataset.{}")),
         {**CHAT, "sequence_length": 8, "dataset": NUMBERS | {"limit": {"train": 4}}}, prepared),
-    Row("runner/data/tokens.py", "raise dataset.limit",
+    Row("runner/data/tokenizing.py", "raise dataset.limit",
         (("dataset.limit", "edit {}: {train: 10}"),),
         {**CHAT, "dataset": NUMBERS | {"limit": {"train": 2}}}, prepared),
 )  # fmt: skip
 
 
 ENGINE = "runner/config/engine.py"
-LORA = "runner/config/lora.py"
+LORA = "runner/config/engine.py"
 KEYS = "runner/config/fields.py"
 
 
@@ -180,7 +180,7 @@ SETTINGS = (
     Row(LORA, "Remove `lora`, or set model.init: pretrained.",
         (("(?<=Remove `)lora", "remove"), ("model.init: pretrained", "edit")),
         {"model": {"asset": "tiny-gpt2", "init": "scratch"}, "lora": {}}, World.config),
-    Row("runner/config/chats.py", "For instance: fields: {role: from, content: value}",
+    Row("runner/config/data.py", "For instance: fields: {role: from, content: value}",
         (("fields: {.*?}", "remove dataset.fields", "fields: {.*?}", "edit dataset.{}"),),
         {**CHAT, "dataset": {"asset": "chats", "messages": "m", "fields": {"rolle": "from"}}},
         World.config),

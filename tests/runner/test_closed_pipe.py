@@ -10,7 +10,7 @@ import pytest
 
 FULL = """
 import sys
-from runner.closed_pipe import outlive_readers
+from runner.processes import outlive_readers
 outlive_readers()
 print("lost", flush=True)
 """
@@ -18,7 +18,7 @@ print("lost", flush=True)
 
 RANK = """
 import pathlib, sys
-from runner.closed_pipe import outlive_readers
+from runner.processes import outlive_readers
 from runner.training.components.metrics import open_console
 outlive_readers()
 print("before", flush=True)

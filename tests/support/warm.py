@@ -36,7 +36,7 @@ IMPORTS = {
     "light": (
         "transformers.models.bert.tokenization_bert",
         "transformers.models.gpt2.tokenization_gpt2",
-        "runner.job.without_torch",
+        "runner.job.looks",
         "runner.launch.train",
     ),
     "torch": (

@@ -17,7 +17,13 @@ from typing import NoReturn
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Variables of launchers: torchrun and ours, Open MPI, MPICH."""
-WITH_TORCH = (b"with_torch", b"_load_export", b"_run_kernels", b"_write_random")
+WITH_TORCH = (
+    b"look_with_torch",
+    b"count_parameters",
+    b"_load_export",
+    b"_run_kernels",
+    b"_write_random",
+)
 """In the question to a child that imports torch."""
 LIMITS = (
     resource.RLIMIT_AS,

@@ -15,8 +15,7 @@ from runner.inputs import on_site
 from runner.job import node_local
 from runner.job.access import check_places, check_quota, check_writable, nearest_folder
 from runner.job.devices import leaves_gpus, notes_of_job, torch_without_gpus
-from runner.job.facts import after, needs
-from runner.job.findings import Finding, attempt, fact_line, note, warning
+from runner.job.findings import Finding, after, attempt, fact_line, needs, note, warning
 from runner.job.installed import check_tools, find_tools, note_for_job
 from runner.job.run import Run
 from runner.job.submit import check_srun, check_start, ranks_on_node

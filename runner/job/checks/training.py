@@ -13,8 +13,16 @@ from runner.inputs.far import profiles
 from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
-from runner.job.facts import after, needs
-from runner.job.findings import Finding, attempt, fact_line, note, usage_error, warning
+from runner.job.findings import (
+    Finding,
+    after,
+    attempt,
+    fact_line,
+    needs,
+    note,
+    usage_error,
+    warning,
+)
 from runner.job.host_memory import check_at_load
 from runner.job.installed import (
     check_environment,
@@ -24,12 +32,10 @@ from runner.job.installed import (
     lacking,
 )
 from runner.job.memory import describe_state, state_needed
-from runner.job.plan import check_batch, stage_of
-from runner.job.resume import note_changes
-from runner.job.settings import check_accumulation, check_micro, check_settings
+from runner.job.plan import check_accumulation, check_batch, check_micro, check_settings, stage_of
 from runner.job.shapes import describe_new_tokens, human_parameters
 from runner.job.texts import check_data, describe_dataset, examine_step
-from runner.job.training_run import TrainingRun
+from runner.job.training_run import TrainingRun, note_changes
 from runner.tasks import task_named
 
 

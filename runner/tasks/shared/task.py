@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
-from runner.data.classes import Classes
 from runner.data.recipe import Recipe, SampleTask
 from runner.data.store import IGNORED, Sample, StoreFacts
+from runner.data.table import Classes
 from runner.data.table import columns as read_columns
-from runner.data.tokenizing import Frame, end_of_text
+from runner.data.tokenizing import Frame, Tokenizer, end_of_text
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 if TYPE_CHECKING:
@@ -147,10 +147,6 @@ def _best(column: Column, able: Sequence[str], split: SplitInput) -> str:
     return min(able, key=lambda name: unlikely(values[name]))
 
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
-
 TEXT = "A rehearsal."
 
 
@@ -216,7 +212,7 @@ class Task(SampleTask):
 
     # From rows to samples.
 
-    def frame(self, tokenizer: PreTrainedTokenizerBase) -> Frame:
+    def frame(self, tokenizer: Tokenizer) -> Frame:
         """Returns the special tokens of a sequence: the end-of-text token between documents.
 
         Raises:
@@ -226,9 +222,7 @@ class Task(SampleTask):
 
     # What `runner check` asks.
 
-    def check_tokenizer(
-        self, config: RunConfig, inputs: Inputs, tokenizer: PreTrainedTokenizerBase
-    ) -> list[str]:
+    def check_tokenizer(self, config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) -> list[str]:
         """Returns lines about the use of a tokenizer.
 
         Raises:
@@ -244,7 +238,7 @@ class Task(SampleTask):
             UsageError: a row cannot be read.
         """
 
-    def try_first_rows(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str:
+    def try_first_rows(self, recipe: Recipe, tokenizer: Tokenizer) -> str:
         """Returns why none of the first rows has something to learn; empty: some have."""
         return ""
 

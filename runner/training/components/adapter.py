@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from runner.config.lora import targets_in_peft
+from runner.config.engine import targets_in_peft
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import ModelInput

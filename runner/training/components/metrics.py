@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, Literal, TextIO
 
-from runner.closed_pipe import outliving
 from runner.errors import format_age
+from runner.processes import outliving
 from runner.run_folder.layout import MetricsLog, RunFolder
 
 

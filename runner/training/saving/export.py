@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCardData
 
+from runner.config.engine import LoraConfig
 from runner.config.fields import every_key, unused_keys
-from runner.config.lora import LoraConfig
 from runner.config.run_config import NOTHING, RunConfig
 from runner.data.recipe import documents_of
 from runner.data.tokenizing import read_tokenizer

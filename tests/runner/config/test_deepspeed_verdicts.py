@@ -14,10 +14,10 @@ from runner.config import deepspeed_keys as keys
 from runner.config.fields import of_ds_config
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
+from runner.job.looks import check_ds_config
 from runner.job.memory import model_state
 from runner.job.plan import TrainingPlan
 from runner.job.shapes import Device, ModelShape
-from runner.job.with_torch import check_ds_config
 from runner.training.components.optimization import Schedule
 from runner.training.engines.deepspeed import ds_config
 from tests.first_job.harness import run_runner

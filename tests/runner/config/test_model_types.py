@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.config.lora import LORA_TARGETS
+from runner.config.engine import LORA_TARGETS
 from runner.tasks import TASKS, Task
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.data.table import read_ahead
-from runner.data.tokens import fill
+from runner.data.tokenizing import fill
 from runner.errors import DamageError
 
 CAPACITY = 32

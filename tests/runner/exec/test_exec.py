@@ -24,7 +24,7 @@ from runner.disks import cache_variables
 from runner.exec import launchers
 from runner.exec import user_script as exec_module
 from runner.exec.user_script import environment, write_hub_cache
-from runner.inputs import HubRepository
+from stage.serve.catalogue import ServedFile, ServedRepository, Version
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 from tests.runner.launch.test_mpi import open_mpi
@@ -699,12 +699,15 @@ def test_an_old_name_without_organisation_and_a_bundle_that_moved_are_found_in_t
     for place in ("there", "here"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "config.json").write_text(place)
-        snapshot: dict[str, dict[str, Path | bytes]] = {
-            commit: {"config.json": tmp_path / place / "config.json", "sub/card.md": b"# made\n"}
+        contents: dict[str, Path | bytes] = {
+            "config.json": tmp_path / place / "config.json",
+            "sub/card.md": b"# made\n",
         }
+        files = {path: ServedFile(one, 0, "", None, tmp_path) for path, one in contents.items()}
+        version = Version(commit, files, {}, frozenset({commit, "main"}))
         for name in ("bert-large-uncased", "google-bert/bert-large-uncased"):
             write_hub_cache(
-                [HubRepository("models", name, {"main": commit}, snapshot)], tmp_path / "hub"
+                {("models", name): ServedRepository("models", name, (version,))}, tmp_path / "hub"
             )
             folder = Path(
                 snapshot_download(name, cache_dir=tmp_path / "hub", local_files_only=True)

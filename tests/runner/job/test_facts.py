@@ -16,8 +16,17 @@ import runner
 from runner.errors import UsageError
 from runner.job.check import CHECKS
 from runner.job.checks import any_run, training
-from runner.job.facts import Check, Facts, NotKnownError, after, examine, fact, needs
-from runner.job.findings import Finding, usage_error
+from runner.job.findings import (
+    Check,
+    Facts,
+    Finding,
+    NotKnownError,
+    after,
+    examine,
+    fact,
+    needs,
+    usage_error,
+)
 from runner.job.training_run import TrainingRun
 
 ROOT = Path(runner.__file__).parent

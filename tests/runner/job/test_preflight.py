@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from runner.cli import main
-from runner.config.lora import LoraConfig
+from runner.config.engine import LoraConfig
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
 from runner.inputs import Inputs, resolve

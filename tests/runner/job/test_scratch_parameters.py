@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 import stage
 from runner.config.run_config import RunConfig
+from runner.job.looks import count_parameters
 from runner.job.training_run import TrainingRun
-from runner.job.with_torch import count
 from runner.trials.small_run import memory_needed
 from tests.runner.conftest import Cluster
 from tests.support.training.models import tiny_model_files
@@ -60,7 +60,7 @@ def test_the_count_is_that_of_the_model_that_transformers_makes(
     (tmp_path / "config.json").write_text(json.dumps(settings))
     config = RunConfig.load(cluster.write(model={"asset": "m", "init": "scratch"}))
     made = AUTO[task].from_config(transformers.AutoConfig.from_pretrained(tmp_path))
-    counted = count(replace(config, task=task), tmp_path)
+    counted = count_parameters(replace(config, task=task), tmp_path)
     assert counted == sum(p.numel() for p in made.parameters()) > 0
 
 

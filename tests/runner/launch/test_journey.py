@@ -39,7 +39,7 @@ from tests.support.warm import warm_python
 __all__ = ["alone"]
 
 ROOT = Path(package.__file__).parents[1]
-BETWEEN = ("runner/cli/rank.py", "runner/training/rank.py")
+BETWEEN = ("runner/cli/run.py", "runner/training/rank.py")
 """They lead from the start of a rank's process to its work; here the rank is in this process."""
 LEAST = 8
 MOST_FILES, MOST_RETURNS = 35, 25
@@ -86,8 +86,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     from runner import disks, isolation
     from runner.config.run_config import RunConfig
     from runner.job.check import check_run
-    from runner.job.facts import fact
-    from runner.job.findings import report
+    from runner.job.findings import fact, report
     from runner.job.training_run import TrainingRun
     from runner.launch import supervise, train
     from runner.launch.ranks import RankInfo, Start

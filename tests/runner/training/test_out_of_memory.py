@@ -34,7 +34,7 @@ RANK = """
 import os, sys
 from pathlib import Path
 import torch
-from runner.cli.rank import WORKS
+from runner.cli.run import WORKS
 from runner.job.training_run import TrainingRun
 from runner.launch.resolved import Resolved, write_resolved
 from runner.training.rank import be_rank

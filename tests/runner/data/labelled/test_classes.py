@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from runner.data.classes import Classes, classes_of, united
+from runner.data.table import Classes, classes_of, united
 from runner.errors import UsageError
 from runner.inputs import SplitInput
 from tests.remedies.obeyed import obeys
 from tests.support.training.twins import labelled_parquet
 
-CLASSES = "runner/data/classes.py"
+CLASSES = "runner/data/table.py"
 NAMED = {"names": ["no", "yes"], "_type": "ClassLabel"}
 
 

@@ -1,24 +1,67 @@
-"""What the tasks share that learn classes."""
+"""The two kinds of tasks on texts: those whose samples are sequences of documents, and those that
+learn classes."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
-from runner.config.task_keys import Column, is_integer
-from runner.data.classes import listed, read_classes
+from runner.config.task_keys import Column, is_integer, is_text
+from runner.data import tokenizing
 from runner.data.recipe import Recipe
-from runner.data.store import IGNORED, LabelledRows, Sample, StoreFacts
-from runner.data.tokenizing import id_type, load_tokenizer
+from runner.data.store import IGNORED, LabelledRows, Rows, Sample, StoreFacts
+from runner.data.table import listed, read_classes
+from runner.data.tokenizing import Tokenizer, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.task import Batch, Objective, Task
 
+TEXT = Column(
+    "text",
+    is_text,
+    usual=("text", "content"),
+    unlikely=lambda values: -sum(map(len, values)),  # the longest texts are the text
+)
+
+
+class DocumentTask(Task):
+    """A task on a column of texts; a document is one of them."""
+
+    def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
+        if recipe.documents == "joined":
+            return tokenizing.joined(recipe, self.frame)
+        return tokenizing.whole(recipe, tokenizing.pieces(self.frame), tokenizing.empty_rows)
+
+
+class LanguageObjective(Objective[Rows]):
+    """The loss over a vocabulary, except what is predicted: a subclass has `collate`.
+
+    Args:
+        auto: the class of transformers that loads the model.
+        config: the run file, with its precision decided.
+        model: the bundle's model.
+    """
+
+    rows = staticmethod(Rows.of)
+
+    def __init__(self, auto: Any, config: RunConfig, model: ModelInput) -> None:
+        from runner.training.components.language import first_position
+        from runner.training.loading import load_model
+
+        self.model, self.note = load_model(auto, config, model)
+        self._first = first_position(self.model.config)
+
+    def metrics(self, sums: list[float], count: float) -> dict[str, float]:
+        """Loss and perplexity of the validation split."""
+        mean = sums[0] / count if count else math.nan  # nothing to predict in texts of one token
+        return {"validation_loss": mean, "validation_perplexity": math.exp(min(mean, 700.0))}
+
+
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedTokenizerBase
 
     from runner.training.components.batches import SamplePlace
 
@@ -58,7 +101,7 @@ class ClassTask(Task):
     def encoded(
         self,
         recipe: Recipe,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         numbers: dict[Any, int],
         tally: Counter[str],
     ) -> Iterator[tuple[dict[str, Any], list[int]]]:
@@ -103,8 +146,7 @@ class ClassTask(Task):
             lost = f", {human_count(tally['cut_words'], 'word')} lost"
         notes = []
         if tally["dropped"]:
-            dropped = human_count(tally["dropped"], "row")
-            notes.append(f"{dropped} left out: no text or no label")
+            notes.append(f"{human_count(tally['dropped'], 'row')} left out: no text or no label")
         if tally["cut"]:
             notes.append(f"{tally['cut']} cut to {recipe.sequence_length} tokens{lost}")
         return StoreFacts(
