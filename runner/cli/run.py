@@ -271,7 +271,8 @@ def submit(
     from runner.slurm.script import sbatch_script
 
     offline.set_variables(os.environ)
-    loaded = TrainingRun.load(run, bundle, output, overrides, Asked(ahead=True, submits=True))
+    asked = Asked(ahead=True, submits=True)
+    loaded = TrainingRun.load(run, bundle, output, overrides, asked)
     sweep = members(axes) if axes else ()
     # The runs of a sweep share one shell, which is tried once.
     runs = [

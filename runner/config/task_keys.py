@@ -121,7 +121,8 @@ class TaskKeys:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys of the run file and of its datasets that not every task has."""
-        return (*self.dataset_keys, *self.own_keys, *(OF_TOKENS if self.has_tokens else ()))
+        of_tokens = OF_TOKENS if self.has_tokens else ()
+        return (*self.dataset_keys, *self.own_keys, *of_tokens)
 
     @property
     def has_classes(self) -> bool:

@@ -221,7 +221,8 @@ def quota_left(text: str) -> tuple[int | None, int | None] | None:
     grace. A long path is alone on the line before. A number over its quota has a `*`. A limit of 0
     is no limit.
     """
-    numbers = [re.sub(r"[*\[\]]", "", field) for field in text.split()[1:9]]
+    fields = text.split()
+    numbers = [re.sub(r"[*\[\]]", "", field) for field in fields[1:9]]
     if len(numbers) < 8 or not all(numbers[at].isdecimal() for at in (0, 1, 2, 4, 5, 6)):
         return None
     used, _, limit, _, files, _, most, _ = (int(n) if n.isdecimal() else 0 for n in numbers)

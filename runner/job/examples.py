@@ -207,7 +207,8 @@ def _model(task: str, bundle: Bundle) -> tuple[_Model, list[str]]:
     """
     models = _models(bundle)
     # Of a type that no task has, a newer transformers may know more.
-    rank = {m.name: (not m.has_weights, m.kind not in TASKS[task].model_types) for m in models}
+    known = TASKS[task].model_types
+    rank = {m.name: (not m.has_weights, m.kind not in known) for m in models}
     found = [m for m in models if task not in m.why_not]
     if not found:
         have = ", ".join(

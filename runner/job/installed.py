@@ -165,7 +165,8 @@ def check_environment(config: RunConfig, inputs: Inputs, packages: Packages) -> 
     environment = inputs.environment
     if environment is None or not environment.packages:
         return
-    names = [PIP_NAMES.get(name, name) for name in (*packages.of_ranks, *packages.of_tokenizer)]
+    wanted = (*packages.of_ranks, *packages.of_tokenizer)
+    names = [PIP_NAMES.get(name, name) for name in wanted]
     have = imports.importable(environment.packages, names)
     if missing := [name for name in names if name not in have]:
         raise UsageError(

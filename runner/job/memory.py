@@ -165,9 +165,10 @@ def state_needed(config: RunConfig, shape: ModelShape, world_size: int) -> dict[
 
     A quantised model has no stage 3: its packed bytes cannot be partitioned as weights.
     """
+    stages = range(3 if config.quantization else 4)
     return {
         stage: model_state(config, shape, stage, world_size, config.engine.offload)
-        for stage in range(3 if config.quantization else 4)
+        for stage in stages
     }
 
 

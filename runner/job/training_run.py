@@ -407,7 +407,8 @@ class TrainingRun(Run):
 
     def on(self, device: Device, number: int) -> TrainingRun:
         """This run on so many ranks, each with this device."""
-        return self.given(Run.device, device).given(Run.ranks, RankCount(number, number, "here"))
+        ranks = RankCount(number, number, "here")
+        return self.given(Run.device, device).given(Run.ranks, ranks)
 
     def write_config(self) -> None:
         """Writes config.yaml: the run file with all values, and comments on automatic choices."""

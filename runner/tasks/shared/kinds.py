@@ -146,7 +146,8 @@ class ClassTask(Task):
             lost = f", {human_count(tally['cut_words'], 'word')} lost"
         notes = []
         if tally["dropped"]:
-            notes.append(f"{human_count(tally['dropped'], 'row')} left out: no text or no label")
+            dropped = human_count(tally["dropped"], "row")
+            notes.append(f"{dropped} left out: no text or no label")
         if tally["cut"]:
             notes.append(f"{tally['cut']} cut to {recipe.sequence_length} tokens{lost}")
         return StoreFacts(
