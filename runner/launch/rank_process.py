@@ -29,7 +29,7 @@ from runner.errors import (
 )
 from runner.inputs import check_site
 from runner.launch import network
-from runner.launch.ranks import BY_HAND, TORCH_VARIABLES, RankInfo, RankNumbers
+from runner.launch.ranks import BY_HAND, TORCH_VARIABLES, RankInfo, rank_numbers
 from runner.processes import raise_limits, threads_variable
 from runner.run_folder.heartbeat import Heartbeat, flight_prefix
 from runner.run_folder.layout import RunFolder
@@ -60,9 +60,9 @@ def become_rank(folder: RunFolder, environ: Mapping[str, str]) -> Rank:
         folder: the run folder.
 
     Raises:
-        UsageError: as for `RankNumbers.of`, `RankInfo.of` and `check_site`.
+        UsageError: as for `rank_numbers`, `RankInfo.of` and `check_site`.
     """
-    numbers = RankNumbers.of(environ)
+    numbers = rank_numbers(environ)
     try:
         info = RankInfo.of(environ)
         check_site()
@@ -99,13 +99,12 @@ def check_interfaces(info: RankInfo, environ: Mapping[str, str]) -> None:
     if info.on_one_node:
         return
     names = [name for _, name in socket.if_nameindex()]
-    for setting, lacking in network.wrong_interfaces(environ, names):
+    for name, lacking in network.wrong_interfaces(environ, names).items():
         raise NeverMetError(
-            f"node {network.this_host(environ)}: {setting}: there is no interface {lacking}; "
-            f"it has {', '.join(names)}",
-            f"Unset {setting.partition('=')[0]} (each node then takes the interface of its route "
-            "to the others), or name one that all nodes have. Running it again unchanged will not "
-            "help.",
+            f"node {network.this_host(environ)}: {name}={environ[name]}: there is no interface "
+            f"{lacking}; it has {', '.join(names)}",
+            f"Unset {name} (each node then takes the interface of its route to the others), or "
+            "name one that all nodes have. Running it again unchanged will not help.",
         )
 
 

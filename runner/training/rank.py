@@ -15,7 +15,7 @@ from runner.job import node_local
 from runner.job.training_run import TrainingRun
 from runner.launch.outcome import STOPPED_AND_SAVED
 from runner.launch.rank_process import Rank, note_on_inherited_rank_variables, run_rank
-from runner.launch.ranks import RankInfo, RankNumbers, Start
+from runner.launch.ranks import RankInfo, Start, rank_numbers
 from runner.launch.resolved import Resolved, check_ready, read_resolved
 from runner.launch.train import check_all_installed, set_up, train
 from runner.run_folder.layout import RunFolder
@@ -76,7 +76,7 @@ def join(
         StageError: the rank cannot begin. One rank of each node raises it; the others end with its
             exit code.
     """
-    numbers = RankNumbers.of(environ)
+    numbers = rank_numbers(environ)
     set_up(environ, prints=numbers.rank == 0)
     if dry_run:
         if numbers.rank != 0:

@@ -240,12 +240,12 @@ def check_interfaces(environ: Mapping[str, str], there: Sequence[str]) -> list[F
     return [
         Finding(
             "error",
-            f"{setting}: this node has no interface {lacking}; it has {', '.join(there)}.",
-            f"unset {setting.partition('=')[0]} (slurm.setup, ~/.bashrc): the interface of the "
-            "route is taken then.",
+            f"{name}={environ[name]}: this node has no interface {lacking}; it has "
+            f"{', '.join(there)}.",
+            f"unset {name} (slurm.setup, ~/.bashrc): the interface of the route is taken then.",
             2,
         )
-        for setting, lacking in wrong_interfaces(environ, there)
+        for name, lacking in wrong_interfaces(environ, there).items()
     ]
 
 
