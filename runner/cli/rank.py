@@ -16,15 +16,15 @@ def _train() -> Callable[..., None]:
 
 
 def _evaluate() -> Callable[..., None]:
-    from runner.trials.evaluate_worker import measure
+    from runner.trials.workers import measure_checkpoint
 
-    return measure
+    return measure_checkpoint
 
 
 def _trial() -> Callable[..., None]:
-    from runner.trials.bench_worker import measure
+    from runner.trials.workers import measure_trial
 
-    return measure
+    return measure_trial
 
 
 WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}

@@ -267,8 +267,7 @@ def submit(
     from runner.job.run import Asked
     from runner.job.submit import check_srun
     from runner.job.training_run import TrainingRun
-    from runner.slurm.job_array import members
-    from runner.slurm.script import sbatch_script
+    from runner.slurm.script import members, sbatch_script
 
     offline.set_variables(os.environ)
     asked = Asked(ahead=True, submits=True)

@@ -35,8 +35,15 @@ from runner.run_folder.training_state import (
 )
 from runner.tasks import task_named
 from runner.tasks.shared.task import Objective
-from runner.training.ahead import NOTHING, Ahead, Load
-from runner.training.components.batches import Order, SamplePlace, by_length, evaluation_batches
+from runner.training.components.batches import (
+    NOTHING,
+    Ahead,
+    Load,
+    Order,
+    SamplePlace,
+    by_length,
+    evaluation_batches,
+)
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
 from runner.training.components.metrics import Observer
 from runner.training.components.optimization import Schedule

@@ -37,17 +37,19 @@ from runner.processes import raise_limits
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import read_metrics
 from runner.slurm.jobs import clean
-from runner.trials import small_model
 from runner.trials.apart import start_apart
-from runner.trials.small_model import LEAST, cut, number_of_layers
 from runner.trials.small_run import (
+    LEAST,
     RANKS,
     SmallRun,
     counted,
+    cut,
     memory_here,
     memory_needed,
+    number_of_layers,
     small_run,
     with_rows,
+    write_small_model,
 )
 from runner.trials.stages import Say, Stages, hidden_folder
 
@@ -168,7 +170,7 @@ def _small_model(run: TrainingRun, hidden: Path) -> tuple[ModelInput, str]:
         )
         return whole, f"the whole model  ({why})"
     source = None if config.model.init == "scratch" else config.model.folder or whole.path
-    model = small_model.write(whole, small, hidden / "model", source)
+    model = write_small_model(whole, small, hidden / "model", source)
     if problem := _config_problem(model.path):
         why = f"transformers does not read it with fewer layers: {problem}"
         return whole, f"the whole model  ({why})"
@@ -207,7 +209,7 @@ def _config_problem(folder: Path) -> str:
 
 
 def _load_export(run: TrainingRun) -> str:
-    from runner.trials.with_transformers import load_export
+    from runner.trials.children import load_export
 
     return load_export(run)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runner.errors import UsageError, human_size, suggest
-from runner.run_folder.status import format_duration
+from runner.run_folder.status import format_duration, in_columns
 
 STRATEGIES = {
     "ddp": "{name: ddp}",
@@ -231,13 +231,7 @@ def _memory(trial: Trial, where: str) -> str:
 
 def as_text(table: Sequence[Sequence[str]]) -> str:
     """The table in columns, for a terminal."""
-    lines = [HEADINGS, *table]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    padded = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-    return "\n".join(padded)
+    return "\n".join(in_columns([HEADINGS, *table]))
 
 
 def as_markdown(title: str, table: Sequence[Sequence[str]]) -> str:

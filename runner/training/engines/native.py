@@ -44,8 +44,13 @@ from runner.errors import UsageError, human_count
 from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
-from runner.training.engines.base import clip, gathered
-from runner.training.engines.compiling import compile_blocks, compile_model, no_split_classes
+from runner.training.engines.base import (
+    clip,
+    compile_blocks,
+    compile_model,
+    gathered,
+    no_split_classes,
+)
 from runner.training.weights import Weights
 
 

@@ -11,7 +11,7 @@ import torch
 
 from runner.errors import UsageError
 from runner.run_folder.layout import RunFolder
-from runner.training.ahead import Ahead
+from runner.training.components.batches import Ahead
 from runner.training.components.metrics import Console, Observer
 
 

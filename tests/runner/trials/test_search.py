@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
+from runner.trials.bench import judge_trial
 from runner.trials.search import (
     SearchResult,
     Trial,
@@ -21,7 +22,6 @@ from runner.trials.search import (
     result_rows,
     search,
 )
-from runner.trials.trial import judge_trial
 from tests.runner.conftest import Cluster
 
 
