@@ -20,6 +20,7 @@ from pathlib import Path
 from runner.errors import UsageError
 from runner.launch import network
 from runner.launch.network import Master
+from runner.run_folder.heartbeat import Heartbeat
 from runner.slurm.environment import (
     BINDS_GPUS,
     VARIABLES,
@@ -353,6 +354,18 @@ class RankInfo(RankNumbers):
         if on_one_node or network.is_loopback(self.master):
             return network.loopback_variables(environ, [name for _, name in socket.if_nameindex()])
         return network.interface_variables(environ, self.master, self.peers)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process, a rank.
+
+    Attributes:
+        heartbeat: shows in the run folder that it is alive.
+    """
+
+    info: RankInfo
+    heartbeat: Heartbeat
 
 
 def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

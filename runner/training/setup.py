@@ -14,17 +14,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from torch import nn
 
+from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
 from runner.inputs import on_site, running_tree
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
-from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
+from runner.job.installed import check_fsdp
+from runner.job.plan import TrainingPlan, can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.job.with_torch import count
-from runner.launch.rank_process import Rank
+from runner.launch.ranks import Rank
 from runner.launch.resolved import Resolved, tried_with, write_resolved
 from runner.processes import threads_variable
 from runner.run_folder.heartbeat import Heartbeat
@@ -44,13 +47,13 @@ from runner.training.components.process_group import (
     open_store,
     weakest,
 )
-from runner.training.engines import make_engine
+from runner.training.engines.base import Engine
 from runner.training.faults import explained
 from runner.training.loop import Trainer
 from runner.training.reporting import FirstSteps, Phases, StepClock
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
-from runner.training.weights import RunningStatistics
+from runner.training.weights import RunningStatistics, check_batch_norm
 
 
 def to_the_end(trainer: Trainer) -> None:
@@ -239,6 +242,37 @@ def make_trainer(
         companions=companions,
         origin=origin,
     )
+
+
+def make_engine(
+    module: nn.Module, config: RunConfig, plan: TrainingPlan, device: torch.device
+) -> Engine:
+    """The engine for a run file's `engine.name`. All ranks call it, after they have joined.
+
+    Args:
+        module: float32 on the CPU, the same on every rank.
+        config: the run file.
+        plan: precision, batch sizes and ZeRO stage of the run.
+        device: of this rank.
+
+    Raises:
+        UsageError: the model does not have the layers to wrap, or has batch norm that would be in
+            16 bits; this torch has FSDP2 for GPUs only.
+    """
+    check_batch_norm(module, config, plan.precision)
+    # Imported only where it is used: DDP and FSDP do not need DeepSpeed.
+    if config.engine.name == "ddp":
+        from runner.training.engines.native import DDPEngine
+
+        return DDPEngine(module, config, plan, device)
+    if config.engine.name == "fsdp":
+        check_fsdp(config, device.type)
+        from runner.training.engines.native import FSDPEngine
+
+        return FSDPEngine(module, config, plan, device)
+    from runner.training.engines.deepspeed import DeepSpeedEngine
+
+    return DeepSpeedEngine(module, config, plan, device)
 
 
 def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:

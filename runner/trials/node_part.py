@@ -44,13 +44,13 @@ from runner.launch.network import (
     with_port,
     wrong_interfaces,
 )
-from runner.launch.rank_process import Rank, end_rank, run_rank
-from runner.launch.ranks import RankInfo, Start
+from runner.launch.ranks import Rank, RankInfo, Start
 from runner.launch.reach import HOW_TO_CHOOSE, try_to_connect
 from runner.launch.resolved import Resolved, read_resolved
 from runner.launch.supervise import start_work
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
+from runner.training.rank import end_rank, run_rank
 
 WAIT_S = 60.0
 """How long a node waits for the others: Slurm starts them one after the other."""

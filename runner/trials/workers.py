@@ -21,7 +21,7 @@ import torch.distributed as dist
 from runner.config.run_config import RunConfig
 from runner.errors import DamageError, IncompleteError
 from runner.job.host_memory import data_limit
-from runner.launch.rank_process import Rank
+from runner.launch.ranks import Rank
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
 from runner.run_folder.training_state import TrainingState, check_resumable

@@ -27,8 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from runner.errors import UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch.rank_process import Rank
-from runner.launch.ranks import MEETING_FILE, RankInfo
+from runner.launch.ranks import MEETING_FILE, Rank, RankInfo
 from runner.launch.reach import explain_joining, wait_for_rank_0
 from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix
 from runner.training.weights import from_first
