@@ -249,8 +249,7 @@ def rehearse(
             raise
         what = "Interrupted. A rehearsal leaves nothing behind."
         raise IncompleteError(what, "Run the same command again.") from None
-    names = ", ".join(stage.name for stage in stages.ended)
-    stages.say(f"rehearsed: {names} in {stages.seconds:.0f} s")
+    stages.say(f"rehearsed: {', '.join(stages.names)} in {stages.seconds:.0f} s")
 
 
 def _print(line: str) -> None:

@@ -70,7 +70,7 @@ def addresses_of(host: str) -> list[str]:
 
 def is_own(address: str) -> bool:
     """Whether this node has the address."""
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+    with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -81,7 +81,7 @@ def is_own(address: str) -> bool:
 def source_towards(address: str) -> str | None:
     """This node's source address on the route to `address`; None: no route. Sends nothing."""
     try:
-        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
             probe.connect((address, _DISCARD))
             return str(probe.getsockname()[0])
     except OSError:
@@ -275,7 +275,8 @@ def other_hosts(hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [host for host in hosts if not same_host(host, this_host(environ))]
 
 
-def _family(address: str) -> socket.AddressFamily:
+def family(address: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

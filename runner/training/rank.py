@@ -102,7 +102,7 @@ def join(
             exit code.
     """
     numbers = rank_numbers(environ)
-    set_up(environ, prints=numbers.rank == 0)
+    set_up(environ, print_line if numbers.rank == 0 else lambda _line: None)
     if dry_run:
         if numbers.rank != 0:
             raise SystemExit(0)

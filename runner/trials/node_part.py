@@ -21,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner import isolation, offline
 from runner.child import in_child
 from runner.config.run_config import RunConfig
 from runner.disks import local_folder
@@ -38,6 +37,7 @@ from runner.job.installed import check_installed, check_tools
 from runner.job.submit import ranks_on_node
 from runner.job.training_run import TrainingRun
 from runner.launch.network import (
+    family,
     other_hosts,
     own_address_on_shared_network,
     this_host,
@@ -48,6 +48,7 @@ from runner.launch.ranks import Rank, RankInfo, Start
 from runner.launch.reach import HOW_TO_CHOOSE, try_to_connect
 from runner.launch.resolved import Resolved, read_resolved
 from runner.launch.supervise import start_work
+from runner.launch.train import set_up
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names
 from runner.training.rank import end_rank, run_rank
@@ -72,7 +73,7 @@ def try_ports(
     Returns:
         What was found; and a line on what works.
     """
-    with socket.create_server((address, 0), family=_family(address)) as server:
+    with socket.create_server((address, 0), family=family(address)) as server:
         threading.Thread(target=_accept, args=(server,), daemon=True).start()
         own = {"host": host, "address": address, "port": server.getsockname()[1]}
         write_atomically(folder / f"{host}.{ADDRESS}", json.dumps(own).encode())
@@ -132,10 +133,6 @@ def _accept(server: socket.socket) -> None:
     with suppress(OSError):  # it is closed when all is done
         while True:
             server.accept()[0].close()
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 LEAST_LOCKED_MEMORY = 2**30
@@ -329,8 +326,7 @@ def be_its_launcher(load: Callable[[], TrainingRun], environ: Mapping[str, str])
         The exit code.
     """
     folder, host = Path(environ[FOLDER]), this_host(environ)
-    offline.set_variables(os.environ)
-    isolation.isolate(os.environ, lambda _line: None)
+    set_up(os.environ, lambda _line: None)
     if not folder.is_dir():
         raise _not_seen(host, folder)
     try:

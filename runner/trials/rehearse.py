@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from runner import isolation, offline
+from runner import offline
 from runner.child import in_child
 from runner.config.run_config import RunConfig
 from runner.errors import (
@@ -32,8 +32,7 @@ from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
-from runner.launch.train import failed_to_prepare, prepare_all
-from runner.processes import raise_limits
+from runner.launch.train import failed_to_prepare, prepare_all, set_up
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import read_metrics
 from runner.slurm.jobs import clean
@@ -77,9 +76,7 @@ def rehearse(run: TrainingRun, environ: Mapping[str, str], stages: Stages) -> No
     Raises:
         StageError: the run would fail; says in which stage.
     """
-    offline.set_variables(os.environ)
-    raise_limits()
-    isolation.isolate(os.environ, stages.say)
+    set_up(os.environ, stages.say)
     check_installed(run.config, run.inputs, to_train(run.config), "a rehearsal")
     _check_engine(run.config)
     if note := _other_packages(run):

@@ -19,7 +19,7 @@ from runner.job.training_run import TrainingRun
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment, host_names, overriding
-from runner.slurm.jobs import ask, clean, job_number
+from runner.slurm.jobs import ask, clean, details, job_number
 from runner.slurm.script import sbatch_script
 from runner.trials.node_part import BANDWIDTH, FOLDER, RECORD, launch
 from runner.trials.stages import Say, Stages, hidden_folder
@@ -124,9 +124,7 @@ def _wait_for_job(script: Path, nodes: str, say: Say) -> tuple[int, int]:
 
 def _nodes_of(number: int) -> tuple[list[str], str]:
     """The nodes of a job that has ended, and Slurm's reason for its end."""
-    shown = ask("scontrol", "show", "job", str(number), "--oneliner")
-    text = shown.stdout if shown is not None else ""
-    fields = dict(word.partition("=")[::2] for word in text.split())
+    fields = details(str(number))
     nodes = fields.get("NodeList", "")
     state, reason = fields.get("JobState", ""), fields.get("Reason", "None")
     why = f"{state}{f', {reason}' if reason != 'None' else ''}"

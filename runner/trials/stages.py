@@ -22,14 +22,9 @@ Say = Callable[[str], None]
 
 @dataclass
 class Stage:
-    """One stage that has ended."""
+    """A stage under way; its words are printed when it has ended."""
 
-    name: str
-    seconds: float = 0.0
     words: str = ""
-
-    def __str__(self) -> str:
-        return f"  {self.name:<9} {self.seconds:6.1f} s  {self.words}".rstrip()
 
 
 @dataclass
@@ -38,10 +33,11 @@ class Stages:
 
     Attributes:
         say: prints a line.
+        names: of those that have ended.
     """
 
     say: Say
-    ended: list[Stage] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
     _began: float = field(default_factory=time.monotonic)
 
@@ -53,9 +49,9 @@ class Stages:
     def end(self, name: str, words: str = "") -> None:
         """Notes that a stage has ended, which began when the one before ended."""
         now = time.monotonic()
-        self.ended.append(Stage(name, now - self._since, words))
+        self.say(f"  {name:<9} {now - self._since:6.1f} s  {words}".rstrip())
+        self.names.append(name)
         self._since = now
-        self.say(str(self.ended[-1]))
 
     @contextmanager
     def of(self, name: str) -> Iterator[Stage]:
@@ -64,7 +60,7 @@ class Stages:
         Raises:
             StageError: the block raised it.
         """
-        stage = Stage(name)
+        stage = Stage()
         try:
             yield stage
         except StageError as error:

@@ -24,7 +24,7 @@ from runner.job.host_memory import data_limit
 from runner.launch.ranks import Rank
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
-from runner.run_folder.training_state import TrainingState, check_resumable
+from runner.run_folder.training_state import TrainingState, check_resumable, read_state
 from runner.training.components.device import find_device
 from runner.training.components.process_group import meet, open_store
 from runner.training.loop import Trainer, evaluate
@@ -139,12 +139,11 @@ def _load_weights(trainer: Trainer, checkpoint: Path) -> TrainingState:
         DamageError: it is not as it was written.
         UsageError: it is of another model, engine or precision.
     """
-    found, problem = trainer.checkpoints.examine(checkpoint)
-    if found is None:
+    if problem := trainer.checkpoints.problem_with(checkpoint):
         raise DamageError(
             f"{checkpoint}: {problem}.", "Evaluate another one: --checkpoint step-N, or best."
         )
-    now = trainer.state
+    found, now = read_state(checkpoint), trainer.state
     same = {key: now.signature[key] for key in _MAY_DIFFER if key in now.signature}
     check_resumable(replace(found, signature={**found.signature, **same}), now, checkpoint)
     trainer.engine.load(checkpoint)

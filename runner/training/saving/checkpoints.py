@@ -153,7 +153,7 @@ class Checkpoints:
         """
         folders = self._ranks.gather(newest_first(self._folder))[0]
         for folder in folders:
-            problem = self._problem_with(folder)
+            problem = self.problem_with(folder)
             if problem is None:
                 return folder, read_state(folder)
             self._say(f"checkpoint {folder.name} is passed over: {problem}")
@@ -186,7 +186,7 @@ class Checkpoints:
             return step
         best, loss = known
         folder = self._folder / f"step-{best}"
-        if problem := self._problem_with(folder):
+        if problem := self.problem_with(folder):
             self._say(f"exports the last weights, of step {step}: step-{best}, the best: {problem}")
             return step
         which = "the last" if best == step else f"not the last, of step {step}"
@@ -198,12 +198,7 @@ class Checkpoints:
             engine.load(folder)
         return best
 
-    def examine(self, folder: Path) -> tuple[TrainingState | None, str | None]:
-        """The state of one checkpoint, or why it cannot be used."""
-        problem = self._problem_with(folder)
-        return (read_state(folder), None) if problem is None else (None, problem)
-
-    def _problem_with(self, folder: Path) -> str | None:
+    def problem_with(self, folder: Path) -> str | None:
         """Why a checkpoint cannot be used. The ranks hash it together; all get the same answer."""
         mine: str | None = None
         listed: dict[str, Any] = {}
