@@ -151,8 +151,7 @@ def bench(
       runner bench runs/my.yaml --bundle bundle --strategies ddp,zero2,fsdp-full
     """
     from runner import isolation, offline
-    from runner.trials.bench import Request, compare
-    from runner.trials.search import chosen
+    from runner.trials.bench import Request, chosen, compare
 
     offline.set_variables(os.environ)
     wanted = Request(
@@ -228,7 +227,7 @@ def rehearse(
     """
     from runner.job.training_run import TrainingRun
     from runner.trials import node_part as part
-    from runner.trials.stages import Stages
+    from runner.trials.rehearse import Stages
 
     load = partial(TrainingRun.load, run, bundle, output, overrides)
     if job and part.is_part(os.environ):

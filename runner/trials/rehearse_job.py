@@ -22,7 +22,7 @@ from runner.slurm.environment import SlurmJobEnvironment, host_names, overriding
 from runner.slurm.jobs import ask, clean, details, job_number
 from runner.slurm.script import sbatch_script
 from runner.trials.node_part import BANDWIDTH, FOLDER, RECORD, launch
-from runner.trials.stages import Say, Stages, hidden_folder
+from runner.trials.rehearse import Say, Stages, hidden_folder
 
 TIME = "00:05:00"
 LAST_LINES = 5
