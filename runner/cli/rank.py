@@ -47,7 +47,7 @@ def rank(folder: Path, work: str) -> None:
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
     if work == NODES:
-        from runner.trials.node_part import be_a_rank
+        from runner.trials.rehearse_job import be_a_rank
 
         be_a_rank(RunFolder(folder), os.environ)
     be_rank(RunFolder(folder), WORKS[work], os.environ)

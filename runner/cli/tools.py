@@ -226,18 +226,16 @@ def rehearse(
       runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
     from runner.job.training_run import TrainingRun
-    from runner.trials import node_part as part
+    from runner.trials import rehearse_job
     from runner.trials.rehearse import Stages
 
     load = partial(TrainingRun.load, run, bundle, output, overrides)
-    if job and part.is_part(os.environ):
-        sys.exit(part.be_its_launcher(load, os.environ))
+    if job and rehearse_job.FOLDER in os.environ:  # this is the job of a rehearsal
+        sys.exit(rehearse_job.be_its_launcher(load, os.environ))
     stages = Stages((lambda _line: None) if quiet else _print)
     try:
         if job:
-            from runner.trials.rehearse_job import rehearse_in_job
-
-            rehearse_in_job(load(), os.environ, stages)
+            rehearse_job.rehearse_in_job(load(), os.environ, stages)
         else:
             from runner.trials.rehearse import rehearse as rehearse_here
 

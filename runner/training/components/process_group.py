@@ -30,6 +30,7 @@ from runner.job.shapes import Device
 from runner.launch.ranks import MEETING_FILE, Rank, RankInfo
 from runner.launch.reach import explain_joining, wait_for_rank_0
 from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix
+from runner.training.patches import write_collectives
 from runner.training.weights import from_first
 
 T = TypeVar("T")
@@ -104,19 +105,6 @@ def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
     )
     heartbeat.beat(LOAD)
     return ranks
-
-
-def write_collectives(path: Path) -> None:
-    """Writes the last collectives of this rank, as torch does by itself when NCCL fails.
-
-    The launcher ends ranks that hang long before a collective times out.
-    """
-    from torch._C import _distributed_c10d as c10d
-
-    for name in ("_dump_nccl_trace", "_dump_fr_trace"):  # NCCL's; any backend's, in newer torch
-        if dump := getattr(c10d, name, None):
-            path.write_bytes(dump())
-            return
 
 
 def join(engine: str, device: str, info: RankInfo, store: Store) -> None:

@@ -14,13 +14,13 @@ from runner.config.run_config import RunConfig
 from runner.errors import StageError, UsageError
 from runner.job.findings import Finding
 from runner.trials import children
-from runner.trials import node_part as look
-from runner.trials.node_part import WAIT_S, try_ports, wait_for_all
+from runner.trials import rehearse_job as look
+from runner.trials.rehearse_job import WAIT_S, try_ports, wait_for_all
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
-LOOK = "runner/trials/node_part.py"
+LOOK = "runner/trials/rehearse_job.py"
 
 
 THERE = ["lo", "eth0", "eth10", "ib0"]
