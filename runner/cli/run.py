@@ -267,8 +267,7 @@ def submit(
     from runner.job.run import Asked
     from runner.job.submit import check_srun
     from runner.job.training_run import TrainingRun
-    from runner.slurm.job_array import members
-    from runner.slurm.script import sbatch_script
+    from runner.slurm.script import members, sbatch_script
 
     offline.set_variables(os.environ)
     asked = Asked(ahead=True, submits=True)
@@ -328,15 +327,15 @@ def _train() -> Callable[..., None]:
 
 
 def _evaluate() -> Callable[..., None]:
-    from runner.trials.evaluate_worker import measure
+    from runner.trials.workers import measure_checkpoint
 
-    return measure
+    return measure_checkpoint
 
 
 def _trial() -> Callable[..., None]:
-    from runner.trials.bench_worker import measure
+    from runner.trials.workers import measure_trial
 
-    return measure
+    return measure_trial
 
 
 WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
@@ -359,7 +358,7 @@ def rank(folder: Path, work: str) -> None:
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
     if work == NODES:
-        from runner.trials.node_part import be_a_rank
+        from runner.trials.rehearse_job import be_a_rank
 
         be_a_rank(RunFolder(folder), os.environ)
     be_rank(RunFolder(folder), WORKS[work], os.environ)

@@ -151,8 +151,7 @@ def bench(
       runner bench runs/my.yaml --bundle bundle --strategies ddp,zero2,fsdp-full
     """
     from runner import isolation, offline
-    from runner.trials.bench import Request, compare
-    from runner.trials.search import chosen
+    from runner.trials.bench import Request, chosen, compare
 
     offline.set_variables(os.environ)
     wanted = Request(
@@ -227,18 +226,16 @@ def rehearse(
       runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
     from runner.job.training_run import TrainingRun
-    from runner.trials import node_part as part
-    from runner.trials.stages import Stages
+    from runner.trials import rehearse_job
+    from runner.trials.rehearse import Stages
 
     load = partial(TrainingRun.load, run, bundle, output, overrides)
-    if job and part.is_part(os.environ):
-        sys.exit(part.be_its_launcher(load, os.environ))
+    if job and rehearse_job.FOLDER in os.environ:  # this is the job of a rehearsal
+        sys.exit(rehearse_job.be_its_launcher(load, os.environ))
     stages = Stages((lambda _line: None) if quiet else _print)
     try:
         if job:
-            from runner.trials.rehearse_job import rehearse_in_job
-
-            rehearse_in_job(load(), os.environ, stages)
+            rehearse_job.rehearse_in_job(load(), os.environ, stages)
         else:
             from runner.trials.rehearse import rehearse as rehearse_here
 
@@ -249,8 +246,7 @@ def rehearse(
             raise
         what = "Interrupted. A rehearsal leaves nothing behind."
         raise IncompleteError(what, "Run the same command again.") from None
-    names = ", ".join(stage.name for stage in stages.ended)
-    stages.say(f"rehearsed: {names} in {stages.seconds:.0f} s")
+    stages.say(f"rehearsed: {', '.join(stages.names)} in {stages.seconds:.0f} s")
 
 
 def _print(line: str) -> None:

@@ -31,7 +31,7 @@ def status(run: str | None, to: str | None, as_json: bool) -> None:
       runner status --to cluster
     """
     if to is not None:
-        from runner.remote.follow import status as ask
+        from runner.remote.there import status as ask
 
         sys.exit(ask(to, run, as_json=as_json))
     from runner.run_folder.status import all_runs, find, runs_of, table
@@ -84,7 +84,7 @@ def logs(run: str, rank: int | None, lines: int, follow: bool, to: str | None) -
         if to is None:
             _logs(run, rank, lines, follow)
         else:
-            from runner.remote.follow import logs as read
+            from runner.remote.there import logs as read
 
             read(to, run, rank=rank, lines=lines, follow=follow)
 

@@ -29,9 +29,8 @@ from runner.job.submit import SlurmAnswer, ask_slurm, memory_on_node, ranks_on_n
 from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import RunLock, holder_of
-from runner.slurm.job_array import Member
 from runner.slurm.jobs import over_job
-from runner.slurm.script import SbatchRequest
+from runner.slurm.script import Member, SbatchRequest
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,15 @@ from runner.job.partition import NodeShape, Partition
 from runner.run_folder.layout import RunFolder, write_json
 from runner.run_folder.run_lock import age_s, hold_run_folder
 from runner.slurm.environment import OF_MEMORY, overriding
-from runner.slurm.job_array import Member
 from runner.slurm.jobs import Job as SlurmJob
 from runner.slurm.jobs import ask, job_number, queued, submitted_since
-from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
+from runner.slurm.script import (
+    Member,
+    SbatchRequest,
+    save_before_end_s,
+    sbatch_script,
+    time_limit_s,
+)
 
 _CPUS = (
     "See `sinfo -N -o '%n %c'` for the CPUs of the nodes and `scontrol show partition` for a lower "

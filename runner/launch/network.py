@@ -41,21 +41,22 @@ _DISCARD = 9  # a port; connect() of a datagram socket sends nothing
 
 def is_loopback(address: str) -> bool:
     """Whether this is a loopback address or the name `localhost`."""
-    if address == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(plain(address)).is_loopback
-    except ValueError:
-        return False
+    parsed = _parsed(plain(address))
+    return address == "localhost" or (parsed is not None and parsed.is_loopback)
 
 
 def plain(address: str) -> str:
     """Turns an IPv4 address in IPv6 notation (`::ffff:10.0.0.1`) into IPv4 notation."""
-    try:
-        mapped = getattr(ipaddress.ip_address(address.partition("%")[0]), "ipv4_mapped", None)
-    except ValueError:
-        return address
+    mapped = getattr(_parsed(address.partition("%")[0]), "ipv4_mapped", None)
     return str(mapped) if mapped else address
+
+
+def _parsed(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address; None: the text is a name."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def addresses_of(host: str) -> list[str]:
@@ -69,7 +70,7 @@ def addresses_of(host: str) -> list[str]:
 
 def is_own(address: str) -> bool:
     """Whether this node has the address."""
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+    with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
@@ -80,7 +81,7 @@ def is_own(address: str) -> bool:
 def source_towards(address: str) -> str | None:
     """This node's source address on the route to `address`; None: no route. Sends nothing."""
     try:
-        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        with socket.socket(family(address), socket.SOCK_DGRAM) as probe:
             probe.connect((address, _DISCARD))
             return str(probe.getsockname()[0])
     except OSError:
@@ -164,7 +165,7 @@ def interface_variables(
         master_addr: where rank 0 listens.
         peers: the known other hosts of the job.
     """
-    theirs = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
+    theirs = _given(environ)
     lines = [f"{name}={value}: as you set it" for name, value in theirs.items()]
     if len(theirs) == 2:
         return {}, lines
@@ -182,6 +183,11 @@ def interface_variables(
     libraries = " and ".join(key.partition("_")[0].replace("GLOO", "gloo") for key in ours)
     line = f"{libraries} between nodes over {name} ({address}): {reason}"
     return ours, [*lines, line]
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the user set of the variables that select gloo's and NCCL's interface."""
+    return {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
 
 
 def missing_interfaces(value: str, names: Sequence[str], *, of_nccl: bool) -> list[str]:
@@ -209,18 +215,17 @@ def missing_interfaces(value: str, names: Sequence[str], *, of_nccl: bool) -> li
     return [] if of_nccl and len(lacking) < len(entries) else lacking
 
 
-def wrong_interfaces(environ: Mapping[str, str], names: Sequence[str]) -> list[tuple[str, str]]:
-    """The settings of gloo and NCCL that this node cannot follow (`NAME=value`), what it lacks.
+def wrong_interfaces(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The variables of gloo and NCCL that this node cannot follow -> the interfaces it lacks.
 
     Args:
         names: the interfaces of this node.
     """
-    given = {name: environ[name] for name in (GLOO, NCCL) if environ.get(name)}
-    return [
-        (f"{name}={value}", ", ".join(lacking))
-        for name, value in given.items()
+    return {
+        name: ", ".join(lacking)
+        for name, value in _given(environ).items()
         if (lacking := missing_interfaces(value, names, of_nccl=name == NCCL))
-    ]
+    }
 
 
 def loopback_variables(
@@ -234,19 +239,15 @@ def loopback_variables(
     Args:
         names: the interfaces of this machine.
     """
-    variables, lines = {GLOO: LOOPBACK}, []
-    for name in (GLOO, NCCL):
-        value = environ.get(name, "")
-        if not value or not (lacking := missing_interfaces(value, names, of_nccl=name == NCCL)):
-            if value:
-                variables.pop(name, None)
-            continue
-        variables[name] = LOOPBACK
-        lines.append(
-            f"{name}={LOOPBACK}, not {value}: there is no {', '.join(lacking)} here, and these "
-            "ranks are on one machine"
-        )
-    return variables, lines
+    wrong = wrong_interfaces(environ, names)
+    # Without a name, gloo takes the address of this machine's own name.
+    ours = [*wrong] if environ.get(GLOO) else [GLOO, *wrong]
+    lines = [
+        f"{name}={LOOPBACK}, not {environ[name]}: there is no {lacking} here, and these "
+        "ranks are on one machine"
+        for name, lacking in wrong.items()
+    ]
+    return dict.fromkeys(ours, LOOPBACK), lines
 
 
 def with_port(host: str, port: int) -> str:
@@ -256,7 +257,7 @@ def with_port(host: str, port: int) -> str:
 
 def same_host(one: str, other: str) -> bool:
     """Whether two names mean one host, with or without a domain (`n1`, `n1.cluster.local`)."""
-    if _is_address(one) or _is_address(other):
+    if _parsed(one) or _parsed(other):
         return one == other
     one, other = one.lower().rstrip("."), other.lower().rstrip(".")
     return one == other or (
@@ -274,15 +275,8 @@ def other_hosts(hosts: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [host for host in hosts if not same_host(host, this_host(environ))]
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _family(address: str) -> socket.AddressFamily:
+def family(address: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from runner.errors import UsageError
 from runner.launch import network
 from runner.launch.network import Master
+from runner.run_folder.heartbeat import Heartbeat
 from runner.slurm.environment import (
     BINDS_GPUS,
     VARIABLES,
@@ -247,7 +247,8 @@ def _hosts_of_other_jobs(environ: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(hosts))
 
 
-class RankNumbers(NamedTuple):
+@dataclass(frozen=True)
+class RankNumbers:
     """The numbers of a rank, by torch's names."""
 
     rank: int
@@ -255,29 +256,32 @@ class RankNumbers(NamedTuple):
     local_rank: int
     local_world_size: int
 
-    @staticmethod
-    def of(environ: Mapping[str, str]) -> RankNumbers:
-        """Reads them from Airlift's or torchrun's variables, mpirun's, or Slurm's.
 
-        Raises:
-            UsageError: a variable is missing, or not a number.
-        """
-        if all(name in environ for name in TORCH_VARIABLES):
-            names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-            whole = {"LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], **environ}
-            return RankNumbers(*(read_number(whole, name) for name in names))
-        task = task_of(environ)
-        if task is None:
-            missing = ", ".join(name for name in TORCH_VARIABLES if name not in environ)
-            raise UsageError(
-                f"this process should be a rank, but {missing} are not set",
-                f"unset {RANK_FLAG}, then start it with `runner train`.",
-            )
-        return task.numbers
+def rank_numbers(environ: Mapping[str, str]) -> RankNumbers:
+    """Reads this rank's numbers: from Airlift's or torchrun's variables, mpirun's, or Slurm's.
+
+    Returns:
+        A `LaunchedProcess` where they are mpirun's or Slurm's.
+
+    Raises:
+        UsageError: a variable is missing, or not a number.
+    """
+    if all(name in environ for name in TORCH_VARIABLES):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        whole = {"LOCAL_WORLD_SIZE": environ["WORLD_SIZE"], **environ}
+        return RankNumbers(*(read_number(whole, name) for name in names))
+    task = task_of(environ)
+    if task is None:
+        missing = ", ".join(name for name in TORCH_VARIABLES if name not in environ)
+        raise UsageError(
+            f"this process should be a rank, but {missing} are not set",
+            f"unset {RANK_FLAG}, then start it with `runner train`.",
+        )
+    return task
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankInfo:
+class RankInfo(RankNumbers):
     """The number of this rank, the number of ranks, and where rank 0 listens.
 
     Attributes:
@@ -288,10 +292,6 @@ class RankInfo:
         peers: the known names of the job's other hosts.
     """
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
     master: str
     port: int
     started_by: str = OURS
@@ -300,16 +300,17 @@ class RankInfo:
 
     @staticmethod
     def of(environ: Mapping[str, str]) -> RankInfo:
-        """Reads this rank's numbers: from Airlift's or torchrun's variables, mpirun's, or Slurm's.
+        """Reads this rank's numbers, and finds rank 0.
 
         Raises:
             UsageError: a variable is missing or contradicts another, or rank 0's address is
                 unknown.
         """
-        numbers = RankNumbers.of(environ)
-        is_torchs = all(name in environ for name in TORCH_VARIABLES)
-        task = None if is_torchs else task_of(environ)
-        info = _of_torch(numbers, environ) if task is None else _of_task(task, environ)
+        numbers = rank_numbers(environ)
+        if isinstance(numbers, LaunchedProcess):
+            info = _of_task(numbers, environ)
+        else:
+            info = _of_torch(numbers, environ)
         if not (
             0 <= info.rank < info.world_size
             and 0 <= info.local_rank < info.local_world_size <= info.world_size
@@ -355,6 +356,18 @@ class RankInfo:
         return network.interface_variables(environ, self.master, self.peers)
 
 
+@dataclass(frozen=True)
+class Rank:
+    """This process, a rank.
+
+    Attributes:
+        heartbeat: shows in the run folder that it is alive.
+    """
+
+    info: RankInfo
+    heartbeat: Heartbeat
+
+
 def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The variables with which a user's script finds its ranks; on one node MASTER_ADDR alone.
 
@@ -389,7 +402,7 @@ def variables_between_nodes(environ: Mapping[str, str]) -> tuple[dict[str, str],
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchedProcess:
+class LaunchedProcess(RankNumbers):
     """A process that MPI's launcher or srun started as a rank.
 
     Attributes:
@@ -402,21 +415,12 @@ class LaunchedProcess:
     """
 
     launcher: str
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
     hosts: Sequence[str]
     num_nodes: int
     host: str
     on_first_host: bool
     port: int
     step: SlurmStep | None = None
-
-    @property
-    def numbers(self) -> RankNumbers:
-        """Its numbers as a rank."""
-        return RankNumbers(self.rank, self.world_size, self.local_rank, self.local_world_size)
 
     def locate_rank_0(self, given: str) -> Master:
         """Finds where rank 0 listens; `given` is MASTER_ADDR.
@@ -481,7 +485,7 @@ def _mpi_task(environ: Mapping[str, str]) -> LaunchedProcess | None:
             hosts, host = _hosts_in_slurm(environ), network.this_host(environ)
             return LaunchedProcess(
                 launcher=launcher,
-                **numbers._asdict(),
+                **vars(numbers),
                 hosts=hosts,
                 num_nodes=1 if numbers.local_world_size == numbers.world_size else 2,
                 host=host,
@@ -512,7 +516,7 @@ def _of_torch(numbers: RankNumbers, environ: Mapping[str, str]) -> RankInfo:
     elif "TORCHELASTIC_RUN_ID" in environ or VARIABLES["step_id"] in environ:
         started_by = "torchrun or srun"
     return RankInfo(
-        **numbers._asdict(),
+        **vars(numbers),
         master=environ["MASTER_ADDR"],
         port=_port(environ["MASTER_PORT"]),
         started_by=started_by,
@@ -534,7 +538,10 @@ def _of_task(task: LaunchedProcess, environ: Mapping[str, str]) -> RankInfo:
     else:
         notes = (master.ignored, where, _note_on_binding(environ))
     return RankInfo(
-        **task.numbers._asdict(),
+        rank=task.rank,
+        world_size=task.world_size,
+        local_rank=task.local_rank,
+        local_world_size=task.local_world_size,
         master=master.address,
         port=_port(environ.get("MASTER_PORT") or str(task.port)),
         started_by=OURS if is_ours else task.launcher,

@@ -3,203 +3,66 @@
 The first steps are the trial of an automatic `batch.micro`. Where they end because memory ran out,
 the ranks are started again with half of it and twice the accumulation, until it fits or is 1. What
 did not fit is kept in the run folder: the next start of the run begins with what did.
+
+On the nodes of a job, this code runs in the batch script, or in an salloc shell. Slurm signals the
+ranks; they save a checkpoint, write the file `stopped` and exit.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from runner.child import runner_command
-from runner.errors import human_count, print_line, say
+from runner.errors import (
+    IncompleteError,
+    UsageError,
+    human_count,
+    print_line,
+    say,
+)
 from runner.job import node_local
 from runner.job.host_memory import is_limited
 from runner.job.plan import MicroBound, can_be_smaller, with_micro
 from runner.job.training_run import TrainingRun
-from runner.launch.network import GLOO, LOOPBACK
+from runner.launch.network import GLOO, LOOPBACK, Master, free_port, read_ephemeral_ports, with_port
 from runner.launch.outcome import Outcome, RanksExit, Traces, outcome_of
-from runner.launch.ranks import MEETING_FILE, RANK_FLAG, RankInfo, Start
+from runner.launch.ranks import MEETING_FILE, RANK_FLAG, TORCH_VARIABLES, RankInfo, Start
 from runner.launch.resolved import Resolved, read_resolved, tried_with, write_bound, write_resolved
-from runner.launch.srun import run_srun
 from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 from runner.run_folder.heartbeat import read_failures, tries
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.training_state import newest_first
-from runner.slurm.jobs import requeue
+from runner.slurm.environment import (
+    BINDS_GPUS,
+    SlurmJobEnvironment,
+    cpus_per_task,
+    host_names,
+    master_port,
+    srun_command,
+    tasks_per_node,
+)
+from runner.slurm.jobs import ask, over_job, requeue, running_step, step_name
 
-KILL_AFTER_S = 5.0
-"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
+TRIES = 5
+"""How often a busy Slurm controller is asked before the launcher ends without knowing."""
 
-
-def run_local(
-    argv: Sequence[str],
-    start: Start,
-    logs: Path,
-    watch: HangDetector,
-    environ: Mapping[str, str],
-) -> RanksExit:
-    """Runs `argv` as the ranks of this machine and waits for them.
-
-    Rank 0 writes to our stdout and stderr, the others to `logs/rank-N.log`. If a rank fails, or if
-    ranks hang, the others are ended: by SIGTERM, five seconds later by SIGKILL. SIGTERM, SIGINT and
-    SIGHUP reach the ranks as SIGTERM, SIGUSR1 as itself; a second SIGINT ends them at once. The
-    ranks die with this process.
-
-    Args:
-        argv: the command of a rank.
-        watch: finds ranks that hang.
-    """
-    if ignored := start.find_rank_0(environ).ignored:
-        say(ignored)
-    logs.mkdir(parents=True, exist_ok=True)
-    meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
-    common, port = _common_environment(environ, start.world_size, meeting), _free_port()
-    ranks: list[subprocess.Popen[bytes]] = []
-    with recorded_signals() as received:
-        try:
-            for rank in range(start.world_size):
-                info = RankInfo(
-                    rank=rank,
-                    world_size=start.world_size,
-                    local_rank=rank,
-                    local_world_size=start.world_size,
-                    master="127.0.0.1",
-                    port=port,
-                )
-                log = logs / f"rank-{rank}.log" if rank else None
-                ranks.append(_start(argv, {**common, **info.variables()}, log))
-            waited = wait_for_end(ranks, received, watch, _passed_on)
-        finally:
-            _end(ranks)
-            shutil.rmtree(meeting, ignore_errors=True)
-    if waited.failed is None:
-        return RanksExit(in_job=False, hung=waited.hung, signals=waited.signals)
-    code = ranks[waited.failed].returncode or -signal.SIGTERM  # ended by a second Ctrl-C
-    words = _words(waited.failed, code, logs)
-    return RanksExit(
-        in_job=False, code=code, rank=waited.failed, words=words, signals=waited.signals
-    )
-
-
-def _passed_on(number: int) -> int:
-    return signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
-
-
-def _words(rank: int, code: int, logs: Path) -> str:
-    """How a rank ended, for people."""
-    log = f"; its log: {logs / f'rank-{rank}.log'}" if rank else ""
-    if code >= 0:
-        return f"rank {rank} failed with exit code {code}; the others were ended{log}"
-    hint = f" ({why})" if (why := why_ended(code)) else ""
-    name = signal.Signals(-code).name
-    return f"rank {rank} was ended by {name}{hint}; the others were ended{log}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _common_environment(
-    environ: Mapping[str, str], processes: int, meeting: Path
-) -> dict[str, str]:
-    threads, line = threads_variable(environ, max(1, usable_cores() // processes))
-    if line:
-        say(line)
-    return {
-        # Otherwise the last lines of a killed rank are lost.
-        "PYTHONUNBUFFERED": "1",
-        # Otherwise gloo looks up this machine's own name, in DNS if /etc/hosts lacks it.
-        GLOO: LOOPBACK,
-        **environ,
-        # Otherwise torch uses every core in every rank.
-        **threads,
-        RANK_FLAG: "1",
-        MEETING_FILE: str(meeting / "ranks"),
-    }
-
-
-def _start(
-    argv: Sequence[str], environ: Mapping[str, str], log: Path | None
-) -> subprocess.Popen[bytes]:
-    """Starts a rank.
-
-    In a new session: Ctrl-C reaches the ranks once, from us, and the processes that they start can
-    be ended with them.
-
-    Args:
-        log: gets all it writes; None: our own stdout and stderr do.
-    """
-    with log.open("ab") if log else nullcontext() as output:
-        return subprocess.Popen(
-            list(argv),
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
-
-
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    running = [process for process in ranks if process.poll() is None]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in running:
-            if process.poll() is None:
-                os.killpg(process.pid, number)
-        deadline = time.monotonic() + KILL_AFTER_S
-        while time.monotonic() < deadline and any(process.poll() is None for process in running):
-            time.sleep(0.05)  # most ranks end within one look
-
-
-def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str]) -> bool:
-    """Arranges another attempt with half of `batch.micro`, where the first steps did not fit.
-
-    A rank that was killed counts where a limit of memory may have been the reason.
-
-    Args:
-        folder: of the run.
-        outcome: how the ranks of the last attempt ended.
-
-    Returns:
-        Whether to start the ranks again; says so, with the reason.
-    """
-    if outcome.kind != "no_memory" or (outcome.killed and not is_limited(environ)):
-        return False
-    resolved = read_resolved(folder)
-    plan, config = resolved.plan, resolved.run.config
-    if plan is None or not can_be_smaller(config, plan) or not tries(folder.logs):
-        return False
-    why = f"{plan.micro} did not fit ({outcome.cause})"
-    bound = MicroBound(tried_with(resolved), plan.micro // 2, why)
-    write_bound(folder, bound)
-    smaller = with_micro(config, plan, bound)
-    write_resolved(
-        replace(resolved, attempt=resolved.attempt + 1, bound=bound, plan=None, device=None)
-    )
-    say(
-        f"batch.micro: {why}; the {human_count(plan.world_size, 'rank')} start again with "
-        f"{smaller.micro}, accumulation {smaller.accumulation}"
-    )
-    return True
-
-
-TAIL_BYTES = 2**16
-"""How much of a rank's log is read to find out why it ended."""
+_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
 
 
 def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str, str]) -> Outcome:
@@ -322,3 +185,349 @@ def _written_since(log: Path, size: int) -> str:
         file.seek(max(size, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
     return ""
+
+
+def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str]) -> bool:
+    """Arranges another attempt with half of `batch.micro`, where the first steps did not fit.
+
+    A rank that was killed counts where a limit of memory may have been the reason.
+
+    Args:
+        folder: of the run.
+        outcome: how the ranks of the last attempt ended.
+
+    Returns:
+        Whether to start the ranks again; says so, with the reason.
+    """
+    if outcome.kind != "no_memory" or (outcome.killed and not is_limited(environ)):
+        return False
+    resolved = read_resolved(folder)
+    plan, config = resolved.plan, resolved.run.config
+    if plan is None or not can_be_smaller(config, plan) or not tries(folder.logs):
+        return False
+    why = f"{plan.micro} did not fit ({outcome.cause})"
+    bound = MicroBound(tried_with(resolved), plan.micro // 2, why)
+    write_bound(folder, bound)
+    smaller = with_micro(config, plan, bound)
+    write_resolved(
+        replace(resolved, attempt=resolved.attempt + 1, bound=bound, plan=None, device=None)
+    )
+    say(
+        f"batch.micro: {why}; the {human_count(plan.world_size, 'rank')} start again with "
+        f"{smaller.micro}, accumulation {smaller.accumulation}"
+    )
+    return True
+
+
+TAIL_BYTES = 2**16
+"""How much of a rank's log is read to find out why it ended."""
+
+
+def run_local(
+    argv: Sequence[str],
+    start: Start,
+    logs: Path,
+    watch: HangDetector,
+    environ: Mapping[str, str],
+) -> RanksExit:
+    """Runs `argv` as the ranks of this machine and waits for them.
+
+    Rank 0 writes to our stdout and stderr, the others to `logs/rank-N.log`. If a rank fails, or if
+    ranks hang, the others are ended: by SIGTERM, five seconds later by SIGKILL. SIGTERM, SIGINT and
+    SIGHUP reach the ranks as SIGTERM, SIGUSR1 as itself; a second SIGINT ends them at once. The
+    ranks die with this process.
+
+    Args:
+        argv: the command of a rank.
+        watch: finds ranks that hang.
+    """
+    if ignored := start.find_rank_0(environ).ignored:
+        say(ignored)
+    logs.mkdir(parents=True, exist_ok=True)
+    meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
+    common, port = _common_environment(environ, start.world_size, meeting), _free_port()
+    ranks: list[subprocess.Popen[bytes]] = []
+    with recorded_signals() as received:
+        try:
+            for rank in range(start.world_size):
+                info = RankInfo(
+                    rank=rank,
+                    world_size=start.world_size,
+                    local_rank=rank,
+                    local_world_size=start.world_size,
+                    master="127.0.0.1",
+                    port=port,
+                )
+                log = logs / f"rank-{rank}.log" if rank else None
+                ranks.append(_start_rank(argv, {**common, **info.variables()}, log))
+            waited = wait_for_end(ranks, received, watch, _passed_on)
+        finally:
+            _end_all(ranks)
+            shutil.rmtree(meeting, ignore_errors=True)
+    if waited.failed is None:
+        return RanksExit(in_job=False, hung=waited.hung, signals=waited.signals)
+    code = ranks[waited.failed].returncode or -signal.SIGTERM  # ended by a second Ctrl-C
+    words = _words(waited.failed, code, logs)
+    return RanksExit(
+        in_job=False, code=code, rank=waited.failed, words=words, signals=waited.signals
+    )
+
+
+def _passed_on(number: int) -> int:
+    return signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM
+
+
+def _words(rank: int, code: int, logs: Path) -> str:
+    """How a rank ended, for people."""
+    log = f"; its log: {logs / f'rank-{rank}.log'}" if rank else ""
+    if code >= 0:
+        return f"rank {rank} failed with exit code {code}; the others were ended{log}"
+    hint = f" ({why})" if (why := why_ended(code)) else ""
+    name = signal.Signals(-code).name
+    return f"rank {rank} was ended by {name}{hint}; the others were ended{log}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _common_environment(
+    environ: Mapping[str, str], processes: int, meeting: Path
+) -> dict[str, str]:
+    threads, line = threads_variable(environ, max(1, usable_cores() // processes))
+    if line:
+        say(line)
+    return {
+        # Otherwise the last lines of a killed rank are lost.
+        "PYTHONUNBUFFERED": "1",
+        # Otherwise gloo looks up this machine's own name, in DNS if /etc/hosts lacks it.
+        GLOO: LOOPBACK,
+        **environ,
+        # Otherwise torch uses every core in every rank.
+        **threads,
+        RANK_FLAG: "1",
+        MEETING_FILE: str(meeting / "ranks"),
+    }
+
+
+def _start_rank(
+    argv: Sequence[str], environ: Mapping[str, str], log: Path | None
+) -> subprocess.Popen[bytes]:
+    """Starts a rank.
+
+    In a new session: Ctrl-C reaches the ranks once, from us, and the processes that they start can
+    be ended with them.
+
+    Args:
+        log: gets all it writes; None: our own stdout and stderr do.
+    """
+    with log.open("ab") if log else nullcontext() as output:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+
+
+def _end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    running = [process for process in ranks if process.poll() is None]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+        deadline = time.monotonic() + KILL_AFTER_S
+        while time.monotonic() < deadline and any(process.poll() is None for process in running):
+            time.sleep(0.05)  # most ranks end within one look
+
+
+def srun_environment(
+    job: SlurmJobEnvironment, environ: Mapping[str, str], port: int, address: str = ""
+) -> dict[str, str]:
+    """Returns the environment of the ranks: ours, without stale rank variables. Pure.
+
+    Each rank sees all GPUs that the job has on its node, and takes its own by local rank.
+
+    Args:
+        port: the TCP port of rank 0.
+        address: the address of rank 0. Empty: the ranks find it themselves.
+    """
+    stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS}
+    if not address:
+        stale.remove("MASTER_ADDR")
+    threads, _ = threads_variable(environ, cpus_per_task(job, environ))
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **{name: value for name, value in environ.items() if name not in stale},
+        **threads,
+        RANK_FLAG: "1",
+        **({"MASTER_ADDR": address} if address else {}),
+        "MASTER_PORT": str(port),
+    }
+
+
+def run_srun(
+    argv: Sequence[str],
+    start: Start,
+    job: SlurmJobEnvironment,
+    watch: HangDetector,
+    environ: Mapping[str, str],
+) -> RanksExit:
+    """Runs `argv` as the ranks of this job and waits for them.
+
+    Slurm itself signals the ranks (`--signal=TERM@300`). A stop signal to this process is passed
+    on as SIGUSR1, which srun forwards to each rank; on SIGTERM srun would kill them. If the ranks
+    hang, the stack of each rank is printed and the ranks are ended.
+
+    Args:
+        argv: the command of a rank.
+        watch: finds ranks that hang.
+
+    Raises:
+        UsageError: rank 0 has no address, or srun cannot be started.
+    """
+    port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
+    name = step_name(platform.node(), os.getpid())
+    master = start.find_rank_0(environ)
+    options = (
+        f"--job-name={name}",  # a launcher that finds the run folder locked asks Slurm by this name
+        "--kill-on-bad-exit=1",  # else the other ranks wait in a collective until it times out
+        "--label",  # each line shows the rank that wrote it
+    )
+    command = srun_command(job, environ, start.on_node, (*options, *argv))
+    variables = srun_environment(job, environ, port, master.address)
+    _describe(job, command, master, port)
+    code, first, hung = _srun(command, variables, watch)
+    how = first["how"] if first else ""
+    if code < 0:
+        say(f"srun was ended by {signal.Signals(-code).name}")
+        end_ranks(job.job_id, os.getpid())
+    if code and not how and not hung and (error := over_job(environ)):
+        raise error
+    return RanksExit(
+        in_job=True,
+        code=_code_of_first_task(code, how),
+        rank=int(first["rank"]) if first else None,
+        words=how or f"srun exit code {code}",
+        hung=hung,
+        signals=frozenset((signal.SIGTERM, signal.SIGUSR1) if how else ()),
+    )
+
+
+def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, port: int) -> None:
+    ranks = tasks_per_node(job)
+    address = with_port(master.address or host_names(job.nodes)[0], port)
+    say(
+        f"job {job.job_id}: {job.num_nodes} x {human_count(ranks, 'rank')} on {job.nodes}; "
+        f"rank 0 listens on {address} ({master.reason})"
+    )
+    if master.ignored:
+        say(master.ignored)
+    if line := threads_variable(os.environ, cpus_per_task(job, os.environ))[1]:
+        say(line)
+    if job.restart_count:
+        say(f"restart {job.restart_count} of this job")
+    if job.gpus_on_node is not None and job.gpus_on_node > ranks:
+        say(
+            f"each node has {job.gpus_on_node} GPUs but {human_count(ranks, 'rank')}: "
+            f"{human_count(job.gpus_on_node - ranks, 'GPU')} unused "
+            f"(ask for --ntasks-per-node={job.gpus_on_node})"
+        )
+    say(" ".join(command))
+
+
+def _srun(
+    command: Sequence[str], variables: Mapping[str, str], watch: HangDetector
+) -> tuple[int, re.Match[str] | None, bool]:
+    """Runs srun and watches the ranks.
+
+    Returns:
+        srun's exit code, what it printed of the first task that failed, and whether ranks hung.
+    """
+    ends: list[re.Match[str]] = []
+
+    def copy(stderr: IO[bytes]) -> None:
+        for line in stderr:
+            with suppress(OSError):  # our terminal is gone: the ranks must not end because of it
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+            ends.extend(filter(None, [_TASK_ENDED.match(line.decode("utf-8", "replace"))]))
+
+    with recorded_signals() as received:
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                # On SIGTERM srun ends the ranks; SIGKILL would leave them running.
+                preexec_fn=die_with_parent(signal.SIGTERM),
+            )
+        except FileNotFoundError:
+            raise UsageError(
+                "srun is not on PATH inside this job",
+                "Load the site's Slurm module in slurm.setup.",
+            ) from None
+        assert process.stderr is not None
+        reader = threading.Thread(target=copy, args=(process.stderr,), daemon=True)
+        reader.start()
+        waited = wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
+        if process.poll() is None:
+            process.terminate()  # srun ends the tasks, and kills the rest after KillWait
+        code = process.wait()
+        reader.join(timeout=5)  # a process of a rank may hold the pipe open after srun's end
+    return code, next(iter(ends), None), waited.hung
+
+
+def end_ranks(job_id: int, launcher: int) -> None:
+    """Ends the ranks of a launcher on this machine, and waits for them.
+
+    Used after the launcher, or its srun, was killed.
+
+    Args:
+        launcher: the launcher's process id.
+    """
+    name = step_name(platform.node(), launcher)
+    seen = unanswered = 0
+    while (step := running_step(job_id, name)) != "" and unanswered < TRIES:
+        if step and seen % 60 == 0:  # once a minute: scancel may be lost, and KillWait is 30 s
+            say(f"the ranks still run: scancel {step}")
+            with suppress(IncompleteError):
+                ask("scancel", step)
+        seen += bool(step)
+        unanswered += step is None
+        time.sleep(1)
+    if step is None:
+        say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
+
+
+def _code_of_first_task(code: int, how: str) -> int:
+    """The exit code of the task that ended first; negative: the signal that ended it.
+
+    srun ends the other tasks after one fails and returns *their* code, so the first task decides.
+
+    Args:
+        code: of srun.
+        how: what srun printed of the first task that ended badly: an exit code, or the text of
+            strsignal(3).
+    """
+    if code == 0:
+        return 0
+    if exited := re.match(r"Exited with exit code (\d+)", how):
+        return int(exited[1])
+    if how.startswith("Out Of Memory"):
+        return -signal.SIGKILL
+    for number in signal.Signals:
+        if how and how.startswith(signal.strsignal(number) or " "):
+            return -number
+    return 128 - code if code > 128 and not how else code
+
+
+KILL_AFTER_S = 5.0
+"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""

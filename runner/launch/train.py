@@ -32,16 +32,16 @@ from runner.run_folder.run_lock import hold_run_folder
 _PREPARING = ("preparing the data", "Run it on a machine with more memory, then train.")
 
 
-def set_up(environ: MutableMapping[str, str], *, prints: bool = True) -> None:
+def set_up(environ: MutableMapping[str, str], say: Callable[[str], None] = print_line) -> None:
     """Sets this process up for a command that starts ranks, or for one of them.
 
     Args:
         environ: gets the variables.
-        prints: whether this process prints what it isolates.
+        say: prints what is isolated.
     """
     offline.set_variables(environ)
     raise_limits()
-    isolation.isolate(environ, print_line if prints else lambda _line: None)
+    isolation.isolate(environ, say)
 
 
 def train(

@@ -41,9 +41,8 @@ from runner.inputs import Bundle, resolve, state_folder
 from runner.inputs.far import PushTarget, RemoteShell, check_room, collect, connected, log_out
 from runner.inputs.staged import Reporter, drop_from_memory, push
 from runner.job.training_run import TrainingRun
-from runner.remote.follow import states_in
 from runner.remote.road import OUTPUT, Road, sha256_of
-from runner.remote.there import End, There, plan_digest, sending, understood, walk
+from runner.remote.there import End, There, plan_digest, sending, states_in, understood, walk
 from runner.run_folder.layout import RunFolder
 
 _FAT = ("vfat", "msdos", "fuse.fusefat")

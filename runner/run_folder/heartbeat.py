@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from runner.errors import write_atomically
+
 PULSE_EVERY_S = 1.0
 """Least time between two writes of a heartbeat, in seconds: sixty ranks share one disk."""
 
@@ -182,10 +184,8 @@ class Heartbeat:
             text=text,
             no_memory=no_memory,
         )
-        path = failure_path(self.logs, self._rank)
-        part = path.with_suffix(".failure.part")
-        part.write_text(json.dumps(asdict(failure)), encoding="utf-8")
-        part.replace(path)
+        document = json.dumps(asdict(failure)).encode()
+        write_atomically(failure_path(self.logs, self._rank), document)
 
 
 def read_pulse(logs: Path, rank: int) -> Mapping[str, object] | None:

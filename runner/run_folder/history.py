@@ -38,7 +38,7 @@ from runner.run_folder.layout import (
     RunFolder,
     metrics_line,
 )
-from runner.slurm import job_array
+from runner.slurm.script import elements_of
 
 MISSING, NO_NUMBER = math.nan, math.inf
 
@@ -278,7 +278,7 @@ def elements(sweep: Path) -> dict[str, int]:
         text = (sweep / SCRIPT).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    return job_array.elements(text)
+    return elements_of(text)
 
 
 def history_of(folder: RunFolder) -> History | None:

@@ -20,8 +20,8 @@ from runner.run_folder.history import where_asked as _to
 from runner.run_folder.logs import last_error
 from runner.run_folder.run_lock import RunLock, age_s, holder_of
 from runner.slurm import jobs
-from runner.slurm.job_array import is_among
 from runner.slurm.jobs import Job
+from runner.slurm.script import is_among
 
 RECENT_STEPS = 50
 
@@ -262,9 +262,14 @@ def table(runs: Sequence[Status], output: Path) -> list[str]:
                 else str((history and history.last_job) or "-"),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return in_columns(rows)
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, for a terminal: its cells stand below those of the row before."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]])
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 

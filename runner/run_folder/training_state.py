@@ -275,9 +275,3 @@ def read_best(folder: Path) -> tuple[int, float] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return (step, value) if (folder / f"step-{step}").is_dir() else None
-
-
-def best_step(folder: Path) -> int | None:
-    """The step of the best checkpoint, if it is known and there."""
-    found = read_best(folder)
-    return None if found is None else found[0]

@@ -79,7 +79,7 @@ class CausalObjective(LanguageObjective):
     logits_at_predictions = False
 
     def __init__(self, auto: Any, config: RunConfig, model: ModelInput, facts: Any) -> None:
-        from runner.training.components import flex, language
+        from runner.training.components import language
 
         super().__init__(auto, config, model)
         known = self.model.config.model_type in HEADS
@@ -89,7 +89,7 @@ class CausalObjective(LanguageObjective):
         )
         self._in_blocks = False
         if getattr(facts, "documents", None) == "separate":
-            self._in_blocks, note = flex.choose(self.model, flex.capability())
+            self._in_blocks, note = language.choose_flex(self.model, language.gpu_capability())
             self.note = f"{self.note}; {note}"
         if self._in_blocks:
             self.model.set_attn_implementation("flex_attention")
@@ -101,10 +101,10 @@ class CausalObjective(LanguageObjective):
         """
         import torch
 
-        from runner.training.components import flex, language
+        from runner.training.components import language
 
         in_blocks = self._in_blocks and rows.layout == "separate"
-        rows = flex.whole_blocks(rows) if in_blocks else rows
+        rows = language.whole_blocks(rows) if in_blocks else rows
         ids = torch.from_numpy(rows.ids)
         guessed = rows.learned.copy()
         guessed[:, 0] = False
@@ -112,5 +112,5 @@ class CausalObjective(LanguageObjective):
         labels = ids.masked_fill(torch.from_numpy(~guessed), IGNORED)
         batch = {"input_ids": ids, "labels": labels}
         if in_blocks:
-            batch["blocks"] = torch.from_numpy(flex.blocks_of(rows.documents))
+            batch["blocks"] = torch.from_numpy(language.blocks_of(rows.documents))
         return batch | language.position_inputs(rows, self._first)

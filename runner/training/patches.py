@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -212,3 +213,19 @@ def change_allocator(setting: str) -> bool:
     if change is not None:
         change(setting)
     return change is not None
+
+
+def write_collectives(path: Path) -> None:
+    """Writes the last collectives of this rank, as torch does by itself when NCCL fails.
+
+    The launcher ends ranks that hang long before a collective times out.
+    """
+    from torch._C import _distributed_c10d
+
+    c10d: Any = _distributed_c10d
+    dump = getattr(c10d, "_dump_nccl_trace", None)
+    # Its name is of NCCL; newer versions have one for any backend, too.
+    if dump is None and _has("torch", c10d, "_dump_fr_trace", "a hang shows stacks alone"):
+        dump = c10d._dump_fr_trace
+    if dump is not None:
+        path.write_bytes(dump())

@@ -253,31 +253,21 @@ def since_process_start() -> float:
 _PROC = Path("/proc/self")
 
 
-class PhaseMemory:
-    """The high water marks of one phase after another; the first begins with the process.
+def most_memory(device: torch.device) -> dict[str, float]:
+    """The high water marks of this process since the last call, or since its start.
 
-    Args:
-        device: of this rank.
+    Returns:
+        `host` and, on a GPU, `device` -> the most in GiB.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def end(self) -> dict[str, float]:
-        """Ends a phase and begins the next.
-
-        Returns:
-            `host` and, on a GPU, `device` -> the most in GiB.
-        """
-        lines = (_PROC / "status").read_text().splitlines()
-        marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-        found = {"host": sum(marks) / 2**20}
-        if self._device.type == "cuda":
-            found["device"] = torch.cuda.max_memory_allocated(self._device) / 2**30
-            torch.cuda.reset_peak_memory_stats(self._device)
-        with suppress(OSError):
-            (_PROC / "clear_refs").write_text("5")
-        return found
+    lines = (_PROC / "status").read_text().splitlines()
+    marks = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    found = {"host": sum(marks) / 2**20}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.max_memory_allocated(device) / 2**30
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        (_PROC / "clear_refs").write_text("5")
+    return found
 
 
 STEPS = 2
@@ -338,7 +328,7 @@ class Phases:
 
     observer: Observer
     heartbeat: Heartbeat
-    memory: PhaseMemory
+    device: torch.device
     ranks: Ranks
     compiles: bool
     first_steps: FirstSteps
@@ -355,7 +345,7 @@ class Phases:
 
         Checkpoints count to the phase that follows them, so mostly to `train`.
         """
-        mine = self.memory.end()
+        mine = most_memory(self.device)
         each = self.ranks.gather(mine)
         most = {f"{phase}_{where}_gib": max(one[where] for one in each) for where in mine}
         self.observer.write({"step": step, "epoch": epoch, **most})

@@ -1,50 +1,39 @@
 """One rank: it joins the others, learns the plan, and loads data, model and engine.
 
-`start` returns the `Trainer`; `run_work` does the work of the rank with it.
+`make_trainer` returns the `Trainer`; `run_work` does the work of the rank with it.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from torch import nn
 
+from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
-from runner.disks import what_is_used_up
-from runner.errors import (
-    IncompleteError,
-    LostPeerError,
-    NoMemoryError,
-    StageError,
-    UsageError,
-    as_shown,
-    human_size,
-)
-from runner.inputs import on_site, running_tree, unreadable
+from runner.inputs import on_site, running_tree
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
+from runner.job.installed import check_fsdp
 from runner.job.looks import count_parameters
-from runner.job.plan import can_be_smaller, check_step, num_steps, with_micro
+from runner.job.plan import TrainingPlan, can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
-from runner.launch.rank_process import Rank
-from runner.launch.ranks import RankInfo
+from runner.launch.ranks import Rank
 from runner.launch.resolved import Resolved, tried_with, write_resolved
 from runner.processes import threads_variable
 from runner.run_folder.heartbeat import Heartbeat
-from runner.run_folder.layout import RunFolder, environment_record, exported, write_json
+from runner.run_folder.layout import environment_record, exported, write_json
 from runner.run_folder.run_lock import hold_run_folder
-from runner.run_folder.training_state import TrainingState, newest_first, signature
+from runner.run_folder.training_state import TrainingState, signature
 from runner.tasks import task_named
 from runner.training.components.batches import Order, WeightedDataset
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
@@ -54,18 +43,17 @@ from runner.training.components.process_group import (
     RankFacts,
     Ranks,
     check_facts,
-    is_lost_peer,
     meet,
     open_store,
     weakest,
 )
-from runner.training.engines import make_engine
+from runner.training.engines.base import Engine
+from runner.training.faults import explained
 from runner.training.loop import Trainer
-from runner.training.out_of_memory import explain, is_out_of_memory
-from runner.training.reporting import FirstSteps, PhaseMemory, Phases, StepClock
+from runner.training.reporting import FirstSteps, Phases, StepClock
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
-from runner.training.weights import RunningStatistics
+from runner.training.weights import RunningStatistics, check_batch_norm
 
 
 def to_the_end(trainer: Trainer) -> None:
@@ -116,24 +104,10 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
                 work(trainer, **whole.options)
             finally:
                 trainer.observer.close()
-        except OSError as error:
-            raise disk_error(error, bundle, folder, trainer.step if trainer else 0) from None
-        except SafetensorError as error:
-            if (fault := write_error(error)) is None:
-                raise unreadable(job.inputs.model.path, f"its weights: {error}") from None
-            raise disk_error(fault, bundle, folder, trainer.step if trainer else 0) from None
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                if whole is None or facts is None:
-                    raise _no_memory_to_begin(error, facts, info) from None
-                raise _no_memory(error, whole, trainer, facts, info) from None
-            if not is_lost_peer(error):
+        except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
+            if (fault := explained(error, info, job, facts, whole, trainer)) is None:
                 raise
-            traceback.print_exc()
-            raise LostPeerError(
-                f"rank {info.rank} lost another rank; the other logs in {folder.logs} show why.",
-                "Run the same command again: it resumes from the last checkpoint.",
-            ) from None
+            raise fault from None
         dist.destroy_process_group()
 
 
@@ -154,34 +128,6 @@ def _take(job: TrainingRun, held: ExitStack) -> None:
     job.folder.stopped.unlink(missing_ok=True)
 
 
-def _no_memory_to_begin(error: BaseException, device: Device | None, info: RankInfo) -> StageError:
-    """Explains a lack of memory before anything of the run is loaded; less of it would not help."""
-    on = f" on {device.name} ({human_size(device.memory)})" if device else ""
-    said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-    return IncompleteError(
-        f"rank {info.rank}: out of memory{on}, and nothing of this run is loaded yet: other "
-        f"processes have it, or a limit is too low. Its last words: {as_shown(said)}",
-        "nvidia-smi   (there: which processes; take another GPU or node, or end them. On a CPU: "
-        "ulimit -a). Then run it again.",
-    )
-
-
-def _no_memory(
-    error: BaseException, whole: Resolved, trainer: Trainer | None, device: Device, info: RankInfo
-) -> NoMemoryError:
-    """Explains a lack of memory. Only our launcher starts the ranks again with a smaller micro
-    batch: those of another one end with 2, because the run file has to say it.
-    """
-    when = f"after step {trainer.step}" if trainer else "while loading"
-    config, plan = whole.run.config, whole.decided()
-    if trainer is not None:
-        trainer.phases.first_steps.lift()
-    fault = explain(error, config, plan, device, f"rank {info.rank}, {when}")
-    if trainer is not None and trainer.phases.first_steps.are_tried and not info.is_ours:
-        fault.exit_code = UsageError.exit_code
-    return fault
-
-
 def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
     """What is decided about the run, on every rank.
 
@@ -197,7 +143,7 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
     """
     found = ranks.gather(facts)
 
-    def decide_rest() -> dict[str, Any]:
+    def decide_rest() -> Resolved:
         check_facts(found)
         config, device = resolved.run.config, weakest(found)
         run = resolved.run.on(device, ranks.world_size)
@@ -206,26 +152,26 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
         else:  # no weights: the launcher could not count
             first = config.model.folder or run.inputs.model.path
             run = run.given(TrainingRun.counted, count_parameters(config, first))
-        plan = run.plan
+        plan, bound = run.plan, resolved.bound
         sequences = len(open_data(resolved)[1])
         few = check_step(config, sequences, plan.total)
         notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
-        decided: dict[str, Any] = {
-            "shape": run.shape,
-            "plan": plan,
-            "device": device,
-            "steps": num_steps(config, sequences, plan.total),
-            "notes": tuple(notes),
-        }
-        whole, bound = replace(resolved, **decided), resolved.bound
+        whole = replace(
+            resolved,
+            shape=run.shape,
+            plan=plan,
+            device=device,
+            steps=num_steps(config, sequences, plan.total),
+            notes=tuple(notes),
+        )
         if bound is not None and bound.tried_with == tried_with(whole):
-            decided["plan"] = with_micro(config, plan, bound)
-        write_resolved(replace(resolved, **decided))
-        return decided
+            whole = replace(whole, plan=with_micro(config, plan, bound))
+        write_resolved(whole)
+        return whole
 
-    return replace(resolved, **ranks.from_first(decide_rest))
+    return ranks.from_first(decide_rest)
 
 
 def make_trainer(
@@ -242,7 +188,6 @@ def make_trainer(
     Args:
         facts: what this rank's device can do.
     """
-    memory = PhaseMemory(device)
     job, plan = resolved.run, resolved.decided()
     config, inputs, folder = job.config, job.inputs, job.folder
     companions = read_companions(inputs.model) if ranks.is_first else {}
@@ -293,10 +238,41 @@ def make_trainer(
         schedule=Schedule(config, resolved.steps, plan.total, len(order)),
         state=state,
         clock=clock,
-        phases=Phases(observer, heartbeat, memory, ranks, config.compile, FirstSteps(heartbeat)),
+        phases=Phases(observer, heartbeat, device, ranks, config.compile, FirstSteps(heartbeat)),
         companions=companions,
         origin=origin,
     )
+
+
+def make_engine(
+    module: nn.Module, config: RunConfig, plan: TrainingPlan, device: torch.device
+) -> Engine:
+    """The engine for a run file's `engine.name`. All ranks call it, after they have joined.
+
+    Args:
+        module: float32 on the CPU, the same on every rank.
+        config: the run file.
+        plan: precision, batch sizes and ZeRO stage of the run.
+        device: of this rank.
+
+    Raises:
+        UsageError: the model does not have the layers to wrap, or has batch norm that would be in
+            16 bits; this torch has FSDP2 for GPUs only.
+    """
+    check_batch_norm(module, config, plan.precision)
+    # Imported only where it is used: DDP and FSDP do not need DeepSpeed.
+    if config.engine.name == "ddp":
+        from runner.training.engines.native import DDPEngine
+
+        return DDPEngine(module, config, plan, device)
+    if config.engine.name == "fsdp":
+        check_fsdp(config, device.type)
+        from runner.training.engines.native import FSDPEngine
+
+        return FSDPEngine(module, config, plan, device)
+    from runner.training.engines.deepspeed import DeepSpeedEngine
+
+    return DeepSpeedEngine(module, config, plan, device)
 
 
 def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
@@ -318,50 +294,6 @@ def open_data(resolved: Resolved) -> tuple[dict[str, Stores], Order]:
         WeightedDataset(len(s), w) for s, w in zip(stores["train"].parts, weights, strict=True)
     ]
     return stores, Order(parts, job.config.seed)
-
-
-def write_error(error: SafetensorError) -> OSError | None:
-    """Returns the system's error if safetensors could not write; None: it could not read.
-
-    Its own words: `Error while serializing: I/O error: No space left on device (os error 28)`.
-    """
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    if number is None or "while serializing" not in str(error):
-        return None
-    return OSError(int(number[1]), os.strerror(int(number[1])))
-
-
-def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> StageError:
-    """Explains an error of a disk: a file of the bundle cannot be read, or a disk cannot be
-    written.
-
-    Args:
-        error: what was raised.
-        bundle: its folder.
-        folder: the run folder.
-        step: the number of steps done.
-
-    Returns:
-        The error to raise.
-    """
-    name = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
-    if name is not None and name.is_relative_to(bundle):
-        return unreadable(name, error.strerror or str(error))
-    # transformers raises an OSError without a number, which names the folder.
-    if error.errno is None and str(bundle) in str(error):
-        return unreadable(bundle, str(error).strip().splitlines()[0].rstrip("."))
-    whole = next(iter(newest_first(folder.checkpoints)), None)
-    safe = f"{whole} was written before and is whole" if whole else "no checkpoint had been written"
-    words, remedy = str(error.strerror or error), "Correct that"
-    if used_up := what_is_used_up(folder.root, error):
-        words, remedy = ": ".join(filter(None, (words, used_up[0]))), used_up[1]
-    elif not error.errno:  # torch's disk errors have no number
-        remedy = "Look at space, quota and permissions there"
-    return IncompleteError(
-        f"{name or folder.root}: {words}, after step {step}; {safe}.",
-        f"{remedy}, then run the same command again"
-        + (f": it resumes from {whole.name}." if whole else "."),
-    )
 
 
 def _facts(resolved: Resolved, device: Device, num_sequences: int) -> dict[str, Any]:

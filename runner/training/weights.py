@@ -36,11 +36,12 @@ def is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def from_first(make: Callable[[], T]) -> T:
+def from_first(make: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """What rank 0 makes, on every rank; or its error. All ranks call it.
 
     Args:
         make: called on rank 0 only. Its result can be pickled.
+        group: of all ranks; None: that of torch, whose backend may need a GPU.
 
     Raises:
         Exception: what `make` raised, on every rank, so that none waits for another.
@@ -52,7 +53,7 @@ def from_first(make: Callable[[], T]) -> T:
         except Exception as error:  # noqa: BLE001 - every rank raises it
             outcome[1] = error if _can_be_sent(error) else RuntimeError(f"rank 0: {error!r}")
     if dist.is_initialized():
-        dist.broadcast_object_list(outcome)
+        dist.broadcast_object_list(outcome, group=group)
     if outcome[1] is not None:
         raise outcome[1]
     result: T = outcome[0]

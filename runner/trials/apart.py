@@ -17,8 +17,7 @@ from pathlib import Path
 from runner.errors import isolated
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, read_resolved, write_resolved
-from runner.launch.srun import end_ranks
-from runner.launch.supervise import start_work
+from runner.launch.supervise import end_ranks, start_work
 from runner.processes import die_with_parent
 from runner.run_folder.layout import RunFolder, write_json
 from runner.slurm.environment import SlurmJobEnvironment

@@ -32,7 +32,7 @@ from runner.launch.train import (
 from runner.run_folder.history import settings_of
 from runner.run_folder.layout import PULLED, RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
-from runner.run_folder.training_state import best_step, newest_first, read_state
+from runner.run_folder.training_state import newest_first, read_best, read_state
 
 FIRST = "none"
 """The name of the first weights: those of the bundle, or of `model.init`."""
@@ -91,8 +91,8 @@ def choose(run: TrainingRun, wanted: str | None) -> Evaluation:
     if wanted in (None, "newest"):
         name = next(iter(found))
     elif wanted == "best":
-        step = best_step(run.folder.checkpoints)
-        name = None if step is None else f"step-{step}"
+        best = read_best(run.folder.checkpoints)
+        name = None if best is None else f"step-{best[0]}"
     if name not in found:
         what = "best checkpoint (checkpoint.best: true keeps it)" if wanted == "best" else wanted
         raise UsageError(

@@ -1,4 +1,6 @@
-"""The rehearsal itself: check, cut, prepare, two starts of two ranks, and the exported model.
+"""A rehearsal: check, cut, prepare, two starts of two ranks, and the exported model.
+
+Its folder is beside the run folder, on the same disk, and gone afterwards (`hidden_folder`).
 
 What ends a stage is the error of the run itself, with the remedy that the run would print.
 """
@@ -6,13 +8,16 @@ What ends a stage is the error of the run itself, with the remedy that the run w
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner import isolation, offline
+from runner import offline
 from runner.child import in_child
 from runner.config.run_config import RunConfig
 from runner.errors import (
@@ -32,24 +37,125 @@ from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
-from runner.launch.train import failed_to_prepare, prepare_all
-from runner.processes import raise_limits
+from runner.launch.train import failed_to_prepare, prepare_all, set_up
+from runner.processes import is_alive
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import read_metrics
 from runner.slurm.jobs import clean
-from runner.trials import small_model
 from runner.trials.apart import start_apart
-from runner.trials.small_model import LEAST, cut, number_of_layers
 from runner.trials.small_run import (
+    LEAST,
     RANKS,
     SmallRun,
     counted,
+    cut,
     memory_here,
     memory_needed,
+    number_of_layers,
     small_run,
     with_rows,
+    write_small_model,
 )
-from runner.trials.stages import Say, Stages, hidden_folder
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Stage:
+    """A stage under way; its words are printed when it has ended."""
+
+    words: str = ""
+
+
+@dataclass
+class Stages:
+    """All stages so far. Each is printed when it ends.
+
+    Attributes:
+        say: prints a line.
+        names: of those that have ended.
+    """
+
+    say: Say
+    names: list[str] = field(default_factory=list)
+    _since: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the first stage began."""
+        return time.monotonic() - self._began
+
+    def end(self, name: str, words: str = "") -> None:
+        """Notes that a stage has ended, which began when the one before ended."""
+        now = time.monotonic()
+        self.say(f"  {name:<9} {now - self._since:6.1f} s  {words}".rstrip())
+        self.names.append(name)
+        self._since = now
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[Stage]:
+        """A stage that ends with the block; an error says in which stage it was.
+
+        Raises:
+            StageError: the block raised it.
+        """
+        stage = Stage()
+        try:
+            yield stage
+        except StageError as error:
+            said = f"rehearsal, {name}: {error.message}"
+            found = type(error)(said, error.remedy, error.exit_code)
+            found.parts = error.parts
+            raise found from None
+        self.end(name, stage.words)
+
+
+TRIES, PAUSE_S = 50, 0.1
+"""Ranks that are being killed may still write for a moment."""
+
+
+@contextmanager
+def hidden_folder(run_folder: Path) -> Iterator[Path]:
+    """Makes a folder beside the run folder, and removes it however the block ends.
+
+    Folders above it that had to be made are removed too, and what killed rehearsals left.
+
+    Args:
+        run_folder: need not exist.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    prefix = f".{run_folder.name}.rehearsal-{platform.node()}-"
+    _remove_abandoned(run_folder.parent, prefix)
+    folder = run_folder.parent / f"{prefix}{os.getpid()}"
+    made = [above for above in folder.parents if not above.exists()]
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        yield folder
+    finally:
+        _remove(folder)
+        for above in made:  # the innermost first
+            with suppress(OSError):  # something else is in it now
+                above.rmdir()
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(PAUSE_S)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Removes what rehearsals of this machine left that were killed."""
+    for left in parent.glob(f"{prefix}*"):
+        process = left.name.removeprefix(prefix)
+        if process.isdecimal() and not is_alive(int(process)):
+            _remove(left)
+
 
 LAST_LINES = 15
 LOG = "ranks.log"
@@ -75,9 +181,7 @@ def rehearse(run: TrainingRun, environ: Mapping[str, str], stages: Stages) -> No
     Raises:
         StageError: the run would fail; says in which stage.
     """
-    offline.set_variables(os.environ)
-    raise_limits()
-    isolation.isolate(os.environ, stages.say)
+    set_up(os.environ, stages.say)
     check_installed(run.config, run.inputs, to_train(run.config), "a rehearsal")
     _check_engine(run.config)
     if note := _other_packages(run):
@@ -168,7 +272,7 @@ def _small_model(run: TrainingRun, hidden: Path) -> tuple[ModelInput, str]:
         )
         return whole, f"the whole model  ({why})"
     source = None if config.model.init == "scratch" else config.model.folder or whole.path
-    model = small_model.write(whole, small, hidden / "model", source)
+    model = write_small_model(whole, small, hidden / "model", source)
     if problem := _config_problem(model.path):
         why = f"transformers does not read it with fewer layers: {problem}"
         return whole, f"the whole model  ({why})"
@@ -207,7 +311,7 @@ def _config_problem(folder: Path) -> str:
 
 
 def _load_export(run: TrainingRun) -> str:
-    from runner.trials.with_transformers import load_export
+    from runner.trials.children import load_export
 
     return load_export(run)
 

@@ -28,10 +28,10 @@ from click.testing import CliRunner
 from runner.cli import main as runner
 from runner.job.training_run import TrainingRun
 from runner.launch import network
-from runner.launch.rank_process import become_rank
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
+from runner.training.rank import become_rank
 from runner.trials import apart
 from tests.runner.conftest import RUN, _stage_bundle
 

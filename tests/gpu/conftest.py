@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from runner.job.training_run import TrainingRun
-from runner.launch.rank_process import Rank
-from runner.launch.ranks import RankInfo
+from runner.launch.ranks import Rank, RankInfo
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join, open_store

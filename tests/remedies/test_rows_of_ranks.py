@@ -28,11 +28,9 @@ from runner.run_folder import run_lock
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.training_state import check_before_launch, check_not_past_the_end
 from runner.training.components.process_group import RankFacts, check_facts
-from runner.trials import node_look, node_part
+from runner.trials import rehearse_job
 from runner.trials.evaluate import choose
-from runner.trials.node_look import wait_for_all
-from runner.trials.node_part import RECORD
-from runner.trials.rehearse_job import _collect
+from runner.trials.rehearse_job import RECORD, _collect, wait_for_all
 from tests.remedies.rows import Row, World, obey
 from tests.runner.conftest import bundle
 from tests.runner.launch.test_hang_detector import A800
@@ -43,7 +41,7 @@ from tests.runner.remote.test_plan import MANIFEST, road
 
 __all__ = ["bundle"]
 PLACE = "runner/launch/ranks.py"
-LOOK = "runner/trials/node_look.py"
+LOOK = "runner/trials/rehearse_job.py"
 GROUP = "runner/training/components/process_group.py"
 LOCK = "runner/run_folder/run_lock.py"
 CHECKPOINTS = "runner/run_folder/training_state.py"
@@ -78,7 +76,7 @@ def caches_of(world: World) -> object:
         return usage(2**40, 0, 2**40 if "large" in str(path) else 2**26)
 
     world.patch.setattr("shutil.disk_usage", of)
-    return node_look.check_caches(local_folder(world.environ, "")[0])
+    return rehearse_job.check_caches(local_folder(world.environ, "")[0])
 
 
 def nv_of(world: World) -> list[Finding]:
@@ -129,14 +127,14 @@ def inodes(world: World) -> None:
 
 def begins_on_node(world: World) -> None:
     """The launcher of a rehearsal on a node."""
-    world.patch.setattr(node_part, "launch", lambda *_: 0)
-    node_part.be_its_launcher(world.config, {node_part.FOLDER: world.tail.split()[1]})  # type: ignore[arg-type]
+    world.patch.setattr(rehearse_job, "launch", lambda *_: 0)
+    rehearse_job.be_its_launcher(world.config, {rehearse_job.FOLDER: world.tail.split()[1]})  # type: ignore[arg-type]
 
 
 def other_node(world: World) -> object:
     """The way to another node, which one that sees its folder knows."""
-    world.patch.setattr(node_look, "wait_for_all", partial(wait_for_all, wait_s=0.1))
-    return node_look._try(Path(world.tail.split()[1]), "n1", "n2")
+    world.patch.setattr(rehearse_job, "wait_for_all", partial(wait_for_all, wait_s=0.1))
+    return rehearse_job._try(Path(world.tail.split()[1]), "n1", "n2")
 
 
 LAUNCHERS = (
@@ -170,11 +168,11 @@ LAUNCHERS = (
 NODE = (
     Row(LOOK, "unset {} (slurm.setup, ~/.bashrc): the interface of the route is taken then.",
         ((r"(?<=unset )\w+", "unset"),),
-        does=lambda w: node_look.check_interfaces(w.environ, ["lo", "eth0"]), code=0,
+        does=lambda w: rehearse_job.check_interfaces(w.environ, ["lo", "eth0"]), code=0,
         environ={"GLOO_SOCKET_IFNAME": "eth10", "HOME": "/nowhere"}),
     Row(LOOK, "Ask the site for `memlock unlimited` in jobs (slurmd's LimitMEMLOCK). Until then:",
         (("(?<=export )NCCL_IB_DISABLE=1", "export"),),
-        does=lambda w: node_look.check_locked_memory(Path("ib"), 2**23, w.environ), code=0,
+        does=lambda w: rehearse_job.check_locked_memory(Path("ib"), 2**23, w.environ), code=0,
         given="mkdir -p ib/mlx5_0"),
     Row(LOOK, "Name a larger disk of the node by one line more in slurm.setup, `export",
         (("(?<=`export )TMPDIR=/FOLDER(?=`)", "export"),), does=caches_of, code=0,
@@ -185,10 +183,10 @@ NODE = (
     Row("runner/job/surroundings.py", "slurm.container: [{}]",
         ((r"slurm\.container: \[.*?\]", "edit"),), does=nv_of, code=0,
         settings={"slurm": {"container": ["apptainer", "exec", "me.sif"], "gpus_per_node": 2}}),
-    Row("runner/trials/node_part.py", "Choose an --output on a disk that all nodes share.",
+    Row("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.",
         (("--output", "words {} shared"),), does=begins_on_node, tail="--output apart/nodes",
         given="mkdir shared"),
-    Row("runner/trials/node_look.py", "Choose an --output on a disk that all nodes share; see the",
+    Row(LOOK, "Choose an --output on a disk that all nodes share; see the",
         (("--output", "words {} shared"),), does=other_node, tail="--output apart", code=0,
         given="mkdir apart",
         files={"shared/n2.address.json": '{"address": "n2.invalid", "port": 9}'}),

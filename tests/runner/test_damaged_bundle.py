@@ -21,8 +21,8 @@ from runner.config.run_config import RunConfig
 from runner.errors import DamageError, UsageError
 from runner.inputs import ModelInput, resolve
 from runner.run_folder.layout import RunFolder
+from runner.training.faults import disk_error, write_error
 from runner.training.saving.export import read_companions
-from runner.training.setup import disk_error, write_error
 from stage.bundle.bundle import Bundle
 from tests.runner.conftest import Cluster
 from tests.runner.job.test_preflight import Terminal, terminal

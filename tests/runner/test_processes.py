@@ -39,7 +39,7 @@ soft = {"NOFILE": 256, "MEMLOCK": 0, "CORE": resource.getrlimit(resource.RLIMIT_
 for name, limit in soft.items():
     kind = getattr(resource, f"RLIMIT_{name}")
     resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
-from runner.launch.rank_process import become_rank
+from runner.training.rank import become_rank
 from runner.run_folder.layout import RunFolder
 place = {"RANK": "0", "WORLD_SIZE": "400", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "400"}
 become_rank(RunFolder(Path(sys.argv[1])), place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})

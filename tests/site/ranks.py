@@ -29,8 +29,7 @@ from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
 from runner.slurm import jobs
-from runner.slurm.job_array import members
-from runner.slurm.script import SbatchRequest
+from runner.slurm.script import SbatchRequest, members
 
 
 def request(folder: Path, program: str, **changes: object) -> SbatchRequest:

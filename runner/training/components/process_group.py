@@ -17,20 +17,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runner.errors import StageError, UsageError
+from runner.errors import UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
-from runner.launch.rank_process import Rank
-from runner.launch.ranks import MEETING_FILE, RankInfo
-from runner.launch.reach import explain_joining, says_lost_peer, wait_for_rank_0
+from runner.launch.ranks import MEETING_FILE, Rank, RankInfo
+from runner.launch.reach import explain_joining, wait_for_rank_0
 from runner.run_folder.heartbeat import JOIN, LOAD, flight_prefix
+from runner.training.patches import write_collectives
+from runner.training.weights import from_first
 
 T = TypeVar("T")
 GROUP_TIMEOUT = timedelta(hours=1)  # a rank may be busy with writing a large checkpoint
@@ -106,19 +107,6 @@ def meet(rank: Rank, store: Store, engine: str, device: str) -> Ranks:
     return ranks
 
 
-def write_collectives(path: Path) -> None:
-    """Writes the last collectives of this rank, as torch does by itself when NCCL fails.
-
-    The launcher ends ranks that hang long before a collective times out.
-    """
-    from torch._C import _distributed_c10d as c10d
-
-    for name in ("_dump_nccl_trace", "_dump_fr_trace"):  # NCCL's; any backend's, in newer torch
-        if dump := getattr(c10d, name, None):
-            path.write_bytes(dump())
-            return
-
-
 def join(engine: str, device: str, info: RankInfo, store: Store) -> None:
     """Joins the other ranks, once per process.
 
@@ -143,11 +131,6 @@ def join(engine: str, device: str, info: RankInfo, store: Store) -> None:
         world_size=info.world_size,
         timeout=STEP_TIMEOUT,
     )
-
-
-def is_lost_peer(error: Exception) -> bool:
-    """Whether a collective failed because another rank is gone."""
-    return says_lost_peer(str(error))
 
 
 class Ranks:
@@ -183,21 +166,8 @@ class Ranks:
         return values
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, on every rank.
-
-        Raises:
-            StageError: rank 0 raised it; on every rank.
-        """
-        made: list[Any] = [None]
-        if self.is_first:
-            try:
-                made = [make()]
-            except StageError as error:
-                made = [error]
-        dist.broadcast_object_list(made, src=0, group=self.group)
-        if isinstance(made[0], StageError):
-            raise made[0]
-        return cast("T", made[0])
+        """What rank 0 makes, on every rank; or its error."""
+        return from_first(make, self.group)
 
     def barrier(self) -> None:
         """Waits for all ranks."""

@@ -14,7 +14,6 @@ because whole ones need too much memory.
 
 from __future__ import annotations
 
-import difflib
 import math
 import traceback
 from collections import Counter
@@ -40,12 +39,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count
+from runner.errors import UsageError, human_count, nearest_name
 from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import make_optimizer, skips_on_device
-from runner.training.engines.base import clip, gathered
-from runner.training.engines.compiling import compile_blocks, compile_model, no_split_classes
+from runner.training.engines.base import (
+    clip,
+    compile_blocks,
+    compile_model,
+    gathered,
+    no_split_classes,
+)
 from runner.training.weights import Weights
 
 
@@ -362,10 +366,8 @@ def blocks_of(module: nn.Module, config: RunConfig) -> tuple[list[nn.Module], st
     if not chosen:
         problem = "the model does not name its layers."
         if layer:
-            near = difflib.get_close_matches(
-                str(layer), {type(m).__name__ for m in module.modules()}, n=1
-            )
-            hint = f" Did you mean `{near[0]}`?" if near else ""
+            near = nearest_name(str(layer), {type(m).__name__ for m in module.modules()})
+            hint = f" Did you mean `{near}`?" if near else ""
             problem = f"the model `{config.model.asset}` has no layer `{layer}` to wrap.{hint}"
         raise UsageError(
             f"{config.path}: engine.wrap: {problem}",

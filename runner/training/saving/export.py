@@ -26,7 +26,7 @@ from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput, read_che
 from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import EXPORTED, WEIGHTS_OF
 from runner.tasks import task_named
-from runner.training.components.adapter import merged, write_adapter
+from runner.training.loading import merged, write_adapter
 
 UNSTATED = "not stated"
 

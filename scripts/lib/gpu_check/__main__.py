@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.child import in_child
 from runner.errors import StageError, __version__
-from runner.trials.kernels import run_kernels
+from runner.trials.children import run_kernels
 from scripts.lib.gpu_check import device
 from scripts.lib.gpu_check.limited import run_limited
 from scripts.lib.gpu_check.materials import LARGE, SMALL, make_bundle

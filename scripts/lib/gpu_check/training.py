@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.child import runner_command
 from runner.errors import StageError
-from runner.training.out_of_memory import is_out_of_memory
+from runner.training.faults import is_out_of_memory
 from scripts.lib.gpu_check.limited import run_limited
 from scripts.lib.gpu_check.materials import TEXTS, Workload
 

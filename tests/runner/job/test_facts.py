@@ -56,7 +56,7 @@ DERIVED = {
 OTHERS = {
     ("store_path", "data/prepare.py"),
     ("over_job", "launch/ranks.py"),
-    ("over_job", "launch/srun.py"),
+    ("over_job", "launch/supervise.py"),
 }
 
 

@@ -149,7 +149,7 @@ def test_torchs_last_collectives_of_a_hang_are_in_logs(
     joined = """
 import torch.distributed as dist
 from runner.launch.ranks import RankInfo
-from runner.launch.rank_process import Rank
+from runner.launch.ranks import Rank
 from runner.training.components.process_group import meet, open_store
 me = Rank(RankInfo.of(os.environ), vitals)
 ranks = meet(me, open_store(me), 'ddp', 'cpu')

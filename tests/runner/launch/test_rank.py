@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from runner.errors import NeverMetError
-from runner.launch.rank_process import check_interfaces
 from runner.launch.ranks import RankInfo
+from runner.training.rank import check_interfaces
 
 # Entries of docs/first-job-failures.md, found before torch is imported -> variables.
 INTERFACES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UsageError
-from runner.launch import srun
+from runner.launch import supervise
 from runner.launch.ranks import Start
 from runner.slurm.environment import (
     SlurmJobEnvironment,
@@ -61,7 +61,7 @@ def test_tasks_are_spread_evenly_or_refused() -> None:
 def test_a_number_of_threads_that_is_none_ends_no_rank(given: str, threads: str) -> None:
     """`export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK` where Slurm sets no such variable."""
     described, environ = job(OMP_NUM_THREADS=given)
-    assert srun.srun_environment(described, environ, 12345)["OMP_NUM_THREADS"] == threads
+    assert supervise.srun_environment(described, environ, 12345)["OMP_NUM_THREADS"] == threads
 
 
 @pytest.mark.parametrize(("number", "code"), [(9, -9), (15, 5)])
@@ -93,6 +93,6 @@ def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_ba
 def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(bound: str) -> None:
     """NCCL cannot use NVLink to a GPU that its process does not see."""
     described, environ = job(**{bound: "1", "SLURM_GPU_BIND": "closest"})
-    variables = srun.srun_environment(described, environ, 12345)
+    variables = supervise.srun_environment(described, environ, 12345)
     assert bound not in variables
     assert variables["SLURM_GPU_BIND"] == "closest"

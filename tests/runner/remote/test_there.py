@@ -12,8 +12,7 @@ import pytest
 
 from runner.inputs.far import PushTarget, connected
 from runner.inputs.staged import Here, Manifest
-from runner.remote.follow import states_in
-from runner.remote.there import sending
+from runner.remote.there import sending, states_in
 from stage.bundle.bundle import verify
 from tests.stage.bundles import make_bundle
 

@@ -22,7 +22,7 @@ from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished, history_of
 from runner.training.loop import MOST_SKIPPED
 from runner.trials.evaluate import choose, doubt
-from runner.trials.evaluate_worker import measure
+from runner.trials.workers import measure_checkpoint
 from tests.runner.conftest import Cluster, metrics
 from tests.support.training.alone import SMALL, begun, started
 
@@ -123,7 +123,9 @@ def test_evaluate_finds_what_the_run_found_and_leaves_the_run_folder_as_it_is(
     def measured(wanted: str | None) -> tuple[int, float]:
         chosen = choose(run, wanted)
         trainer = begun(chosen.run)
-        measure(trainer, checkpoint=str(chosen.checkpoint) if chosen.checkpoint else None)
+        measure_checkpoint(
+            trainer, checkpoint=str(chosen.checkpoint) if chosen.checkpoint else None
+        )
         trainer.observer.close()
         found = metrics(chosen.run.folder.root, "validation_loss")[-1]
         shutil.rmtree(chosen.run.folder.root)
@@ -152,14 +154,14 @@ def test_a_damaged_checkpoint_and_a_part_of_a_split_are_no_evaluation(
     trainer = begun(chosen.run)
     model, trainer.state.signature["model"] = trainer.state.signature["model"], "acme/other@1"
     with pytest.raises(UsageError, match="made with model acme/tiny-bert@"):
-        measure(trainer, checkpoint=str(chosen.checkpoint))
+        measure_checkpoint(trainer, checkpoint=str(chosen.checkpoint))
     trainer.state.signature["model"] = model
     max(step.rglob("*"), key=lambda file: file.stat().st_size).write_bytes(b"")
     with pytest.raises(DamageError):
-        measure(trainer, checkpoint=str(chosen.checkpoint))
+        measure_checkpoint(trainer, checkpoint=str(chosen.checkpoint))
     trainer.stop.received = "SIGTERM"
     with pytest.raises(IncompleteError, match="stopped by a signal"):
-        measure(trainer, checkpoint=None)
+        measure_checkpoint(trainer, checkpoint=None)
     trainer.observer.close()
     for folder in (root, chosen.run.folder.root):
         shutil.rmtree(folder)

@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 
 from runner.errors import UsageError
-from runner.slurm.job_array import MOST_MEMBERS, members
-from runner.slurm.script import SbatchRequest, save_before_end_s, sbatch_script, time_limit_s
+from runner.slurm.script import (
+    MOST_MEMBERS,
+    SbatchRequest,
+    members,
+    save_before_end_s,
+    sbatch_script,
+    time_limit_s,
+)
 from tests.first_job.harness import programs
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -20,8 +20,14 @@ from runner.config.run_config import RunConfig
 from runner.data.store import IGNORED, StoreFacts
 from runner.inputs import resolve
 from runner.tasks import task_named
-from runner.training.components import flex, language
-from runner.training.components.flex import BLOCK, block_mask, blocks_of, choose, whole_blocks
+from runner.training.components import language
+from runner.training.components.language import (
+    BLOCK,
+    block_mask,
+    blocks_of,
+    choose_flex,
+    whole_blocks,
+)
 from tests.runner.tasks.test_documents_apart import rows, small_model
 from tests.support.training.calls import WAITS, Calls
 
@@ -67,12 +73,12 @@ def assert_like_a_mask(kind: str, device: str, difference: float) -> None:
     by_mask = language.Language(model, causal=True)
     by_blocks = language.Language(copy.deepcopy(model), causal=True)
     by_blocks.model.set_attn_implementation("flex_attention")
-    given = flex.whole_blocks(rows(*PACKED, layout="separate"))
+    given = language.whole_blocks(rows(*PACKED, layout="separate"))
     ids = torch.from_numpy(given.ids)
     labels = ids.masked_fill(torch.from_numpy(~given.learned), IGNORED)
     batch = {"input_ids": ids, "labels": labels, **language.position_inputs(given, 0)}
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    blocks = torch.from_numpy(flex.blocks_of(given.documents)).to(device)
+    blocks = torch.from_numpy(language.blocks_of(given.documents)).to(device)
     expected, found = by_mask(**batch), by_blocks(**batch, blocks=blocks)
     (expected / 1000).backward()
     (found / 1000).backward()
@@ -98,7 +104,7 @@ def test_a_batch_names_its_blocks_only_where_flex_attention_is_used(
     twins_bundle: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, uncompiled: None
 ) -> None:
     on_cpu = task(twins_bundle, tmp_path)
-    monkeypatch.setattr(flex, "capability", lambda: ON_A100)
+    monkeypatch.setattr(language, "gpu_capability", lambda: ON_A100)
     on_gpu = task(twins_bundle, tmp_path)
     given = rows([30, 20], [44], layout="separate")
     masked, blocked = on_cpu.collate(given, []), on_gpu.collate(given, [])
@@ -126,7 +132,7 @@ def test_a_batch_names_its_blocks_only_where_flex_attention_is_used(
 def test_what_cannot_use_it_has_a_mask_and_says_why(
     kind: str, capability: Any, switch: dict[str, str], why: str | None
 ) -> None:
-    chosen, line = choose(small_model(kind), capability, switch)
+    chosen, line = choose_flex(small_model(kind), capability, switch)
     assert chosen == (why is None)
     assert (why or "AIRLIFT_KERNELS=reference turns it off") in line
 

@@ -26,8 +26,7 @@ from runner.data.recipe import recipes
 from runner.data.store import Rows, Store, Stores
 from runner.errors import UsageError
 from runner.inputs import ModelInput, resolve
-from runner.training.components.adapter import attach, merged, write_adapter
-from runner.training.loading import load_model
+from runner.training.loading import attach, load_model, merged, write_adapter
 from runner.training.saving.export import loading_code
 from tests.runner.conftest import Cluster, in_ranks, metrics
 
@@ -148,7 +147,7 @@ def base(folder: Path, quantization: dict[str, Any] | None) -> Any:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = (
-                False  # or bitsandbytes rounds the scales, see runner.training.components.adapter
+                False  # or bitsandbytes rounds the scales, see runner.training.loading
             )
     return model
 

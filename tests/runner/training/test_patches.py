@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +99,23 @@ def test_the_allocator_is_changed_by_the_name_that_torch_has(
     assert patches.change_allocator("b") and made == ["a", "b"]
     monkeypatch.delattr(torch.cuda.memory, "_set_allocator_settings")
     assert not patches.change_allocator("c") and "has no _set_alloc" in capsys.readouterr().err
+
+
+def test_the_last_collectives_are_written_by_the_name_that_torch_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch._C import _distributed_c10d as c10d
+
+    written = tmp_path / "flight-rank-0"
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        monkeypatch.setattr(c10d, name, name.encode, raising=False)
+        patches.write_collectives(written)
+        assert written.read_text() == name
+        monkeypatch.delattr(c10d, name)
+        monkeypatch.delattr(c10d, "_dump_nccl_trace", raising=False)
+    written.unlink()
+    patches.write_collectives(written)
+    assert not written.exists() and "a hang shows stacks alone" in capsys.readouterr().err
 
 
 def test_another_version_is_named_and_without_the_name_nothing_is_changed(

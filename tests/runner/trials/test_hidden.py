@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.trials.stages import hidden_folder
+from runner.trials.rehearse import hidden_folder
 
 
 def test_it_is_gone_with_the_folders_above_it_after_an_error(tmp_path: Path) -> None:

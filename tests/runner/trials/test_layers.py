@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from runner.trials.small_model import Small, cut, kept_weights
+from runner.trials.small_run import Small, cut, kept_weights
 
 SHORT: dict[str, Any] = {
     "hidden_size": 32,

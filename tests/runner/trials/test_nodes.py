@@ -13,14 +13,14 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.errors import StageError, UsageError
 from runner.job.findings import Finding
-from runner.trials import kernels
-from runner.trials import node_look as look
-from runner.trials.node_look import WAIT_S, try_ports, wait_for_all
+from runner.trials import children
+from runner.trials import rehearse_job as look
+from runner.trials.rehearse_job import WAIT_S, try_ports, wait_for_all
 from tests.first_job.harness import programs
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
 
-LOOK = "runner/trials/node_look.py"
+LOOK = "runner/trials/rehearse_job.py"
 
 
 THERE = ["lo", "eth0", "eth10", "ib0"]
@@ -70,9 +70,9 @@ def test_a_gpu_that_torch_has_no_code_for_is_named_with_its_builds(
         get_arch_list=lambda: ["sm_80", "sm_90"],
     )
     torch = SimpleNamespace(cuda=cuda, ones=ones, __version__="2.13.0")
-    monkeypatch.setattr(kernels, "torch", torch)
+    monkeypatch.setattr(children, "torch", torch)
     with pytest.raises(StageError) as caught:
-        kernels.run_kernels()
+        children.run_kernels()
     assert caught.value.message == (
         "GPU 0 (Tesla V100-SXM2-32GB): CUDA error: no kernel image is available. torch 2.13.0 is "
         "compiled for sm_80 sm_90."

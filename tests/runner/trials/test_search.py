@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import UsageError
-from runner.trials.search import (
+from runner.trials.bench import (
     SearchResult,
     Trial,
     as_markdown,
     as_text,
     chosen,
+    judge_trial,
     result_rows,
     search,
 )
-from runner.trials.trial import judge_trial
 from tests.runner.conftest import Cluster
 
 

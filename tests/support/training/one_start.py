@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from runner.job.training_run import TrainingRun
-from runner.launch.rank_process import Rank
-from runner.launch.ranks import RankInfo
+from runner.launch.ranks import Rank, RankInfo
 from runner.launch.resolved import Resolved
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.device import StopRequest, find_device, gpu_uuid

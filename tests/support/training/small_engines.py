@@ -21,7 +21,8 @@ from torch import nn
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
 from runner.run_folder.training_state import STATE, TrainingState
-from runner.training.engines import Engine, make_engine
+from runner.training.engines.base import Engine
+from runner.training.setup import make_engine
 from tests.runner.training.engines.observed import observations
 
 RANKS, MICRO = 2, 2

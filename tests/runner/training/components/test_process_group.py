@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import DistBackendError
 
-from runner.training.components.process_group import is_lost_peer
+from runner.launch.reach import says_lost_peer
 
 NCCL = "NCCL error in: ProcessGroupNCCL.cpp:2395, {}, NCCL version 2.21.5\n{}"
 GONE = (
@@ -40,4 +40,4 @@ OWN = (
     ("said", "lost"), [*((text, True) for text in GONE), *((text, False) for text in OWN)]
 )
 def test_only_a_rank_that_is_gone_is_called_lost(said: str, lost: bool) -> None:
-    assert is_lost_peer(DistBackendError(said)) is lost
+    assert says_lost_peer(str(DistBackendError(said))) is lost

@@ -22,7 +22,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
 from runner.training.components.language import Language
-from runner.training.engines import Engine, make_engine
+from runner.training.engines.base import Engine
+from runner.training.setup import make_engine
 
 RANKS = 2
 MANY = 16

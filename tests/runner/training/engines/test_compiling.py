@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from runner.config.run_config import RunConfig
 from runner.job.plan import TrainingPlan
-from runner.training.engines import Engine, make_engine
+from runner.training.engines.base import Engine
+from runner.training.setup import make_engine
 from tests.runner.training.engines.conftest import RUN_FILE
 
 # Several: equal blocks must be one graph, not one each.

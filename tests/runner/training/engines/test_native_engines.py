@@ -22,8 +22,8 @@ from runner.errors import UsageError
 from runner.job.plan import TrainingPlan
 from runner.training.components.optimization import make_optimizer
 from runner.training.components.process_group import Ranks
-from runner.training.engines import make_engine
 from runner.training.engines.native import blocks_of
+from runner.training.setup import make_engine
 from runner.training.weights import check_batch_norm
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.engines.conftest import RUN_FILE

@@ -21,7 +21,7 @@ from runner.config.engine import CheckpointConfig
 from runner.errors import DamageError, UsageError
 from runner.run_folder.training_state import check_before_launch, check_resumable
 from runner.training.components.process_group import Ranks
-from runner.training.saving import atomic_folder as module
+from runner.training.saving import checkpoints as module
 from runner.training.saving.checkpoints import Checkpoints
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.training.saving.conftest import SIGNATURE, Killed, SmallEngine, names, save, state

@@ -10,7 +10,7 @@ import torch
 from runner.config.run_config import RunConfig
 from runner.job.shapes import Device, ModelShape
 from runner.run_folder.heartbeat import read_failure
-from runner.training.out_of_memory import explain, is_out_of_memory
+from runner.training.faults import explain, is_out_of_memory
 from tests.runner.conftest import Cluster
 from tests.support.code import run_warm
 from tests.support.plans import decide

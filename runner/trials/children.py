@@ -1,4 +1,8 @@
-"""The exported model loads, and computes: in a child process, since it imports torch."""
+"""What a rehearsal does in child processes, because it imports torch.
+
+Every GPU of a node computes once: a GPU that fails ends only that child. The exported model loads,
+and computes.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,36 @@ import warnings
 from typing import Any
 
 import torch
-import transformers
 
 from runner import offline
 from runner.data.store import Store
 from runner.errors import StageError
 from runner.job.training_run import TrainingRun
 from runner.tasks import task_named
+
+
+def run_kernels() -> tuple[int, str]:
+    """Runs one kernel on each GPU that torch sees.
+
+    Returns:
+        How many there are, and the first one's name.
+
+    Raises:
+        StageError: torch has no kernels for a GPU, or the GPU does not work.
+    """
+    number = torch.cuda.device_count()
+    for index in range(number):
+        try:
+            torch.ones(8, device=f"cuda:{index}").sum().item()
+        except RuntimeError as error:
+            name = torch.cuda.get_device_name(index)
+            raise StageError(
+                f"GPU {index} ({name}): {str(error).splitlines()[0]} torch {torch.__version__} is "
+                f"compiled for {' '.join(torch.cuda.get_arch_list())}.",
+                "Stage an environment for this device: `stage env probe` prints its profile here.",
+                exit_code=1,
+            ) from None
+    return number, torch.cuda.get_device_name(0) if number else ""
 
 
 def load_export(run: TrainingRun) -> str:
@@ -26,6 +53,8 @@ def load_export(run: TrainingRun) -> str:
     """
     offline.close_network()
     warnings.simplefilter("ignore")
+    import transformers  # takes seconds, which the kernels do not need
+
     transformers.utils.logging.disable_progress_bar()
     try:
         return _load(run)
