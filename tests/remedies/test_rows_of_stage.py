@@ -276,7 +276,7 @@ READ = (
         (("(?<=All commands: )stage --help", "show"),), {}, "stage fetsh"),
     Row("stage/cli/__init__.py", "stage show {} --sbom", (("stage show bundle --sbom", "show"),),
         FILE, "stage show bundle --sbom --json", "", TEXTS, FETCHED),
-    Row("stage/cli/verify.py", "`stage show` prints the id where the bundle was made; its lock is",
+    Row("stage/cli/show.py", "`stage show` prints the id where the bundle was made; its lock is",
         (("(?<=`)stage show", "run {} bundle",
           "(?<=bundle id )[0-9a-f]{64}", "words --id {}"),
          ("lock is", "words --id m.lock")),
