@@ -152,7 +152,7 @@ def info_of(dataset_info: Any, config: str) -> Mapping[str, Any]:
     return {}
 
 
-def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
+def check_shards_are_whole(paths: Iterable[str]) -> None:
     """Checks that no shard is missing, by names such as `train-00000-of-00004`.
 
     Raises:
@@ -166,7 +166,7 @@ def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
         if len(found) < total <= MAX_SHARDS:
             missing = next(number for number in range(total) if number not in found)
             raise UsageError(
-                f"{what}: {stem} has {len(found)} of {total} files; number {missing} is missing.",
+                f"{stem} has {len(found)} of {total} files; number {missing} is missing.",
                 "The upload is incomplete: try another revision, or ask its owner.",
             )
 

@@ -30,14 +30,15 @@ class HubSource(AssetSource[H]):
     repository_kind = "model"
 
     def resolve(self) -> LockedAsset:
-        try:
-            return self._resolve()
-        except (UsageError, IncompleteError) as error:
-            id = self.request.repository
-            if not (self.run.manifest.path.parent / id).is_dir():
+        id = self.request.repository
+        with about(self.run.manifest.entry(self.name)):
+            try:
+                return self._resolve()
+            except (UsageError, IncompleteError) as error:
+                if (self.run.manifest.path.parent / id).is_dir():
+                    hint = f"A folder {id} lies beside the manifest: if that is meant, write "
+                    error.remedy = f"{hint}`path: {id}`. Else: {error.remedy}"
                 raise
-            hint = f"A folder {id} lies beside the manifest: if that is meant, write `path: {id}`."
-            raise type(error)(error.message, f"{hint} Else: {error.remedy}") from None
 
     @abstractmethod
     def _resolve(self) -> LockedAsset: ...
@@ -93,7 +94,6 @@ class ModelSource(HubSource[ModelRequest]):
             self.request,
             run.hub,
             run.reporter,
-            self.what,
             allow_pickle=run.options.allow_pickle,
         )
 
@@ -137,7 +137,7 @@ class DatasetSource(HubSource[DatasetRequest]):
 
     def _resolve(self) -> LockedAsset:
         run = self.run
-        return resolve_dataset(self.name, self.request, run.hub, run.reporter, self.what)
+        return resolve_dataset(self.name, self.request, run.hub, run.reporter)
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         """Converts files whose splits are known since the dataset was resolved."""
@@ -172,7 +172,7 @@ class MetricSource(HubSource[MetricRequest]):
 
     def _resolve(self) -> LockedAsset:
         run = self.run
-        return resolve_metric(self.name, self.request, run.hub, run.reporter, self.what)
+        return resolve_metric(self.name, self.request, run.hub, run.reporter)
 
 
 def _classes(root: Path, asset: LockedAsset, config: str) -> list[str]:

@@ -136,7 +136,7 @@ def download_of(
         what=what,
         url=url,
         expected=file.expected,
-        refused=lambda status, code: _refused(what, url, status),
+        refused=lambda status, code: _refused(url, status),
         redirects_expire=False,
         pin="The file at that address changed, or the sha256 is of another file: check both. "
         "To accept the new file, write its `sha256` into the manifest; if the manifest has none: "
@@ -149,11 +149,9 @@ def download_of(
     return download
 
 
-def _refused(what: str, url: str, status: int) -> StageError:
+def _refused(url: str, status: int) -> StageError:
     shown = without_secrets(url)
     if status in (401, 403, 404, 410):
         problem = "does not exist" if status in (404, 410) else "is not public"
-        return UsageError(
-            f"{what}: {shown} {problem} (HTTP {status}).", "Check the address in a browser."
-        )
-    return IncompleteError(f"{what}: HTTP {status} from {shown}.", "Try again later.")
+        return UsageError(f"{shown} {problem} (HTTP {status}).", "Check the address in a browser.")
+    return IncompleteError(f"HTTP {status} from {shown}.", "Try again later.")
