@@ -11,7 +11,6 @@ match the upstream's evidence are renamed to the target.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 from collections.abc import Callable
@@ -33,7 +32,16 @@ from stage.download.http import (
 )
 from stage.download.partial_file import Partial, partial_path
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, about
-from stage.files import PIECE, Digest, Expected, FileDigests, MismatchError, human_size, is_pointer
+from stage.files import (
+    PIECE,
+    Digest,
+    Expected,
+    FileDigests,
+    MismatchError,
+    human_size,
+    is_pointer,
+    sha256_of_bytes,
+)
 from stage.paths import problem_with_address
 from stage.progress import Reporter
 from stage.version import __version__
@@ -87,7 +95,7 @@ class Download:
         if self.evidence:
             return self.evidence[0]
         version = f"{self.url}\n{self.size}\n{self.version}"
-        return Digest("sha256", hashlib.sha256(version.encode()).hexdigest())
+        return Digest("sha256", sha256_of_bytes(version.encode()))
 
 
 SHORT_BODY = 1 << 16  # bytes; a longer body costs more to read than a new connection

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from stage.convert.formats import (
+from stage.convert.convert import (
     CONVERTED,
     conversion,
     endings,

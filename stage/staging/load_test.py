@@ -165,7 +165,7 @@ def verify_deep(report: VerificationReport, reporter: Reporter) -> VerificationR
 def lacking(asset: LockedAsset) -> list[str]:
     """What a training needs from a model and the asset lacks, by the names of its files. Pure."""
     if not _is_model(asset) or {"include", "exclude"} & asset.request.keys():
-        return []  # who leaves files out by name knows it
+        return []  # a person who omits files by name knows that
     names = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
     found = []
     if "config.json" in names and not any(name.endswith(".safetensors") for name in names):

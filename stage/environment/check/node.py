@@ -14,10 +14,10 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
 from stage.errors import DamageError, IncompleteError, StageError, UsageError, quoted
 from stage.files import hash_file
+from stage.installation import TEMPLATES
 from stage.lock.model import LockedAsset
 
-PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"
-CHECK = PROBE.with_name("env-check.sh")
+PROBE, CHECK = TEMPLATES / "env-probe.sh", TEMPLATES / "env-check.sh"
 _BOOTSTRAP = "bootstrap.sh"
 
 

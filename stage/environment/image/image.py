@@ -30,7 +30,6 @@ import tempfile
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
@@ -50,7 +49,7 @@ from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.profile import MACHINES
 from stage.errors import IncompleteError, UsageError
 from stage.files import hash_file
-from stage.installation import DISTRIBUTION, install_command
+from stage.installation import DISTRIBUTION, TEMPLATES, install_command
 from stage.sandbox import ask_child, last_words
 from stage.version import __version__
 
@@ -141,7 +140,7 @@ def unmet_requirements(versions: Mapping[str, str], python: str) -> list[str]:
         versions: normalised name of every locked package -> its version.
         python: version of the environment's interpreter, `3.10.13`.
     """
-    target: dict[str, str | AbstractSet[str]] = {
+    target: dict[str, Any] = {
         **{key: str(value) for key, value in default_environment().items()},
         "python_version": ".".join(python.split(".")[:2]),
         "python_full_version": python,
@@ -250,7 +249,6 @@ FORMAT = 1
 # place may be shorter, not longer.
 PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
 LONGEST_PREFIX = len(PLACEHOLDER)  # bytes: the space in binaries
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 DATE = 1_700_000_000  # mtime of each file; modules compiled on the cluster record it
 _MEMBER = 8 << 20  # bytes: large beside gzip's window of 32 KiB, so members cost no compression
 _LEVEL = 4  # 6 is a third slower and 3 % smaller

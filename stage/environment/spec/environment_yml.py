@@ -8,7 +8,6 @@ version control system) are refused, with an alternative.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -35,7 +34,7 @@ from stage.errors import (
     without_secrets,
 )
 from stage.file_kinds import ENVIRONMENT, REQUIREMENTS, check_kind
-from stage.files import is_hex
+from stage.files import is_hex, sha256_of_bytes
 from stage.installation import DISTRIBUTION
 from stage.lock.reader import Lines, Reader, setting
 from stage.lock.yaml_lines import reading_yaml
@@ -492,7 +491,7 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
         # Until 0.3 the last of several requirements on one package was asked for alone.
         **({"joined": True} if len({d.name for d in spec.conda}) < len(spec.conda) else {}),
     }
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return sha256_of_bytes(json.dumps(document, sort_keys=True).encode())
 
 
 def _dependencies(
