@@ -76,8 +76,10 @@ def read_report(path: Path) -> VerificationReport:
         raise UsageError(f"{path}: not UTF-8 text (UTF-16).", save_as_utf8(path, data))
     data = data.removeprefix(BOM_UTF8)
     if not data.strip() or (data.startswith(b"{") and not data.rstrip().endswith(b"}")):
-        problem = f"{path}: not a verification report: its end is missing; the file was cut."
-        raise UsageError(problem, f"Copy it again, or write it again: {_WRITE}.")
+        raise UsageError(
+            f"{path}: not a verification report: its end is missing; the file was cut.",
+            f"Copy it again, or write it again: {_WRITE}.",
+        )
     with about(str(path)):
         document = read_document(data, str(path), "a verification report", (1,), _REMEDY)
         with about("not a verification report"):

@@ -270,8 +270,9 @@ def profile_text(name: str, answer: str, is_assumed: bool = False, waits: str = 
 
 def _partitions(login: str) -> list[tuple[str, str]]:
     """Partitions with GPUs, as the login node's `env-probe.sh` names them: (name, capability)."""
-    pattern = r"^#   partition (\S+) \S+(?: \(compute capability (\S+)\))?$"
-    return re.findall(pattern, login, re.MULTILINE)
+    return re.findall(
+        r"^#   partition (\S+) \S+(?: \(compute capability (\S+)\))?$", login, re.MULTILINE
+    )
 
 
 def _write_profile(path: Path, text: str) -> list[str]:

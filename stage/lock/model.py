@@ -528,11 +528,21 @@ def _check_named_files(reader: DocumentReader, lock: Lockfile, paths: set[str]) 
         sources = {ingredient.origin for ingredient in asset.made_from}
         for package in asset.environment.packages if asset.environment else ():
             if package.url not in sources:
-                problem = f"names {package.url}, which is not in `made_from`"
-                raise reader.error(problem, *where, "environment", "packages")
+                raise reader.error(
+                    f"names {package.url}, which is not in `made_from`",
+                    *where,
+                    "environment",
+                    "packages",
+                )
         for config, splits in asset.configs.items():
             for split, locked in splits.items():
                 for shard in locked.shards:
                     if shard not in paths:
-                        problem = f"names {shard}, not a file here"
-                        raise reader.error(problem, *where, "configs", config, split, "shards")
+                        raise reader.error(
+                            f"names {shard}, not a file here",
+                            *where,
+                            "configs",
+                            config,
+                            split,
+                            "shards",
+                        )

@@ -271,8 +271,11 @@ def _rows(asset: LockedAsset, footers: Mapping[str, ParquetFooter]) -> Iterator[
             here = [footers[shard] for shard in split.shards if shard in footers]
             rows = sum(footer.rows for footer in here)
             if len(here) == len(split.shards) and rows != split.rows:
-                expected = f"{human_count(split.rows or 0, 'row')} in {config}/{name}"
-                yield _unloadable(split.shards[0], expected, f"{rows}")
+                yield _unloadable(
+                    split.shards[0],
+                    f"{human_count(split.rows or 0, 'row')} in {config}/{name}",
+                    f"{rows}",
+                )
             for shard in split.shards:
                 if shard in footers and footers[shard].schema != split.schema:
                     yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")

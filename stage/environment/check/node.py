@@ -61,8 +61,7 @@ def check_environments(
     for name in there:
         folder = bundle.asset_path(name).absolute()
         if not (folder / "env.json").is_file():
-            problem = f"{folder / 'env.json'} is missing."
-            raise DamageError(problem, remedy_for_damage(bundle.root))
+            raise DamageError(f"{folder / 'env.json'} is missing.", remedy_for_damage(bundle.root))
         if len(there) > 1:
             print(f"{name}:", flush=True)
         code = run_script(CHECK, "--environment", folder, *([prefix.absolute()] if prefix else []))

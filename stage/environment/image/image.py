@@ -184,8 +184,10 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
     for package in PACKAGES:
         spec = find_spec(package)  # `stage` must not import `runner`
         if spec is None or not spec.submodule_search_locations:
-            problem = f"airlift's package `{package}` is not here."
-            raise UsageError(problem, f"Install it again: {install_command()}")
+            raise UsageError(
+                f"airlift's package `{package}` is not here.",
+                f"Install it again: {install_command()}",
+            )
         root = Path(next(iter(spec.submodule_search_locations)))
         for path in sorted(root.rglob("*")):
             relative = path.relative_to(root.parent)
@@ -292,8 +294,10 @@ def lay_out(
             "Check for a full disk.",
         )
     if refused := answer.get("refused"):
-        problem = f"The packages cannot be one environment: {refused}."
-        raise UsageError(problem, "Leave one of them out and lock again.")
+        raise UsageError(
+            f"The packages cannot be one environment: {refused}.",
+            "Leave one of them out and lock again.",
+        )
     return answer
 
 

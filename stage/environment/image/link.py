@@ -30,7 +30,7 @@ from installer.sources import WheelFile
 from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
 
-from stage.environment.image import link, site_path
+from stage.environment.image import site_path
 from stage.sandbox import run_and_exit
 
 LONGEST = 127

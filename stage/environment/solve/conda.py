@@ -88,9 +88,8 @@ def lock_conda(
         IncompleteError: a channel cannot be reached.
     """
     if not spec.channels:
-        problem = f"{spec.place('channels')}: no channels."
         raise UsageError(
-            problem,
+            f"{spec.place('channels')}: no channels.",
             "For example channels: [conda-forge]. For a site's own torch, the profile has to say "
             "what it provides: run env-probe.sh with the site's module loaded.",
         )
