@@ -295,7 +295,7 @@ def check_imports(
     if refused := [fault for fault in found if fault.known_here]:
         listed = "\n".join(f"  {fault.message}\n    {fault.remedy}" for fault in refused)
         raise UsageError(
-            f"{asset}: packages of this environment do not go together:\n{listed}",
+            f"packages of this environment do not go together:\n{listed}",
             "Change the environment file, then fetch again. To take it as it is: "
             "--no-offline-check",
         )

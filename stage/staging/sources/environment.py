@@ -227,8 +227,7 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
             i.origin: i.sha256 for i in asset.made_from
         }:
             raise DamageError(
-                f"{self.what}: {LOCK_NAME} and {self.run.manifest.lock_path.name} name different "
-                "packages.",
+                f"{LOCK_NAME} and {self.run.manifest.lock_path.name} name different packages.",
                 f"To lock it again: {self.run.manifest.update_command(self.name)}",
             )
         out.mkdir(parents=True)
