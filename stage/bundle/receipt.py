@@ -196,18 +196,13 @@ class Receipt:
     Attributes:
         seal: sha256 of the tag manifest.
         level: `full` or `deep`.
-        path: the bundle's folder, resolved.
         digest, contents: of the payload files as they were read (`verifier.Stamp`).
         began, ended: seconds since 1970; `began`: of the first byte, also if it was resumed.
     """
 
-    format: int
-    path: str
     bundle_id: str
     seal: str
     level: str
-    files: int
-    bytes: int
     host: str
     digest: str
     contents: str

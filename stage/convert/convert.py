@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from stage.errors import UsageError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _IMAGES = """
 blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib png apng jp2 j2k jpc
 jpf jpx j2c icns ico im iim tif tiff jfif jpe jpg jpeg msp pcd pxr pbm pgm ppm pnm psd bw rgb rgba
@@ -153,9 +156,6 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 CONFIG = "default"
 _SUFFIXES = {
     "csv": (".csv", ".tsv"),
@@ -165,7 +165,7 @@ _SUFFIXES = {
     "arrow": (".arrow", ".feather", ".ipc"),
     "parquet": (".parquet",),
 }
-_COMPRESSED = (".gz", ".bz2", ".zst")
+READ_COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
@@ -309,5 +309,5 @@ def chosen(how: str, files: Collection[str]) -> list[str]:
 def _without_compression(path: str) -> str:
     path = path.lower()
     return next(
-        (path.removesuffix(suffix) for suffix in _COMPRESSED if path.endswith(suffix)), path
+        (path.removesuffix(suffix) for suffix in READ_COMPRESSED if path.endswith(suffix)), path
     )
