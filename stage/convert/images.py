@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from stage.convert.convert import METADATA_FILES, is_image
+from stage.convert.formats import METADATA_FILES, is_image
 from stage.convert.readers import HUGGINGFACE, Table
 from stage.errors import DamageError, PolicyError, UsageError, about
 from stage.files import human_size

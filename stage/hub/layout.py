@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from stage.convert.convert import (
+from stage.convert.formats import (
     CONVERTED,
     READ_COMPRESSED,
     conversion,

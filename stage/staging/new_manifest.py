@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stage.convert.convert import chosen, conversion_of, is_model
+from stage.convert.convert import chosen
+from stage.convert.formats import conversion_of, is_model
 from stage.errors import UsageError, about, as_shown, quoted, suggest_path
 from stage.files import human_count
 from stage.hub import layout
