@@ -268,7 +268,8 @@ def check_imports(
         platform: such as `linux-64`.
 
     Raises:
-        UsageError: an import fails, for a reason that is the same on each machine.
+        UsageError: an import fails, for a reason that is the same on each machine; the caller names
+            the asset.
     """
     from stage.environment.spec.profile import MACHINES  # the runner starts without it
 
