@@ -46,7 +46,7 @@ from stage.environment.solve.advice import (
     is_network_problem,
     uv_conflict,
 )
-from stage.environment.solve.conda_contents import Provided, metadata_of
+from stage.environment.solve.conda import Provided, metadata_of
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec, PipSection, userinfo
 from stage.environment.spec.profile import Profile
