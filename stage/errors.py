@@ -85,11 +85,12 @@ def about(place: Place | str) -> Iterator[None]:
     try:
         yield
     except StageError as error:
-        if isinstance(error.place, Place):
-            raise
-        if error.place:
-            error.problem = error.message
-        error.place = place
+        for part in (error, *error.parts):  # `Mistakes` takes the parts of a joined error
+            if isinstance(part.place, Place):
+                continue
+            if part.place:
+                part.problem = part.message
+            part.place = place
         raise
 
 

@@ -421,8 +421,9 @@ class Expected:
         for digest in self.evidence:
             found = digests.found(digest.algorithm)
             if found != digest.value:
-                problem = f"its {digest.algorithm} is {found}, not {digest.value}"
-                raise MismatchError(problem, digests)
+                raise MismatchError(
+                    f"its {digest.algorithm} is {found}, not {digest.value}", digests
+                )
         return digests
 
     def verify(self, path: Path, progress: Callable[[int], None] | None = None) -> FileDigests:

@@ -16,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 from stage.errors import UsageError, quoted
 
 DISTRIBUTION = "airlift-hpc"
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+"""The folder of the shell scripts that run in and beside environments."""
 TO_FETCH = ("huggingface_hub", "urllib3", "truststore", "pyarrow")
 """Libraries for `check_libraries`: of all commands that ask a Hub."""
 

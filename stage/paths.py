@@ -95,8 +95,3 @@ def check_collisions(paths: Iterable[str], remedy: str = _RENAME) -> None:
             f"that ignores case or normalises Unicode{more}.",
             remedy,
         )
-
-
-def names_a_local_path(text: str) -> bool:
-    """Whether the name of a repository is a local path: `./x`, `../x`, `/x`, `~/x`."""
-    return text.startswith(("./", "../", "/", "~/")) or text in (".", "..")

@@ -60,6 +60,7 @@ from stage.files import (
 
 if TYPE_CHECKING:
     from stage.lock.model import LockedAsset, Lockfile
+    from stage.progress import Reporter
 
 
 __all__ = [  # of the format
@@ -290,9 +291,6 @@ def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str
     sync_folder(root)
     return Bundle(root, lock, lock.id)
 
-
-if TYPE_CHECKING:
-    from stage.progress import Reporter
 
 _ERRORS: dict[int, type[StageError]] = {
     error.exit_code: error for error in (DamageError, UsageError, PolicyError, IncompleteError)

@@ -76,8 +76,10 @@ def read_report(path: Path) -> VerificationReport:
         raise UsageError(f"{path}: not UTF-8 text (UTF-16).", save_as_utf8(path, data))
     data = data.removeprefix(BOM_UTF8)
     if not data.strip() or (data.startswith(b"{") and not data.rstrip().endswith(b"}")):
-        problem = f"{path}: not a verification report: its end is missing; the file was cut."
-        raise UsageError(problem, f"Copy it again, or write it again: {_WRITE}.")
+        raise UsageError(
+            f"{path}: not a verification report: its end is missing; the file was cut.",
+            f"Copy it again, or write it again: {_WRITE}.",
+        )
     with about(str(path)):
         document = read_document(data, str(path), "a verification report", (1,), _REMEDY)
         with about("not a verification report"):
@@ -194,18 +196,13 @@ class Receipt:
     Attributes:
         seal: sha256 of the tag manifest.
         level: `full` or `deep`.
-        path: the bundle's folder, resolved.
         digest, contents: of the payload files as they were read (`verifier.Stamp`).
         began, ended: seconds since 1970; `began`: of the first byte, also if it was resumed.
     """
 
-    format: int
-    path: str
     bundle_id: str
     seal: str
     level: str
-    files: int
-    bytes: int
     host: str
     digest: str
     contents: str

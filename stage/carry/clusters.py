@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stage.carry.ssh import PushTarget
-from stage.errors import Place, StageError, UsageError, quoted, suggest
+from stage.errors import Place, StageError, UsageError, about, quoted, suggest
 from stage.files import make_folder, read_file, write_atomically
 from stage.lock.reader import HIDDEN, Lines, Reader, WrongValueError, setting
 from stage.lock.yaml_lines import reading_yaml, scalar
@@ -178,7 +178,7 @@ def _host_of(to: str) -> str:
     try:
         return _host(to)
     except WrongValueError as error:
-        raise UsageError(f"--to {to!r}: {error}.", error.remedy) from None
+        raise UsageError(f"{error}.", error.remedy, place=f"--to {to!r}") from None
 
 
 def _cluster(name: str, data: Any, lines: Lines, needs_folder: bool) -> Cluster:
@@ -187,17 +187,16 @@ def _cluster(name: str, data: Any, lines: Lines, needs_folder: bool) -> Cluster:
     place = lines.place(name)
     if found.folder is None and (needs_folder or found.host is None):
         raise UsageError(
-            f"{place}: `{name}` has no `folder`.",
+            f"`{name}` has no `folder`.",
             "Add `folder:`, a path there. Which folders it has: "
             f"stage env probe --to {quoted(name)}"
             if found.host
             else "Add `host:` and `folder:`, or a `folder:` of this machine.",
+            place=place,
         )
     folder = found.folder or "."
-    try:
+    with about(lines.place(name, "folder")):
         target = PushTarget.parse(f"{found.host}:{folder}" if found.host else folder)
-    except UsageError as error:
-        raise UsageError(f"{lines.place(name, 'folder')}: {error.message}", error.remedy) from None
     profile = lines.path.parent / found.profile if found.profile else None
     return replace(found, name=name, target=target, place=place, file=lines.path, profile=profile)
 

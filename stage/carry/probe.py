@@ -7,7 +7,6 @@ next command with `--to` then collects them (`collect`).
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import shlex
@@ -18,12 +17,12 @@ from pathlib import Path
 from stage.carry.clusters import NAME, Cluster, files_of, find_cluster, note, users_file
 from stage.carry.ssh import RemoteShell, connected
 from stage.errors import IncompleteError, UsageError, as_shown, quoted
-from stage.files import human_size, make_folder, read_file, write_atomically
+from stage.files import human_size, make_folder, read_file, sha256_of_bytes, write_atomically
+from stage.installation import TEMPLATES
 from stage.lock.yaml_lines import scalar
 
-_TEMPLATES = Path(__file__).parents[1] / "templates"
-_ENV_PROBE = _TEMPLATES / "env-probe.sh"
-_CLUSTER_PROBE = _TEMPLATES / "cluster-probe.sh"
+_ENV_PROBE = TEMPLATES / "env-probe.sh"
+_CLUSTER_PROBE = TEMPLATES / "cluster-probe.sh"
 _ANSWER_S = 180.0  # for a login node that is busy: `module load` alone can take a minute there
 _WAIT_S = 60  # for the small job that asks a node: it starts at once, or waits for hours
 _ASSUMED = {"cuda": "12.2", "compute_capability": "8.0"}
@@ -266,17 +265,14 @@ def profile_text(name: str, answer: str, is_assumed: bool = False, waits: str = 
     if waits:
         lines.append(f"{_NODE}{waits}")
     text = "\n".join(lines) + "\n"
-    return f"{text}{_WRITTEN}{_digest(text)}\n"
+    return f"{text}{_WRITTEN}{sha256_of_bytes(text.encode())[:16]}\n"
 
 
 def _partitions(login: str) -> list[tuple[str, str]]:
     """Partitions with GPUs, as the login node's `env-probe.sh` names them: (name, capability)."""
-    pattern = r"^#   partition (\S+) \S+(?: \(compute capability (\S+)\))?$"
-    return re.findall(pattern, login, re.MULTILINE)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return re.findall(
+        r"^#   partition (\S+) \S+(?: \(compute capability (\S+)\))?$", login, re.MULTILINE
+    )
 
 
 def _write_profile(path: Path, text: str) -> list[str]:
@@ -285,7 +281,7 @@ def _write_profile(path: Path, text: str) -> list[str]:
     body, _, digest = before.rpartition(_WRITTEN)
     if before == text:
         return [f"{path}: as before"]
-    if before and digest.strip() != _digest(body):
+    if before and digest.strip() != sha256_of_bytes(body.encode())[:16]:
         beside = path.with_name(f"{path.stem}.new{path.suffix}")
         write_atomically(beside, text.encode())
         return [f"{path}: yours, kept; what was found now: diff {quoted(path)} {quoted(beside)}"]

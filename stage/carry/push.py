@@ -10,7 +10,6 @@ sent once more, compared by checksum (a bit flip keeps size and time), and verif
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -31,7 +30,7 @@ from stage.bundle.bundle import VERIFIER, Bundle, failure_of, verify
 from stage.bundle.receipt import Receipt, find_receipt, record, wait_until_at_rest
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
-from stage.files import hash_file, human_count, join_limited, read_file
+from stage.files import hash_file, human_count, join_limited, read_file, sha256_of_bytes
 from stage.paths import printable
 from stage.progress import Reporter
 
@@ -352,7 +351,7 @@ def _alone(target: PushTarget) -> Iterator[IO[str]]:
     rsync inherits the lock, so that it holds it even if this process is killed. Then the next
     command ends it: what arrived is kept, and is not sent again.
     """
-    name = hashlib.sha256(str(target).encode()).hexdigest()[:16]
+    name = sha256_of_bytes(str(target).encode())[:16]
     with open(socket_folder() / f"rsync.{name}", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,6 +17,9 @@ from stage.installation import TO_FETCH, check_libraries
 from stage.processes import Ended
 from stage.progress import Reporter
 
+if TYPE_CHECKING:
+    from stage.serve.trace import Traced
+
 
 @click.command()
 @bundle_argument
@@ -64,10 +67,6 @@ def serve(bundle: Path, host: str, port: int) -> None:
             server.serve_forever(poll_interval=0.2)
         except (KeyboardInterrupt, Ended):  # to be stopped is how a server comes to its end
             say("stopped", err=True)
-
-
-if TYPE_CHECKING:
-    from stage.serve.trace import Traced
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

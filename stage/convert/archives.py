@@ -244,8 +244,9 @@ class _Archive:
                 if entry.flag_bits & 0x41:
                     raise self._refused(name, "encrypted")
                 if entry.compress_type not in _ZIP_METHODS:
-                    method = f"packed by an unknown method (number {entry.compress_type})"
-                    raise self._refused(name, method)
+                    raise self._refused(
+                        name, f"packed by an unknown method (number {entry.compress_type})"
+                    )
                 yield name, entry.file_size, partial(opened.open, entry)
 
     def _zip_name(self, entry: zipfile.ZipInfo) -> str:

@@ -15,7 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from stage.convert.formats import METADATA_FILES, conversion_of, is_image, is_model, is_skipped
+from stage.convert.formats import (
+    METADATA_FILES,
+    READ_COMPRESSED,
+    conversion_of,
+    is_image,
+    is_model,
+    is_skipped,
+)
 from stage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +37,6 @@ _SUFFIXES = {
     "arrow": (".arrow", ".feather", ".ipc"),
     "parquet": (".parquet",),
 }
-_COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 @dataclass(frozen=True)
@@ -174,5 +180,5 @@ def chosen(how: str, files: Collection[str]) -> list[str]:
 def _without_compression(path: str) -> str:
     path = path.lower()
     return next(
-        (path.removesuffix(suffix) for suffix in _COMPRESSED if path.endswith(suffix)), path
+        (path.removesuffix(suffix) for suffix in READ_COMPRESSED if path.endswith(suffix)), path
     )

@@ -49,6 +49,7 @@ FORMATS = {
     f".{ending}": format for format, endings in _ENDINGS.items() for ending in endings.split()
 }
 CONVERTED = ("csv", "json", "text", "arrow", "imagefolder")
+READ_COMPRESSED = (".gz", ".bz2", ".zst")
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _IGNORED = {
     "README.md",

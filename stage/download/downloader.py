@@ -11,7 +11,6 @@ match the upstream's evidence are renamed to the target.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import threading
 from collections.abc import Callable
@@ -32,8 +31,17 @@ from stage.download.http import (
     origin_of,
 )
 from stage.download.partial_file import Partial, partial_path
-from stage.errors import DamageError, IncompleteError, PolicyError, UsageError
-from stage.files import PIECE, Digest, Expected, FileDigests, MismatchError, human_size, is_pointer
+from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, about
+from stage.files import (
+    PIECE,
+    Digest,
+    Expected,
+    FileDigests,
+    MismatchError,
+    human_size,
+    is_pointer,
+    sha256_of_bytes,
+)
 from stage.paths import problem_with_address
 from stage.progress import Reporter
 from stage.version import __version__
@@ -87,7 +95,7 @@ class Download:
         if self.evidence:
             return self.evidence[0]
         version = f"{self.url}\n{self.size}\n{self.version}"
-        return Digest("sha256", hashlib.sha256(version.encode()).hexdigest())
+        return Digest("sha256", sha256_of_bytes(version.encode()))
 
 
 SHORT_BODY = 1 << 16  # bytes; a longer body costs more to read than a new connection
@@ -110,7 +118,7 @@ def followed(download: Download, url: str, location: str) -> str:
     if problem is None:
         return location
     raise PolicyError(
-        f"{download.what}: the server redirects to {location.partition('?')[0][:200]}, "
+        f"the server redirects to {location.partition('?')[0][:200]}, "
         f"which cannot be requested: {problem}.",
         "That server or a proxy is misconfigured: try another --endpoint or network.",
     )
@@ -142,7 +150,7 @@ def raise_for_status(download: Download, response: urllib3.BaseHTTPResponse, at_
         raise download.refused(status, response.headers.get("X-Error-Code"))
     if status in (404, 410):
         raise IncompleteError(
-            f"{download.what}: HTTP {status}: {origin_of(download.url)[1]} redirects to a storage "
+            f"HTTP {status}: {origin_of(download.url)[1]} redirects to a storage "
             "server that does not have the file.",
             "The file is listed but missing: try later, another --endpoint, or another revision.",
         )
@@ -192,7 +200,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
         chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
         if total is None and not (chunked or download.evidence):
             raise IncompleteError(
-                f"{download.what}: the server says neither how long the file is nor where it ends.",
+                "the server says neither how long the file is nor where it ends.",
                 "Give its `sha256` in the manifest, to recognise a download that is cut.",
             )
     elif total not in (None, download.size):
@@ -204,7 +212,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
 def mismatch_error(download: Download, problem: str) -> DamageError:
     """The error for bytes that are not the locked ones."""
     return DamageError(
-        f"{download.what}: refused: {problem}. Nothing was kept.",
+        f"refused: {problem}. Nothing was kept.",
         download.pin
         or "The source changed the file, or a proxy or mirror did. If the source did: --update it "
         "(and its sha256 in the manifest); else try another --endpoint or network.",
@@ -252,36 +260,37 @@ class Downloader:
         if not download.evidence and not download.version:
             path.unlink(missing_ok=True)
         last_chance = False
-        while True:
-            with Partial(path, download.size, download.expected.needs_git, progress) as partial:
-                self._complete(download, partial)
-                digests = partial.finish()
-            if is_pointer(path, digests.size):
-                path.unlink()
-                raise UsageError(
-                    f"{download.what}: the address gives a Git LFS pointer, not the file itself.",
-                    "Run git clone and git lfs pull, and name the file with `path:`; "
-                    "or find the file's own address.",
-                )
-            try:
-                download.expected.check(digests)
-            except MismatchError as error:
-                path.unlink()
-                progress(-digests.size)
-                # TCP and TLS exclude damage on the way: bytes of one answer are as the server has
-                # them, so a pin is out of date, and another attempt would bring the same.
-                is_whole_answer = not (partial.resumed or partial.taken_over)
-                if last_chance or (download.pin and is_whole_answer):
-                    raise mismatch_error(download, error.problem) from None
-                self._reporter.warn(
-                    f"{download.what}: {error.problem}; fetching it once more from the start"
-                )
-                last_chance = True
-            else:
-                with self._counting:
-                    self.taken_over += partial.taken_over
-                path.replace(target)
-                return digests
+        with about(download.what):
+            while True:
+                with Partial(path, download.size, download.expected.needs_git, progress) as partial:
+                    self._complete(download, partial)
+                    digests = partial.finish()
+                if is_pointer(path, digests.size):
+                    path.unlink()
+                    raise UsageError(
+                        "the address gives a Git LFS pointer, not the file itself.",
+                        "Run git clone and git lfs pull, and name the file with `path:`; "
+                        "or find the file's own address.",
+                    )
+                try:
+                    download.expected.check(digests)
+                except MismatchError as error:
+                    path.unlink()
+                    progress(-digests.size)
+                    # TCP and TLS exclude damage on the way: bytes of one answer are as the server
+                    # has them, so a pin is out of date, and another attempt would bring the same.
+                    is_whole_answer = not (partial.resumed or partial.taken_over)
+                    if last_chance or (download.pin and is_whole_answer):
+                        raise mismatch_error(download, error.problem) from None
+                    self._reporter.warn(
+                        f"{download.what}: {error.problem}; fetching it once more from the start"
+                    )
+                    last_chance = True
+                else:
+                    with self._counting:
+                        self.taken_over += partial.taken_over
+                    path.replace(target)
+                    return digests
 
     def probe(self, download: Download) -> tuple[int | None, str | None]:
         """The size in bytes and the version (ETag, date) that a server announces for a file.
@@ -294,12 +303,13 @@ class Downloader:
 
         def attempt() -> tuple[int | None, str | None]:
             with (
-                self.connections.errors(download.what, download.url),
+                self.connections.errors(download.url),
                 closing(self._open(download, 0)) as response,
             ):
                 return announced(download, response)
 
-        return self.retries.call(download.what, attempt)
+        with about(download.what):
+            return self.retries.call(download.what, attempt)
 
     def _complete(self, download: Download, partial: Partial) -> None:
         """Receives the rest of a partial file, over as many connections as it takes."""
@@ -312,7 +322,7 @@ class Downloader:
                 partial.restart()
             partial.resumed = partial.size > 0
             with (
-                self.connections.errors(download.what, download.url),
+                self.connections.errors(download.url),
                 closing(self._open(download, partial.size)) as response,
             ):
                 self._receive(download, response, partial)
@@ -344,7 +354,7 @@ class Downloader:
             received += len(piece)
             if encoded and received > MAX_UNPACKED + MAX_RATIO * response.tell():
                 raise PolicyError(
-                    f"{download.what}: the server sends a compressed answer that unpacks to "
+                    f"the server sends a compressed answer that unpacks to "
                     f"over {MAX_RATIO} times its size: a decompression bomb.",
                     "Download it yourself, look at it, and name it with `path:`.",
                 )
@@ -368,7 +378,7 @@ class Downloader:
                 headers["Authorization"] = f"Bearer {download.token}"
             elif download.login and at_home:
                 headers |= urllib3.make_headers(basic_auth=download.login)
-            with self.connections.errors(download.what, download.url, url):
+            with self.connections.errors(download.url, url):
                 response = self.connections.request("GET", url, headers)
             if response.status in (200, 206):
                 return response

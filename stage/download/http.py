@@ -177,7 +177,7 @@ class Retries:
         """Calls `attempt` until it does not fail.
 
         Args:
-            what: the name of the request in messages.
+            what: the name of the request, for the notes on waits. Errors have no place.
             received: bytes so far. More than ever before starts the count of failures again.
             advice: added to the remedy where it gives up.
 
@@ -200,12 +200,12 @@ class Retries:
         policy, asked_s = self._policy, failed.asked_s
         if failures >= (policy.first_attempts if failed.unreached else policy.attempts):
             raise IncompleteError(
-                f"{what}: {failed.problem}; gave up after {failures} attempts.",
+                f"{failed.problem}; gave up after {failures} attempts.",
                 failed.remedy or (UNREACHED if failed.unreached else RUN_AGAIN) + advice,
             )
         if asked_s is not None and asked_s > policy.longest_asked_s:
             raise IncompleteError(
-                f"{what}: {failed.problem}, and the server asks to wait {asked_s:.0f} s.",
+                f"{failed.problem}, and the server asks to wait {asked_s:.0f} s.",
                 "Run the same command again after that time. "
                 f"A token (HF_TOKEN) raises the Hub's limits.{advice}",
             )
@@ -296,7 +296,7 @@ class Connections:
         return response
 
     @contextmanager
-    def errors(self, what: str, asked: str, url: str | None = None) -> Iterator[None]:
+    def errors(self, asked: str, url: str | None = None) -> Iterator[None]:
         """Turns the errors of `request`, and of reading its answer, into ours.
 
         Args:
@@ -312,7 +312,7 @@ class Connections:
             yield
         except urllib3.exceptions.SSLError as error:
             if "certificate" in str(error).lower():
-                raise _untrusted(what, error) from None
+                raise _untrusted(error) from None
             # A handshake that was cut, or one bad record: the next attempt may succeed.
             raise AttemptFailed(_describe(error), unreached=last not in self._answered) from None
         except urllib3.exceptions.HTTPError as error:
@@ -422,14 +422,14 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     )
 
 
-def _untrusted(what: str, error: Exception) -> IncompleteError:
+def _untrusted(error: Exception) -> IncompleteError:
     remedy = "Behind a proxy that opens TLS, set SSL_CERT_FILE to its CA certificate."
     if "not yet valid" in str(error) or "expired" in str(error):
         now = time.strftime("%F %R")
         remedy = f"Is it {now} now? Where this machine's clock is wrong, every certificate is."
     elif (file := os.environ.get("SSL_CERT_FILE")) and not Path(file).exists():
         remedy = f"SSL_CERT_FILE={file}: there is no such file. unset SSL_CERT_FILE"
-    return IncompleteError(f"{what}: no trusted TLS connection: {error}.", remedy)
+    return IncompleteError(f"no trusted TLS connection: {error}.", remedy)
 
 
 def _describe(error: urllib3.exceptions.HTTPError) -> str:

@@ -7,14 +7,22 @@ once, before its bundle is finished (`stage.files.sync_disk`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from stage.errors import DamageError
-from stage.files import PIECE, Digest, Digester, Expected, FileDigests, MismatchError, feed
+from stage.files import (
+    PIECE,
+    Digest,
+    Digester,
+    Expected,
+    FileDigests,
+    MismatchError,
+    feed,
+    sha256_of_bytes,
+)
 from stage.paths import PARTIAL_SUFFIX
 
 # Bytes per write. 2 GiB took 0.5 s of CPU in writes of 64 to 512 KiB, and 1 to 4 s in writes of
@@ -26,7 +34,7 @@ def partial_path(target: Path, evidence: Digest) -> Path:
     """The path of the partial file: beside its target, named after its expected digest."""
     name = target.name
     if len(name.encode()) > 200:  # NAME_MAX is 255
-        name = hashlib.sha256(name.encode()).hexdigest()[:32]
+        name = sha256_of_bytes(name.encode())[:32]
     return target.with_name(f"{name}.{evidence.value[:12]}{PARTIAL_SUFFIX}")
 
 
@@ -114,7 +122,7 @@ def copy_verified(
         OSError: a file cannot be read or written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    path = partial_path(target, Digest("sha256", hashlib.sha256(str(source).encode()).hexdigest()))
+    path = partial_path(target, Digest("sha256", sha256_of_bytes(str(source).encode())))
     path.unlink(missing_ok=True)
     size = expected.size or 0
     most = min(PIECE, size + 1)  # a whole piece of memory for each small file costs more than it

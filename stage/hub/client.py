@@ -46,7 +46,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-expor
 
 from stage.download.downloader import Download, Downloader
 from stage.download.http import AttemptFailed, Connections, check_status, origin_of
-from stage.errors import IncompleteError, StageError, UsageError, suggest, without_secrets
+from stage.errors import IncompleteError, StageError, UsageError, about, suggest, without_secrets
 from stage.files import MAX_NUMBER, Digest, Expected, human_size, is_hex
 from stage.hub.model_files import RemoteFile
 from stage.lock.model import stated
@@ -95,7 +95,7 @@ class _Transport(httpx2.BaseTransport):
         if origin_of(url) != origin_of(self._endpoint):
             headers.pop("authorization", None)
         with (
-            self._connections.errors(without_secrets(self._endpoint), self._endpoint, url),
+            self._connections.errors(self._endpoint, url),
             closing(self._connections.request(request.method, url, headers)) as response,
         ):
             check_status(response.status, response.headers)
@@ -207,85 +207,80 @@ class HubErrors:
 
     def api_error(
         self,
-        what: str,
         kind: str,
         id: str,
         revision: str,
         error: HFValidationError | HfHubHTTPError,
     ) -> StageError:
-        """The error of a failed API request that a retry does not fix.
-
-        Args:
-            what: the asset's name in messages.
-        """
+        """The error of a failed API request that a retry does not fix."""
         if isinstance(error, HFValidationError):
             return UsageError(
-                f"{what}: `{id}` is not the name of a repository: {error}",
+                f"`{id}` is not the name of a repository: {error}",
                 "Check the spelling (org/name).",
             )
         status, headers = error.response.status_code, error.response.headers
         if status == 401 and self._has_token:
-            return self._refused_token(what)
+            return self._refused_token()
         match error:
             case GatedRepoError():
-                return self._gated(what, kind, id)
+                return self._gated(kind, id)
             case RevisionNotFoundError():
-                return self._no_revision(what, kind, id, revision)
+                return self._no_revision(kind, id, revision)
             case DisabledRepoError():
                 return UsageError(
-                    f"{what}: the {kind} {id} was disabled by the Hub.", "Use another repository."
+                    f"the {kind} {id} was disabled by the Hub.", "Use another repository."
                 )
         if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
-            return self._not_found(what, kind, id)
+            return self._not_found(kind, id)
         # A Hub answers in JSON, or names its error in a header.
         if "html" in headers.get("Content-Type", "").lower() and "X-Error-Code" not in headers:
             return IncompleteError(
-                f"{what}: {self._name} does not answer as a Hub: HTTP {status}, a web page.",
+                f"{self._name} does not answer as a Hub: HTTP {status}, a web page.",
                 f"Give the address of a Hub or of a mirror: --endpoint {DEFAULT_ENDPOINT}",
             )
         return IncompleteError(
-            f"{what}: {self._name} answered: {str(error).strip().splitlines()[0]}",
+            f"{self._name} answered: {str(error).strip().splitlines()[0]}",
             "Try again, or another --endpoint.",
         )
 
     def file_error(
-        self, what: str, kind: str, id: str, path: str, status: int, code: str | None
+        self, kind: str, id: str, path: str, status: int, code: str | None
     ) -> StageError:
         """The error of a refused file whose repository could be listed."""
         if status == 401 and self._has_token:
-            return self._refused_token(what)
+            return self._refused_token()
         if status in (401, 403) and code not in ("RepoNotFound", "RevisionNotFound"):
-            return self._gated(what, kind, id)
+            return self._gated(kind, id)
         if status in (401, 403, 404):
             return UsageError(
-                f"{what}: {path} of {id} is not there any more (HTTP {status}).",
+                f"{path} of {id} is not there any more (HTTP {status}).",
                 "Its commit may have been deleted: "
                 "run again with --update ASSET to take the repository's current commit.",
             )
         return IncompleteError(
-            f"{what}: HTTP {status} from {self._name}.", "Try again, or another --endpoint."
+            f"HTTP {status} from {self._name}.", "Try again, or another --endpoint."
         )
 
-    def _refused_token(self, what: str) -> RefusedToken:
+    def _refused_token(self) -> RefusedToken:
         names = [name for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") if os.environ.get(name)]
         drop = f"unset {' '.join(names)}" if names else "hf auth logout"
         return RefusedToken(
-            f"{what}: {self._name} refuses your token (HTTP 401): it is mistyped, or has expired.",
+            f"{self._name} refuses your token (HTTP 401): it is mistyped, or has expired.",
             f"Public repositories need none: {drop}. For others, a new one: {LOG_IN}",
         )
 
-    def _gated(self, what: str, kind: str, id: str) -> StageError:
+    def _gated(self, kind: str, id: str) -> StageError:
         if self._has_token:
             return UsageError(
-                f"{what}: the {kind} {id} is gated, and the account of your token has no access.",
+                f"the {kind} {id} is gated, and the account of your token has no access.",
                 f"Accept its terms at {_page(kind, id)} with that account; then run again.",
             )
         return UsageError(
-            f"{what}: the {kind} {id} is gated: it needs an account that accepted its terms.",
+            f"the {kind} {id} is gated: it needs an account that accepted its terms.",
             f"Accept them at {_page(kind, id)}, then give a token: {LOG_IN}",
         )
 
-    def _not_found(self, what: str, kind: str, id: str) -> StageError:
+    def _not_found(self, kind: str, id: str) -> StageError:
         seen = "with your token" if self._has_token else "without a token"
         other = "dataset" if kind == "model" else "model"
         try:
@@ -293,22 +288,20 @@ class HubErrors:
         except (AttemptFailed, IncompleteError, *MALFORMED):
             exists = False
         if exists:
-            return UsageError(
-                f"{what}: `{id}` is a {other}, not a {kind}.", f"Write `{other}: {id}`."
-            )
+            return UsageError(f"`{id}` is a {other}, not a {kind}.", f"Write `{other}: {id}`.")
         return UsageError(
-            f"{what}: {self._name} shows no {kind} `{id}` {seen}: it does not exist or is private.",
+            f"{self._name} shows no {kind} `{id}` {seen}: it does not exist or is private.",
             CHECK_NAME,
         )
 
-    def _no_revision(self, what: str, kind: str, id: str, revision: str) -> StageError:
+    def _no_revision(self, kind: str, id: str, revision: str) -> StageError:
         try:
             names = self._api.revisions(kind, id)
         except (AttemptFailed, IncompleteError, *MALFORMED):
             names = []
         hint = f"It has: {', '.join(names[:12])}." if names else f"See {_page(kind, id)}/refs."
         return UsageError(
-            f"{what}: the {kind} {id} has no revision `{revision}`.",
+            f"the {kind} {id} has no revision `{revision}`.",
             suggest(revision, names, hint),
         )
 
@@ -378,11 +371,10 @@ class Hub:
         """The endpoint for messages and for `bag-info.txt`, without credentials."""
         return without_secrets(self.endpoint)
 
-    def repository(self, what: str, kind: str, id: str, revision: str) -> Repository:
+    def repository(self, kind: str, id: str, revision: str) -> Repository:
         """Pins a revision (branch, tag, commit, `refs/...`) to a commit.
 
         Args:
-            what: the asset's name in messages.
             kind: `model`, `dataset` or `space`.
 
         Raises:
@@ -409,9 +401,9 @@ class Hub:
                 card=card,
             )
 
-        return self._call(what, kind, id, revision, pin)
+        return self._call(kind, id, revision, pin)
 
-    def files(self, what: str, repository: Repository) -> dict[str, RemoteFile]:
+    def files(self, repository: Repository) -> dict[str, RemoteFile]:
         """Path -> file, for all files of a repository at its commit.
 
         Raises:
@@ -430,10 +422,10 @@ class Hub:
                     raise ValueError(f"there are more than {MAX_FILES:,} files")
             return files
 
-        return self._call(what, kind, id, commit, listing)
+        return self._call(kind, id, commit, listing)
 
     def download(self, what: str, kind: str, id: str, commit: str, expected: Expected) -> Download:
-        """The download of one file of a repository at a commit."""
+        """The download of one file of a repository at a commit; `what` names it in messages."""
         path = expected.path
         prefix = "" if kind == "model" else f"{kind}s/"
         return Download(
@@ -441,12 +433,10 @@ class Hub:
             url=f"{self.endpoint}/{prefix}{quote(id)}/resolve/{commit}/{quote(path)}",
             expected=expected,
             token=self._token,
-            refused=lambda status, code: self._errors.file_error(
-                what, kind, id, path, status, code
-            ),
+            refused=lambda status, code: self._errors.file_error(kind, id, path, status, code),
         )
 
-    def read(self, repository: Repository, file: RemoteFile, what: str) -> bytes:
+    def read(self, repository: Repository, file: RemoteFile) -> bytes:
         """The bytes of a config or a module at the repository's commit, checked like all files.
 
         Raises:
@@ -456,38 +446,35 @@ class Hub:
         limit = MAX_CODE if file.path.endswith(".py") else MAX_CONFIG
         if file.size > limit:
             raise UsageError(
-                f"{what}: {printable(file.path)} of {repository.id} has "
+                f"{printable(file.path)} of {repository.id} has "
                 f"{human_size(file.size)}. It must be read to know what else is needed, and "
                 f"the limit is {human_size(limit)}.",
                 "Try another revision: configs, tokenizers and modules in use are smaller.",
             )
-        download = self.download(
-            f"{what}: {file.path}", repository.kind, repository.id, repository.commit, file
-        )
+        download = self.download(file.path, repository.kind, repository.id, repository.commit, file)
         with TemporaryDirectory(prefix="airlift-") as folder:
             target = Path(folder, "file")
             self._downloader.fetch(download, target, lambda count: None)
             return target.read_bytes()
 
-    def _call(self, what: str, kind: str, id: str, revision: str, ask: Callable[[], T]) -> T:
-        """What `ask` returns, with retries. Raises as `repository`."""
+    def _call(self, kind: str, id: str, revision: str, ask: Callable[[], T]) -> T:
+        """What `ask` returns, with retries. Raises as `repository`; the caller names the asset."""
         if is_offline_mode():
             raise UsageError(
-                f"{what}: HF_HUB_OFFLINE is set, so no request to the Hub is allowed.",
+                "HF_HUB_OFFLINE is set, so no request to the Hub is allowed.",
                 "unset HF_HUB_OFFLINE",
             )
         try:
-            return self._downloader.retries.call(
-                f"{what}: {self.name}",
-                ask,
-                advice=" Behind a firewall, name a mirror with --endpoint.",
-            )
+            with about(self.name):
+                return self._downloader.retries.call(
+                    self.name, ask, advice=" Behind a firewall, name a mirror with --endpoint."
+                )
         except (HFValidationError, HfHubHTTPError) as error:
-            raise self._errors.api_error(what, kind, id, revision, error) from None
+            raise self._errors.api_error(kind, id, revision, error) from None
         except MALFORMED as error:
             problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             raise IncompleteError(
-                f"{what}: the answer of {self.name} makes no sense ({problem}).",
+                f"the answer of {self.name} makes no sense ({problem}).",
                 "Is it a Hub? Open the address in a browser; "
                 "behind a proxy or a login page, name another --endpoint.",
             ) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stage.errors import PolicyError, UsageError, about, suggest
+from stage.errors import PolicyError, UsageError, suggest
 from stage.files import human_count
 from stage.hub import layout
 from stage.hub.client import Hub, Repository
@@ -40,21 +40,20 @@ from stage.progress import Reporter
 
 
 def resolve_dataset(
-    name: str, request: DatasetRequest, hub: Hub, reporter: Reporter, what: str
+    name: str, request: DatasetRequest, hub: Hub, reporter: Reporter
 ) -> LockedAsset:
     """Pins the commit and finds the files of the requested config and splits.
 
     Args:
         name: the asset's name.
-        what: the asset's name in messages.
 
     Raises:
         UsageError: the repository, revision, config or split does not exist; no file has a known
             format; shards are missing.
         PolicyError: a path is not allowed in a bundle; only the dataset's own code can generate it.
     """
-    repository = hub.repository(what, "dataset", request.repository, request.revision)
-    listing = hub.files(what, repository)
+    repository = hub.repository("dataset", request.repository, request.revision)
+    listing = hub.files(repository)
     asset = LockedAsset(
         name=name,
         kind="dataset",
@@ -65,17 +64,17 @@ def resolve_dataset(
         licence=repository.licence,
     )
     if request.include or request.exclude:
-        return _as_published(asset, request, repository, listing, what)
-    config, chosen = _choose(request, repository, listing, hub, what)
+        return _as_published(asset, request, repository, listing)
+    config, chosen = _choose(request, repository, listing, hub)
     for split in request.splits:
         if split not in chosen.splits:
             raise UsageError(
-                f"{what}: config `{config}` of {repository.id} has no split `{split}`.",
+                f"config `{config}` of {repository.id} has no split `{split}`.",
                 suggest(split, chosen.splits, f"It has: {', '.join(chosen.splits)}."),
             )
     if request.separator and chosen.convert != "csv":
         raise UsageError(
-            f"{what}: `separator`: config `{config}` is not made from CSV files.",
+            f"`separator`: config `{config}` is not made from CSV files.",
             "Remove that line.",
         )
     splits = {s: chosen.splits[s] for s in chosen.splits if s in (request.splits or chosen.splits)}
@@ -91,13 +90,11 @@ def resolve_dataset(
         )
     source = replace(asset.source, parquet_commit=chosen.parquet_commit)
     chosen = replace(chosen, separator=request.separator or chosen.separator)
-    return _with_files(
-        replace(asset, source=source), config, chosen, splits, repository, listing, what
-    )
+    return _with_files(replace(asset, source=source), config, chosen, splits, repository, listing)
 
 
 def find_configs(
-    hub: Hub, dataset: Repository, listing: Mapping[str, RemoteFile], what: str
+    hub: Hub, dataset: Repository, listing: Mapping[str, RemoteFile]
 ) -> dict[str, Config]:
     """Config -> the best form in which it can be had: as parquet, published or converted by the
     Hub, or converted here; or the problem.
@@ -107,11 +104,11 @@ def find_configs(
     """
     own, by_hub = _published(dataset, listing), {}
     try:
-        conversion = hub.repository(what, "dataset", dataset.id, CONVERSION_BRANCH)
+        conversion = hub.repository("dataset", dataset.id, CONVERSION_BRANCH)
     except UsageError:
         pass
     else:
-        files = hub.files(what, conversion)
+        files = hub.files(conversion)
         by_hub = {
             name: replace(config, files=files, parquet_commit=conversion.commit)
             for name, config in layout.converted(files).items()
@@ -150,21 +147,20 @@ def _choose(
     repository: Repository,
     listing: Mapping[str, RemoteFile],
     hub: Hub,
-    what: str,
 ) -> tuple[str, Config]:
     """The requested config, by name, in its best form."""
     card = repository.card.get("configs")
     found = _published(repository, listing)
     name = request.config or layout.default_config(card, found)
     if name not in found or not found[name].is_published_parquet:
-        found = find_configs(hub, repository, listing, what)
+        found = find_configs(hub, repository, listing)
         name = request.config or layout.default_config(card, found)
     id = repository.id
     if name in found and found[name].problem is None:
         return name, found[name]
     if name in found:
         raise UsageError(
-            f"{what}: config `{name}` of the dataset {id} has no parquet, neither published nor "
+            f"config `{name}` of the dataset {id} has no parquet, neither published nor "
             f"converted by the Hub ({CONVERSION_BRANCH}), and cannot be converted here: "
             f"{found[name].problem}.",
             "Check `config`; or download the files (hf download) and name them with `path:`.",
@@ -174,19 +170,19 @@ def _choose(
         usable = [n for n in usable if all(map(is_split_name, found[n].splits))] or usable
         shown = ", ".join(usable[:20]) + (", ..." if len(usable) > 20 else "")
         raise UsageError(
-            f"{what}: the dataset {id} {problem}.",
+            f"the dataset {id} {problem}.",
             suggest(name or "", usable, f"Write `config:` and one of: {shown}."),
         )
     if _script(repository) in listing:
         raise PolicyError(
-            f"{what}: the dataset {id} is generated by its own code ({_script(repository)}), and "
+            f"the dataset {id} is generated by its own code ({_script(repository)}), and "
             "has no parquet. Airlift runs no code of a dataset; "
             "nor does `datasets` since version 4.",
             "Ask its owner for parquet (on the Hub: its discussions), "
             "or generate it yourself and name it with `path:`.",
         )
     raise UsageError(
-        f"{what}: the dataset {id} has no parquet, neither published nor converted by the Hub "
+        f"the dataset {id} has no parquet, neither published nor converted by the Hub "
         f"({CONVERSION_BRANCH}), nor files that could be converted.",
         "Download its files (hf download) and name them with `path:`.",
     )
@@ -197,24 +193,21 @@ def _as_published(
     request: DatasetRequest,
     repository: Repository,
     listing: Mapping[str, RemoteFile],
-    what: str,
 ) -> LockedAsset:
     """The files that the patterns take, under their own paths, with the card."""
     taken, left_out = select_by_patterns(
         list(listing.values()),
         request.include,
         request.exclude,
-        what,
         allow_code=request.allow_code,
     )
     if not taken:
         raise UsageError(
-            f"{what}: no file of {repository.id} is left to take.", "Check `include` and `exclude`."
+            f"no file of {repository.id} is left to take.", "Check `include` and `exclude`."
         )
     files = tuple(locked_file(file, f"{asset.folder}/{file.path}") for file in taken)
     for file in files:
-        with about(what):
-            check_path(file.path, way_without(asset.request))
+        check_path(file.path, way_without(asset.request))
     code = tuple(file.path for file in files if file.path.endswith(".py"))
     return replace(
         asset,
@@ -231,7 +224,6 @@ def _with_files(
     splits: Mapping[str, list[str]],
     repository: Repository,
     listing: Mapping[str, RemoteFile],
-    what: str,
 ) -> LockedAsset:
     declared = layout.declared_rows(repository.card.get("dataset_info"), config)
     locked: dict[str, LockedSplit] = {}
@@ -240,16 +232,15 @@ def _with_files(
     for split, paths in splits.items():
         if not is_split_name(split):
             raise PolicyError(
-                f"{what}: {printable(split)} cannot name a split: it names files in the bundle.",
+                f"{printable(split)} cannot name a split: it names files in the bundle.",
                 "Get the dataset with `hf download`, rename the split, and use `path:`.",
             )
-        layout.check_shards_are_whole(paths, what)
+        layout.check_shards_are_whole(paths)
         shards = [
             f"{asset.folder}/{config}/{split}-{i:05d}-of-{len(paths):05d}.parquet"
             for i in range(len(paths))
         ]
-        with about(what):
-            check_path(shards[0], way_without(asset.request))
+        check_path(shards[0], way_without(asset.request))
         sources = [chosen.files[path] for path in paths]
         if chosen.convert:
             part = Part(split, chosen.convert, chosen.separator)

@@ -17,6 +17,7 @@ from typing import Any
 
 from stage.convert.formats import (
     CONVERTED,
+    READ_COMPRESSED,
     conversion,
     endings,
     format_of,
@@ -37,8 +38,7 @@ _KEYWORDS = {
 _SEPARATORS = r"[-._ 0-9]"
 _SHARDED = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _NUMBERED = re.compile(r"(.*?)[-_.](\d{5,9})-of-(\d{5,9})(?:-[0-9a-f]+)?(?:\.\w+)+")
-_READ_COMPRESSED = (".gz", ".bz2", ".zst")
-_COMPRESSED = (*_READ_COMPRESSED, ".xz", ".lz4", ".7z", ".rar", ".lzma", ".zip")
+_COMPRESSED = (*READ_COMPRESSED, ".xz", ".lz4", ".7z", ".rar", ".lzma", ".zip")
 # Options of a card's config that change the rows; the conversion knows `sep` and `delimiter`.
 _CHANGES_ROWS = """
 column_names comment converters date_format decimal dialect doublequote drop_labels drop_metadata
@@ -152,7 +152,7 @@ def info_of(dataset_info: Any, config: str) -> Mapping[str, Any]:
     return {}
 
 
-def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
+def check_shards_are_whole(paths: Iterable[str]) -> None:
     """Checks that no shard is missing, by names such as `train-00000-of-00004`.
 
     Raises:
@@ -166,7 +166,7 @@ def check_shards_are_whole(paths: Iterable[str], what: str) -> None:
         if len(found) < total <= MAX_SHARDS:
             missing = next(number for number in range(total) if number not in found)
             raise UsageError(
-                f"{what}: {stem} has {len(found)} of {total} files; number {missing} is missing.",
+                f"{stem} has {len(found)} of {total} files; number {missing} is missing.",
                 "The upload is incomplete: try another revision, or ask its owner.",
             )
 
@@ -274,7 +274,7 @@ def _of_one_format(splits: Splits, entry: Mapping[str, Any]) -> Config:
 def _problem(
     format: str, paths: Sequence[str], entry: Mapping[str, Any], separator: Any
 ) -> str | None:
-    readable = _READ_COMPRESSED if format in ("csv", "json", "text") else ()
+    readable = READ_COMPRESSED if format in ("csv", "json", "text") else ()
     for path in paths:
         if endings(path)[-1] in _COMPRESSED and endings(path)[-1] not in readable:
             return f"{path} is compressed in a way that stage cannot read"

@@ -76,7 +76,6 @@ def select_by_patterns(
     files: Sequence[RemoteFile],
     include: Sequence[str],
     exclude: Sequence[str],
-    what: str,
     *,
     allow_code: bool = False,
 ) -> tuple[list[RemoteFile], list[LeftOut]]:
@@ -89,7 +88,7 @@ def select_by_patterns(
         UsageError: an `include` pattern matches no file.
         PolicyError: the patterns ask for a pickle, or for code that is not allowed.
     """
-    check_matches(include, [file.path for file in files], "its files", what)
+    check_matches(include, [file.path for file in files], "its files")
     taken, left_out = [], []
     for file in files:
         reason = why_left(file.path, () if is_document(file.path) else include, exclude)
@@ -97,7 +96,7 @@ def select_by_patterns(
             left_out.append(LeftOut(file.path, file.size, reason))
             continue
         taken.append(file)
-        asked = f"{what}: `include` asks for {printable(file.path)}"
+        asked = f"`include` asks for {printable(file.path)}"
         if file.path.lower().endswith(PICKLE_SUFFIXES):
             raise PolicyError(
                 f"{asked}, a pickle, which can run code when loaded.",
@@ -120,7 +119,7 @@ def select_tokenizer(
 
 
 def select_model(
-    files: Sequence[RemoteFile], exclude: Sequence[str], what: str, *, allow_pickle: bool = False
+    files: Sequence[RemoteFile], exclude: Sequence[str], *, allow_pickle: bool = False
 ) -> tuple[list[RemoteFile], list[LeftOut], list[str]]:
     """The files that `from_pretrained` needs, and the others with the reason.
 
@@ -135,7 +134,7 @@ def select_model(
     paths = [file.path for file in files]
     kept = [path for path in paths if why_left(path, (), exclude) is None]
     folders = _folders_with_parts(kept)
-    weights = {folder: _weights(folder, kept, what) for folder in folders}
+    weights = {folder: _weights(folder, kept) for folder in folders}
     if "model_index.json" in kept:
         # A diffusers pipeline loads its folders; weights beside them are for other tools.
         weights[""] = set()
@@ -148,20 +147,19 @@ def select_model(
         if not weights[folder]:
             found = _pickled_weights(inside)
             if not (allow_pickle and found):
-                _check_weights(inside, found, what, is_top=not folder)
+                _check_weights(inside, found, is_top=not folder)
                 if _INDEX_ALONE in inside.values() and not has_excluded:
                     raise UsageError(
-                        f"{what}: the repository has an index of weight files, and none of the "
-                        "files.",
+                        "the repository has an index of weight files, and none of the files.",
                         "The upload is incomplete: try another revision, or ask its owner.",
                     )
-            _check_no_shard_missing(map(_PICKLED.fullmatch, map(_name, found)), what)
+            _check_no_shard_missing(map(_PICKLED.fullmatch, map(_name, found)))
             pickles += found
     taken, left_out = _parted(files, {path: reasons.get(path, EXCLUDED) for path in paths})
     if taken and not (pickles or exclude or any(_is_loaded(file.path) for file in taken)):
         others = [file.path for file in left_out if not file.path.startswith(".")]
         raise UsageError(
-            f"{what}: neither weights nor a config.json are among the files that from_pretrained "
+            f"neither weights nor a config.json are among the files that from_pretrained "
             f"reads ({join_limited([printable(file.path) for file in taken], _SHOWN)}).",
             "Name with `include` what you need; what is a pickle download (hf download) and name "
             f"with `path:`. The others: {join_limited(list(map(printable, others)), _SHOWN)}"
@@ -209,7 +207,7 @@ def _folders_with_parts(paths: Collection[str]) -> set[str]:
     return {""}
 
 
-def _weights(folder: str, kept: Iterable[str], what: str) -> set[str]:
+def _weights(folder: str, kept: Iterable[str]) -> set[str]:
     """The safetensors that from_pretrained reads from a folder: it tries a single file first.
 
     Raises:
@@ -221,12 +219,12 @@ def _weights(folder: str, kept: Iterable[str], what: str) -> set[str]:
         single = {p for p in inside if _name(p) == f"{stem}.safetensors"}
         shards = [m for p in inside if (m := _SHARD.fullmatch(p)) and _name(m[1]) == stem]
         if not single:
-            _check_no_shard_missing(shards, what)
+            _check_no_shard_missing(shards)
         chosen |= single or {shard[0] for shard in shards}
     return chosen or set(inside)
 
 
-def _check_no_shard_missing(matches: Iterable[re.Match[str] | None], what: str) -> None:
+def _check_no_shard_missing(matches: Iterable[re.Match[str] | None]) -> None:
     """Checks that of N shards all are there, by the groups 2 and 3 of their names' matches.
 
     Raises:
@@ -236,7 +234,7 @@ def _check_no_shard_missing(matches: Iterable[re.Match[str] | None], what: str) 
     total = max((total for _, total in shards), default=0)
     if missing := set(range(1, total + 1)) - {number for number, _ in shards}:
         raise UsageError(
-            f"{what}: {len(missing)} of {total} weight files are missing, number {min(missing)} "
+            f"{len(missing)} of {total} weight files are missing, number {min(missing)} "
             "first: the others do not load without them.",
             "If a pattern of `exclude` takes it, remove that pattern; to train from scratch, "
             'exclude all weights: `exclude: ["*.safetensors", "*.bin"]`. Else the upload is '
@@ -298,7 +296,7 @@ def _pickled_weights(reasons: Mapping[str, str | None]) -> list[str]:
 
 
 def _check_weights(
-    reasons: Mapping[str, str | None], pickled: Sequence[str], what: str, *, is_top: bool
+    reasons: Mapping[str, str | None], pickled: Sequence[str], *, is_top: bool
 ) -> None:
     """Checks that a part without safetensors has no weights in the repository either.
 
@@ -312,7 +310,7 @@ def _check_weights(
     if pickles := [*pickled, *(path for path in reasons if reasons[path] == _PICKLE)]:
         allow = "run with --allow-pickle to convert them to safetensors here; or "
         raise PolicyError(
-            f"{what}: its weights are pickles ({printable(pickles[0])}), "
+            f"its weights are pickles ({printable(pickles[0])}), "
             "which can run code when loaded, and there are no safetensors of them.",
             "Take a revision with safetensors (often `revision: refs/pr/N`, see the repository's "
             f"discussions); or {allow if pickled else ''}to train from scratch, exclude the "
@@ -324,7 +322,7 @@ def _check_weights(
         suffixes = sorted({PurePosixPath(path).suffix for path in others})
         named = ", ".join(f'"*{suffix}"' for suffix in suffixes)
         raise UsageError(
-            f"{what}: it has no safetensors; its weights are {reasons[others[0]]} "
+            f"it has no safetensors; its weights are {reasons[others[0]]} "
             f"({printable(others[0])}).",
             "Take a repository or revision with safetensors. If you want these weights, name all "
             "files you need with `include`; to train from scratch, exclude the weights: "
@@ -349,7 +347,7 @@ def ingredient_of(file: RemoteFile) -> Ingredient:
     return Ingredient(file.path, file.size, file.sha256, file.upstream)
 
 
-def check_matches(include: Iterable[str], paths: Collection[str], whose: str, what: str) -> None:
+def check_matches(include: Iterable[str], paths: Collection[str], whose: str) -> None:
     """Checks that each pattern matches a file: a typo would leave out the files it is meant for.
 
     Args:
@@ -360,14 +358,12 @@ def check_matches(include: Iterable[str], paths: Collection[str], whose: str, wh
     """
     there = join_limited([printable(path) for path in sorted(paths)], _SHOWN)
     problems = [
-        UsageError(
-            f"{what}: the pattern `{pattern[:80]}` matches none of {whose}.", f"There are: {there}"
-        )
+        UsageError(f"the pattern `{pattern[:80]}` matches none of {whose}.", f"There are: {there}")
         for pattern in include
         if not any(matches(path, pattern) for path in paths)
     ]
     if problems:
-        raise join_errors(problems, "mistakes", what)
+        raise join_errors(problems, "mistakes")
 
 
 def why_left(path: str, include: Sequence[str], exclude: Sequence[str]) -> str | None:

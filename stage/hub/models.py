@@ -172,10 +172,10 @@ def needed_references(
     repository: Repository,
     listing: Mapping[str, RemoteFile],
     found: Iterable[Reference],
+    name: str,
     reporter: Reporter,
-    what: str,
 ) -> list[Reference]:
-    """The classes that will be loaded from code, of all that the configs name.
+    """The classes that will be loaded from code, of all that the configs name. `name`: the asset's.
 
     Omitted are classes whose module the manifest's patterns exclude, and classes of the repository
     itself without a file: they belong to an installed package, or the repository is a copy
@@ -189,14 +189,14 @@ def needed_references(
     for reference in found:
         if not reference.repository and reference.path not in listing:
             reporter.detail(
-                f"{what}: {reference.config} names {reference}, "
+                f"{name}: {reference.config} names {reference}, "
                 f"but {repository.id} has no file for it"
             )
         elif request.tokenizer_only and reference.role not in roles:
             continue
         elif why_left(reference.path, request.include, request.exclude):
             reporter.note(
-                f"{what}: goes without its code {reference} ({reference.role}), "
+                f"{name}: goes without its code {reference} ({reference.role}), "
                 "as the manifest says"
             )
         else:
@@ -212,7 +212,7 @@ def needed_references(
             '`exclude: ["*.py"]`.'
         )
         raise PolicyError(
-            f"{what}: loading it runs Python code {source}: "
+            f"loading it runs Python code {source}: "
             f"{first.config} names the class {first} ({first.role}){more}.",
             f"Read that code ({DEFAULT_ENDPOINT}/{id}/tree/{revision}); if it may run on your "
             f"cluster: `allow_code: true`.{'' if request.tokenizer_only else without}",
@@ -225,7 +225,6 @@ def find_code(
     repository: Repository,
     listing: Mapping[str, RemoteFile],
     hub: Hub,
-    what: str,
     tokenizer_only: bool,
 ) -> list[CodeFile]:
     """The modules of these classes and all modules that they import from their folders.
@@ -245,31 +244,32 @@ def find_code(
     for reference in references:
         id = reference.repository or repository.id
         if id not in listings:
-            other = hub.repository(f"{what}: code for {reference}", "model", id, "main")
-            listings[id] = other, hub.files(what, other)
+            with about(f"code for {reference}"):
+                other = hub.repository("model", id, "main")
+                listings[id] = other, hub.files(other)
         source, files = listings[id]
         waiting = [(reference.path, reference.target)]
         while waiting:
             path, target = waiting.pop()
             if path not in files:
                 raise UsageError(
-                    f"{what}: {reference.config} names {reference} of {id}, "
+                    f"{reference.config} names {reference} of {id}, "
                     f"which has no {printable(path)}.",
                     f"Try another revision{without}.",
                 )
             if same := found.get(target):
                 if same.file.upstream != files[path].upstream:
                     raise UsageError(
-                        f"{what}: {printable(target)} of {same.repository.id} and "
+                        f"{printable(target)} of {same.repository.id} and "
                         f"{printable(path)} of {id} are different files, and both need the same "
                         "path in the bundle.",
                         f"Ask its author to use one of them{without}.",
                     )
                 continue
             found[target] = CodeFile(source, files[path], target)
-            text = hub.read(source, files[path], what)
+            text = hub.read(source, files[path])
             folder, beside = posixpath.dirname(path), posixpath.dirname(target)
-            for module in _imported(text, f"{what}: {printable(path)} of {id}"):
+            for module in _imported(text, f"{printable(path)} of {id}"):
                 if posixpath.join(folder, module) in files:
                     waiting.append((posixpath.join(folder, module), posixpath.join(beside, module)))
     return list(found.values())
@@ -292,7 +292,6 @@ def resolve_model(
     request: ModelRequest,
     hub: Hub,
     reporter: Reporter,
-    what: str,
     *,
     allow_pickle: bool = False,
 ) -> LockedAsset:
@@ -300,7 +299,6 @@ def resolve_model(
 
     Args:
         name: the asset's name.
-        what: the asset's name in messages.
         allow_pickle: where the only weights are pickles, convert them to safetensors.
 
     Raises:
@@ -308,47 +306,46 @@ def resolve_model(
         PolicyError: there are only pickles, code that is not allowed, or a path that a bundle does
             not allow.
     """
-    repository = hub.repository(what, "model", request.repository, request.revision)
-    listing = hub.files(what, repository)
+    repository = hub.repository("model", request.repository, request.revision)
+    listing = hub.files(repository)
     every, exclude, folder = list(listing.values()), request.exclude, f"data/models/{name}"
     pickles: list[str] = []
     if request.include:
         taken, left_out = select_by_patterns(
-            every, request.include, exclude, what, allow_code=request.allow_code
+            every, request.include, exclude, allow_code=request.allow_code
         )
     elif request.tokenizer_only:
         taken, left_out = select_tokenizer(every, exclude)
     else:
-        taken, left_out, pickles = select_model(every, exclude, what, allow_pickle=allow_pickle)
+        taken, left_out, pickles = select_model(every, exclude, allow_pickle=allow_pickle)
     if not taken:
         raise UsageError(
-            f"{what}: no file of {repository.id} is left to take.",
+            f"no file of {repository.id} is left to take.",
             "Is it the right repository? A tokenizer has a tokenizer.json, vocab.txt, "
             "or the like at its top."
             if request.tokenizer_only
             else "Check `include` and `exclude`; or is it the wrong repository?",
         )
     texts = {
-        file.path: hub.read(repository, file, what)
+        file.path: hub.read(repository, file)
         for file in taken
         if may_name_code(file.path)
         or (file.path == ADAPTER_CONFIG and request.base and not request.tokenizer_only)
     }
     found = [r for path in texts if may_name_code(path) for r in references(path, texts[path])]
-    needed = needed_references(request, repository, listing, found, reporter, what)
-    code = find_code(needed, repository, listing, hub, what, request.tokenizer_only)
+    needed = needed_references(request, repository, listing, found, name, reporter)
+    code = find_code(needed, repository, listing, hub, request.tokenizer_only)
     foreign = {reference.config for reference in needed if reference.repository}
     rewritten = {path for path in foreign if made_local(path, texts[path]) != texts[path]}
     files = {f.path: locked_file(f, f"{folder}/{f.path}") for f in taken if f.path not in rewritten}
     files |= {c.target: locked_file(c.file, f"{folder}/{c.target}") for c in code}
     for file in files.values():
-        with about(what):
-            check_path(file.path, way_without(as_lock_request(request)))
+        check_path(file.path, way_without(as_lock_request(request)))
     made_from = [file for file in every if file.path in rewritten or file.path in pickles]
     base, elsewhere = base_of(texts[ADAPTER_CONFIG]) if ADAPTER_CONFIG in texts else (None, None)
     if elsewhere:
         reporter.warn(
-            f"{what}: this adapter names its base model by a path on its author's machine "
+            f"{name}: this adapter names its base model by a path on its author's machine "
             f"({elsewhere}): add that model to the manifest"
         )
     owners = {path: repository for path in files if path.endswith(".py")}
@@ -405,50 +402,46 @@ _FROM_ELSEWHERE = re.compile(
 )
 
 
-def resolve_metric(
-    name: str, request: MetricRequest, hub: Hub, reporter: Reporter, what: str
-) -> LockedAsset:
+def resolve_metric(name: str, request: MetricRequest, hub: Hub, reporter: Reporter) -> LockedAsset:
     """Pins the commit and finds the modules of a metric.
 
     Args:
         name: the asset's name.
-        what: the asset's name in messages.
 
     Raises:
         UsageError: no such Space or revision; it is no metric, or not one that loads offline.
         PolicyError: the manifest does not allow code.
     """
-    space = _space(request, hub, what)
-    listing = hub.files(what, space)
+    space = _space(request, hub)
+    listing = hub.files(space)
     main = f"{space.id.rpartition('/')[2]}.py"
     if main not in listing:
         raise UsageError(
-            f"{what}: the Space {space.id} has no {main}, so it is no metric of `evaluate`.",
+            f"the Space {space.id} has no {main}, so it is no metric of `evaluate`.",
             _GIVE_THE_NAME,
         )
     if not request.allow_code:
         raise PolicyError(
-            f"{what}: a metric is Python code, and your script runs it: {main} of {space.id}.",
+            f"a metric is Python code, and your script runs it: {main} of {space.id}.",
             f"Read that code ({DEFAULT_ENDPOINT}/spaces/{space.id}/tree/{space.commit}); if it may "
             "run on your cluster: `allow_code: true`.",
         )
-    text = hub.read(space, listing[main], what).decode("utf-8", "replace")
+    text = hub.read(space, listing[main]).decode("utf-8", "replace")
     if match := _FROM_ELSEWHERE.search(text):
         raise UsageError(
-            f"{what}: {space.id} downloads {match[1]} each time it is loaded, so it never loads "
+            f"{space.id} downloads {match[1]} each time it is loaded, so it never loads "
             "without a network.",
             "Take another metric: sacrebleu for bleu, for example.",
         )
     loaded = Reference(main, "evaluate.load", None, main, space.id)
-    modules = find_code([loaded], space, listing, hub, what, tokenizer_only=True)
+    modules = find_code([loaded], space, listing, hub, tokenizer_only=True)
     code = {module.target for module in modules}
     folder = f"data/metrics/{name}"
     taken = [f for p, f in listing.items() if p in code or p == REQUIREMENTS or is_document(p)]
     for file in taken:
-        with about(what):
-            check_path(f"{folder}/{file.path}", way_without(as_lock_request(request)))
+        check_path(f"{folder}/{file.path}", way_without(as_lock_request(request)))
     if REQUIREMENTS in listing:  # the environment must have them
-        lines = hub.read(space, listing[REQUIREMENTS], what).decode("utf-8", "replace").split("\n")
+        lines = hub.read(space, listing[REQUIREMENTS]).decode("utf-8", "replace").split("\n")
         packages = [line.strip() for line in lines if not line.strip().startswith("#")]
         if others := ", ".join(p for p in packages if p and "evaluate" not in p):
             reporter.note(f"{name}: its {REQUIREMENTS} asks for: {others}")
@@ -469,23 +462,23 @@ def resolve_metric(
     )
 
 
-def _space(request: MetricRequest, hub: Hub, what: str) -> Repository:
+def _space(request: MetricRequest, hub: Hub) -> Repository:
     """The Space of a name; a name without an owner is looked up as `evaluate` does.
 
     Raises:
         UsageError: there is none.
     """
     if "/" in request.repository:
-        return hub.repository(what, "space", request.repository, request.revision)
+        return hub.repository("space", request.repository, request.revision)
     tried = [f"{owner}/{request.repository}" for owner in OWNERS]
     refusals = []
     for id in tried:
         try:
-            return hub.repository(what, "space", id, request.revision)
+            return hub.repository("space", id, request.revision)
         except UsageError as refusal:
             refusals.append(refusal)
     raise UsageError(
-        f"{what}: `{request.repository}` is no metric of `evaluate` (looked for "
+        f"`{request.repository}` is no metric of `evaluate` (looked for "
         f"{', '.join(tried)}): {refusals[0].message}",
         f"{_GIVE_THE_NAME[:-1]}; one of another owner is `metric: owner/name`.",
     )

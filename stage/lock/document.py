@@ -15,7 +15,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -160,22 +160,19 @@ class DocumentReader(Reader):
         return super()._fit(option, value, where)
 
 
-def sha256_digits(value: Any) -> str:
-    """For `convert`: the value, if it is a sha256.
+def _hex_digits(name: str, length: int) -> Callable[[Any], str]:
+    """For `convert`: returns the value if it is such a digest, else raises `WrongValueError`."""
 
-    Raises:
-        WrongValueError: it is not.
-    """
-    if not is_hex(value, 64):
-        raise WrongValueError("must be a sha256 (64 lowercase hex digits)")
-    return str(value)
+    def check(value: Any) -> str:
+        if not is_hex(value, length):
+            raise WrongValueError(f"must be a {name} ({length} lowercase hex digits)")
+        return str(value)
+
+    return check
 
 
-def commit_digits(value: Any) -> str:
-    """The same for a commit."""
-    if not is_hex(value, 40):
-        raise WrongValueError("must be a commit (40 lowercase hex digits)")
-    return str(value)
+sha256_digits = _hex_digits("sha256", 64)
+commit_digits = _hex_digits("commit", 40)
 
 
 def read_document(

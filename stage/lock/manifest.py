@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from stage import paths as util_paths
 from stage.errors import (
     Place,
     PolicyError,
@@ -38,7 +37,7 @@ from stage.lock.reader import (
     setting,
 )
 from stage.lock.yaml_lines import MAX_SIZE, reading_yaml
-from stage.paths import problem_with_address
+from stage.paths import collisions, printable, problem_with_address, problem_with_asset_name
 
 Conversion = Literal["csv", "json", "jsonl", "text", "arrow", "parquet", "imagefolder", "cifar"]
 CONVERSIONS: tuple[str, ...] = get_args(Conversion)
@@ -246,7 +245,8 @@ def is_local(value: str, folder: Path) -> bool:
     A folder `org/name` is not enough: it may be a clone of the repository.
     """
     is_data = "/" not in value and Path(value).suffix.lower() in BY_SUFFIX
-    return util_paths.names_a_local_path(value) or is_data or is_file(folder / value)
+    is_path = value.startswith(("./", "../", "/", "~/")) or value in (".", "..")
+    return is_path or is_data or is_file(folder / value)
 
 
 def is_repository(value: str) -> bool:
@@ -361,7 +361,7 @@ def _requests(path: Path, assets: Mapping[str, Any], reader: Reader) -> dict[str
                 "bert-base-uncased}}",
                 place=lines.place("assets"),
             )
-    for first, second in util_paths.collisions(requests):
+    for first, second in collisions(requests):
         with lines.mistakes:
             raise PolicyError(
                 f"the assets `{first}` and `{second}` would be "
@@ -410,9 +410,9 @@ def local_path(written: str, manifest: Path) -> Path:
 
 def _request(name: str, value: Any, reader: Reader) -> Request:
     where, lines = ("assets", name), reader.lines
-    if problem := util_paths.problem_with_asset_name(name):
+    if problem := problem_with_asset_name(name):
         raise UsageError(
-            f"{util_paths.printable(name)} cannot name an asset: {problem}.",
+            f"{printable(name)} cannot name an asset: {problem}.",
             "Give it another name.",
         )
     if not isinstance(value, dict):

@@ -26,12 +26,18 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal
 
-from stage import paths as util_paths
+from stage.bundle.verifier import LOCK_FORMAT
 from stage.errors import PolicyError, about
 from stage.files import Digest, Expected
 from stage.lock.document import DocumentReader, commit_digits, read_document, sha256_digits
 from stage.lock.reader import WrongValueError, described, keys_of, row, setting
-from stage.paths import is_split_name
+from stage.paths import (
+    check_collisions,
+    check_paths,
+    is_split_name,
+    printable,
+    problem_with_asset_name,
+)
 
 UNKNOWN, OTHER = "unknown", "other"
 
@@ -390,11 +396,6 @@ class LockedAsset:
         )
 
 
-FORMAT = 1
-
-_PATH = attrgetter("path")
-
-
 @dataclass(frozen=True)
 class Lockfile:
     """All assets of a bundle, by name."""
@@ -405,7 +406,9 @@ class Lockfile:
     @cached_property
     def files(self) -> tuple[LockedFile, ...]:
         """Every payload file, sorted by path."""
-        return tuple(sorted((f for asset in self.assets.values() for f in asset.files), key=_PATH))
+        return tuple(
+            sorted((f for asset in self.assets.values() for f in asset.files), key=_BY_PATH)
+        )
 
     @property
     def size(self) -> int:
@@ -435,7 +438,7 @@ class Lockfile:
 
     def pieces(self) -> Iterator[bytes]:
         """The text, a few thousand tokens at a time: all of them take five times its memory."""
-        document = {"format": FORMAT, "name": self.name, "assets": dict(self.assets)}
+        document = {"format": LOCK_FORMAT, "name": self.name, "assets": dict(self.assets)}
         encoder = json.JSONEncoder(indent=1, sort_keys=True, ensure_ascii=False, default=_row)
         tokens = encoder.iterencode(document)
         while piece := "".join(islice(tokens, 4096)):
@@ -487,21 +490,23 @@ def read_lock(data: bytes, file: str) -> Lockfile:
     """
     with about(file):
         reader = DocumentReader(REMEDY)
-        document = reader.read(_LockKeys, read_document(data, file, "a lock", (FORMAT,), REMEDY))
+        document = reader.read(
+            _LockKeys, read_document(data, file, "a lock", (LOCK_FORMAT,), REMEDY)
+        )
         assets = {
             name: _asset(reader, name, document.assets[name]) for name in sorted(document.assets)
         }
         lock = Lockfile(document.name, assets)
         paths = [file.path for file in lock.files]
-        util_paths.check_collisions(paths, REMEDY)
+        check_collisions(paths, REMEDY)
         _check_named_files(reader, lock, set(paths))
     return lock
 
 
 def _asset(reader: DocumentReader, name: str, data: Any) -> LockedAsset:
     where = ("assets", name)
-    if problem := util_paths.problem_with_asset_name(name):
-        named = util_paths.printable(name)
+    if problem := problem_with_asset_name(name):
+        named = printable(name)
         raise PolicyError(f"the asset name {named} cannot be used: {problem}.", REMEDY)
     if isinstance(data, dict):
         others = {key for kind, key in _OF_ONE_KIND.items() if kind != data.get("kind")}
@@ -512,11 +517,11 @@ def _asset(reader: DocumentReader, name: str, data: Any) -> LockedAsset:
             raise reader.error("is missing", *where, key)
     if asset.source.type == "hub" and asset.source.commit is None:
         raise reader.error("is missing", *where, "source", "commit")
-    util_paths.check_paths([file.path for file in asset.files], REMEDY)
+    check_paths([file.path for file in asset.files], REMEDY)
     for number, file in enumerate(asset.files):
         if not file.path.startswith(f"{asset.folder}/"):
             place = reader.named((*where, "files", number, "path"))
-            path = util_paths.printable(file.path)
+            path = printable(file.path)
             raise PolicyError(f"{place} {path} is outside its asset, {asset.folder}/.", REMEDY)
     return asset
 
@@ -528,11 +533,21 @@ def _check_named_files(reader: DocumentReader, lock: Lockfile, paths: set[str]) 
         sources = {ingredient.origin for ingredient in asset.made_from}
         for package in asset.environment.packages if asset.environment else ():
             if package.url not in sources:
-                problem = f"names {package.url}, which is not in `made_from`"
-                raise reader.error(problem, *where, "environment", "packages")
+                raise reader.error(
+                    f"names {package.url}, which is not in `made_from`",
+                    *where,
+                    "environment",
+                    "packages",
+                )
         for config, splits in asset.configs.items():
             for split, locked in splits.items():
                 for shard in locked.shards:
                     if shard not in paths:
-                        problem = f"names {shard}, not a file here"
-                        raise reader.error(problem, *where, "configs", config, split, "shards")
+                        raise reader.error(
+                            f"names {shard}, not a file here",
+                            *where,
+                            "configs",
+                            config,
+                            split,
+                            "shards",
+                        )

@@ -484,7 +484,7 @@ def entries_of(found: Iterable[Asked], hub: Hub, *, allow_code: bool) -> list[Ma
         # Clients may get a commit from an answer's body, and ask for files of this commit alone.
         for revision in [r for r, commit in asked.commits.items() if commit is None]:
             with suppress(StageError):  # it comes again below
-                repository = hub.repository(what, _HUB_KINDS[asked.kind], asked.name, revision)
+                repository = hub.repository(_HUB_KINDS[asked.kind], asked.name, revision)
                 asked.commits[revision] = repository.commit
         for revision, read in asked.revisions():
             try:
@@ -503,10 +503,10 @@ def _entry(
     Raises:
         StageError: the Hub does not show it any more.
     """
-    repository = hub.repository(what, _HUB_KINDS[asked.kind], asked.name, revision)
+    repository = hub.repository(_HUB_KINDS[asked.kind], asked.name, revision)
     if asked.refused and not read:
         raise UsageError(f"the Hub refused its files. {_WITH_ACCESS}")
-    listing = hub.files(what, repository)
+    listing = hub.files(repository)
     files = [listing[path] for path in read if path in listing]
     size = human_size(sum(file.size for file in files))
     seen = f"{what} at {revision}: {human_count(len(files), 'file')} read, {size}"

@@ -15,8 +15,7 @@ that only the fetched bytes show: digests that were not published, rows and colu
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -100,7 +99,7 @@ class Plan:
         space: bytes of disk space that it needs, at least.
     """
 
-    here: AbstractSet[str]
+    here: Collection[str]
     shared: tuple[LockedFile, ...]
     downloads: tuple[LockedFile, ...]
     built: frozenset[str]
@@ -110,7 +109,7 @@ class Plan:
     space: int
 
     @staticmethod
-    def of(lock: Lockfile, here: AbstractSet[str], sharing: Sharing, partial_size: int) -> Plan:
+    def of(lock: Lockfile, here: Collection[str], sharing: Sharing, partial_size: int) -> Plan:
         """Decides where each file that is missing comes from.
 
         Args:
@@ -394,7 +393,7 @@ class _Fetch:
         self.sharing.keep(self.digests)
         return self._outcome()
 
-    def _check(self, here: AbstractSet[str]) -> None:
+    def _check(self, here: Collection[str]) -> None:
         """Hashes the files that are here."""
         if not here:
             return
@@ -494,7 +493,7 @@ class _Fetch:
     def _each(
         self,
         what: str,
-        paths: AbstractSet[str],
+        paths: Collection[str],
         work: Callable[[LockedAsset, LockedFile, Progress], None],
         *,
         local: bool = False,

@@ -165,7 +165,7 @@ def verify_deep(report: VerificationReport, reporter: Reporter) -> VerificationR
 def lacking(asset: LockedAsset) -> list[str]:
     """What a training needs from a model and the asset lacks, by the names of its files. Pure."""
     if not _is_model(asset) or {"include", "exclude"} & asset.request.keys():
-        return []  # who leaves files out by name knows it
+        return []  # a person who omits files by name knows that
     names = {file.path.removeprefix(f"{asset.folder}/") for file in asset.files}
     found = []
     if "config.json" in names and not any(name.endswith(".safetensors") for name in names):
@@ -271,8 +271,11 @@ def _rows(asset: LockedAsset, footers: Mapping[str, ParquetFooter]) -> Iterator[
             here = [footers[shard] for shard in split.shards if shard in footers]
             rows = sum(footer.rows for footer in here)
             if len(here) == len(split.shards) and rows != split.rows:
-                expected = f"{human_count(split.rows or 0, 'row')} in {config}/{name}"
-                yield _unloadable(split.shards[0], expected, f"{rows}")
+                yield _unloadable(
+                    split.shards[0],
+                    f"{human_count(split.rows or 0, 'row')} in {config}/{name}",
+                    f"{rows}",
+                )
             for shard in split.shards:
                 if shard in footers and footers[shard].schema != split.schema:
                     yield _unloadable(shard, f"the columns locked for {config}/{name}", "others")

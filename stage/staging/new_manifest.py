@@ -88,7 +88,8 @@ def look_up(hub: Hub, name: str) -> RepositoryLookup:
     for kind in ("model", "dataset"):
         if asked.kind in (None, kind):
             try:
-                found[kind] = hub.repository(asked.id, kind, asked.id, asked.revision or "main")
+                with about(asked.id):
+                    found[kind] = hub.repository(kind, asked.id, asked.revision or "main")
             except UsageError as error:
                 if asked.kind or isinstance(error, RefusedToken):
                     raise
@@ -112,8 +113,9 @@ def look_up(hub: Hub, name: str) -> RepositoryLookup:
 
 def _configs(hub: Hub, dataset: Repository) -> tuple[tuple[str, ...], str | None]:
     """The configs that can be fetched, in the card's order, and the default one."""
-    card, what = dataset.card, dataset.id
-    found = find_configs(hub, dataset, hub.files(what, dataset), what)
+    card = dataset.card
+    with about(dataset.id):
+        found = find_configs(hub, dataset, hub.files(dataset))
     entries = layout.entries(card.get("configs")) + layout.entries(card.get("dataset_info"))
     in_card = [layout.config_name(entry) for entry in entries]
     usable = sorted(name for name in found if found[name].problem is None)

@@ -81,7 +81,7 @@ def omitted_files(asset: LockedAsset) -> Omitted:
     left = {left.path for left in asset.left_out if left.reason in (EXCLUDED, NOT_INCLUDED)}
     folders = {_folder(path) for path in taken if _is(WEIGHTS, path)}
     needed = needed_for_weights(taken, left)
-    if "include" not in asset.request:  # who excludes weights or a tokenizer by name knows it
+    if "include" not in asset.request:  # a person who excludes them by name knows that
         return Omitted(tuple(needed))
     notes = []
     others = sorted(path for path in left if WEIGHTS.fullmatch(path))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stage.lock.model import FORMAT
+from stage.bundle.verifier import LOCK_FORMAT
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REQUEST = b"format: 1\nname: made\nassets:\n  bert:\n    model: acme/bert\n"
@@ -62,7 +62,7 @@ def many() -> dict[str, bytes]:
 def write_bag(root: Path, files: Mapping[str, bytes]) -> Path:
     """Writes a finished bundle with these payload files."""
     lock = _json(
-        {"format": FORMAT, "name": "made", "assets": dict(_assets(files))},
+        {"format": LOCK_FORMAT, "name": "made", "assets": dict(_assets(files))},
     )
     texts = {
         "bagit.txt": b"BagIt-Version: 1.0\nTag-File-Character-Encoding: UTF-8\n",

@@ -87,3 +87,15 @@ def test_an_address_is_shown_without_login_token_and_query(text: str, shown: str
 def test_a_bundles_verifier_escapes_the_same_characters() -> None:
     """It stands alone, so the table is there twice."""
     assert set(verifier.TURNS) == errors._BIDI_CONTROLS
+
+
+def test_each_of_several_mistakes_gets_the_place_of_the_block() -> None:
+    """`Mistakes` takes a joined error apart: a part without a place would name no file."""
+    two = [UsageError("no a"), UsageError("no b", place="part-1.zip")]
+    mistakes = Mistakes()
+    with mistakes, about(Place("m.yaml", 3, "bert")):
+        raise join_errors(two, "mistakes")
+    assert [found.message for found in mistakes.found] == [
+        "m.yaml:3: `bert`: no a",
+        "m.yaml:3: `bert`: part-1.zip: no b",
+    ]

@@ -263,14 +263,18 @@ def _judge_cuda(needs: Needs, profile: Profile) -> Iterator[Verdict]:
         cuda = f"{needs.cuda_of} brings CUDA {needs.cuda}"
         yield Verdict(False, f"{cuda}, which nodes without a GPU do not use.")
     elif needs.without_cuda and profile.cuda:
-        problem = f"{needs.without_cuda} is a build without CUDA: it does not use {gpu}."
-        yield Verdict(True, problem, _what_fits(needs, profile))
-    elif needs.torch and profile.cuda:
-        problem = (
-            f"Not known whether torch {needs.torch} uses {gpu}: nothing in the lock says which "
-            "CUDA it has."
+        yield Verdict(
+            True,
+            f"{needs.without_cuda} is a build without CUDA: it does not use {gpu}.",
+            _what_fits(needs, profile),
         )
-        yield Verdict(False, problem, _what_fits(needs, profile))
+    elif needs.torch and profile.cuda:
+        yield Verdict(
+            False,
+            f"Not known whether torch {needs.torch} uses {gpu}: nothing in the lock says which "
+            "CUDA it has.",
+            _what_fits(needs, profile),
+        )
 
 
 def _judge_driver(needs: Needs, cuda: str, profile: Profile, driver_cuda: str) -> Iterator[Verdict]:
@@ -278,17 +282,18 @@ def _judge_driver(needs: Needs, cuda: str, profile: Profile, driver_cuda: str) -
     if runtime[0] > driver[0]:
         oldest = DRIVERS.get(runtime[0])
         needed = f"CUDA {runtime[0]}.0 or newer" + (f" (driver {oldest}+)" if oldest else "")
-        problem = (
+        yield Verdict(
+            True,
             f"CUDA {cuda} ({needs.cuda_of}) needs a driver with {needed}; the driver of "
-            f"{profile.name} has CUDA {driver_cuda}."
+            f"{profile.name} has CUDA {driver_cuda}.",
+            _what_fits(needs, profile),
         )
-        yield Verdict(True, problem, _what_fits(needs, profile))
     elif runtime[0] == driver[0] and runtime > driver:
-        problem = (
+        yield Verdict(
+            False,
             f"CUDA {cuda} ({needs.cuda_of}) on a driver with CUDA {driver_cuda} runs by CUDA's "
-            "minor-version compatibility: machine code does, intermediate code (PTX) does not."
+            "minor-version compatibility: machine code does, intermediate code (PTX) does not.",
         )
-        yield Verdict(False, problem)
 
 
 def _judge_architectures(needs: Needs, profile: Profile) -> Iterator[Verdict]:
@@ -298,21 +303,28 @@ def _judge_architectures(needs: Needs, profile: Profile) -> Iterator[Verdict]:
     gpu = f"{profile.gpu or profile.name} (compute capability {capability})"
     torch = f"torch {needs.torch} with CUDA {needs.cuda}"
     if oldest := toolkit_dropped(needs.cuda, capability):
-        problem = (
+        yield Verdict(
+            True,
             f"torch {needs.torch} is built with CUDA {needs.cuda}, which knows no GPU older than"
-            f" {oldest}: not {gpu}."
+            f" {oldest}: not {gpu}.",
+            _what_fits(needs, profile),
         )
-        yield Verdict(True, problem, _what_fits(needs, profile))
     elif needs.architectures is None:
-        remedy = "On such a node: python -c 'import torch; print(torch.cuda.get_arch_list())'"
-        yield Verdict(False, f"Not known whether {torch} was built for {gpu}.", remedy)
+        yield Verdict(
+            False,
+            f"Not known whether {torch} was built for {gpu}.",
+            "On such a node: python -c 'import torch; print(torch.cuda.get_arch_list())'",
+        )
     # PTX, the intermediate code, is compiled by the driver: one that knows this CUDA.
     elif not runs_on(
         needs.architectures, capability, ptx=numbers(needs.cuda) <= numbers(profile.cuda)
     ):
         compiled_for = ", ".join(needs.architectures)
-        problem = f"{torch} has no code for {gpu}, only for {compiled_for}."
-        yield Verdict(True, problem, _what_fits(needs, profile))
+        yield Verdict(
+            True,
+            f"{torch} has no code for {gpu}, only for {compiled_for}.",
+            _what_fits(needs, profile),
+        )
 
 
 def _what_fits(needs: Needs, profile: Profile) -> str:

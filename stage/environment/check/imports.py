@@ -268,7 +268,8 @@ def check_imports(
         platform: such as `linux-64`.
 
     Raises:
-        UsageError: an import fails, for a reason that is the same on each machine.
+        UsageError: an import fails, for a reason that is the same on each machine; the caller names
+            the asset.
     """
     from stage.environment.spec.profile import MACHINES  # the runner starts without it
 
@@ -295,7 +296,7 @@ def check_imports(
     if refused := [fault for fault in found if fault.known_here]:
         listed = "\n".join(f"  {fault.message}\n    {fault.remedy}" for fault in refused)
         raise UsageError(
-            f"{asset}: packages of this environment do not go together:\n{listed}",
+            f"packages of this environment do not go together:\n{listed}",
             "Change the environment file, then fetch again. To take it as it is: "
             "--no-offline-check",
         )

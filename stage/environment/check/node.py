@@ -14,10 +14,10 @@ from stage.bundle.bundle import Bundle
 from stage.bundle.receipt import remedy_for_damage
 from stage.errors import DamageError, IncompleteError, StageError, UsageError, quoted
 from stage.files import hash_file
+from stage.installation import TEMPLATES
 from stage.lock.model import LockedAsset
 
-PROBE = Path(__file__).resolve().parents[2] / "templates/env-probe.sh"
-CHECK = PROBE.with_name("env-check.sh")
+PROBE, CHECK = TEMPLATES / "env-probe.sh", TEMPLATES / "env-check.sh"
 _BOOTSTRAP = "bootstrap.sh"
 
 
@@ -61,8 +61,7 @@ def check_environments(
     for name in there:
         folder = bundle.asset_path(name).absolute()
         if not (folder / "env.json").is_file():
-            problem = f"{folder / 'env.json'} is missing."
-            raise DamageError(problem, remedy_for_damage(bundle.root))
+            raise DamageError(f"{folder / 'env.json'} is missing.", remedy_for_damage(bundle.root))
         if len(there) > 1:
             print(f"{name}:", flush=True)
         code = run_script(CHECK, "--environment", folder, *([prefix.absolute()] if prefix else []))

@@ -30,7 +30,6 @@ import tempfile
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
@@ -50,7 +49,7 @@ from stage.environment.spec.conda_lock import EnvironmentLock
 from stage.environment.spec.profile import MACHINES
 from stage.errors import IncompleteError, UsageError
 from stage.files import hash_file
-from stage.installation import DISTRIBUTION, install_command
+from stage.installation import DISTRIBUTION, TEMPLATES, install_command
 from stage.sandbox import ask_child, last_words
 from stage.version import __version__
 
@@ -141,7 +140,7 @@ def unmet_requirements(versions: Mapping[str, str], python: str) -> list[str]:
         versions: normalised name of every locked package -> its version.
         python: version of the environment's interpreter, `3.10.13`.
     """
-    target: dict[str, str | AbstractSet[str]] = {
+    target: dict[str, Any] = {
         **{key: str(value) for key, value in default_environment().items()},
         "python_version": ".".join(python.split(".")[:2]),
         "python_full_version": python,
@@ -185,8 +184,10 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
     for package in PACKAGES:
         spec = find_spec(package)  # `stage` must not import `runner`
         if spec is None or not spec.submodule_search_locations:
-            problem = f"airlift's package `{package}` is not here."
-            raise UsageError(problem, f"Install it again: {install_command()}")
+            raise UsageError(
+                f"airlift's package `{package}` is not here.",
+                f"Install it again: {install_command()}",
+            )
         root = Path(next(iter(spec.submodule_search_locations)))
         for path in sorted(root.rglob("*")):
             relative = path.relative_to(root.parent)
@@ -250,7 +251,6 @@ FORMAT = 1
 # place may be shorter, not longer.
 PLACEHOLDER = ("/airlift-environment-prefix" + "_placeholder" * 20)[:200]
 LONGEST_PREFIX = len(PLACEHOLDER)  # bytes: the space in binaries
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 DATE = 1_700_000_000  # mtime of each file; modules compiled on the cluster record it
 _MEMBER = 8 << 20  # bytes: large beside gzip's window of 32 KiB, so members cost no compression
 _LEVEL = 4  # 6 is a third slower and 3 % smaller
@@ -294,8 +294,10 @@ def lay_out(
             "Check for a full disk.",
         )
     if refused := answer.get("refused"):
-        problem = f"The packages cannot be one environment: {refused}."
-        raise UsageError(problem, "Leave one of them out and lock again.")
+        raise UsageError(
+            f"The packages cannot be one environment: {refused}.",
+            "Leave one of them out and lock again.",
+        )
     return answer
 
 

@@ -5,6 +5,11 @@ answer on stdout. No program of the target is run, so a macOS laptop links a lin
 
 py-rattler links conda packages, then `installer` the wheels; then everything that depends on this
 machine is removed (dates, paths, bytecode). An environment on a site's Python has wheels only.
+
+Scripts get a start for a path of any length. Kernels before 5.1 cut a first line after 127 bytes,
+and an environment's prefix may be longer. So sh starts the script with Python, to which the lines
+for sh are a string. Python gets `-s`: packages in `~/.local` would be imported before those of the
+environment.
 """
 
 from __future__ import annotations
@@ -25,8 +30,78 @@ from installer.sources import WheelFile
 from rattler import RepoDataRecord, Subdir
 from rattler import install as link_packages
 
-from stage.environment.image import shebang, site_path
+from stage.environment.image import site_path
 from stage.sandbox import run_and_exit
+
+LONGEST = 127
+"""Bytes of a first line that any kernel reads."""
+
+_PYTHON = re.compile(
+    rb"#![ \t]*(?P<prefix>/\S*)/bin/(?P<python>python[0-9.]*)(?P<options>[ \t][^\n]*)?\n"
+)
+# py-rattler writes one line, `trampoline` two.
+_TRAMPOLINE = re.compile(
+    rb"#!/bin/sh\n'''exec' \"?(?P<prefix>/[^\s\"]*)/bin/(?P<python>python[0-9.]*)\"?"
+    rb"(?P<options>[^\n\"]*)\"\$0\" \"\$@\"(?: #'''|\n' ''')\n"
+)
+_START = re.compile(rb"#![^\n]*\n('''exec' [^\n]*(#'''|\n' ''')\n)?")
+NO_USER_SITE = b"-s"
+_FUTURE = re.compile(rb"^from[ \t]+__future__[ \t]+import\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Shebang:
+    """`#!PREFIX/bin/PYTHON OPTIONS`."""
+
+    prefix: bytes
+    python: bytes
+    options: bytes = b""
+
+
+def read_shebang(script: bytes) -> Shebang | None:
+    """The start of a script, if it names the path of a python: a first line, or a call from sh."""
+    found = _PYTHON.match(script) or _TRAMPOLINE.match(script)
+    if found is None:
+        return None
+    return Shebang(found["prefix"], found["python"], (found["options"] or b"").strip())
+
+
+def without_shebang(script: bytes) -> bytes:
+    """The script without its start."""
+    return _START.sub(b"", script, count=1)
+
+
+def script_start(shebang: Shebang, code: bytes) -> tuple[bytes, str]:
+    """The start for `code`, and why it is the plain path; "" for a start that any kernel runs."""
+    interpreter = shebang.prefix + b"/bin/" + shebang.python
+    if reason := _must_stay_first(code):
+        return b"#!" + interpreter + b" " + _as_one_word(shebang.options) + b"\n", reason
+    return trampoline(interpreter, b" ".join(filter(None, (NO_USER_SITE, shebang.options)))), ""
+
+
+def _as_one_word(options: bytes) -> bytes:
+    """`-s` and the options: the kernel passes all text after the path as one argument."""
+    if not options or options.startswith(b"--"):  # a long option cannot be combined
+        return options or NO_USER_SITE
+    return NO_USER_SITE + options[1:].replace(b" -", b"")
+
+
+def trampoline(interpreter: bytes, options: bytes = b"") -> bytes:
+    """First lines of a Python script with a path of any length: sh runs them, Python skips them."""
+    options = b" " + options if options else b""
+    return b"#!/bin/sh\n'''exec' \"" + interpreter + b'"' + options + b" \"$0\" \"$@\"\n' '''\n"
+
+
+def _must_stay_first(code: bytes) -> str:
+    if _FUTURE.search(code):
+        # A syntax error after two strings: the lines for sh, and a docstring.
+        return "it has a `from __future__ import`"
+    try:
+        code.decode()
+    except UnicodeDecodeError:
+        return "it is not UTF-8"  # Python reads an encoding only in the first two lines
+    return ""
+
 
 NAMESPACE = '__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
 
@@ -131,15 +206,15 @@ class Linking:
             if path.is_symlink() or not path.is_file():
                 continue
             content = path.read_bytes()
-            found = shebang.read(content)
+            found = read_shebang(content)
             if found is None or found.prefix != self.placeholder.encode():
                 continue
-            code = shebang.without_start(content)
-            start, reason = shebang.start(found, code)
+            code = without_shebang(content)
+            start, reason = script_start(found, code)
             if reason:
                 self.notes.append(
                     f"bin/{path.name}: {reason}, so the path of its python stays on its first "
-                    f"line: where that is longer than {shebang.LONGEST} bytes, only Linux 5.1 or "
+                    f"line: where that is longer than {LONGEST} bytes, only Linux 5.1 or "
                     "newer starts it"
                 )
             _replace(path, start + code)
@@ -165,11 +240,11 @@ class Linking:
     def _drop_bytecode(self) -> None:
         """Deletes compiled modules, which have paths and dates; `relocate.py` compiles again."""
         for folder, _, files in os.walk(self.root):
-            for name in files:
-                if _is_bytecode(f"{Path(folder).name}/{name}"):
+            if Path(folder).name == "__pycache__":
+                for name in (name for name in files if name.endswith(".pyc")):
                     Path(folder, name).unlink()
-            if Path(folder).name == "__pycache__" and not any(Path(folder).iterdir()):
-                Path(folder).rmdir()
+                if not any(Path(folder).iterdir()):
+                    Path(folder).rmdir()
 
     def _normalize_files(self) -> None:
         """Sets modes to 755 or 644, and refuses links to the outside."""
@@ -220,10 +295,6 @@ def _check_link(relative: str, target: str) -> None:
     inside = os.path.normpath(Path(relative).parent / target)
     if target.startswith("/") or inside.split("/")[0] == "..":
         raise CannotLink(f"{relative}: a link that leads out of the environment, to {target}")
-
-
-def _is_bytecode(path: str) -> bool:
-    return path.endswith(".pyc") and Path(path).parent.name == "__pycache__"
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -58,11 +58,14 @@ def advice_for(name: str, target: Target) -> str | None:
     name = canonicalize_name(name)
     match name:
         case "flash-attn":
-            without = (
+            return _released(
+                name,
+                "Dao-AILab/flash-attention",
+                "flash-attn",
                 'Or omit it: `attn_implementation="sdpa"` in `from_pretrained` takes torch\'s own, '
-                "and a V100 cannot run it at all (it needs compute capability 8.0)."
+                "and a V100 cannot run it at all (it needs compute capability 8.0).",
+                target,
             )
-            return _released(name, "Dao-AILab/flash-attention", "flash-attn", without, target)
         case "causal-conv1d":
             return _released(name, "Dao-AILab/causal-conv1d", "causal-conv1d", "", target).strip()
         case "mamba-ssm":

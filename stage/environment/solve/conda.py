@@ -2,6 +2,11 @@
 
 conda-lock does it, with the user's conda, or with py-rattler where there is none. It runs in a
 temporary folder, on a file with the conda half only. It gets an executable, so it downloads none.
+
+The Python distributions inside conda packages are found too: pip must not install them a second
+time. There is no table of names: each package lists its files, and a distribution has a
+`NAME-VERSION.dist-info` (or `.egg-info`) among them. So conda's `pytorch` is found to be pip's
+`torch`. Only that list is read from a remote package (range requests).
 """
 
 from __future__ import annotations
@@ -14,11 +19,14 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from stage.environment.solve.advice import conda_conflict, is_network_problem
 from stage.environment.spec.conda_lock import EnvironmentLock, Package
@@ -88,9 +96,8 @@ def lock_conda(
         IncompleteError: a channel cannot be reached.
     """
     if not spec.channels:
-        problem = f"{spec.place('channels')}: no channels."
         raise UsageError(
-            problem,
+            f"{spec.place('channels')}: no channels.",
             "For example channels: [conda-forge]. For a site's own torch, the profile has to say "
             "what it provides: run env-probe.sh with the site's module loaded.",
         )
@@ -251,3 +258,77 @@ def _failure(said: str, spec: EnvironmentSpec, profile: Profile) -> StageError:
             "Check the network and `channels:`, then run the same command again.",
         )
     return conda_conflict(message, spec, profile)
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A Python distribution inside a conda package, or of the site's own Python.
+
+    Attributes:
+        name: normalised (PEP 503).
+        conda: the package's name; empty: it is the site's.
+        url: the address to ask for the package, perhaps with a token: kept out of `repr`.
+        metadata: path of its METADATA inside the package.
+        place: file:line of the profile that names it.
+    """
+
+    name: str
+    version: str
+    conda: str = ""
+    url: str = field(default="", repr=False)
+    metadata: str = ""
+    place: Place | None = None
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, in a sentence."""
+        if self.conda:
+            return f"{self.name} {self.version} (`{self.conda}`) comes from conda."
+        found = Version(self.version)
+        early = f" By PEP 440 it comes before {found.base_version}." if found.is_prerelease else ""
+        return f"{self.name} {self.version} is the site's ({self.place}).{early}"
+
+
+def provided_by_conda(packages: Iterable[Package], addresses: Mapping[str, str]) -> list[Provided]:
+    """The Python distributions in those conda packages that need Python, sorted by name.
+
+    Args:
+        addresses: locked URL -> URL to fetch from, where the two differ (see `indexes`).
+
+    Raises:
+        IncompleteError: a package cannot be reached.
+    """
+    wanted = {p.sha256: p for p in packages if {"python", "python_abi"} & p.dependencies.keys()}
+    urls = [addresses.get(p.url, p.url) for p in wanted.values()]
+    found = [
+        Provided(canonicalize_name(name), version, package.name, url, path)
+        for package, url, inside in zip(wanted.values(), urls, _contents(urls), strict=True)
+        for path, name, version in inside["distributions"]
+    ]
+    return sorted(found, key=lambda d: d.name)
+
+
+def metadata_of(distribution: Provided) -> str:
+    """The METADATA of a distribution in a conda package; streams the package up to that file.
+
+    Empty for one of the site.
+
+    Raises:
+        IncompleteError: the package cannot be reached.
+    """
+    if not distribution.conda:
+        return ""
+    (inside,) = _contents([distribution.url], distribution.metadata)
+    return str(inside["texts"].get(distribution.metadata) or "")
+
+
+def _contents(urls: list[str], *read: str) -> list[Any]:
+    """The distributions in each package, and the texts of the files to read."""
+    answers = _ask("contents", [[url, *read] for url in urls]) if urls else []
+    for url, answer in zip(urls, answers, strict=True):
+        if problem := answer.get("problem"):
+            raise IncompleteError(
+                f"{without_secrets(url)}: its list of files cannot be read: {problem}.",
+                "Run the same command again.",
+            )
+    return answers

@@ -4,6 +4,7 @@
     create --dry-run --json [--override-channels] --channel C... --prefix P SPEC...   solve
     matches < [[SPEC, NAME, VERSION, BUILD]...]                     airlift's: whether each matches
     join < [[SPEC...]...]             airlift's: [one spec for each list, why there is none] of each
+    contents < [[URL, FILE...]...]    airlift's: the distributions in each package, and those files
 
 The target platform and the virtual packages are in conda's variables, CONDA_SUBDIR and
 CONDA_OVERRIDE_*. It is always a child process, see `run_and_exit`.
@@ -18,14 +19,21 @@ import os
 import re
 import sys
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import rattler
 from rattler.package import BuildString
+from rattler.package_streaming import PackageArchive
 
 from stage.sandbox import run_and_exit
 
 KERNEL = "4.18"  # conda-lock's default
 DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
+_METADATA = re.compile(
+    r"(?:^|/)site-packages/(?P<name>[^/]+?)-(?P<version>[0-9][^/]*?)"
+    r"(?:\.dist-info/METADATA|(?:-py[0-9.]+)?\.egg-info(?:/PKG-INFO)?)$"
+)
+_AT_ONCE = 16  # requests: an environment has hundreds of packages, and each answer is small
 
 
 def main(arguments: list[str]) -> int:
@@ -34,7 +42,7 @@ def main(arguments: list[str]) -> int:
         print("conda 24.11.0")  # conda-lock makes the calls above to this version
         return 0
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("command", choices=("info", "create", "matches", "join"))
+    parser.add_argument("command", choices=("info", "create", *_ANSWERS))
     parser.add_argument("--channel", "-c", action="append", default=[], dest="channels")
     parser.add_argument("--prefix", "-p", default="")
     call, rest = parser.parse_known_args(arguments)
@@ -44,8 +52,7 @@ def main(arguments: list[str]) -> int:
     if call.command == "info":
         print(json.dumps({"pkgs_dirs": [os.environ.get("CONDA_PKGS_DIRS", "")]}))
     else:
-        answer = _matches if call.command == "matches" else _join
-        print(json.dumps(answer(json.load(sys.stdin))))
+        print(json.dumps(_ANSWERS[call.command](json.load(sys.stdin))))
     return 0
 
 
@@ -105,6 +112,37 @@ def _join(several: list[list[str]]) -> list[list[str]]:
         except Exception as error:  # noqa: BLE001 - conda raises many kinds
             answers.append(["", " ".join(str(error).split())])
     return answers
+
+
+def _contents(questions: list[list[str]]) -> list[dict[str, Any]]:
+    async def answer() -> list[dict[str, Any]]:
+        client = rattler.Client.default_client()  # it tries again by itself
+        gate = asyncio.Semaphore(_AT_ONCE)
+        return await asyncio.gather(*(_look(client, gate, *question) for question in questions))
+
+    return asyncio.run(answer())
+
+
+async def _look(client: Any, gate: asyncio.Semaphore, url: str, *read: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    async with gate:
+        try:
+            if parts.scheme == "file":
+                archive = await PackageArchive.from_path(unquote(parts.path))
+            else:
+                archive = await PackageArchive.from_url(client, url)
+            paths = sorted(str(entry.relative_path) for entry in (await archive.paths_json()).paths)
+            texts = await archive.read_files(list(read)) if read else {}
+        except Exception as error:  # noqa: BLE001 - py-rattler raises many kinds
+            return {"problem": " ".join(str(error).split())}
+    found = [m for path in paths if (m := _METADATA.search(path))]
+    return {
+        "distributions": [[m.string, m["name"], m["version"]] for m in found],
+        "texts": {path: t.decode("utf-8", "replace") for path, t in texts.items() if t is not None},
+    }
+
+
+_ANSWERS = {"matches": _matches, "join": _join, "contents": _contents}
 
 
 def _virtual_packages() -> list[Any]:

@@ -46,7 +46,7 @@ from stage.environment.solve.advice import (
     is_network_problem,
     uv_conflict,
 )
-from stage.environment.solve.conda_contents import Provided, metadata_of
+from stage.environment.solve.conda import Provided, metadata_of
 from stage.environment.spec.conda_lock import Package
 from stage.environment.spec.environment_yml import EnvironmentSpec, PipSection, userinfo
 from stage.environment.spec.profile import Profile
@@ -62,6 +62,11 @@ from stage.errors import (
 from stage.installation import install_command
 from stage.progress import Reporter
 from stage.sandbox import isolated
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _UV_VARIABLES = (
     "UV_DEFAULT_INDEX",
@@ -206,11 +211,6 @@ def address_to_ask(url: str, spec: EnvironmentSpec, indexes: Indexes) -> str:
     return url
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 
 GLIBC_OF_UV = (17, 28, *range(31, 41))
@@ -239,11 +239,6 @@ class PipRequest:
     kept: Mapping[str, str] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     say: Callable[[str], None] = lambda _: None
-
-    @property
-    def target(self) -> str:
-        """A description of the machine, for messages."""
-        return f"Python {self.python}, {self.profile.machine}, glibc {self.profile.glibc}"
 
     def place_of(self, name: str) -> Place:
         """file:line of the requirement on a package; the file's name if the spec has none."""
@@ -428,7 +423,8 @@ class Uv:
     def _without_wheel(self, name: str) -> StageError:
         request = self.request
         place, profile, target = request.place_of(name), request.profile, request.advice_target()
-        node = f"{profile.name} ({request.target})"
+        machine = f"{profile.machine}, glibc {profile.glibc}"
+        node = f"{profile.name} (Python {request.python}, {machine})"
         if advice := advice_for(name, target):
             return PolicyError(f"{place}: `{name}` has no wheel for {node}.", advice)
         if version := self.newest_fitting(name):

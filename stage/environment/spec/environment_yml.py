@@ -8,7 +8,6 @@ version control system) are refused, with an alternative.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -35,7 +34,7 @@ from stage.errors import (
     without_secrets,
 )
 from stage.file_kinds import ENVIRONMENT, REQUIREMENTS, check_kind
-from stage.files import is_hex
+from stage.files import is_hex, sha256_of_bytes
 from stage.installation import DISTRIBUTION
 from stage.lock.reader import Lines, Reader, setting
 from stage.lock.yaml_lines import reading_yaml
@@ -240,19 +239,20 @@ class _RequirementsReader:
 
     def _file(self, path: Path, *, constraint: bool) -> None:
         if path.resolve() in self._open_files:
-            remedy = "Take one of the two `-r` lines out."
-            raise UsageError(f"{path} includes itself.", remedy)
+            raise UsageError(f"{path} includes itself.", "Take one of the two `-r` lines out.")
         try:
             data = path.read_bytes()
             with about(str(path)):
                 check_kind(path, data, REQUIREMENTS)
             lines = data.decode("utf-8-sig").splitlines()
         except OSError as error:
-            problem = f"{path} cannot be read: {error.strerror}."
-            raise UsageError(problem, "Check the path.") from None
+            raise UsageError(
+                f"{path} cannot be read: {error.strerror}.", "Check the path."
+            ) from None
         except UnicodeDecodeError as error:
-            problem = f"{path} cannot be read: not UTF-8 text."
-            raise UsageError(problem, save_as_utf8(path, error.object)) from None
+            raise UsageError(
+                f"{path} cannot be read: not UTF-8 text.", save_as_utf8(path, error.object)
+            ) from None
         self._open_files.append(path.resolve())
         pending, first = "", 0
         for number, line in enumerate([*lines, ""], start=1):  # the last line may end in `\`
@@ -340,12 +340,13 @@ def _with_name_of_wheel(text: str) -> str:
 def _hashes(tail: str, text: str) -> tuple[str, ...]:
     found = re.findall(r"--hash[= ](\w+):(\S+)", tail)
     if other := _ANYTHING_BUT_HASH.search(tail):
-        problem = f"`{text}`: `{other[0]}` has no effect in a lock."
-        raise UsageError(problem, "Take it out.")
+        raise UsageError(f"`{text}`: `{other[0]}` has no effect in a lock.", "Take it out.")
     for algorithm, value in found:
         if algorithm != "sha256" or not is_hex(value, 64):
-            problem = f"`{text}`: `--hash {algorithm}:{value}` is not a sha256."
-            raise UsageError(problem, "Write --hash=sha256:64 hex digits.")
+            raise UsageError(
+                f"`{text}`: `--hash {algorithm}:{value}` is not a sha256.",
+                "Write --hash=sha256:64 hex digits.",
+            )
     return tuple(value for _, value in found)
 
 
@@ -492,7 +493,7 @@ def content_hash(spec: EnvironmentSpec, profile: Profile, own_requirements: Iter
         # Until 0.3 the last of several requirements on one package was asked for alone.
         **({"joined": True} if len({d.name for d in spec.conda}) < len(spec.conda) else {}),
     }
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return sha256_of_bytes(json.dumps(document, sort_keys=True).encode())
 
 
 def _dependencies(
@@ -517,8 +518,9 @@ def _dependencies(
                 pip += _pip_lines(item["pip"], index, lines)
             else:
                 shown = f"`{next(iter(item), '')}:`" if isinstance(item, dict) else f"{item!r}"
-                remedy = "Write `name`, `name=1.2` or a `pip:` section."
-                raise UsageError(f"{shown} is no package.", remedy)
+                raise UsageError(
+                    f"{shown} is no package.", "Write `name`, `name=1.2` or a `pip:` section."
+                )
     return conda, pip
 
 
@@ -534,7 +536,10 @@ def _pip_lines(value: Any, index: int, lines: Lines) -> list[tuple[str, Place]]:
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         place = lines.place("dependencies", index, "pip")
-        remedy = "Write pip: [torch, transformers]"
-        raise UsageError("`pip` should be a list of requirements.", remedy, place=place)
+        raise UsageError(
+            "`pip` should be a list of requirements.",
+            "Write pip: [torch, transformers]",
+            place=place,
+        )
     keys = ("dependencies", index, "pip")
     return [(item, lines.place(*keys, number)) for number, item in enumerate(value)]

@@ -41,8 +41,10 @@ def _version(key: str, default: Any) -> Any:
 
     def check(text: str) -> str:
         if not re.fullmatch(r"\d{1,4}\.\d{1,4}", text):
-            remedy = f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).'
-            raise WrongValueError("must be MAJOR.MINOR", remedy)
+            raise WrongValueError(
+                "must be MAJOR.MINOR",
+                f'For example {key}: "{_EXAMPLES[key]}" ({_HOW_TO_SEE[key]}).',
+            )
         return text
 
     return setting(default, _PROBE if default is REQUIRED else "", convert=check)

@@ -188,14 +188,18 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
         """Fetches a package, or the lock."""
         update = self.run.manifest.update_command(self.name)
         if isinstance(file, LockedFile):
-            remedy = f"To use it as it is now: {update}"
-            return bring_local(self._lock, file, target, progress, remedy)
-        if file.origin.startswith("file:"):
-            remedy = (
-                f"Lock it as it is now: stage env lock {self._spec} --profile FILE --update "
-                f"PACKAGE, then: {update}"
+            return bring_local(
+                self._lock, file, target, progress, f"To use it as it is now: {update}"
             )
-            return bring_local(_local(file.origin), file.at(""), target, progress, remedy)
+        if file.origin.startswith("file:"):
+            return bring_local(
+                _local(file.origin),
+                file.at(""),
+                target,
+                progress,
+                f"Lock it as it is now: stage env lock {self._spec} --profile FILE --update "
+                f"PACKAGE, then: {update}",
+            )
         url, login = private_address(file.origin, self._spec)
         download = replace(download_of(self.name, file, None), url=url, login=login)
         return self.run.downloader.fetch(download, target, progress)
@@ -223,8 +227,7 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
             i.origin: i.sha256 for i in asset.made_from
         }:
             raise DamageError(
-                f"{self.what}: {LOCK_NAME} and {self.run.manifest.lock_path.name} name different "
-                "packages.",
+                f"{LOCK_NAME} and {self.run.manifest.lock_path.name} name different packages.",
                 f"To lock it again: {self.run.manifest.update_command(self.name)}",
             )
         out.mkdir(parents=True)

@@ -169,11 +169,8 @@ def local_base(path: str, manifest: Manifest) -> Path:
     return manifest.path.parent / Path(path).expanduser()
 
 
-def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
+def list_path(request: PathRequest, manifest: Manifest) -> Listing:
     """Lists the files that a `path:` entry takes.
-
-    Args:
-        name: of the asset.
 
     Raises:
         UsageError: no such file or folder, no file to take, a pattern that matches nothing, a file
@@ -181,9 +178,9 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
         PolicyError: a symbolic link, a special file, or a file that looks like keys, passwords or
             tokens.
     """
-    place = f"{manifest.place(name, 'path')}: `{name}`"
-    with about(manifest.entry(name, "path")):
-        base = _base(request, manifest)
+    base = local_path(request.path, manifest.path)
+    if not (base.is_file() or base.is_dir()):
+        raise UsageError(f"{base} is neither a file nor a folder.", "Name a file or a folder.")
     walk = Walk(base, request.include)
     if base.is_file():
         walk.sizes[base.name] = base.stat().st_size
@@ -191,27 +188,23 @@ def list_path(name: str, request: PathRequest, manifest: Manifest) -> Listing:
         try:
             walk.run()
         except OSError as error:
-            raise _unreadable(
-                f"{place}: {error.filename}: {error.strerror}", error.filename
-            ) from None
+            raise _unreadable(f"{error.filename}: {error.strerror}", error.filename) from None
     for path in sorted(walk.others):
         if not why_left(path, request.include, request.exclude):
             raise PolicyError(
-                f"{place}: {printable(str(base / path))} is a link or a special file; "
+                f"{printable(str(base / path))} is a link or a special file; "
                 "a bundle holds regular files only.",
                 f'Put the file itself there, or omit it: exclude: ["{path}"]',
             )
-    check_matches(request.include, walk.sizes, f"the files in {base}", place)
-    listing = _selected(base, walk, request, manifest, place)
+    check_matches(request.include, walk.sizes, f"the files in {base}")
+    listing = _selected(base, walk, request, manifest)
     if not listing.sizes:
-        raise UsageError(
-            f"{place}: {base} has no file to take.", "Check the path, `include` and `exclude`."
-        )
+        raise UsageError(f"{base} has no file to take.", "Check the path, `include` and `exclude`.")
     if closed := [path for path in listing.sizes if not os.access(listing.file(path), os.R_OK)]:
         names = join_limited([printable(path) for path in closed], _SHOWN)
-        raise _unreadable(f"{place}: cannot be read: {names}", str(base))
-    _check_not_private(listing, request, place)
-    _check_no_pointers(listing, place)
+        raise _unreadable(f"cannot be read: {names}", str(base))
+    _check_not_private(listing, request)
+    _check_no_pointers(listing)
     return listing
 
 
@@ -219,20 +212,10 @@ def _unreadable(what: str, where: str) -> UsageError:
     return UsageError(f"{what}.", f"Make it readable for you: chmod -R u+rX {quoted(where)}")
 
 
-def _base(request: PathRequest, manifest: Manifest) -> Path:
-    base = local_path(request.path, manifest.path)
-    if not (base.is_file() or base.is_dir()):
-        raise UsageError(f"{base} is neither a file nor a folder.", "Name a file or a folder.")
-    return base
-
-
-def _selected(
-    base: Path, walk: Walk, request: PathRequest, manifest: Manifest, place: str
-) -> Listing:
+def _selected(base: Path, walk: Walk, request: PathRequest, manifest: Manifest) -> Listing:
     reasons = {path: why_left(path, request.include, request.exclude) for path in walk.sizes}
     if request.convert and (asked := [path for path, reason in reasons.items() if reason is None]):
-        with about(place):
-            read = set(chosen(request.convert, asked))
+        read = set(chosen(request.convert, asked))
         reasons |= {
             path: f"not read by `convert: {request.convert}`" for path in asked if path not in read
         }
@@ -274,7 +257,7 @@ def _is_suffix(pattern: str) -> bool:
     return stem != "" and not _has_letters(stem)
 
 
-def _check_not_private(listing: Listing, request: PathRequest, place: str) -> None:
+def _check_not_private(listing: Listing, request: PathRequest) -> None:
     """Raises for keys, passwords and tokens that the user did not name in `include`.
 
     Raises:
@@ -293,13 +276,13 @@ def _check_not_private(listing: Listing, request: PathRequest, place: str) -> No
     shown = join_limited([f"{printable(path)} ({what})" for path, what in private.items()], _SHOWN)
     names = ", ".join(f'"{path}"' for path in list(private)[:_SHOWN])
     raise PolicyError(
-        f"{place}: {listing.base} has private files, which should not travel by accident: {shown}.",
+        f"{listing.base} has private files, which should not travel by accident: {shown}.",
         f"Omit them: exclude: [{names}]. If they must be in the bundle, name them: include: "
         f'["*", {names}]   (every user who gets the bundle can read them)',
     )
 
 
-def _check_no_pointers(listing: Listing, place: str) -> None:
+def _check_no_pointers(listing: Listing) -> None:
     """Raises for Git LFS pointers: a clone without its LFS files has all names, but no contents.
 
     Raises:
@@ -317,9 +300,7 @@ def _check_no_pointers(listing: Listing, place: str) -> None:
         if len(pointers) == 1
         else "are Git LFS pointers, not the files"
     )
-    raise UsageError(
-        f"{place}: {names} {are}.", f"Get the contents: git -C {quoted(folder)} lfs pull"
-    )
+    raise UsageError(f"{names} {are}.", f"Get the contents: git -C {quoted(folder)} lfs pull")
 
 
 class Walk:
@@ -419,7 +400,8 @@ class PathSource(AssetSource[PathRequest]):
 
     @cached_property
     def _listing(self) -> Listing:
-        return list_path(self.name, self.request, self.run.manifest)
+        with about(self.run.manifest.entry(self.name, "path")):
+            return list_path(self.request, self.run.manifest)
 
     def look(self, mistakes: Mistakes, *, required: bool) -> Mapping[str, int]:
         if not required and not self._is_there():

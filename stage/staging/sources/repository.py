@@ -30,14 +30,15 @@ class HubSource(AssetSource[H]):
     repository_kind = "model"
 
     def resolve(self) -> LockedAsset:
-        try:
-            return self._resolve()
-        except (UsageError, IncompleteError) as error:
-            id = self.request.repository
-            if not (self.run.manifest.path.parent / id).is_dir():
+        id = self.request.repository
+        with about(self.run.manifest.entry(self.name)):
+            try:
+                return self._resolve()
+            except (UsageError, IncompleteError) as error:
+                if (self.run.manifest.path.parent / id).is_dir():
+                    hint = f"A folder {id} lies beside the manifest: if that is meant, write "
+                    error.remedy = f"{hint}`path: {id}`. Else: {error.remedy}"
                 raise
-            hint = f"A folder {id} lies beside the manifest: if that is meant, write `path: {id}`."
-            raise type(error)(error.message, f"{hint} Else: {error.remedy}") from None
 
     @abstractmethod
     def _resolve(self) -> LockedAsset: ...
@@ -93,7 +94,6 @@ class ModelSource(HubSource[ModelRequest]):
             self.request,
             run.hub,
             run.reporter,
-            self.what,
             allow_pickle=run.options.allow_pickle,
         )
 
@@ -114,16 +114,14 @@ class ModelSource(HubSource[ModelRequest]):
 
         configs = [origin for origin in inputs if origin.endswith(".json")]
         pickles = {origin: path for origin, path in inputs.items() if origin not in configs}
-        with about(self.what):
-            weights = convert_pickles(pickles, out) if pickles else {}
+        weights = convert_pickles(pickles, out) if pickles else {}
         made = [
             (LockedFile(f"{asset.folder}/{name}", 0, None, None, origin, "safetensors"), out / name)
             for name, origin in weights.items()
         ]
         for origin in configs:
             path, target = f"{asset.folder}/{origin}", out / origin
-            with about(self.what):
-                check_path(path, way_without(asset.request))
+            check_path(path, way_without(asset.request))
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(made_local(origin, inputs[origin].read_bytes()))
             made.append((LockedFile(path, 0, None, None, origin, "auto_map"), target))
@@ -137,7 +135,7 @@ class DatasetSource(HubSource[DatasetRequest]):
 
     def _resolve(self) -> LockedAsset:
         run = self.run
-        return resolve_dataset(self.name, self.request, run.hub, run.reporter, self.what)
+        return resolve_dataset(self.name, self.request, run.hub, run.reporter)
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         """Converts files whose splits are known since the dataset was resolved."""
@@ -147,8 +145,7 @@ class DatasetSource(HubSource[DatasetRequest]):
         splits: dict[str, list[str]] = {}
         for origin, part in parts:
             path = f"{asset.folder}/{config}/{part.split}.parquet"
-            with about(self.what):
-                check_path(path, way_without(asset.request))
+            check_path(path, way_without(asset.request))
             splits.setdefault(part.split, []).append(origin)
         _, how = parts[0]  # all parts of a config are converted in one way
 
@@ -160,8 +157,7 @@ class DatasetSource(HubSource[DatasetRequest]):
                 f"`{column}` is as in the files: class names of the card are not used; "
                 "`load_dataset` would read numbers with these names"
             )
-        with about(self.what):
-            made = convert_splits(how.convert, inputs, splits, out, how.separator, note)
+        made = convert_splits(how.convert, inputs, splits, out, how.separator, note)
         return in_config(asset, config, how.convert, made)
 
 
@@ -172,7 +168,7 @@ class MetricSource(HubSource[MetricRequest]):
 
     def _resolve(self) -> LockedAsset:
         run = self.run
-        return resolve_metric(self.name, self.request, run.hub, run.reporter, self.what)
+        return resolve_metric(self.name, self.request, run.hub, run.reporter)
 
 
 def _classes(root: Path, asset: LockedAsset, config: str) -> list[str]:

@@ -228,7 +228,7 @@ class AssetSource(ABC, Generic[R]):
             root: the bundle, with the asset's other files.
 
         Raises:
-            StageError: what the tools refuse.
+            StageError: what the tools refuse; the caller names the asset.
         """
         return asset, []
 
@@ -249,8 +249,7 @@ class AssetSource(ABC, Generic[R]):
         def note(said: str) -> None:
             self.run.reporter.note(f"{self.name}: {said}")
 
-        with about(self.what):
-            splits = convert(how, inputs, splits_of_names, out, separator, note)
+        splits = convert(how, inputs, splits_of_names, out, separator, note)
         return in_config(asset, CONFIG, how, splits)
 
     def new_asset(self, kind: str, source: Source) -> LockedAsset:
@@ -310,7 +309,8 @@ def build_asset(
     if out.exists():
         shutil.rmtree(out)
     inputs, ingredients = _fetch_inputs(asset, source, workdir / "originals", sharing)
-    with reporter.at_work(f"make {asset.name}"):
+    place = source.run.manifest.entry(asset.name)
+    with reporter.at_work(f"make {asset.name}"), about(place):
         made, files = source.make(replace(asset, made_from=ingredients), inputs, out, root)
     where = {file.path: path for file, path in files}
     made = with_rows(made, where.__getitem__)

@@ -35,14 +35,11 @@ class UrlSource(AssetSource[UrlRequest]):
                 "Download the file yourself and name it with `path:`.",
             )
         asset = self.new_asset("dataset" if self.request.convert else "files", Source("url", url))
-        self._check_name(asset, file_name(url, what), what)
+        with about(what):
+            _check_name(asset, file_name(url))
         unknown = Ingredient(url, None, self.request.sha256)
         size, _ = self.run.downloader.probe(download_of(self.name, unknown, None, what))
         return replace(asset, made_from=(replace(unknown, size=size),))
-
-    def _check_name(self, asset: LockedAsset, name: str, what: str) -> None:
-        with about(what):
-            check_path(f"{asset.folder}/{name}", way_without(asset.request))
 
     def check_unchanged(self, asset: LockedAsset) -> None:
         for ingredient in asset.made_from or [Ingredient("nothing", None, None)]:
@@ -74,21 +71,20 @@ class UrlSource(AssetSource[UrlRequest]):
 
     def input_name(self, origin: str) -> str:
         """As in the base class. The lock may come from another person, and `%2F..` leads out."""
-        name = file_name(origin, self.what)
         with about(self.what):
+            name = file_name(origin)
             check_path(name)
         return name
 
     def make(self, asset: LockedAsset, inputs: Mapping[str, Path], out: Path, root: Path) -> Made:
         request, how = self.request, "download"
-        files = {file_name(origin, self.what): path for origin, path in inputs.items()}
+        files = {file_name(origin): path for origin, path in inputs.items()}
         for name in files:
-            self._check_name(asset, name, self.what)
+            _check_name(asset, name)
         if request.unpack:
             (archive,), how = files.values(), "unpack"
             folder = out / "unpacked"
-            with about(self.what):
-                files = {name: folder / name for name in unpack(archive, folder)}
+            files = {name: folder / name for name in unpack(archive, folder)}
         if request.convert:
             parquet = out / "parquet"
             return self.converted(asset, request.convert, request.separator, files, parquet)
@@ -98,11 +94,12 @@ class UrlSource(AssetSource[UrlRequest]):
         ]
 
 
-def file_name(url: str, what: str) -> str:
-    """The last part of the path of an address.
+def _check_name(asset: LockedAsset, name: str) -> None:
+    check_path(f"{asset.folder}/{name}", way_without(asset.request))
 
-    Args:
-        what: names the asset in the error.
+
+def file_name(url: str) -> str:
+    """The last part of the path of an address.
 
     Raises:
         UsageError: it is empty.
@@ -110,7 +107,7 @@ def file_name(url: str, what: str) -> str:
     name = unquote(urlsplit(url).path.rpartition("/")[2])
     if not name:
         raise UsageError(
-            f"{what}: the address ends in `/`, so the file has no name.",
+            "the address ends in `/`, so the file has no name.",
             "Give the address of a file.",
         )
     return name
@@ -136,7 +133,7 @@ def download_of(
         what=what,
         url=url,
         expected=file.expected,
-        refused=lambda status, code: _refused(what, url, status),
+        refused=lambda status, code: _refused(url, status),
         redirects_expire=False,
         pin="The file at that address changed, or the sha256 is of another file: check both. "
         "To accept the new file, write its `sha256` into the manifest; if the manifest has none: "
@@ -149,11 +146,9 @@ def download_of(
     return download
 
 
-def _refused(what: str, url: str, status: int) -> StageError:
+def _refused(url: str, status: int) -> StageError:
     shown = without_secrets(url)
     if status in (401, 403, 404, 410):
         problem = "does not exist" if status in (404, 410) else "is not public"
-        return UsageError(
-            f"{what}: {shown} {problem} (HTTP {status}).", "Check the address in a browser."
-        )
-    return IncompleteError(f"{what}: HTTP {status} from {shown}.", "Try again later.")
+        return UsageError(f"{shown} {problem} (HTTP {status}).", "Check the address in a browser.")
+    return IncompleteError(f"HTTP {status} from {shown}.", "Try again later.")

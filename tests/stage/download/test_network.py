@@ -30,7 +30,7 @@ def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections and never answers
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(IncompleteError, match="the server was silent for too long"):
-            hub(endpoint).repository("bert", "model", "acme/bert", "main")
+            hub(endpoint).repository("model", "acme/bert", "main")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_in_words(
     monkeypatch.setenv("no_proxy", "")
     connections = Connections(read_timeout_s=5, at_once=1, trust=tls_context())
     for ask in (
-        lambda: hub("http://hub.test").repository("bert", "model", "acme/bert", "main"),
+        lambda: hub("http://hub.test").repository("model", "acme/bert", "main"),
         lambda: connections.request("GET", "http://hub.test/f", {}),
     ):
         with pytest.raises(UsageError, match="that the environment names") as refused:

@@ -109,9 +109,7 @@ def called(flaky: Flaky, *, stopped: bool = False, advice: str = "", **policy: f
 
 def test_it_ends_after_so_many_failures_in_a_row_and_says_to_run_again() -> None:
     assert called(Flaky(AttemptFailed("reset"), 2), attempts=3) == "done"
-    with pytest.raises(
-        IncompleteError, match="bert: model: reset; gave up after 3 attempts"
-    ) as end:
+    with pytest.raises(IncompleteError, match=r"^reset; gave up after 3 attempts") as end:
         called(Flaky(AttemptFailed("reset"), 3), attempts=3, advice=" Name a mirror.")
     assert end.value.exit_code == 5 and end.value.remedy.endswith("stopped. Name a mirror.")
 

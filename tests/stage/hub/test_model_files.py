@@ -18,7 +18,6 @@ from stage.hub.model_files import (
 from tests.remedies.obeyed import in_it, obeys
 
 GIT = Digest("git-sha1", "a" * 40)
-WHAT = "x.yaml:4: `bert`"
 HERE = "stage/hub/model_files.py"
 
 
@@ -33,7 +32,7 @@ def selected(
     if tokenizer_only:
         taken, left_out = select_tokenizer(listing(paths), exclude)
     else:
-        taken, left_out, _ = select_model(listing(paths), exclude, WHAT)
+        taken, left_out, _ = select_model(listing(paths), exclude)
     assert sorted([f.path for f in taken] + [o.path for o in left_out]) == sorted(paths.split())
     return {file.path for file in taken}, {o.path: o.reason for o in left_out}
 
@@ -249,7 +248,7 @@ def test_what_from_pretrained_needs_travels_and_the_rest_stays_with_a_reason(nam
 def test_a_part_whose_weights_are_pickles_alone_is_refused(paths: str) -> None:
     with pytest.raises(PolicyError, match="weights are pickles") as refusal:
         selected(paths)
-    assert refusal.value.exit_code == 3 and refusal.value.message.startswith(WHAT)
+    assert refusal.value.exit_code == 3
     assert "exclude" in refusal.value.remedy and "safetensors" in refusal.value.remedy
 
 
@@ -278,7 +277,7 @@ def test_a_part_whose_weights_are_pickles_alone_is_refused(paths: str) -> None:
 def test_a_missing_shard_is_noticed_on_the_laptop(paths: str, said: str) -> None:
     with pytest.raises(UsageError) as refusal:
         selected(paths)
-    assert said in refusal.value.message and refusal.value.message.startswith(WHAT)
+    assert said in refusal.value.message
 
 
 SHARDS = "config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors"
@@ -309,14 +308,14 @@ def test_weights_that_do_not_travel_are_excluded_as_the_message_says(
         assert selected(paths)[0] == set(paths.split())
     if "with `include`" in remedy:
         files = paths.split()
-        assert len(select_by_patterns(listing(paths), files, [], WHAT)[0]) == len(files)
+        assert len(select_by_patterns(listing(paths), files, [])[0]) == len(files)
     if "--allow-pickle" in remedy:
-        assert select_model(listing(paths), [], WHAT, allow_pickle=True)[2] == paths.split()[1:3]
+        assert select_model(listing(paths), [], allow_pickle=True)[2] == paths.split()[1:3]
 
 
 def test_patterns_take_what_they_say_and_nothing_else() -> None:
     taken, stay = select_by_patterns(
-        listing(LLAMA), ["*.json", "LICENSE"], ["original/", "*_map.json"], WHAT
+        listing(LLAMA), ["*.json", "LICENSE"], ["original/", "*_map.json"]
     )
     assert {file.path for file in taken} == {"LICENSE", "README.md", "USE_POLICY.md"} | {
         path
@@ -333,9 +332,7 @@ def test_patterns_take_what_they_say_and_nothing_else() -> None:
 )
 def test_a_pattern_does_not_let_pickles_and_code_in(pattern: str, said: str) -> None:
     with pytest.raises(PolicyError, match=said):
-        select_by_patterns(
-            listing("a.PTH modeling.py x/original.pth config.json"), [pattern], [], WHAT
-        )
+        select_by_patterns(listing("a.PTH modeling.py x/original.pth config.json"), [pattern], [])
 
 
 @given(
@@ -348,7 +345,7 @@ def test_any_listing_is_parted_in_two_or_refused_in_words(paths: list[str]) -> N
     try:
         taken, stay = selected(" ".join(paths))
     except (PolicyError, UsageError) as refusal:
-        assert refusal.message.startswith(WHAT) and refusal.remedy
+        assert refusal.message and refusal.remedy
     else:
         assert all(stay.values())
         assert not [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from scripts.lib.conda.channel import PLACEHOLDER, File, Package, write_package
-from stage.environment.image import image, shebang
+from stage.environment.image import image, link
 from stage.environment.image.image import write_wheel
 from stage.environment.image.relocate import find_regions, replace
 from stage.errors import UsageError
@@ -113,7 +113,7 @@ def test_a_script_of_a_wheel_or_a_noarch_package_starts_in_a_prefix_longer_than_
     script = prefix / "bin" / name
     script.write_bytes(laid.at(f"bin/{name}", str(prefix)))
     script.chmod(0o755)
-    assert len(str(prefix)) > shebang.LONGEST
+    assert len(str(prefix)) > link.LONGEST
     assert script.read_bytes().startswith(b"#!/bin/sh\n")
     assert script.read_bytes().count(b"'''exec'") == 1
     # Without `-s` it would import what `pip install --user` left.

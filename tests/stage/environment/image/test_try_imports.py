@@ -124,7 +124,7 @@ def test_a_pair_that_does_not_go_together_is_refused_with_cause_and_remedy(
     package, code, words = BROKEN[fault]
     write_packages(root, torch=TORCH, **{package: code})
     said = tried(root, "torch", package)
-    assert said.startswith("refused: train-env: packages of this environment do not go together")
+    assert said.startswith("refused: packages of this environment do not go together")
     assert all(word in said for word in words), said
     assert "--no-offline-check" in said
 

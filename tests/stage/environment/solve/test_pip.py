@@ -10,8 +10,8 @@ import pytest
 
 from scripts.lib.conda.channel import File, Package, write_package
 from stage.environment.check.check import best_wheel, tag_ranks
-from stage.environment.solve.conda_contents import Provided, provided_by_conda
-from stage.environment.solve.pip import lock_pip
+from stage.environment.solve.conda import Provided, provided_by_conda
+from stage.environment.solve.lock import lock_pip
 from stage.environment.solve.uv import PipRequest, choose_indexes, missing_torch_index
 from stage.environment.spec.conda_lock import Package as Locked
 from stage.environment.spec.environment_yml import EnvironmentSpec
