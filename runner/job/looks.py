@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from runner.job.findings import (
 )
 from runner.job.installed import is_installed, leave_torch_alone
 from runner.job.plan import TrainingPlan
-from runner.job.shapes import newer_transformers
+from runner.job.shapes import IN_A_LAYER, newer_transformers
 from runner.tasks import Task, task_named
 
 
@@ -145,7 +144,6 @@ def _as_it_is(path: Path) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-IN_LAYER = re.compile(r"\.\d+\.")
 TOGETHER = "Stage config.json and weights again, both from one revision: see `stage show BUNDLE`."
 
 
@@ -293,7 +291,7 @@ def judge(
 
 
 def _in_layers(info: Mapping[str, Any], which: str) -> list[str]:
-    return sorted(name for name in info.get(which, ()) if IN_LAYER.search(name))
+    return sorted(name for name in info.get(which, ()) if IN_A_LAYER.search(name))
 
 
 def _more(names: Sequence[object]) -> str:
