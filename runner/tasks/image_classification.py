@@ -20,7 +20,7 @@ from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
 from runner.data.recipe import Recipe
-from runner.data.store import Sample, StoreFacts
+from runner.data.store import Sample, SamplePlace, StoreFacts, sample_rng
 from runner.data.table import class_of, columns, is_blank, listed, read_classes, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from runner.training.components.batches import SamplePlace
 
 HALF = (0.5, 0.5, 0.5)
 """Mean and deviation of ViT, and of models without preprocessor_config.json."""
@@ -329,8 +328,6 @@ class ImageObjective(Objective[Pictures]):
         """
         import numpy as np
         import torch
-
-        from runner.training.components.batches import sample_rng
 
         pixels = np.stack(
             [

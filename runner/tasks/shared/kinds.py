@@ -12,7 +12,7 @@ from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
 from runner.data import tokenizing
 from runner.data.recipe import Recipe
-from runner.data.store import IGNORED, LabelledRows, Rows, Sample, StoreFacts
+from runner.data.store import IGNORED, LabelledRows, Rows, Sample, SamplePlace, StoreFacts
 from runner.data.table import listed, read_classes
 from runner.data.tokenizing import Tokenizer, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
@@ -63,7 +63,6 @@ class LanguageObjective(Objective[Rows]):
 if TYPE_CHECKING:
     from torch import nn
 
-    from runner.training.components.batches import SamplePlace
 
 # First parts of the names of heads (transformers' modeling files): drawn anew for other classes.
 HEADS = ("classifier", "score", "classification_head", "logits_proj", "sequence_summary")
