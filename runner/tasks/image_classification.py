@@ -24,7 +24,7 @@ from runner.data.store import Sample, SamplePlace, StoreFacts, sample_rng
 from runner.data.table import class_of, columns, is_blank, listed, read_classes, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
-from runner.tasks.shared.kinds import LABEL, ClassTask, numbered
+from runner.tasks.shared.kinds import LABEL, ClassTask, numbered, scores
 from runner.tasks.shared.task import Batch, Objective
 
 if TYPE_CHECKING:
@@ -349,8 +349,6 @@ class ImageObjective(Objective[Pictures]):
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss, and the share of images whose class was predicted correctly."""
-        from runner.training.components.classify import scores
-
         found = scores(sums, count, len(self._names))
         return {name: found[name] for name in ("validation_loss", "validation_accuracy")}
 
