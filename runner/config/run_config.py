@@ -324,7 +324,7 @@ class RunConfig:
 
     def explain(self) -> list[Choice]:
         """Returns every default in use with its reason, in the file's order; then all notes."""
-        name = Path(self.engine.config or "").name
+        name = self.their_file
         noted = {note.key for note in self.notes}
         taken = [
             Choice(key, lookup(self, key), f"from {name}", name)
@@ -357,10 +357,14 @@ class RunConfig:
             *filled,
         ]
 
+    @property
+    def their_file(self) -> str:
+        """The name of the user's ds_config.json; empty: there is none."""
+        return Path(self.engine.config or "").name
+
     def as_said(self, key: str) -> str:
         """Describes the file in which the user set a key."""
-        theirs = Path(self.engine.config or "").name
-        return f"as {theirs} says" if key in self.theirs else "as the run file says"
+        return f"as {self.their_file} says" if key in self.theirs else "as the run file says"
 
     def how_to_set(self, key: str, value: object) -> str:
         """Describes how to give a key another value, in the run file or the ds_config.json."""

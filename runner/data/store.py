@@ -130,6 +130,28 @@ class Store:
         return columns
 
 
+@dataclass(frozen=True)
+class SamplePlace:
+    """One sequence of a step.
+
+    Attributes:
+        index: its number in the store.
+        epoch: which pass over the store this is; -1 in an evaluation. Masking depends on both.
+    """
+
+    index: int
+    epoch: int
+
+
+def sample_rng(seed: int, sample: SamplePlace) -> np.random.Generator:
+    """The random numbers of one sample in one epoch (-1: evaluation): the same on any rank, any
+    time.
+    """
+    import numpy as np
+
+    return np.random.default_rng([seed, 1, sample.epoch + 1, sample.index])
+
+
 class Stores:
     """Several stores as one. The samples are numbered one store after the other."""
 

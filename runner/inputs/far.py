@@ -1,6 +1,6 @@
 """The connection to a cluster, for `runner.remote`: nothing of a bundle is imported here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,23 +21,24 @@ from stage.environment.spec.profile import Profile
 
 def has_gpus(beside: Path) -> bool | None:
     """Whether the nodes of the clusters in the nearest clusters.yaml have GPUs; None: not known."""
-    known = set[bool]()
-    for path in profiles(beside):
-        with suppress(StageError):
-            known.add(Profile.load(path).cuda is not None)
+    known = {profile.cuda is not None for _, profile in _readable(profiles(beside))}
     return known.pop() if len(known) == 1 else None
 
 
 def gpus_of(paths: Iterable[Path]) -> list[tuple[str, float]]:
     """The GPUs of the nodes that profiles describe: name and profile, compute capability."""
-    found = []
+    return [
+        (f"{profile.gpu or 'GPU'} (by {path})", float(profile.compute_capability))
+        for path, profile in _readable(paths)
+        if profile.compute_capability is not None
+    ]
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[tuple[Path, Profile]]:
+    """The profiles without mistakes; `stage env lock` reports those of the others."""
     for path in paths:
         with suppress(StageError):
-            profile = Profile.load(path)
-            if profile.compute_capability is not None:
-                name = f"{profile.gpu or 'GPU'} (by {path})"
-                found.append((name, float(profile.compute_capability)))
-    return found
+            yield path, Profile.load(path)
 
 
 def check_room(remote: RemoteShell, needed: int) -> None:

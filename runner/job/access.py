@@ -194,8 +194,6 @@ def check_quota(where: Path, needed: int, mounts: str) -> None:
 
 def _shown(*command: str) -> str:
     """What a program prints; empty: it is not here, or does not answer in time."""
-    if shutil.which(command[0]) is None:
-        return ""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=QUOTA_TIMEOUT_S, check=False

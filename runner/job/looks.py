@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner import kept, offline
 from runner.child import Child
@@ -38,12 +36,11 @@ from runner.job.findings import (
 )
 from runner.job.installed import is_installed, leave_torch_alone
 from runner.job.plan import TrainingPlan
-from runner.job.shapes import newer_transformers
+from runner.job.shapes import IN_A_LAYER, newer_transformers
 from runner.tasks import Task, task_named
 
 
-@dataclass(frozen=True)
-class LookResult:
+class LookResult(NamedTuple):
     """What a child has found.
 
     Attributes:
@@ -51,8 +48,8 @@ class LookResult:
         numbers: what it counted; an item is None where that failed; empty: nothing is known.
     """
 
-    findings: tuple[Finding, ...]
-    numbers: tuple[int | None, ...] = ()
+    findings: list[Finding]
+    numbers: Sequence[int | None] = ()
 
 
 class Look:
@@ -70,7 +67,7 @@ class Look:
         self,
         kind: str,
         basis: Sequence[object],
-        work: Callable[..., tuple[list[Finding], Sequence[int | None]]],
+        work: Callable[..., LookResult],
         arguments: tuple[object, ...],
         python: tuple[str, ...],
     ) -> None:
@@ -83,21 +80,19 @@ class Look:
         """Waits for the answer."""
         if self._child is None:
             known = kept.read(self._path)
-            findings = tuple(Finding(**finding) for finding in known["findings"])
-            return LookResult(findings, tuple(known["numbers"]))
+            return LookResult([Finding(**one) for one in known["findings"]], known["numbers"])
         remedy = "Run it where there is more memory."
         if self._python:
             remedy = f"To see why: {shlex.join([*self._python, '-c', 'import runner, torch'])}"
         try:
-            found, numbers = self._child.answer(f"the check of the {self._kind}", remedy)
+            answer: LookResult = self._child.answer(f"the check of the {self._kind}", remedy)
         except UsageError as error:
-            return LookResult(tuple(errors_of(error)))
+            return LookResult([*errors_of(error)])
         except StageError as error:
-            return LookResult((warning(f"not checked: {error.message}", error.remedy),))
-        answer = LookResult(tuple(found), tuple(numbers))
-        if not errors_in(found):
-            plain = [finding.to_json() for finding in found]
-            kept.keep(self._path, {"findings": plain, "numbers": numbers})
+            return LookResult([warning(f"not checked: {error.message}", error.remedy)])
+        if not errors_in(answer.findings):
+            plain = [finding.to_json() for finding in answer.findings]
+            kept.keep(self._path, {"findings": plain, "numbers": answer.numbers})
         return answer
 
 
@@ -145,11 +140,10 @@ def _as_it_is(path: Path) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-IN_LAYER = re.compile(r"\.\d+\.")
 TOGETHER = "Stage config.json and weights again, both from one revision: see `stage show BUNDLE`."
 
 
-def look_with_torch(config: RunConfig, asset: str, path: Path) -> tuple[list[Finding], list[int]]:
+def look_with_torch(config: RunConfig, asset: str, path: Path) -> LookResult:
     """Builds the model as a rank does, without memory for its weights.
 
     Args:
@@ -171,18 +165,18 @@ def look_with_torch(config: RunConfig, asset: str, path: Path) -> tuple[list[Fin
         try:
             known = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
         except ValueError:
-            return found, []  # the child without torch says why
+            return LookResult(found)  # the child without torch says why
         made, info = _load(config, path, known)
     except Exception as error:
         if shortage(error):
             raise
-        return [*found, _explain(config, path, error, settings)], []
+        return LookResult([*found, _explain(config, path, error, settings)])
     # Of weights with a new head only those below it must be there.
     part = f"{made.base_model_prefix}." if task_named(config.task).has_classes else ""
     found += judge(asset, info, settings, part)
     if config.engine.name == "fsdp":
         found += attempt(_blocks, config, made)
-    return found, [_number_of(made)]
+    return LookResult(found, [_number_of(made)])
 
 
 def _blocks(config: RunConfig, made: Any) -> Iterator[Finding]:
@@ -293,7 +287,7 @@ def judge(
 
 
 def _in_layers(info: Mapping[str, Any], which: str) -> list[str]:
-    return sorted(name for name in info.get(which, ()) if IN_LAYER.search(name))
+    return sorted(name for name in info.get(which, ()) if IN_A_LAYER.search(name))
 
 
 def _more(names: Sequence[object]) -> str:
@@ -343,7 +337,7 @@ def look_without_torch(
     rows: tuple[int, str],
     train: Sequence[Recipe],
     counted: Sequence[Recipe],
-) -> tuple[list[Finding], list[int | None]]:
+) -> LookResult:
     """Loads what the ranks will load of a model's small files.
 
     Args:
@@ -363,14 +357,14 @@ def look_without_torch(
         for recipe in train:
             found += attempt(_write_samples, config, recipe)
     if errors_in(found):
-        return found, []
+        return LookResult(found)
     for recipe in counted:
         try:
             numbers.append(sum(1 for _ in task_named(recipe.task).samples(recipe)))
         except StageError as error:
             found += errors_of(error)
             numbers.append(None)
-    return found, numbers
+    return LookResult(found, numbers)
 
 
 def check_config(config: RunConfig, model: ModelInput) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from runner.config.engine import EngineConfig
@@ -270,7 +269,7 @@ def accumulation_of(config: RunConfig, total: int, micro: int, world_size: int) 
     why = f"{total} = {human_count(world_size, 'rank')} x {micro} x {accumulation}"
     if config.accumulation is not None and config.accumulation != accumulation:
         why += (
-            f"; {Path(config.engine.config or '').name} says gradient_accumulation_steps: "
+            f"; {config.their_file} says gradient_accumulation_steps: "
             f"{config.accumulation}, with which a step would have "
             f"{world_size * micro * config.accumulation} sequences: batch.global decides"
         )
@@ -306,7 +305,7 @@ def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
         return "bf16", f"{device.name} has it"
     why = f"{device.name} has no bf16"
     if "bf16" not in config.half:
-        why = f"{Path(config.engine.config or '').name} does not allow bf16"
+        why = f"{config.their_file} does not allow bf16"
     if device.has_fp16 and "fp16" in config.half:
         return "fp16", f"{why}; with loss scaling"
     return "fp32", f"{why}, and no fp16"
@@ -430,13 +429,11 @@ def _automatic_total(micro: int | str, theirs: int | None, world_size: int) -> t
     """Chooses `batch.global`; the user's accumulation `theirs` is kept."""
     ranks, each = human_count(world_size, "rank"), micro if isinstance(micro, int) else 1
     unit = world_size * (theirs or 1) * each
+    total = math.ceil(DEFAULT_GLOBAL / unit) * unit
     if theirs is None:
-        return math.ceil(
-            DEFAULT_GLOBAL / unit
-        ) * unit, f"{DEFAULT_GLOBAL}, to a multiple of {ranks}"
+        return total, f"{DEFAULT_GLOBAL}, to a multiple of {ranks}"
     if isinstance(micro, int):
         return unit, f"{ranks} x micro {micro} x {_from_theirs(theirs)}"
-    total = math.ceil(DEFAULT_GLOBAL / unit) * unit
     return total, f"{DEFAULT_GLOBAL}, to a multiple of {ranks} x {_from_theirs(theirs)}"
 
 
@@ -486,13 +483,10 @@ def check_micro(
         return
     fits, _ = largest_micro(config, shape, device, plan.sequence_length, plan.zero, state)
     share = plan.total // plan.world_size
-    fitting = [size for size in range(1, min(fits, share) + 1) if share % size == 0]
     remedy = "Shorten sequence_length"
-    if fitting:
-        remedy = (
-            f"{config.how_to_set('batch.micro', max(fitting))}: batch.global stays {plan.total}, "
-            "by accumulation"
-        )
+    if fits:
+        micro = config.how_to_set("batch.micro", largest_divisor(share, fits))
+        remedy = f"{micro}: batch.global stays {plan.total}, by accumulation"
     if not config.activation_checkpointing:
         remedy += ", or set activation_checkpointing: true"
     text = (
@@ -559,5 +553,5 @@ def check_accumulation(config: RunConfig, total: int, micro: int, ranks: int) ->
     yield warning(
         f"accumulation: {chosen.value}  ({chosen.reason})",
         f"{config.how_to_set('batch.global', theirs)} to keep theirs, or write "
-        f'"gradient_accumulation_steps": "auto" in {Path(config.engine.config or "").name}.',
+        f'"gradient_accumulation_steps": "auto" in {config.their_file}.',
     )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.data.store import IGNORED, Rows
+from runner.data.store import IGNORED, Rows, SamplePlace
 from runner.inputs import ModelInput
 from runner.tasks import masked_lm
 from runner.tasks.shared.kinds import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.task import Batch
-
-if TYPE_CHECKING:
-    from runner.training.components.batches import SamplePlace
 
 # Model types whose logits are their output embedding applied to their hidden states, and no more
 # (transformers' modeling files). tests/runner/tasks/test_language.py tests each of them.

@@ -20,11 +20,11 @@ from runner.config.data import DatasetConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
 from runner.data.recipe import Recipe
-from runner.data.store import Sample, StoreFacts
+from runner.data.store import Sample, SamplePlace, StoreFacts, sample_rng
 from runner.data.table import class_of, columns, is_blank, listed, read_classes, row_of
 from runner.errors import UsageError, human_count
 from runner.inputs import ModelInput
-from runner.tasks.shared.kinds import LABEL, ClassTask, numbered
+from runner.tasks.shared.kinds import LABEL, ClassTask, numbered, scores
 from runner.tasks.shared.task import Batch, Objective
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from runner.training.components.batches import SamplePlace
 
 HALF = (0.5, 0.5, 0.5)
 """Mean and deviation of ViT, and of models without preprocessor_config.json."""
@@ -330,8 +329,6 @@ class ImageObjective(Objective[Pictures]):
         import numpy as np
         import torch
 
-        from runner.training.components.batches import sample_rng
-
         pixels = np.stack(
             [
                 image if sample.epoch < 0 else augmented(image, sample_rng(self._seed, sample))
@@ -352,8 +349,6 @@ class ImageObjective(Objective[Pictures]):
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss, and the share of images whose class was predicted correctly."""
-        from runner.training.components.classify import scores
-
         found = scores(sums, count, len(self._names))
         return {name: found[name] for name in ("validation_loss", "validation_accuracy")}
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
-from runner.data.store import IGNORED, Rows
+from runner.data.store import IGNORED, Rows, SamplePlace, sample_rng
 from runner.data.tokenizing import Frame, Tokenizer, load_tokenizer, word_begins
 from runner.errors import UsageError
 from runner.inputs import Inputs, ModelInput
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from runner.training.components.batches import SamplePlace
 
 # Model type -> the attribute that holds the head (transformers' modeling files).
 HEADS = {
@@ -119,7 +118,6 @@ class MaskedObjective(LanguageObjective):
         import numpy as np
         import torch
 
-        from runner.training.components.batches import sample_rng
         from runner.training.components.language import position_inputs
 
         ids = rows.ids.copy()

@@ -22,7 +22,7 @@ from runner.data.table import MOST_ROWS, class_of, columns, first_batches, is_bl
 from runner.data.tokenizing import Tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.tasks.shared.kinds import ClassObjective, ClassTask
+from runner.tasks.shared.kinds import ClassObjective, ClassTask, f1
 
 if TYPE_CHECKING:
     import torch
@@ -204,8 +204,6 @@ class WordObjective(ClassObjective):
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss and accuracy of the words; precision, recall and F1 of spans, or F1 of classes."""
-        from runner.training.components.classify import f1
-
         number = len(self.names)
         found = super().metrics(sums[: 2 + 3 * number], count)
         if not self._has_spans:

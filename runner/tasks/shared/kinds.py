@@ -12,7 +12,7 @@ from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
 from runner.data import tokenizing
 from runner.data.recipe import Recipe
-from runner.data.store import IGNORED, LabelledRows, Rows, Sample, StoreFacts
+from runner.data.store import IGNORED, LabelledRows, Rows, Sample, SamplePlace, StoreFacts
 from runner.data.table import listed, read_classes
 from runner.data.tokenizing import Tokenizer, id_type, load_tokenizer
 from runner.errors import UsageError, human_count
@@ -63,7 +63,6 @@ class LanguageObjective(Objective[Rows]):
 if TYPE_CHECKING:
     from torch import nn
 
-    from runner.training.components.batches import SamplePlace
 
 # First parts of the names of heads (transformers' modeling files): drawn anew for other classes.
 HEADS = ("classifier", "score", "classification_head", "logits_proj", "sequence_summary")
@@ -217,8 +216,6 @@ class ClassObjective(Objective[LabelledRows]):
 
     def metrics(self, sums: list[float], count: float) -> dict[str, float]:
         """Loss, accuracy and F1 of the validation split."""
-        from runner.training.components.classify import scores
-
         return scores(sums, count, len(self.names))
 
 
@@ -228,3 +225,26 @@ def numbered(names: Sequence[str]) -> dict[str, Any]:
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},
     }
+
+
+def f1(correct: float, predicted: float, true: float) -> float:
+    """The harmonic mean of precision and recall; 0 where there is nothing (as scikit-learn)."""
+    return 2 * correct / (predicted + true) if predicted + true else 0.0
+
+
+def scores(sums: list[float], count: float, num_classes: int) -> dict[str, float]:
+    """Loss, accuracy and F1 from the sums of `Classify`.
+
+    `validation_f1_macro` is the mean over the classes that occur or are predicted. With two
+    classes, `validation_f1` is that of class 1, as GLUE has it.
+    """
+    loss, right, *rest = sums
+    per_class = [rest[n * num_classes : (n + 1) * num_classes] for n in range(3)]
+    each = [f1(*numbers) for numbers in zip(*per_class, strict=True)]
+    seen = [value for value, p, t in zip(each, *per_class[1:], strict=True) if p or t]
+    found = {
+        "validation_loss": loss / count if count else math.nan,
+        "validation_accuracy": right / count if count else math.nan,
+        "validation_f1_macro": sum(seen) / len(seen) if seen else 0.0,
+    }
+    return found | ({"validation_f1": each[1]} if num_classes == 2 else {})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
 from runner.data.recipe import Recipe, SampleTask
-from runner.data.store import IGNORED, Sample, StoreFacts
+from runner.data.store import IGNORED, Sample, SamplePlace, StoreFacts
 from runner.data.table import Classes
 from runner.data.table import columns as read_columns
 from runner.data.tokenizing import Frame, Tokenizer, end_of_text
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from runner.training.components.batches import SamplePlace
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 R = TypeVar("R")

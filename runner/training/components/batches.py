@@ -9,25 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True)
-class SamplePlace:
-    """One sequence of a step.
-
-    Attributes:
-        index: its number in the store.
-        epoch: which pass over the store this is; -1 in an evaluation. Masking depends on both.
-    """
-
-    index: int
-    epoch: int
+from runner.data.store import SamplePlace as SamplePlace
+from runner.data.store import sample_rng as sample_rng
 
 
 class WeightedDataset(NamedTuple):
@@ -137,10 +126,3 @@ def evaluation_batches(
         positions = range(begin, begin + micro)
         batches.append([(SamplePlace(p % num_sequences, -1), p < num_sequences) for p in positions])
     return batches
-
-
-def sample_rng(seed: int, sample: SamplePlace) -> np.random.Generator:
-    """The random numbers of one sample in one epoch (-1: evaluation): the same on any rank, any
-    time.
-    """
-    return np.random.default_rng([seed, 1, sample.epoch + 1, sample.index])

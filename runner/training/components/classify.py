@@ -7,7 +7,6 @@ and F1 follow from them, so no rank needs the predictions of another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,7 @@ def padding_id(tokenizer: Any, model: ModelInput) -> int:
 
 
 class Classify(nn.Module):
-    """A transformers model with its summed loss; in evaluation also what `scores` reads.
+    """A transformers model with its summed loss; in evaluation also what its task's `scores` reads.
 
     Args:
         model: the transformers model.
@@ -84,26 +83,3 @@ class Classify(nn.Module):
         """How often each class is there. `torch.bincount` would wait for a GPU."""
         none = torch.zeros(self.num_classes + 1, device=classes.device)
         return none.scatter_add(0, classes, torch.ones_like(classes, dtype=none.dtype))
-
-
-def f1(correct: float, predicted: float, true: float) -> float:
-    """The harmonic mean of precision and recall; 0 where there is nothing (as scikit-learn)."""
-    return 2 * correct / (predicted + true) if predicted + true else 0.0
-
-
-def scores(sums: list[float], count: float, num_classes: int) -> dict[str, float]:
-    """Loss, accuracy and F1 from the sums of `Classify`.
-
-    `validation_f1_macro` is the mean over the classes that occur or are predicted. With two
-    classes, `validation_f1` is that of class 1, as GLUE has it.
-    """
-    loss, right, *rest = sums
-    per_class = [rest[n * num_classes : (n + 1) * num_classes] for n in range(3)]
-    each = [f1(*numbers) for numbers in zip(*per_class, strict=True)]
-    seen = [value for value, p, t in zip(each, *per_class[1:], strict=True) if p or t]
-    found = {
-        "validation_loss": loss / count if count else math.nan,
-        "validation_accuracy": right / count if count else math.nan,
-        "validation_f1_macro": sum(seen) / len(seen) if seen else 0.0,
-    }
-    return found | ({"validation_f1": each[1]} if num_classes == 2 else {})

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from runner.tasks.shared.kinds import scores
 from runner.tasks.token_classification import Tags, are_spans
-from runner.training.components.classify import Classify, padding_id, scores
+from runner.training.components.classify import Classify, padding_id
 
 SPANS = ["O", *(f"{place}-{kind}" for place in "BIES" for kind in ("PER", "LOC"))]
 
