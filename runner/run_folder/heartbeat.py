@@ -113,8 +113,7 @@ class Heartbeat:
         self._worked, self._beats = 0.0, False
         self._when_asked: Callable[[], None] | None = None
         self._file = os.open(pulse_path(logs, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        stacks = stacks_path(logs, rank)
-        self._stacks: IO[bytes] = stacks.open("wb", buffering=0)  # stays open
+        self._stacks: IO[bytes] = stacks_path(logs, rank).open("wb", buffering=0)  # stays open
         failure_path(logs, rank).unlink(missing_ok=True)  # of an earlier run
         faulthandler.register(ASK_FOR_STACKS, file=self._stacks, all_threads=True)
         self.beat(START)
@@ -184,8 +183,7 @@ class Heartbeat:
             text=text,
             no_memory=no_memory,
         )
-        document = json.dumps(asdict(failure)).encode()
-        write_atomically(failure_path(self.logs, self._rank), document)
+        write_atomically(failure_path(self.logs, self._rank), json.dumps(asdict(failure)).encode())
 
 
 def read_pulse(logs: Path, rank: int) -> Mapping[str, object] | None:

@@ -364,8 +364,7 @@ class Trainer:
         tuned = tune(self.device, images=not task_named(self.config.task).has_tokens)
         for note in (self.task.note, *self.engine.notes, *tuned):
             self.observer.say(f"  {note}")
-        ranks = human_count(self.ranks.world_size, "rank")
-        self.observer.say(self.schedule.describe(ranks))
+        self.observer.say(self.schedule.describe(human_count(self.ranks.world_size, "rank")))
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop.

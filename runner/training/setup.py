@@ -199,8 +199,7 @@ def make_trainer(
     task = task_named(config.task).objective(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        record = _facts(resolved, facts, len(order))
-        write_json(folder.environment, record | exported(folder))
+        write_json(folder.environment, _facts(resolved, facts, len(order)) | exported(folder))
     settings = config.to_mapping() if config.wandb else None
     observer = Observer(folder, resolved.steps, console, is_first=ranks.is_first, wandb=settings)
     for note in resolved.notes if ranks.is_first else ():

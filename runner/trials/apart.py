@@ -48,8 +48,7 @@ def start_apart(
     """
     write_resolved(resolved)
     by = ("srun" if start.job else "local", str(start.on_node))
-    root = str(resolved.run.folder.root)
-    python, *options = isolated("runner.trials.apart", root, work, *by)
+    python, *options = isolated("runner.trials.apart", str(resolved.run.folder.root), work, *by)
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [python, "-u", *options],

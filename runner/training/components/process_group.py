@@ -196,8 +196,12 @@ class RankFacts:
         Raises:
             DamageError: the bundle's tag manifest cannot be read on this node.
         """
-        seen = tag_manifest_digest(bundle) if info.local_rank == 0 else ""
-        return RankFacts(device=device, host=platform.node(), gpu=gpu, bundle=seen)
+        return RankFacts(
+            device=device,
+            host=platform.node(),
+            gpu=gpu,
+            bundle=tag_manifest_digest(bundle) if info.local_rank == 0 else "",
+        )
 
 
 def check_facts(facts: Sequence[RankFacts]) -> None:
@@ -243,10 +247,9 @@ def check_facts(facts: Sequence[RankFacts]) -> None:
 def weakest(facts: Sequence[RankFacts]) -> Device:
     """What the device of every rank can do: a plan is for all of them. Pure."""
     devices = [one.device for one in facts]
-    names = sorted({device.name for device in devices})
     return Device(
         kind=devices[0].kind,
-        name=" and ".join(names),
+        name=" and ".join(sorted({device.name for device in devices})),
         memory=min(device.memory for device in devices),
         has_bf16=all(device.has_bf16 for device in devices),
         has_fp16=all(device.has_fp16 for device in devices),
