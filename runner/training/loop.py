@@ -49,11 +49,10 @@ from runner.training.components.batches import (
     evaluation_batches,
 )
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
-from runner.training.components.metrics import Observer
 from runner.training.components.optimization import Schedule
-from runner.training.components.process_group import Ranks
+from runner.training.components.process_group import HostValue, Ranks, Totals
 from runner.training.engines.base import Engine
-from runner.training.reporting import HostValue, Phases, StepClock, Totals, not_finite
+from runner.training.reporting import Observer, Phases, StepClock, not_finite
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import export, model_card
 from runner.training.weights import RunningStatistics

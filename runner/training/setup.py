@@ -37,7 +37,6 @@ from runner.run_folder.training_state import TrainingState, signature
 from runner.tasks import task_named
 from runner.training.components.batches import Order, WeightedDataset
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
-from runner.training.components.metrics import Console, Observer, open_console
 from runner.training.components.optimization import Schedule
 from runner.training.components.process_group import (
     RankFacts,
@@ -50,7 +49,7 @@ from runner.training.components.process_group import (
 from runner.training.engines.base import Engine
 from runner.training.faults import explained
 from runner.training.loop import Trainer
-from runner.training.reporting import FirstSteps, Phases, StepClock
+from runner.training.reporting import Console, FirstSteps, Observer, Phases, StepClock, open_console
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
 from runner.training.weights import RunningStatistics, check_batch_norm
