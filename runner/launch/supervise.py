@@ -80,26 +80,16 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
     """
     run = resolved.run
     write_resolved(resolved)
-    argv = rank_command(run, start, environ, "rank", str(run.folder.root), work)
+    prefix = environment_for_ranks(run, start, environ)
+    argv = runner_command("rank", str(run.folder.root), work, prefix=prefix)
+    if start.job is not None:  # a container's words bring the Python of the ranks
+        argv = [*run.config.slurm.around_ranks, *argv]
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
 
     def again(outcome: Outcome) -> bool:
         return work == "train" and halve_micro(run.folder, outcome, environ)
 
     return start_ranks(argv, start, run.folder, environ, again, hang_after_s=hang_after_s)
-
-
-def rank_command(
-    run: TrainingRun, start: Start, environ: Mapping[str, str], *arguments: str
-) -> list[str]:
-    """The command that starts a rank: in a job by the Python of the container or environment.
-
-    Raises:
-        StageError: the ranks would run another environment than the run file names.
-    """
-    prefix = environment_for_ranks(run, start, environ)
-    argv = runner_command(*arguments, prefix=prefix)
-    return [*run.config.slurm.around_ranks, *argv] if start.job else argv
 
 
 def environment_for_ranks(

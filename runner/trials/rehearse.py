@@ -189,7 +189,7 @@ def rehearse(run: TrainingRun, environ: Mapping[str, str], stages: Stages) -> No
     with stages.of("check") as stage:
         device, ranks = _examine(run, environ, stages.say)
         stage.words = f"as `runner check`, for {human_count(ranks, 'rank')}, as in the job"
-    zero = _zero_of_job(run, device, ranks)
+    zero = counted(run).on(device, ranks).plan.zero if device is not None else None
     try:
         with hidden_folder(run.folder.root) as hidden:
             _in_folder(run, hidden, zero, environ, stages)
@@ -234,12 +234,6 @@ def _examine(run: TrainingRun, environ: Mapping[str, str], say: Say) -> tuple[De
         if not finding.is_line:
             say(str(finding))
     return run.known(Run.device), run.ranks.world_size
-
-
-def _zero_of_job(run: TrainingRun, device: Device | None, ranks: int) -> int | None:
-    if device is None:
-        return None
-    return counted(run).on(device, ranks).plan.zero
 
 
 def _in_folder(
