@@ -42,14 +42,8 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, nearest_name
 from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
-from runner.training.components.optimization import make_optimizer, skips_on_device
-from runner.training.engines.base import (
-    clip,
-    compile_blocks,
-    compile_model,
-    gathered,
-    no_split_classes,
-)
+from runner.training.components.optimization import clip, make_optimizer, skips_on_device
+from runner.training.engines.base import compile_blocks, compile_model, gathered, no_split_classes
 from runner.training.weights import Weights
 
 

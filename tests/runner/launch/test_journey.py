@@ -33,8 +33,8 @@ __all__ = ["alone"]
 ROOT = Path(package.__file__).parents[1]
 BETWEEN = {"runner/cli/rank.py", "runner/training/rank.py"}
 """They lead from the start of a rank's process to its work; here the rank is in this process."""
-MOST = 58
-"""35 are wanted. Of these, 21 are parts of a rank that a reader changes one at a time: the engine,
+MOST = 53
+"""35 are wanted. Of these, 12 are parts of a rank that a reader changes one at a time: the engine,
 batches, weights, checkpoints; 13 are what a run file, a bundle and a run folder hold, whose
 properties are read everywhere; 6 are the task and what each folder knows about it."""
 
