@@ -62,6 +62,12 @@ from runner.slurm.jobs import ask, over_job, requeue, running_step, step_name
 TRIES = 5
 """How often a busy Slurm controller is asked before the launcher ends without knowing."""
 
+KILL_AFTER_S = 5.0
+"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
+
+TAIL_BYTES = 2**16
+"""How much of a rank's log is read to find out why it ended."""
+
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
 
 
@@ -207,10 +213,6 @@ def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str])
         f"{smaller.micro}, accumulation {smaller.accumulation}"
     )
     return True
-
-
-TAIL_BYTES = 2**16
-"""How much of a rank's log is read to find out why it ended."""
 
 
 def run_local(
@@ -517,7 +519,3 @@ def _code_of_first_task(code: int, how: str) -> int:
         if how and how.startswith(signal.strsignal(number) or " "):
             return -number
     return 128 - code if code > 128 and not how else code
-
-
-KILL_AFTER_S = 5.0
-"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""

@@ -84,7 +84,6 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
     stop = StopRequest()
     stop.listen()
     info, job, folder = rank.info, resolved.run, resolved.run.folder
-    bundle = job.inputs.bundle
     facts: Device | None = None
     whole: Resolved | None = None
     trainer: Trainer | None = None
@@ -96,7 +95,7 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
             ranks = meet(rank, store, job.config.engine.name, device.type)
             if not info.is_ours:  # else our launcher has done it
                 ranks.from_first(lambda: _take(job, held))
-            seen = RankFacts.of(info, facts, gpu_uuid(device), bundle)
+            seen = RankFacts.of(info, facts, gpu_uuid(device), job.inputs.bundle)
             whole = decide_once(ranks, resolved, seen)
             trainer = make_trainer(whole, ranks, device, facts, stop, console, rank.heartbeat)
             try:
