@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from runner.errors import write_atomically
+from runner.run_folder.layout import read_json
 
 PULSE_EVERY_S = 1.0
 """Least time between two writes of a heartbeat, in seconds: sixty ranks share one disk."""
@@ -188,10 +189,7 @@ class Heartbeat:
 
 def read_pulse(logs: Path, rank: int) -> Mapping[str, object] | None:
     """The last heartbeat of a rank; None before the first, or while it cannot be read."""
-    try:
-        pulse = json.loads(pulse_path(logs, rank).read_bytes())
-    except (OSError, ValueError):
-        return None
+    pulse = read_json(pulse_path(logs, rank))
     return pulse if isinstance(pulse, dict) else None
 
 

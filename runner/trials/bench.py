@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from runner import kept
 from runner.data.store import Store
 from runner.errors import (
     StageError,
@@ -38,7 +37,7 @@ from runner.launch.train import (
     prepare_in_sandbox,
     ranks_of,
 )
-from runner.run_folder.layout import RunFolder, write_json
+from runner.run_folder.layout import RunFolder, read_json, write_json
 from runner.run_folder.logs import last_lines
 from runner.run_folder.status import format_duration, in_columns
 from runner.trials.apart import OUT_OF_MEMORY, RESULT, start_apart
@@ -218,7 +217,7 @@ def run_trial(bench: Bench, strategy: str, micro: int) -> Trial:
         code = start_apart(resolved, "trial", bench.start, log, os.environ, limit_s=wanted.limit_s)
     except StageError as error:
         return Trial(strategy, micro, "failed", error.message)
-    return judge_trial(strategy, micro, code, kept.read(folder / RESULT) or {}, log, wanted.limit_s)
+    return judge_trial(strategy, micro, code, read_json(folder / RESULT) or {}, log, wanted.limit_s)
 
 
 def judge_trial(
