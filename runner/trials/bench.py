@@ -234,7 +234,7 @@ def judge_trial(
         strategy: its name.
         micro: samples per micro batch.
         code: the exit code of its launcher; None: it was ended after `limit_s` seconds.
-        result: its `trial.json`; empty where the ranks failed for another reason than memory.
+        result: its `trial.json`: the measures, or what ended the ranks; empty: neither is known.
         log: of its launcher.
         limit_s: the most seconds it could take.
     """
@@ -245,11 +245,12 @@ def judge_trial(
         return Trial(strategy, micro, "out of memory", OUT_OF_MEMORY)
     if code is None:
         return Trial(strategy, micro, "too slow", f"not done after {limit_s:.0f} s")
-    said = _last_words(log) or f"exit code {code}"
+    said = result.get("words") or _last_words(log) or f"exit code {code}"
     return Trial(strategy, micro, "failed", f"{said} (see {log})")
 
 
 def _last_words(log: Path) -> str:
+    """The error in the log of a launcher that ended before its ranks began; empty: none."""
     # The line of an exception, of a signal, or of srun; what is behind it is mostly a remedy.
     tail = [line.strip() for line in last_lines(log, READ)[0] if line.strip()][-LAST_WORDS:]
     errors = [line for line in tail if "rror" in line or "SIG" in line or "Out Of Memory" in line]
