@@ -494,7 +494,7 @@ def end_ranks(job_id: int, launcher: int) -> None:
                 ask("scancel", step)
         seen += bool(step)
         unanswered += step is None
-        time.sleep(1)
+        time.sleep(1)  # so 60 looks are a minute
     if step is None:
         say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
 

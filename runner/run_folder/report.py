@@ -168,9 +168,9 @@ def thinned(
     return kept
 
 
-LONGEST_VALUE = 600
+LONGEST_VALUE = 600  # characters of a setting on the page
 MOST_KEYS = 500
-NUM_COLOURS = 8
+NUM_COLOURS = 8  # in page.css
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 """From the ninth run on colours repeat, and the dashes differ."""
 

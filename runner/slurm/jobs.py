@@ -140,7 +140,7 @@ _LAUNCH_FAILURES = {
 _NO_ACCOUNTS = ("storage is disabled", "invalid field")
 """Parts of sacct's messages where it has nothing to say of a job's script."""
 
-_CLOCKS_DIFFER_S = 60.0
+_CLOCKS_DIFFER_S = 60.0  # that of this machine and that of the accounting
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _flush() -> None:
     sys.stderr.flush()
 
 
-LINE_EVERY_S = 10.0
+LINE_EVERY_S = 10.0  # the log of a day has 8,640 such lines
 
 
 class _Board:

@@ -223,8 +223,8 @@ def _copy(piece: _Piece, target: Any) -> None:
             left -= len(data)
 
 
-RANKS = 2
-STEPS = 2
+RANKS = 2  # the fewest that exchange something
+STEPS = 2  # one, a checkpoint, and one after the resume
 BYTES_OF_A_TOKEN = 16
 """More than any text has on average, so that the rows that are read fill the sequences."""
 ROWS = {"train": 32, "validation": 8}

@@ -119,6 +119,7 @@ def seed(number: int, device: torch.device) -> None:
         torch.cuda.manual_seed(number)
 
 
+# SIGTERM is of Slurm. Our launcher passes on SIGUSR1: on SIGTERM srun would kill the ranks.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

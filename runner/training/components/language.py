@@ -29,7 +29,7 @@ from runner.data.store import IGNORED, LabelledRows, Rows
 from runner.training.components.device import OFF, wants_reference
 from runner.training.patches import search_no_packed_sequences
 
-BLOCK = 128
+BLOCK = 128  # tokens; torch's own (flex_attention.py, _DEFAULT_SPARSE_BLOCK_SIZE)
 AMPERE = 8
 """The major compute capability since which Triton has fast kernels for it."""
 

@@ -40,7 +40,7 @@ from runner.training.engines.base import Engine
 FILES = "files.json"
 GONE = ".gone"
 LATEST = "latest"
-FORMAT = 1
+FORMAT = 1  # of files.json
 T = TypeVar("T")
 
 
