@@ -17,7 +17,7 @@ from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError
 from runner.slurm.environment import EPHEMERAL_PORTS
-from runner.slurm.jobs import ask
+from runner.slurm.jobs import details
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -297,11 +297,9 @@ class Master:
 def address_in_slurm(host: str) -> str | None:
     """The address that Slurm itself uses for a node (NodeAddr of scontrol(1)); None: unknown."""
     try:
-        shown = ask("scontrol", "show", "node", host, "--oneliner", timeout_s=SCHEDULER_S)
+        return details(host, "node", SCHEDULER_S).get("NodeAddr") or None
     except (OSError, IncompleteError):
         return None
-    fields = dict(field.partition("=")[::2] for field in shown.stdout.split()) if shown else {}
-    return fields.get("NodeAddr") or None
 
 
 def locate(

@@ -37,7 +37,9 @@ HOW_TO_CHOOSE = (
     "NCCL_SOCKET_IFNAME to the interface of the one that the nodes share, and MASTER_ADDR to the "
     "first node's address on it (slurm.setup). Running it again unchanged will not help."
 )
+# Words of gloo, in small letters, about a peer that was reached and then ended.
 _GONE = ("connection closed", "connection reset", "broken pipe", "got 0 bytes")
+# Words of gloo and NCCL, in small letters, about a peer that is gone or does not answer.
 _LOST = (
     "connection closed",
     "connection reset",

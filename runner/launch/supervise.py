@@ -62,6 +62,12 @@ from runner.slurm.jobs import ask, over_job, requeue, running_step, step_name
 TRIES = 5
 """How often a busy Slurm controller is asked before the launcher ends without knowing."""
 
+KILL_AFTER_S = 5.0
+"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
+
+TAIL_BYTES = 2**16
+"""How much of a rank's log is read to find out why it ended."""
+
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
 
 
@@ -80,26 +86,16 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
     """
     run = resolved.run
     write_resolved(resolved)
-    argv = rank_command(run, start, environ, "rank", str(run.folder.root), work)
+    prefix = environment_for_ranks(run, start, environ)
+    argv = runner_command("rank", str(run.folder.root), work, prefix=prefix)
+    if start.job is not None:  # a container's words bring the Python of the ranks
+        argv = [*run.config.slurm.around_ranks, *argv]
     hang_after_s = None if run.config.hang_after == "auto" else run.config.hang_after
 
     def again(outcome: Outcome) -> bool:
         return work == "train" and halve_micro(run.folder, outcome, environ)
 
     return start_ranks(argv, start, run.folder, environ, again, hang_after_s=hang_after_s)
-
-
-def rank_command(
-    run: TrainingRun, start: Start, environ: Mapping[str, str], *arguments: str
-) -> list[str]:
-    """The command that starts a rank: in a job by the Python of the container or environment.
-
-    Raises:
-        StageError: the ranks would run another environment than the run file names.
-    """
-    prefix = environment_for_ranks(run, start, environ)
-    argv = runner_command(*arguments, prefix=prefix)
-    return [*run.config.slurm.around_ranks, *argv] if start.job else argv
 
 
 def environment_for_ranks(
@@ -217,10 +213,6 @@ def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str])
         f"{smaller.micro}, accumulation {smaller.accumulation}"
     )
     return True
-
-
-TAIL_BYTES = 2**16
-"""How much of a rank's log is read to find out why it ended."""
 
 
 def run_local(
@@ -502,7 +494,7 @@ def end_ranks(job_id: int, launcher: int) -> None:
                 ask("scancel", step)
         seen += bool(step)
         unanswered += step is None
-        time.sleep(1)
+        time.sleep(1)  # so 60 looks are a minute
     if step is None:
         say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
 
@@ -527,7 +519,3 @@ def _code_of_first_task(code: int, how: str) -> int:
         if how and how.startswith(signal.strsignal(number) or " "):
             return -number
     return 128 - code if code > 128 and not how else code
-
-
-KILL_AFTER_S = 5.0
-"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""

@@ -139,7 +139,7 @@ def prepare_in_sandbox(run: TrainingRun, *, in_job: bool) -> None:
         prepare_all(run, lambda _line: None)
         return
     python = run.python_of_ranks if in_job else None
-    in_child(_prepare_offline, (run,), *_PREPARING, python or ())
+    in_child(prepare_offline, (run,), *_PREPARING, python or ())
 
 
 def make_ready(run: TrainingRun, environ: Mapping[str, str]) -> None:
@@ -169,13 +169,17 @@ def make_ready(run: TrainingRun, environ: Mapping[str, str]) -> None:
     )
 
 
-def _prepare_offline(run: TrainingRun) -> None:
-    """Prepares the data, in a child process without network."""
+def prepare_offline(run: TrainingRun, say: Callable[[str], None] = print_line) -> None:
+    """Prepares the data, in a child process without network. Arguments: as for `prepare_all`.
+
+    Raises:
+        StageError: as for `prepare_all`; or a disk fails.
+    """
     leave_torch_alone()
     if why_not := offline.close_network():
         print_line(f"no network sandbox around the preparation: {why_not}")
     try:
-        prepare_all(run)
+        prepare_all(run, say)
     except OSError as error:
         raise failed_to_prepare(error, run) from None
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from runner.errors import (
     DamageError,
@@ -41,7 +41,7 @@ from runner.inputs.staged import Reporter
 from runner.remote.road import find_run
 from runner.remote.there import go
 from runner.run_folder.history import History
-from runner.run_folder.layout import EXPORTED, PULLED
+from runner.run_folder.layout import EXPORTED, PULLED, read_json
 from runner.run_folder.report import write_report
 
 PARTS = ".pull"
@@ -208,9 +208,7 @@ def read_listing(text: str) -> tuple[dict[str, Result], list[tuple[str, str]]]:
 
 def _mark(folder: Path) -> tuple[str, set[str]]:
     """What an earlier pull noted in a folder: source and files; empty where it cannot be read."""
-    found: Any = None
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((folder / PULLED).read_bytes())
+    found = read_json(folder / PULLED)
     mark = found if isinstance(found, dict) else {}
     source, files = mark.get("source"), mark.get("files")
     names = map(str, files if isinstance(files, list) else ())

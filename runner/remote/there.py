@@ -345,8 +345,7 @@ class _Log:
         """Shows the last lines."""
         path = self._find(remote)
         print_line(f"{remote.target}/{path}:", err=True)
-        size = remote.ask(f"wc -c <{remote.inside(path)}").text
-        start = max(0, int(size) - READ_BACK)
+        start = max(0, int(remote.ask(f"wc -c <{remote.inside(path)}").text) - READ_BACK)
         data = remote.read(path, start)
         whole = data.rfind(b"\n") + 1
         self.path, self.offset = path, start + whole

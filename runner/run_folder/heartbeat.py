@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from runner.errors import write_atomically
+from runner.run_folder.layout import read_json
 
 PULSE_EVERY_S = 1.0
 """Least time between two writes of a heartbeat, in seconds: sixty ranks share one disk."""
@@ -113,8 +114,7 @@ class Heartbeat:
         self._worked, self._beats = 0.0, False
         self._when_asked: Callable[[], None] | None = None
         self._file = os.open(pulse_path(logs, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        stacks = stacks_path(logs, rank)
-        self._stacks: IO[bytes] = stacks.open("wb", buffering=0)  # stays open
+        self._stacks: IO[bytes] = stacks_path(logs, rank).open("wb", buffering=0)  # stays open
         failure_path(logs, rank).unlink(missing_ok=True)  # of an earlier run
         faulthandler.register(ASK_FOR_STACKS, file=self._stacks, all_threads=True)
         self.beat(START)
@@ -184,16 +184,12 @@ class Heartbeat:
             text=text,
             no_memory=no_memory,
         )
-        document = json.dumps(asdict(failure)).encode()
-        write_atomically(failure_path(self.logs, self._rank), document)
+        write_atomically(failure_path(self.logs, self._rank), json.dumps(asdict(failure)).encode())
 
 
 def read_pulse(logs: Path, rank: int) -> Mapping[str, object] | None:
     """The last heartbeat of a rank; None before the first, or while it cannot be read."""
-    try:
-        pulse = json.loads(pulse_path(logs, rank).read_bytes())
-    except (OSError, ValueError):
-        return None
+    pulse = read_json(pulse_path(logs, rank))
     return pulse if isinstance(pulse, dict) else None
 
 

@@ -64,7 +64,8 @@ class Columns:
             if len(column) < len(self.steps):
                 column.extend([MISSING] * (len(self.steps) - len(column)))
             if type(value) is not float or not -NO_NUMBER < value < NO_NUMBER:
-                value = _as_float(value)
+                finite = number(line, key)
+                value = NO_NUMBER if finite is None else finite
             column.append(value)
         self.steps.append(line["step"])
         if line["step"] >= self.last.get("step", line["step"]):
@@ -94,11 +95,6 @@ class Columns:
     def numbers(self, key: str) -> list[float]:
         """The finite numbers of one measure, in order."""
         return [value for _, value in self.points(key) if value is not None]
-
-
-def _as_float(value: Any) -> float:
-    found = number({"value": value}, "value")
-    return NO_NUMBER if found is None else found
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:

@@ -224,6 +224,14 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(document, indent=1, default=str) + "\n").encode())
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file has; None: it is not there, or it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 EXPORTED = "exported_step"
 """In `environment.json`: the step after which `model/` was exported.
 
@@ -242,10 +250,7 @@ earlier one than the last."""
 
 def exported(folder: RunFolder) -> dict[str, Any]:
     """What `note_export` recorded, to keep it when the record is rewritten; empty if nothing."""
-    try:
-        found = json.loads(folder.environment.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    found = read_json(folder.environment)
     known = found if isinstance(found, dict) else {}
     return {key: known[key] for key in (EXPORTED, ENDED_EARLY, WEIGHTS_OF) if key in known}
 

@@ -74,8 +74,7 @@ def last_lines(path: Path, count: int) -> tuple[Sequence[str], int]:
         end = file.seek(0, 2)
         file.seek(max(0, end - READ_BACK))
         data = file.read(end - file.tell())
-    lines = data.decode("utf-8", "replace").splitlines()
-    return newest(lines, count), end
+    return newest(data.decode("utf-8", "replace").splitlines(), count), end
 
 
 def newest(lines: Sequence[Line], count: int) -> Sequence[Line]:

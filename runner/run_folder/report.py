@@ -79,10 +79,6 @@ class Chart:
     log: bool
     folded: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns what the page's script reads."""
-        return asdict(self)
-
 
 MEASURES = (
     # key, title, unit, from zero, smoothed, the measure that makes it redundant
@@ -172,9 +168,9 @@ def thinned(
     return kept
 
 
-LONGEST_VALUE = 600
+LONGEST_VALUE = 600  # characters of a setting on the page
 MOST_KEYS = 500
-NUM_COLOURS = 8
+NUM_COLOURS = 8  # in page.css
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 """From the ninth run on colours repeat, and the dashes differ."""
 
@@ -270,7 +266,7 @@ def _data(drawn: Sequence[Chart], names: Sequence[str]) -> str:
     """The charts for the script; `<` is escaped, so that no name ends the element."""
     document = {
         "names": [as_shown(name) for name in names],
-        "charts": [chart.to_json() for chart in drawn],
+        "charts": [asdict(chart) for chart in drawn],
     }
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -23,7 +23,7 @@ from runner.slurm import jobs
 from runner.slurm.jobs import Job
 from runner.slurm.script import is_among
 
-RECENT_STEPS = 50
+RECENT_STEPS = 50  # the pace of now: earlier steps may have run on other nodes
 
 _UNDER_WAY = ("waiting", "running")
 

@@ -7,7 +7,7 @@ device; the ranks compare everything. Pure, except that it reads `state.json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -214,7 +214,11 @@ def check_before_launch(
     Raises:
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
-    for folder, found in _readable(checkpoints):
+    for folder in newest_first(checkpoints):
+        try:
+            found = read_state(folder)
+        except (OSError, ValueError):  # the ranks name it and skip it
+            continue
         known = found.precision if precision == "auto" else precision
         both = {key: now[key] for key in now if key in (*found.signature, *MAY_BE_ABSENT)}
         _check_signature(found, known, both, folder, data)
@@ -247,14 +251,6 @@ def check_not_past_the_end(done: int, asked: int, folder: Path, length: str = ""
             f"{f'Continue it as it was: --set {length}; or ask' if length else 'Ask'} for {done} "
             f"steps or more (--set steps={done}), or {_START_AGAIN}.",
         )
-
-
-def _readable(checkpoints: Path) -> Iterator[tuple[Path, TrainingState]]:
-    for folder in newest_first(checkpoints):
-        try:
-            yield folder, read_state(folder)
-        except (OSError, ValueError):  # the ranks name it and skip it
-            continue
 
 
 def _not_this_run(folder: Path, key: str, before: object, after: object) -> UsageError:

@@ -140,7 +140,7 @@ _LAUNCH_FAILURES = {
 _NO_ACCOUNTS = ("storage is disabled", "invalid field")
 """Parts of sacct's messages where it has nothing to say of a job's script."""
 
-_CLOCKS_DIFFER_S = 60.0
+_CLOCKS_DIFFER_S = 60.0  # that of this machine and that of the accounting
 
 
 @dataclass(frozen=True)
@@ -307,12 +307,16 @@ def over_job(environ: Mapping[str, str]) -> UsageError | None:
     )
 
 
-def details(job: str) -> dict[str, str]:
+def details(name: str, kind: str = "job", timeout_s: float = 120) -> dict[str, str]:
     """What the controller knows of a job, `17` or `17_2`, by Slurm's names (`Command`, `StdOut`).
 
     Empty: it has forgotten it (some minutes after its end). Of an array, its first line.
+
+    Args:
+        kind: `node`: the same of a node.
+        timeout_s: as for `ask`.
     """
-    shown = ask("scontrol", "show", "job", job, "--oneliner")
+    shown = ask("scontrol", "show", kind, name, "--oneliner", timeout_s=timeout_s)
     text = shown.stdout if shown is not None and shown.returncode == 0 else ""
     fields = re.split(r" (?=[A-Z]\w*=)", text.partition("\n")[0].strip())
     return dict(field.partition("=")[::2] for field in fields if field)

@@ -23,93 +23,9 @@ from runner.errors import UsageError, read_value
 from runner.slurm.environment import OF_RANKS
 from runner.slurm.jobs import MAX_REQUEUES, REQUEUE_FUNCTION, STOPPED
 
-MOST_MEMBERS = 1000  # Slurm's own default bound is 1001 (MaxArraySize, slurm.conf)
-
-
-@dataclass(frozen=True)
-class Member:
-    """One run of a sweep: the name of its folder, and its `--set` texts."""
-
-    name: str
-    overrides: tuple[str, ...]
-
-
-def members(axes: Sequence[str]) -> tuple[Member, ...]:
-    """Every combination of the values of `KEY=VALUE,VALUE,...` texts; the last key changes fastest.
-
-    Raises:
-        UsageError: no values, a key or a value twice, or more members than Slurm accepts.
-    """
-    parsed = [_axis(text) for text in axes]
-    keys = [key for key, _ in parsed]
-    if twice := {key for key in keys if keys.count(key) > 1}:
-        raise UsageError(
-            f"--array {twice.pop()}: given twice.", "List all its values in one: --array KEY=A,B,C."
-        )
-    combinations = list(
-        itertools.product(*([(key, value) for value in values] for key, values in parsed))
-    )
-    if len(combinations) > MOST_MEMBERS:
-        raise UsageError(
-            f"--array: {len(combinations)} runs; Slurm takes {MOST_MEMBERS} at most.",
-            "Give fewer values, or submit in parts.",
-        )
-    found = tuple(
-        Member(
-            ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs),
-            tuple(f"{k}={v}" for k, v in pairs),
-        )
-        for pairs in combinations
-    )
-    if longest := next((one.name for one in found if len(one.name.encode()) > 200), ""):
-        raise UsageError(
-            f"--array: the folder of a run would be called {longest[:60]}..., which is too long.",
-            "Sweep over fewer keys, or shorter values.",
-        )
-    return found
-
-
-@lru_cache(maxsize=8)
-def elements_of(script: str) -> dict[str, int]:
-    """The names of the runs in the sbatch script of a sweep -> their indices; empty: no sweep."""
-    found = {}
-    for index, words in re.findall(r"^(\d+)\) set -- --output (.*) ;;$", script, re.MULTILINE):
-        found[shlex.split(words)[0].rpartition("/")[2]] = int(index)
-    return found
-
-
-def is_among(index: int, tasks: str) -> bool:
-    """Whether Slurm's list of an array's tasks, such as `0-2,5%1`, has an index."""
-    spans = re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", tasks.partition("%")[0])
-    return any(index in range(int(a), int(b or a) + 1, int(step or 1)) for a, b, step in spans)
-
-
-def _axis(text: str) -> tuple[str, list[str]]:
-    key, equals, listed = text.partition("=")
-    values = [value.strip() for value in listed.split(",")]
-    if not key or not equals or not all(values):
-        raise UsageError(
-            f"--array {text}: expected KEY=VALUE,VALUE,...",
-            "For instance: --array optimizer.lr=1e-4,3e-4",
-        )
-    if len(set(values)) != len(values):
-        raise UsageError(
-            f"--array {text}: a value is given twice, which would be the same run twice.",
-            "Give each value once.",
-        )
-    for value in values:
-        if not re.fullmatch(r"[\w.+-]+", value):
-            raise UsageError(
-                f"--array {text}: `{value}` becomes part of a folder's name: letters, digits, `.`, "
-                "`_`, `-`, `+`",
-                "Write lists and texts with other characters in separate run files.",
-            )
-        read_value(value)
-    return key.strip(), values
-
-
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""
+
 
 _NAMES_YOUR_LINE = """\
 # A line of yours that fails without a word would leave an empty log.
@@ -117,8 +33,10 @@ trap '__code=$?; [ -z "$__line" ] || echo "error: $__line
   ended the job on ${HOSTNAME:-its node}, with exit code $__code.
   -> Correct that line, in the run file or in clusters.yaml." >&2' EXIT"""
 
+
 SAVE_BEFORE_END_S = 300
 """How many seconds before the time limit the ranks get the signal to save."""
+
 
 OWN_KEYS = {
     "partition": "partition",
@@ -128,6 +46,7 @@ OWN_KEYS = {
     "time": "time",
 }
 """Options of sbatch with their own key in the run file; `options` must not contradict it."""
+
 
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?)"
@@ -398,3 +317,88 @@ def _one_line(where: str, text: str) -> str:
     if re.search(r"[\n\r\0]", text):
         raise UsageError(f"{where}: a line break inside {text!r}", "Write one entry per line.")
     return text
+
+
+MOST_MEMBERS = 1000  # Slurm's own default bound is 1001 (MaxArraySize, slurm.conf)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a sweep: the name of its folder, and its `--set` texts."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+def members(axes: Sequence[str]) -> tuple[Member, ...]:
+    """Every combination of the values of `KEY=VALUE,VALUE,...` texts; the last key changes fastest.
+
+    Raises:
+        UsageError: no values, a key or a value twice, or more members than Slurm accepts.
+    """
+    parsed = [_axis(text) for text in axes]
+    keys = [key for key, _ in parsed]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        raise UsageError(
+            f"--array {twice.pop()}: given twice.", "List all its values in one: --array KEY=A,B,C."
+        )
+    combinations = list(
+        itertools.product(*([(key, value) for value in values] for key, values in parsed))
+    )
+    if len(combinations) > MOST_MEMBERS:
+        raise UsageError(
+            f"--array: {len(combinations)} runs; Slurm takes {MOST_MEMBERS} at most.",
+            "Give fewer values, or submit in parts.",
+        )
+    found = tuple(
+        Member(
+            ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in pairs),
+            tuple(f"{k}={v}" for k, v in pairs),
+        )
+        for pairs in combinations
+    )
+    if longest := next((one.name for one in found if len(one.name.encode()) > 200), ""):
+        raise UsageError(
+            f"--array: the folder of a run would be called {longest[:60]}..., which is too long.",
+            "Sweep over fewer keys, or shorter values.",
+        )
+    return found
+
+
+@lru_cache(maxsize=8)
+def elements_of(script: str) -> dict[str, int]:
+    """The names of the runs in the sbatch script of a sweep -> their indices; empty: no sweep."""
+    found = {}
+    for index, words in re.findall(r"^(\d+)\) set -- --output (.*) ;;$", script, re.MULTILINE):
+        found[shlex.split(words)[0].rpartition("/")[2]] = int(index)
+    return found
+
+
+def is_among(index: int, tasks: str) -> bool:
+    """Whether Slurm's list of an array's tasks, such as `0-2,5%1`, has an index."""
+    spans = re.findall(r"(\d+)(?:-(\d+)(?::(\d+))?)?", tasks.partition("%")[0])
+    return any(index in range(int(a), int(b or a) + 1, int(step or 1)) for a, b, step in spans)
+
+
+def _axis(text: str) -> tuple[str, list[str]]:
+    key, equals, listed = text.partition("=")
+    values = [value.strip() for value in listed.split(",")]
+    if not key or not equals or not all(values):
+        raise UsageError(
+            f"--array {text}: expected KEY=VALUE,VALUE,...",
+            "For instance: --array optimizer.lr=1e-4,3e-4",
+        )
+    if len(set(values)) != len(values):
+        raise UsageError(
+            f"--array {text}: a value is given twice, which would be the same run twice.",
+            "Give each value once.",
+        )
+    for value in values:
+        if not re.fullmatch(r"[\w.+-]+", value):
+            raise UsageError(
+                f"--array {text}: `{value}` becomes part of a folder's name: letters, digits, `.`, "
+                "`_`, `-`, `+`",
+                "Write lists and texts with other characters in separate run files.",
+            )
+        read_value(value)
+    return key.strip(), values

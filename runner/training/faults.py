@@ -70,8 +70,7 @@ def explained(
         if found is None:
             return unreadable(run.inputs.model.path, f"its weights: {error}")
     if isinstance(found, OSError):
-        step = trainer.step if trainer else 0
-        return disk_error(found, run.inputs.bundle, run.folder, step)
+        return disk_error(found, run.inputs.bundle, run.folder, trainer.step if trainer else 0)
     if is_out_of_memory(error):
         if whole is None or device is None:
             return _no_memory_to_begin(error, device, info)
@@ -201,8 +200,7 @@ def explain(
     if used := _OTHERS.findall(said):
         sizes = ", ".join(f"{size} by process {pid}" for pid, size in used)
         message += f" Memory of this GPU is in use by other processes: {sizes} (see nvidia-smi)."
-    options = _options(config, plan)
-    remedy = "; or ".join(options) or "Use more devices, or devices with more memory"
+    remedy = "; or ".join(_options(config, plan)) or "Use more devices, or devices with more memory"
     return NoMemoryError(message, f"{remedy}. Then run it again.")
 
 

@@ -49,11 +49,10 @@ from runner.training.components.batches import (
     evaluation_batches,
 )
 from runner.training.components.device import StopRequest, dropout_seed, peak_memory, seed, tune
-from runner.training.components.metrics import Observer
 from runner.training.components.optimization import Schedule
-from runner.training.components.process_group import Ranks
+from runner.training.components.process_group import HostValue, Ranks, Totals
 from runner.training.engines.base import Engine
-from runner.training.reporting import HostValue, Phases, StepClock, Totals, not_finite
+from runner.training.reporting import Observer, Phases, StepClock, not_finite
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import export, model_card
 from runner.training.weights import RunningStatistics
@@ -364,8 +363,7 @@ class Trainer:
         tuned = tune(self.device, images=not task_named(self.config.task).has_tokens)
         for note in (self.task.note, *self.engine.notes, *tuned):
             self.observer.say(f"  {note}")
-        ranks = human_count(self.ranks.world_size, "rank")
-        self.observer.say(self.schedule.describe(ranks))
+        self.observer.say(self.schedule.describe(human_count(self.ranks.world_size, "rank")))
 
     def run(self) -> bool:
         """Trains to the end, or until all ranks agree to stop.

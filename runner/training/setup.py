@@ -37,7 +37,6 @@ from runner.run_folder.training_state import TrainingState, signature
 from runner.tasks import task_named
 from runner.training.components.batches import Order, WeightedDataset
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
-from runner.training.components.metrics import Console, Observer, open_console
 from runner.training.components.optimization import Schedule
 from runner.training.components.process_group import (
     RankFacts,
@@ -50,7 +49,7 @@ from runner.training.components.process_group import (
 from runner.training.engines.base import Engine
 from runner.training.faults import explained
 from runner.training.loop import Trainer
-from runner.training.reporting import FirstSteps, Phases, StepClock
+from runner.training.reporting import Console, FirstSteps, Observer, Phases, StepClock, open_console
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
 from runner.training.weights import RunningStatistics, check_batch_norm
@@ -85,7 +84,6 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
     stop = StopRequest()
     stop.listen()
     info, job, folder = rank.info, resolved.run, resolved.run.folder
-    bundle = job.inputs.bundle
     facts: Device | None = None
     whole: Resolved | None = None
     trainer: Trainer | None = None
@@ -97,7 +95,7 @@ def run_work(rank: Rank, resolved: Resolved, work: Callable[..., None]) -> None:
             ranks = meet(rank, store, job.config.engine.name, device.type)
             if not info.is_ours:  # else our launcher has done it
                 ranks.from_first(lambda: _take(job, held))
-            seen = RankFacts.of(info, facts, gpu_uuid(device), bundle)
+            seen = RankFacts.of(info, facts, gpu_uuid(device), job.inputs.bundle)
             whole = decide_once(ranks, resolved, seen)
             trainer = make_trainer(whole, ranks, device, facts, stop, console, rank.heartbeat)
             try:
@@ -199,8 +197,7 @@ def make_trainer(
     task = task_named(config.task).objective(decided, inputs.model, stores["train"].facts)
     engine = make_engine(task.module, config, plan, device)
     if ranks.is_first:
-        record = _facts(resolved, facts, len(order))
-        write_json(folder.environment, record | exported(folder))
+        write_json(folder.environment, _facts(resolved, facts, len(order)) | exported(folder))
     settings = config.to_mapping() if config.wandb else None
     observer = Observer(folder, resolved.steps, console, is_first=ranks.is_first, wandb=settings)
     for note in resolved.notes if ranks.is_first else ():

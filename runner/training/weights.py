@@ -28,7 +28,7 @@ from runner.config.run_config import RunConfig
 from runner.errors import StageError, UsageError
 
 T = TypeVar("T")
-LOW = (torch.float16, torch.bfloat16)
+LOW = (torch.float16, torch.bfloat16)  # buffers and untrained weights of these become float32
 
 
 def is_first() -> bool:

@@ -48,8 +48,7 @@ def start_apart(
     """
     write_resolved(resolved)
     by = ("srun" if start.job else "local", str(start.on_node))
-    root = str(resolved.run.folder.root)
-    python, *options = isolated("runner.trials.apart", root, work, *by)
+    python, *options = isolated("runner.trials.apart", str(resolved.run.folder.root), work, *by)
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [python, "-u", *options],
@@ -83,10 +82,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def launch(resolved: Resolved, work: str, start: Start) -> int:
-    """Starts the ranks, and notes in the run folder if memory ran out; returns the exit code."""
+    """Starts the ranks, and notes in the run folder what ended them; returns the exit code."""
     outcome = start_work(resolved, work, start, os.environ)
-    if outcome.kind == "no_memory":
-        write_json(resolved.run.folder.root / RESULT, {"outcome": OUT_OF_MEMORY})
+    if outcome.cause:
+        how = OUT_OF_MEMORY if outcome.kind == "no_memory" else "failed"
+        result = {"outcome": how, "words": outcome.cause}
+        write_json(resolved.run.folder.root / RESULT, result)
     return outcome.exit_code
 
 

@@ -37,7 +37,7 @@ from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved
-from runner.launch.train import failed_to_prepare, prepare_all, set_up
+from runner.launch.train import prepare_offline, set_up
 from runner.processes import is_alive
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import read_metrics
@@ -60,112 +60,21 @@ from runner.trials.small_run import (
 Say = Callable[[str], None]
 
 
-@dataclass
-class Stage:
-    """A stage under way; its words are printed when it has ended."""
-
-    words: str = ""
-
-
-@dataclass
-class Stages:
-    """All stages so far. Each is printed when it ends.
-
-    Attributes:
-        say: prints a line.
-        names: of those that have ended.
-    """
-
-    say: Say
-    names: list[str] = field(default_factory=list)
-    _since: float = field(default_factory=time.monotonic)
-    _began: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds(self) -> float:
-        """Since the first stage began."""
-        return time.monotonic() - self._began
-
-    def end(self, name: str, words: str = "") -> None:
-        """Notes that a stage has ended, which began when the one before ended."""
-        now = time.monotonic()
-        self.say(f"  {name:<9} {now - self._since:6.1f} s  {words}".rstrip())
-        self.names.append(name)
-        self._since = now
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[Stage]:
-        """A stage that ends with the block; an error says in which stage it was.
-
-        Raises:
-            StageError: the block raised it.
-        """
-        stage = Stage()
-        try:
-            yield stage
-        except StageError as error:
-            said = f"rehearsal, {name}: {error.message}"
-            found = type(error)(said, error.remedy, error.exit_code)
-            found.parts = error.parts
-            raise found from None
-        self.end(name, stage.words)
-
-
-TRIES, PAUSE_S = 50, 0.1
-"""Ranks that are being killed may still write for a moment."""
-
-
-@contextmanager
-def hidden_folder(run_folder: Path) -> Iterator[Path]:
-    """Makes a folder beside the run folder, and removes it however the block ends.
-
-    Folders above it that had to be made are removed too, and what killed rehearsals left.
-
-    Args:
-        run_folder: need not exist.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    prefix = f".{run_folder.name}.rehearsal-{platform.node()}-"
-    _remove_abandoned(run_folder.parent, prefix)
-    folder = run_folder.parent / f"{prefix}{os.getpid()}"
-    made = [above for above in folder.parents if not above.exists()]
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-        yield folder
-    finally:
-        _remove(folder)
-        for above in made:  # the innermost first
-            with suppress(OSError):  # something else is in it now
-                above.rmdir()
-
-
-def _remove(folder: Path) -> None:
-    for _ in range(TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(PAUSE_S)
-
-
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Removes what rehearsals of this machine left that were killed."""
-    for left in parent.glob(f"{prefix}*"):
-        process = left.name.removeprefix(prefix)
-        if process.isdecimal() and not is_alive(int(process)):
-            _remove(left)
-
-
 LAST_LINES = 15
+
+
 LOG = "ranks.log"
+
+
 STARTS = ("train", "resume")
 """The ranks are started twice: each makes a step, evaluates, saves and exports."""
+
 
 MORE_ROWS, MOST_ROWS = 16, 256
 """The first rows can be shorter than the others, or too long for a sample: then 16 times as many
 are read, and again.
 """
+
 
 _MEMORY = "Try a machine with more memory; -9 is often too little of it."
 
@@ -189,7 +98,7 @@ def rehearse(run: TrainingRun, environ: Mapping[str, str], stages: Stages) -> No
     with stages.of("check") as stage:
         device, ranks = _examine(run, environ, stages.say)
         stage.words = f"as `runner check`, for {human_count(ranks, 'rank')}, as in the job"
-    zero = _zero_of_job(run, device, ranks)
+    zero = counted(run).on(device, ranks).plan.zero if device is not None else None
     try:
         with hidden_folder(run.folder.root) as hidden:
             _in_folder(run, hidden, zero, environ, stages)
@@ -234,12 +143,6 @@ def _examine(run: TrainingRun, environ: Mapping[str, str], say: Say) -> tuple[De
         if not finding.is_line:
             say(str(finding))
     return run.known(Run.device), run.ranks.world_size
-
-
-def _zero_of_job(run: TrainingRun, device: Device | None, ranks: int) -> int | None:
-    if device is None:
-        return None
-    return counted(run).on(device, ranks).plan.zero
 
 
 def _in_folder(
@@ -339,13 +242,9 @@ def _prepare(run: TrainingRun, small: SmallRun) -> tuple[SmallRun, str]:
 
 
 def _prepare_offline(run: TrainingRun, small: TrainingRun) -> str:
-    leave_torch_alone()
-    offline.close_network()
     printed: list[str] = []
     try:
-        prepare_all(small, printed.append)
-    except OSError as error:
-        raise failed_to_prepare(error, run) from None
+        prepare_offline(small, printed.append)
     except StageError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a tokenizer raises
@@ -425,3 +324,100 @@ def _no_folder(error: OSError, run: TrainingRun) -> StageError:
     if error.errno in FULL_DISK:
         remedy = "Free space or quota there, or choose another --output"
     return IncompleteError(f"rehearsal: {path}: {error.strerror or error}.", f"{remedy}.")
+
+
+@dataclass
+class Stage:
+    """A stage under way; its words are printed when it has ended."""
+
+    words: str = ""
+
+
+@dataclass
+class Stages:
+    """All stages so far. Each is printed when it ends.
+
+    Attributes:
+        say: prints a line.
+        names: of those that have ended.
+    """
+
+    say: Say
+    names: list[str] = field(default_factory=list)
+    _since: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the first stage began."""
+        return time.monotonic() - self._began
+
+    def end(self, name: str, words: str = "") -> None:
+        """Notes that a stage has ended, which began when the one before ended."""
+        now = time.monotonic()
+        self.say(f"  {name:<9} {now - self._since:6.1f} s  {words}".rstrip())
+        self.names.append(name)
+        self._since = now
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[Stage]:
+        """A stage that ends with the block; an error says in which stage it was.
+
+        Raises:
+            StageError: the block raised it.
+        """
+        stage = Stage()
+        try:
+            yield stage
+        except StageError as error:
+            said = f"rehearsal, {name}: {error.message}"
+            found = type(error)(said, error.remedy, error.exit_code)
+            found.parts = error.parts
+            raise found from None
+        self.end(name, stage.words)
+
+
+TRIES, PAUSE_S = 50, 0.1
+"""Ranks that are being killed may still write for a moment."""
+
+
+@contextmanager
+def hidden_folder(run_folder: Path) -> Iterator[Path]:
+    """Makes a folder beside the run folder, and removes it however the block ends.
+
+    Folders above it that had to be made are removed too, and what killed rehearsals left.
+
+    Args:
+        run_folder: need not exist.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    prefix = f".{run_folder.name}.rehearsal-{platform.node()}-"
+    _remove_abandoned(run_folder.parent, prefix)
+    folder = run_folder.parent / f"{prefix}{os.getpid()}"
+    made = [above for above in folder.parents if not above.exists()]
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        yield folder
+    finally:
+        _remove(folder)
+        for above in made:  # the innermost first
+            with suppress(OSError):  # something else is in it now
+                above.rmdir()
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(PAUSE_S)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Removes what rehearsals of this machine left that were killed."""
+    for left in parent.glob(f"{prefix}*"):
+        process = left.name.removeprefix(prefix)
+        if process.isdecimal() and not is_alive(int(process)):
+            _remove(left)

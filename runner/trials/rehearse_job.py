@@ -23,7 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runner import kept
 from runner.child import in_child
 from runner.config.run_config import RunConfig
 from runner.disks import local_folder
@@ -53,7 +52,7 @@ from runner.launch.resolved import Resolved, read_resolved
 from runner.launch.supervise import start_work
 from runner.launch.train import set_up
 from runner.run_folder.heartbeat import read_failures
-from runner.run_folder.layout import RunFolder
+from runner.run_folder.layout import RunFolder, read_json
 from runner.slurm.environment import SlurmJobEnvironment, host_names, overriding
 from runner.slurm.jobs import ask, clean, details, job_number
 from runner.slurm.script import sbatch_script
@@ -186,7 +185,7 @@ def _collect(folder: Path, hosts: Sequence[str]) -> list[Finding] | None:
         for host in hosts
         if host not in seen
     ]
-    if measured := kept.read(folder / BANDWIDTH):
+    if measured := read_json(folder / BANDWIDTH):
         findings.append(fact_line(_describe(measured)))
     else:
         findings += _why_no_bandwidth(folder, findings)

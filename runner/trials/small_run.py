@@ -81,7 +81,10 @@ def cut(settings: Mapping[str, Any]) -> Small | None:
         name: value[:kept] if isinstance(value, list) and len(value) == of else value
         for name, value in inner.items()
     }
-    return Small(_with_inner(settings, {**shorter, key: kept}), kept, of)
+    cut_settings = {**shorter, key: kept}
+    if inner is not settings:
+        cut_settings = {**settings, "text_config": cut_settings}
+    return Small(cut_settings, kept, of)
 
 
 def kept_weights(names: Iterable[str], layers: int, of: int) -> set[str]:
@@ -125,12 +128,6 @@ def _until_each_kind(inner: Mapping[str, Any], of: int) -> int:
 def _inner(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     text = settings.get("text_config")
     return text if isinstance(text, dict) else settings
-
-
-def _with_inner(settings: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(settings.get("text_config"), dict):
-        return {**settings, "text_config": dict(inner)}
-    return dict(inner)
 
 
 def _key_of_layers(inner: Mapping[str, Any]) -> str | None:
@@ -226,8 +223,8 @@ def _copy(piece: _Piece, target: Any) -> None:
             left -= len(data)
 
 
-RANKS = 2
-STEPS = 2
+RANKS = 2  # the fewest that exchange something
+STEPS = 2  # one, a checkpoint, and one after the resume
 BYTES_OF_A_TOKEN = 16
 """More than any text has on average, so that the rows that are read fill the sequences."""
 ROWS = {"train": 32, "validation": 8}

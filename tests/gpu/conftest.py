@@ -15,9 +15,9 @@ import torch
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Rank, RankInfo
 from runner.run_folder.heartbeat import Heartbeat
-from runner.training.components.metrics import open_console
 from runner.training.components.process_group import join, open_store
 from runner.training.loop import Trainer
+from runner.training.reporting import open_console
 from tests.runner.conftest import Cluster, bundle, cluster, run_python, twins_bundle
 from tests.support.training.one_start import begin
 

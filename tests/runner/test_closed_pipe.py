@@ -19,7 +19,7 @@ print("lost", flush=True)
 RANK = """
 import pathlib, sys
 from runner.processes import outlive_readers
-from runner.training.components.metrics import open_console
+from runner.training.reporting import open_console
 outlive_readers()
 print("before", flush=True)
 log = pathlib.Path(sys.argv[1])

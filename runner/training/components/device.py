@@ -57,12 +57,11 @@ def find_device(
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         properties = torch.cuda.get_device_properties(device)
-        has_bf16 = properties.major >= BF16_SINCE
         return device, Device(
             "cuda",
             properties.name,
             properties.total_memory,
-            has_bf16,
+            has_bf16=properties.major >= BF16_SINCE,
             has_fp16=properties.major >= FP16_SINCE,
             host_memory=host_memory(os.environ) // local_world_size,
         )
@@ -120,6 +119,7 @@ def seed(number: int, device: torch.device) -> None:
         torch.cuda.manual_seed(number)
 
 
+# SIGTERM is of Slurm. Our launcher passes on SIGUSR1: on SIGTERM srun would kill the ranks.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

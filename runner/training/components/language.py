@@ -29,7 +29,7 @@ from runner.data.store import IGNORED, LabelledRows, Rows
 from runner.training.components.device import OFF, wants_reference
 from runner.training.patches import search_no_packed_sequences
 
-BLOCK = 128
+BLOCK = 128  # tokens; torch's own (flex_attention.py, _DEFAULT_SPARSE_BLOCK_SIZE)
 AMPERE = 8
 """The major compute capability since which Triton has fast kernels for it."""
 
@@ -63,7 +63,10 @@ def _why_not(
         return "flex attention is for training on GPUs only"
     if capability[0] < AMPERE:
         return f"flex attention needs a GPU of {AMPERE}.0 or newer, this one is {capability[0]}.x"
-    if not _torch_has_it():
+    from torch.nn.attention.flex_attention import BlockMask
+
+    # torch 2.6 has it without masks of any length, and with known faults (pytorch#146260).
+    if "seq_lengths" not in inspect.signature(BlockMask.from_kv_blocks).parameters:
         return f"torch {torch.__version__} has no finished flex attention"
     if not getattr(model, "_supports_flex_attn", False):
         return f"transformers has no flex attention for {settings.model_type}"
@@ -74,13 +77,6 @@ def _why_not(
     if (width := _width_of_heads(settings)) < LEAST_HEAD:
         return f"flex attention needs heads of {LEAST_HEAD}, this model's have {width}"
     return None
-
-
-def _torch_has_it() -> bool:
-    """torch 2.6 has it without masks of any length, and with known faults (pytorch#146260)."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    return "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters
 
 
 def _dropout_of(settings: Any) -> float:

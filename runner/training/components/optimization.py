@@ -1,4 +1,4 @@
-"""The optimizers of a run file; what follows from the number of a step: learning rate, epoch.
+"""The optimizers of a run file, clipping; what follows from the step: learning rate, epoch.
 
 Each optimizer takes whole parameters, DTensors or the flat partitions of ZeRO, as far as
 `runner.config.engine.OPTIMIZERS` says. The learning rate depends on the step only. It is the same
@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
@@ -97,6 +97,24 @@ class Lion(torch.optim.Optimizer):
         return loss
 
 
+def clip(parameters: Iterable[nn.Parameter], most: float) -> torch.Tensor:
+    """Scales gradients down, in place, to a global norm.
+
+    Args:
+        parameters: those without a gradient do not count.
+        most: the largest norm; 0: no clipping.
+
+    Returns:
+        The norm before, a scalar on the device.
+    """
+    trained = [p for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    if most:
+        torch.nn.utils.clip_grads_with_norm_(trained, most, norm)
+    return norm
+
+
 def skips_on_device(optimizer: Any, norm: torch.Tensor) -> bool:
     """Lets torch's fused optimizers skip a step whose gradient is not finite, on the device.
 
@@ -140,17 +158,6 @@ def rate(
     return peak * (1 - done) if name == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Inside it, no library logs a warning: DeepSpeed writes them to stdout, where JSON may be."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 class DeepSpeedRate:
     """The learning rates of the scheduler of a ds_config.json, by DeepSpeed's own class.
 
@@ -177,8 +184,14 @@ class DeepSpeedRate:
         # A scheduler writes its rate into an optimizer; this one updates nothing.
         self._optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.optimizer.lr)
         kind = getattr(lr_schedules, scheduler["type"])
-        with quiet():  # it warns that it is asked for a rate before the first step, by itself
+        # It warns that it is asked for a rate before the first step, by itself; DeepSpeed writes
+        # warnings to stdout, where JSON may be.
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
             self._scheduler = kind(self._optimizer, **settings)
+        finally:
+            logging.disable(before)
         self._first = float(self._optimizer.param_groups[0]["lr"])
 
     def __call__(self, step: int) -> float:

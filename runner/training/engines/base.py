@@ -1,4 +1,4 @@
-"""What engines share: the protocol of the loop, clipping, gathering, and `compile: true`.
+"""What engines share: the protocol of the loop, gathering, and `compile: true`.
 
 The loop uses six methods of an engine, and does not know which engine it has.
 
@@ -13,13 +13,12 @@ name: checkpoints and exported models are the same without it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 
 class Engine(Protocol):
@@ -83,24 +82,6 @@ class Engine(Protocol):
             frozen: whether weights that are not trained are included.
         """
         ...
-
-
-def clip(parameters: Iterable[nn.Parameter], most: float) -> torch.Tensor:
-    """Scales gradients down, in place, to a global norm.
-
-    Args:
-        parameters: those without a gradient do not count.
-        most: the largest norm; 0: no clipping.
-
-    Returns:
-        The norm before, a scalar on the device.
-    """
-    trained = [p for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    if most:
-        torch.nn.utils.clip_grads_with_norm_(trained, most, norm)
-    return norm
 
 
 def gathered(

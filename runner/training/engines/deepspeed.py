@@ -37,8 +37,13 @@ from runner.job.plan import TrainingPlan
 from runner.run_folder.training_state import read_state
 from runner.training import patches
 from runner.training.components.device import DTYPES
-from runner.training.components.optimization import DeepSpeedRate, make_optimizer, skips_on_device
-from runner.training.engines.base import clip, compile_model, gathered, transformer_blocks
+from runner.training.components.optimization import (
+    DeepSpeedRate,
+    clip,
+    make_optimizer,
+    skips_on_device,
+)
+from runner.training.engines.base import compile_model, gathered, transformer_blocks
 from runner.training.weights import Weights, from_first
 
 # Reduces gradients during the backward, in buckets of 5e7 elements (200 MB in float32).

@@ -42,41 +42,9 @@ from runner.config.run_config import RunConfig
 from runner.errors import UsageError, human_count, nearest_name
 from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
-from runner.training.components.optimization import make_optimizer, skips_on_device
-from runner.training.engines.base import (
-    clip,
-    compile_blocks,
-    compile_model,
-    gathered,
-    no_split_classes,
-)
+from runner.training.components.optimization import clip, make_optimizer, skips_on_device
+from runner.training.engines.base import compile_blocks, compile_model, gathered, no_split_classes
 from runner.training.weights import Weights
-
-
-def save_sharded(folder: Path, state: dict[str, Any]) -> None:
-    """Writes `state` into `folder`. All ranks call it.
-
-    Args:
-        folder: of the checkpoint.
-        state: nested dicts of tensors and small values.
-
-    Raises:
-        OSError, RuntimeError: any rank could not write. torch wraps a full disk in the second.
-    """
-    # AtomicCheckpoint syncs every file, on the rank that hashes it.
-    with _first_error(folder):
-        writer = FileSystemWriter(folder, sync_files=False)
-        state_dict_saver.save(state, storage_writer=writer)
-
-
-def load_sharded(folder: Path, state: dict[str, Any]) -> None:
-    """Reads into the tensors of `state`, in place, and replaces small values. All ranks call it.
-
-    Raises:
-        OSError, RuntimeError: it cannot be read.
-    """
-    with _first_error(folder):
-        state_dict_loader.load(state, storage_reader=FileSystemReader(folder))
 
 
 def empty_like_saved(
@@ -190,7 +158,11 @@ class NativeEngine:
             optimizer.step()
 
     def save(self, folder: Path) -> None:
-        save_sharded(folder / FOLDER, self._state())
+        # torch wraps a full disk in a RuntimeError. AtomicCheckpoint syncs every file, on the rank
+        # that hashes it.
+        writer = FileSystemWriter(folder / FOLDER, sync_files=False)
+        with _first_error(folder / FOLDER):
+            state_dict_saver.save(self._state(), storage_writer=writer)
 
     def load(self, folder: Path) -> None:
         state = self._state()
@@ -198,7 +170,8 @@ class NativeEngine:
         state["optimizer"] = empty_like_saved(
             folder / FOLDER, "optimizer", {n: self._parameters[n] for n in names}
         )
-        load_sharded(folder / FOLDER, state)
+        with _first_error(folder / FOLDER):  # it reads into the tensors, and replaces small values
+            state_dict_loader.load(state, storage_reader=FileSystemReader(folder / FOLDER))
         number = {
             id(p): i
             for i, p in enumerate(p for g in self._optimizer.param_groups for p in g["params"])
@@ -362,7 +335,11 @@ def blocks_of(module: nn.Module, config: RunConfig) -> tuple[list[nn.Module], st
     names = {name for name, count in found.items() if layer or count > 1}
     if found and not names:
         return [], "the model repeats no layer: all its weights are gathered as one"
-    chosen = [m for m in module.modules() if type(m).__name__ in names and not _owned(m) & tied]
+    chosen = [
+        m
+        for m in module.modules()
+        if type(m).__name__ in names and not tied & {*map(id, m.parameters())}
+    ]
     if not chosen:
         problem = "the model does not name its layers."
         if layer:
@@ -393,10 +370,6 @@ def _repeated(module: nn.Module) -> list[str]:
         if counts[name] > 1 and name not in ("ModuleList", "Sequential", "ModuleDict")
     ]
     return sorted(listed, key=lambda name: -sizes[name])[:8]
-
-
-def _owned(module: nn.Module) -> set[int]:
-    return {id(p) for p in module.parameters()}
 
 
 def _tied(module: nn.Module) -> set[int]:

@@ -40,7 +40,7 @@ from runner.training.engines.base import Engine
 FILES = "files.json"
 GONE = ".gone"
 LATEST = "latest"
-FORMAT = 1
+FORMAT = 1  # of files.json
 T = TypeVar("T")
 
 
@@ -57,16 +57,8 @@ class AtomicCheckpoint:
         self._final, self._state, self._ranks = final, state, ranks
         self.folder = final.with_name(f"{final.name}.tmp")
 
-    def begin(self) -> None:
-        """Makes an empty `.tmp` folder. Older folders of the same step were damaged or torn: they
-        go.
-
-        Raises:
-            OSError: on every rank, if the folder cannot be made.
-        """
-        self.attempt(self._make_room)  # the other ranks wait here until it exists
-
     def _make_room(self) -> None:
+        """Makes an empty `.tmp` folder; older ones of the same step were damaged or torn."""
         if self._ranks.is_first:
             for old in (self.folder, self._final):
                 if old.exists():
@@ -113,6 +105,7 @@ class AtomicCheckpoint:
         Raises:
             OSError: on every rank, if any rank cannot write (a full disk).
         """
+        self.attempt(self._make_room)  # the other ranks wait here until it exists
         self.attempt(lambda: self._write(write))
         self._ranks.barrier()
         seen = self.attempt(lambda: names_in(self.folder))
@@ -271,7 +264,6 @@ class Checkpoints:
         writing = AtomicCheckpoint(final, state, self._ranks)
 
         def write() -> None:
-            writing.begin()
             writing.complete(lambda: engine.save(writing.folder), lambda: self.drop_old(step))
 
         try:

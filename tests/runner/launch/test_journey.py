@@ -90,7 +90,7 @@ def test_a_reader_opens_few_files_from_the_command_to_the_first_step(
     from runner.job.training_run import TrainingRun
     from runner.launch import supervise, train
     from runner.launch.ranks import RankInfo, Start
-    from runner.training.components.metrics import Console
+    from runner.training.reporting import Console
     from tests.support.training.one_start import begin, place_alone
 
     path = shared_cluster.write("followed", engine={"name": "ddp"}, steps=2)

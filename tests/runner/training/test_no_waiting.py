@@ -11,8 +11,8 @@ import torch
 
 from runner.errors import UsageError
 from runner.run_folder.layout import RunFolder
-from runner.training.components.metrics import Console, Observer
 from runner.training.loop import Ahead
+from runner.training.reporting import Console, Observer
 
 
 def ahead(make: Any, end: int = 4) -> Any:

@@ -59,6 +59,7 @@ def test_what_fails_is_not_tried_larger() -> None:
         (1, {"outcome": "out of memory", "words": "x"}, "", "out of memory", "out of memory"),
         (None, {}, "", "too slow", "not done after 60 s"),
         (2, {}, "error: no such column\nbye\n", "failed", "error: no such column (see {})"),
+        (1, {"outcome": "failed", "words": "no column a"}, "b", "failed", "no column a (see {})"),
         (1, {"outcome": "fits"}, "one\n\nlater\n", "failed", "later (see {})"),
         (7, {}, "", "failed", "exit code 7 (see {})"),
     ],

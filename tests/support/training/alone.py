@@ -29,7 +29,7 @@ def started(cluster: Cluster, path: Path) -> tuple[TrainingRun, Trainer]:
 
 def begun(run: TrainingRun) -> Trainer:
     """A rank that has loaded everything but a checkpoint."""
-    from runner.training.components.metrics import Console
+    from runner.training.reporting import Console
     from tests.support.training.one_start import begin, place_alone
 
     run.folder.make()

@@ -24,7 +24,7 @@ def one_rank(rank: int, world_size: int, meeting: str, bundle: str, run_files: l
 
     from runner.job.training_run import TrainingRun
     from runner.launch.ranks import RankInfo
-    from runner.training.components.metrics import open_console
+    from runner.training.reporting import open_console
     from tests.support.training.one_start import begin
 
     for path in map(Path, run_files):

@@ -9,9 +9,9 @@ from runner.launch.ranks import Rank, RankInfo
 from runner.launch.resolved import Resolved
 from runner.run_folder.heartbeat import Heartbeat
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
-from runner.training.components.metrics import Console
 from runner.training.components.process_group import RankFacts, Ranks, meet, open_store
 from runner.training.loop import Trainer
+from runner.training.reporting import Console
 from runner.training.setup import decide_once, make_trainer
 
 

@@ -16,7 +16,7 @@ from runner.job.installed import is_installed
 from runner.job.run import Asked
 from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
-from runner.training.components.metrics import Console, Observer
+from runner.training.reporting import Console, Observer
 from tests.runner.conftest import Cluster
 
 LINE = {"step": 1, "epoch": 0.5, "loss": 2.0, "tokens_per_s": 10.0, "lr": 1e-3, "grad_norm": 1.0}
