@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from runner.cli.options import (
     bundle_option,
@@ -27,11 +28,31 @@ from runner.errors import (
     silent,
     write_new,
 )
-from runner.tasks import TASKS
+
+
+class TaskName(click.ParamType):  # type: ignore[type-arg]  # that of click 8.0 is not generic
+    """The name of a task. To print a help, no task is imported: that takes 0.1 s."""
+
+    name = "task"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        return self._names().convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return self._names().shell_complete(ctx, param, incomplete)
+
+    def _names(self) -> Choice:
+        from runner.tasks import TASKS
+
+        return Choice(tuple(TASKS))
 
 
 @click.command()
-@click.argument("task", type=Choice(tuple(TASKS)), metavar="TASK")
+@click.argument("task", type=TaskName(), metavar="TASK")
 @optional_bundle_option
 @click.option(
     "-o",
