@@ -26,7 +26,7 @@ from stage.lock.manifest import FORMAT, is_repository
 from stage.lock.model import identifiers
 from stage.lock.yaml_lines import scalar
 from stage.paths import folded, problem_with_asset_name
-from stage.staging.sources.local import Walk
+from stage.staging.sources.listing import Walk
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from tests.support.staging import model_files
 CONVERT = "stage/convert/convert.py"
 CSV = "stage/convert/csv_files.py"
 MANIFEST = "stage/lock/manifest.py"
-LISTING = "stage/staging/sources/local.py"
+LOCAL = "stage/staging/sources/local.py"
+PRIVATE = "stage/staging/sources/private_files.py"
 CHECKS = "stage/staging/resolve.py"
 VERIFIER = "stage/bundle/verifier.py"
 KINDS = "stage/file_kinds.py"
@@ -67,9 +68,9 @@ MANIFESTS = (
     Row("stage/staging/sources/source.py", "Is it the right file, and the right `convert`?",
         (("convert: text", "edit assets.a.{}"),),
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": "a line of text\n"}),
-    Row(LISTING, "or omit it: exclude", ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
+    Row(LOCAL, "or omit it: exclude", ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
         a(path="t", convert="csv"), FETCHED, "", {"t/a.csv": ROWS, "t/b.csv": ""}),
-    Row(LISTING, "Omit them: exclude: [{}]. If they must be in the bundle, name them: include:",
+    Row(PRIVATE, "Omit them: exclude: [{}]. If they must be in the bundle, name them: include:",
         ((r"exclude: \[.*?\]", "edit assets.a.{}"), (r"include: \[.*?\]", "edit assets.a.{}")),
         a(path="t"), FETCHED, "", {"t/a.txt": "x", "t/.env": "PASSWORD=x\n"}, code=3),
     *(
@@ -90,7 +91,7 @@ MANIFESTS = (
         a(path="t"), FETCH, "-o t/deep/bundle", {"t/a.txt": "x"}),
     Row("stage/files.py", "mkdir -p {}", (("mkdir -p [^ ]*", "run"),),
         FILE, "stage verify bundle --report new/r.json", "", {"a.txt": "x"}, FETCHED),
-    Row("stage/staging/sources/local.py", "To take the files of `{}` as they are now: {}",
+    Row(LOCAL, "To take the files of `{}` as they are now: {}",
         (("stage fetch m.yaml .*--update a", "run"),),
         FILE, FETCHED, "", {"a.txt": "x"}, f"{FETCHED}\necho y > a.txt"),
     Row("stage/staging/resolve.py", "stage lock {}", (("stage lock [^ ]*", "run"),),
