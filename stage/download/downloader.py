@@ -21,16 +21,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 
-from stage.download.http import (
-    AttemptFailed,
-    Connections,
-    Retries,
-    RetryPolicy,
-    Stopped,
-    check_status,
-    origin_of,
-)
+from stage.download.http import Connections, origin_of
 from stage.download.partial_file import Partial, partial_path
+from stage.download.retry import AttemptFailed, Retries, RetryPolicy, Stopped, check_status
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, about
 from stage.files import (
     PIECE,

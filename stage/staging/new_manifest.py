@@ -22,8 +22,8 @@ from stage.files import human_count
 from stage.hub import layout
 from stage.hub.client import CHECK_NAME, Hub, RefusedToken, Repository
 from stage.hub.datasets import find_configs
+from stage.lock.licences import identifiers
 from stage.lock.manifest import FORMAT, is_repository
-from stage.lock.model import identifiers
 from stage.lock.yaml_lines import scalar
 from stage.paths import folded, problem_with_asset_name
 from stage.staging.sources.listing import Walk

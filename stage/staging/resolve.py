@@ -24,6 +24,7 @@ from stage.convert.convert import made_with
 from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, suggest
 from stage.files import human_count, human_size, join_limited, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES, matches
+from stage.lock.licences import check_licences, with_stated_licence
 from stage.lock.manifest import (
     DatasetRequest,
     EnvironmentRequest,
@@ -42,9 +43,7 @@ from stage.lock.model import (
     NOT_INCLUDED,
     LockedAsset,
     Lockfile,
-    not_allowed,
     read_lock,
-    states_nothing,
 )
 from stage.lock.yaml_lines import scalar
 from stage.paths import check_collisions, printable
@@ -325,7 +324,7 @@ def resolve(
             source.check_unchanged(assets[name])
             reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
             continue
-        assets[name] = _with_stated_licence(source.resolve(), source.request, manifest)
+        assets[name] = with_stated_licence(source.resolve(), source.request, manifest)
         _print_asset(assets[name], reporter)
         for missing in omitted_files(assets[name]).notes:
             reporter.note(f"note: {source.what}: `include` leaves out {missing}")
@@ -339,7 +338,7 @@ def resolve(
     if previous is not None:
         lock = _keep_known_digests(lock, previous)
     check_names(lock, manifest)
-    _check_licences(manifest, lock)
+    check_licences(manifest, lock)
     _check_allowed(manifest, lock)
     return lock
 
@@ -456,55 +455,6 @@ def _pins(asset: LockedAsset) -> LockedAsset:
     """What decides all files of an asset of a Hub: the same commit, chosen from in the same way."""
     request = dict(asset.request)
     return replace(asset, request=request, files=(), made_from=(), made_with={}, configs={})
-
-
-def _with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:
-    """The asset with the licence that the manifest states, where its repository states none.
-
-    Raises:
-        UsageError: the repository states another.
-    """
-    licence = getattr(request, "licence", None)
-    if licence is None:
-        return asset
-    if not states_nothing(asset.licence) and asset.licence != licence:
-        raise UsageError(
-            f"{manifest.place(asset.name, 'licence')}: `{asset.name}`: {asset.source.location} "
-            f"states the licence {asset.licence}, not {licence}.",
-            "`licence:` is for repositories that state none: remove it.",
-        )
-    return replace(asset, licence=licence)
-
-
-def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
-    if manifest.licences is None:
-        return
-    refused = [
-        (asset.name, f"{whose}{', '.join(names)}{' (none is stated)' if licence is None else ''}")
-        for asset in lock.assets.values()
-        for whose, licence in _statements(asset).items()
-        if (names := not_allowed(licence, manifest.licences))
-    ]
-    if not refused:
-        return
-    listed = "; ".join(f"{manifest.place(name)}: `{name}`: {which}" for name, which in refused)
-    raise PolicyError(
-        f"Licences that the policy does not allow: {listed}. "
-        f"It allows {', '.join(manifest.licences)}.",
-        "Take another repository; or, after reading the licence, add it to "
-        "`policy: {licences: [...]}`. If the repository states none, write the licence that you "
-        "know: `licence: mit` in its entry.",
-    )
-
-
-def _statements(asset: LockedAsset) -> dict[str, str | None]:
-    """The stated licences: of the asset (key `""`), and of code from other repositories."""
-    others = {
-        f"code of {c.repository}: ": c.licence
-        for c in asset.code
-        if c.repository != asset.source.location
-    }
-    return {"": asset.licence, **others}
 
 
 def _check_allowed(manifest: Manifest, lock: Lockfile) -> None:

@@ -26,7 +26,8 @@ from typing import Any, Generic, TypeVar
 from stage.bundle.inspect import parquet_footer
 from stage.convert.convert import CONFIG, Split, convert, made_with
 from stage.download.downloader import Downloader
-from stage.download.http import Connections, RetryPolicy, timeout_s, tls_context, together
+from stage.download.http import Connections, timeout_s, tls_context, together
+from stage.download.retry import RetryPolicy
 from stage.errors import DamageError, Mistakes, UsageError, about, quoted
 from stage.files import FileDigests, MismatchError, hash_file, human_count, sha256_of_bytes
 from stage.hub.client import Hub
