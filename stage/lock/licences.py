@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stage.errors import PolicyError, UsageError
-from stage.lock.manifest import Manifest, Request
+from stage.lock.manifest import Manifest
 from stage.lock.model import LockedAsset, Lockfile
+from stage.lock.requests import Request
 
 UNKNOWN = "unknown"
 OTHER = "other"

@@ -27,6 +27,7 @@ from stage.errors import PolicyError, about
 from stage.files import Digest, Expected
 from stage.lock.document import DocumentReader, commit_digits, read_document, sha256_digits
 from stage.lock.reader import WrongValueError, described, keys_of, row, setting
+from stage.lock.requests import LOCATION_KEYS
 from stage.paths import (
     check_collisions,
     check_paths,
@@ -43,8 +44,6 @@ FOLDERS = {
     "files": "files",
     "environment": "envs",
 }
-LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
-"""Type of a source -> its key in the lock that holds the location."""
 
 _BY_PATH = attrgetter("path")
 
@@ -79,7 +78,7 @@ class Source:
         parquet_commit: of `refs/convert/parquet`, for a dataset that the Hub converted.
     """
 
-    type: str = field(metadata=described(takes=Literal["hub", "path", "url", "environment"]))
+    type: str = field(metadata=described(takes=Literal[tuple(LOCATION_KEYS)]))
     location: str
     requested_revision: str | None = setting(None, is_optional=True)
     commit: str | None = setting(None, convert=commit_digits, is_optional=True)
@@ -145,7 +144,7 @@ class Part:
     """How a file of a Hub dataset becomes rows of one split.
 
     Attributes:
-        convert: one of `stage.lock.manifest.CONVERSIONS`.
+        convert: one of `stage.lock.requests.CONVERSIONS`.
         separator: between the cells of a CSV, if the dataset's card names one.
     """
 
@@ -471,7 +470,7 @@ def _asset(reader: DocumentReader, name: str, data: Any) -> LockedAsset:
     for key in ("left_out", _OF_ONE_KIND.get(asset.kind, "files")):
         if data.get(key) is None:
             raise reader.error("is missing", *where, key)
-    if asset.source.type == "hub" and asset.source.commit is None:
+    if asset.source.is_repository and asset.source.commit is None:
         raise reader.error("is missing", *where, "source", "commit")
     check_paths([file.path for file in asset.files], REMEDY)
     for number, file in enumerate(asset.files):

@@ -25,18 +25,7 @@ from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, sugge
 from stage.files import human_count, human_size, join_limited, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES, matches
 from stage.lock.licences import check_licences, with_stated_licence
-from stage.lock.manifest import (
-    DatasetRequest,
-    EnvironmentRequest,
-    Manifest,
-    MetricRequest,
-    ModelRequest,
-    PathRequest,
-    Request,
-    UrlRequest,
-    as_lock_request,
-    way_without,
-)
+from stage.lock.manifest import Manifest
 from stage.lock.model import (
     EXCLUDED,
     FOLDERS,
@@ -44,6 +33,17 @@ from stage.lock.model import (
     LockedAsset,
     Lockfile,
     read_lock,
+)
+from stage.lock.requests import (
+    DatasetRequest,
+    EnvironmentRequest,
+    MetricRequest,
+    ModelRequest,
+    PathRequest,
+    Request,
+    UrlRequest,
+    as_lock_request,
+    way_without,
 )
 from stage.lock.yaml_lines import scalar
 from stage.paths import check_collisions, printable

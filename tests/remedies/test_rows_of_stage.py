@@ -342,7 +342,7 @@ ENVIRONMENTS = (
         ((r"channels: \[conda-forge\]", "edit", r"dependencies: \[python=3.11\]", "edit",
           "a run file", "remove task"),),
         {"channels": [], "task": "masked-lm"}, read),
-    Row("stage/lock/manifest.py", "Write `url: {}`.",
+    Row("stage/lock/requests.py", "Write `url: {}`.",
         (("(?<=`)url: [^`]*", "edit assets.a: {{}}", "names a file", "remove assets.a.path"),),
         a(path="https://a.example/x.txt"), lambda w: Manifest.load(w.path) and None),
     Row(KINDS, "`stage env probe` prints one.", (("stage env probe(?=` prints)", "show"),),

@@ -19,8 +19,9 @@ from stage.convert.convert import chosen
 from stage.errors import PolicyError, UsageError, quoted
 from stage.files import is_pointer, join_limited
 from stage.hub.model_files import check_matches, why_left
-from stage.lock.manifest import Manifest, PathRequest, local_path
+from stage.lock.manifest import Manifest, local_path
 from stage.lock.model import LeftOut
+from stage.lock.requests import PathRequest
 from stage.paths import printable
 from stage.staging.sources.private_files import check_not_private, is_named
 

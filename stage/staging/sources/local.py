@@ -14,8 +14,9 @@ from pathlib import Path
 from stage.download.partial_file import copy_verified
 from stage.errors import Mistakes, Place, UsageError, about
 from stage.files import FileDigests, MismatchError, hash_file
-from stage.lock.manifest import Manifest, PathRequest, way_without
-from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
+from stage.lock.manifest import Manifest
+from stage.lock.model import Ingredient, LockedAsset, LockedFile
+from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths
 from stage.staging.sources.listing import Listing, list_path
 from stage.staging.sources.source import AssetSource, Made, Progress, Run
@@ -92,9 +93,7 @@ class PathSource(AssetSource[PathRequest]):
     def resolve(self) -> LockedAsset:
         """Hashes the files that the entry takes."""
         listing, request = self._listing, self.request
-        asset = replace(
-            self.new_asset("files", Source("path", request.path)), left_out=listing.left_out
-        )
+        asset = replace(self.new_asset("files"), left_out=listing.left_out)
         targets = {path: f"{asset.folder}/{path}" for path in listing.sizes}
         with about(self.run.manifest.entry(self.name, "path")):
             check_paths([*targets.values()], way_without(asset.request))

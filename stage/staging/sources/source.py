@@ -32,8 +32,9 @@ from stage.errors import DamageError, Mistakes, UsageError, about, quoted
 from stage.files import FileDigests, MismatchError, hash_file, human_count, sha256_of_bytes
 from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
-from stage.lock.manifest import Manifest, Request, as_lock_request
+from stage.lock.manifest import Manifest
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
+from stage.lock.requests import Request, as_lock_request
 from stage.progress import Reporter
 from stage.staging.working_folder import WORKSHOP, SharedStore, Sharing, WorkFolder
 
@@ -253,9 +254,10 @@ class AssetSource(ABC, Generic[R]):
         splits = convert(how, inputs, splits_of_names, out, separator, note)
         return in_config(asset, CONFIG, how, splits)
 
-    def new_asset(self, kind: str, source: Source) -> LockedAsset:
+    def new_asset(self, kind: str) -> LockedAsset:
         """The asset, without its files."""
         request = as_lock_request(self.request)
+        source = Source(self.request.source_type, self.request.location)
         return LockedAsset(name=self.name, kind=kind, request=request, source=source, files=())
 
     def check_pin(self, key: str, asked: object, locked: object) -> None:
