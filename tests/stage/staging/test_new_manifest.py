@@ -39,7 +39,7 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     assert "continues" not in done.stderr and "No such file or folder is here" in done.stderr
 
 
-@obeys("stage/cli/transfer.py", "clusters.yaml names:")
+@obeys("stage/cli/init.py", "clusters.yaml names:")
 def test_a_script_and_a_missing_profile_get_the_command_that_helps(laptop: Laptop) -> None:
     (laptop.folder / "train.py").write_text("print(1)\n")
     done = laptop.stage("init", "train.py", "-o", "script.yaml")
