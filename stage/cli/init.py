@@ -142,14 +142,14 @@ def _environment(profile: Path | None, manifest: Path) -> tuple[Path, str] | Non
 
 def _is_path(name: str) -> bool:
     """Whether a NAME is looked for on this machine alone: no repository, or hardly any, has it."""
-    from stage.lock.manifest import BY_SUFFIX, is_local, is_repository
+    from stage.lock.manifest import BY_SUFFIX, is_repository_id, names_local_file
 
     path = Path(name)
-    if is_local(name, Path()) or path.is_dir():
+    if names_local_file(name, Path()) or path.is_dir():
         return True
     is_file = path.suffix.lower() in BY_SUFFIX or (path.suffix[1:].isalpha() and "/" not in name)
     bare = name.removeprefix("datasets/").removeprefix("models/")
-    return "://" not in name and (is_file or not is_repository(bare))
+    return "://" not in name and (is_file or not is_repository_id(bare))
 
 
 def _on_the_hub(

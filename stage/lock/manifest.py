@@ -55,7 +55,7 @@ BY_SUFFIX = {
 _MAX_NAME = 96  # characters of a repository's name (huggingface_hub, utils/_validators.py)
 
 
-def is_local(value: str, folder: Path) -> bool:
+def names_local_file(value: str, folder: Path) -> bool:
     """Whether a value names a file on this machine, not a repository.
 
     A folder `org/name` is not enough: it may be a clone of the repository.
@@ -65,7 +65,7 @@ def is_local(value: str, folder: Path) -> bool:
     return is_path or is_data or is_file(folder / value)
 
 
-def is_repository(value: str) -> bool:
+def is_repository_id(value: str) -> bool:
     """Whether a repository of the Hub can have this name: `name` or `org/name`."""
     parts = value.split("/")
     allowed = all(
@@ -285,7 +285,7 @@ def _check_repository(value: str, key: str, lines: Lines) -> None:
             for part in ("datasets/", "spaces/"):
                 bare = bare.removeprefix(part)
             raise UsageError(f"`{key}` is an address.", f"Write `{key}: {bare}`.")
-    if is_local(value, lines.path.parent):
+    if names_local_file(value, lines.path.parent):
         how = BY_SUFFIX.get(Path(value).suffix.lower())
         also = f", and how to read it: `convert: {how}`" if key == "dataset" and how else ""
         raise UsageError(
@@ -293,7 +293,7 @@ def _check_repository(value: str, key: str, lines: Lines) -> None:
             "such as org/name.",
             f"Write `path: {value}`{also}. `stage init {quoted(value)}` writes the whole entry.",
         )
-    if not is_repository(value):
+    if not is_repository_id(value):
         shown = lines.shown(value)
         raise UsageError(
             f"`{key}` must be a repository such as org/name, found {shown}.", "Correct that line."

@@ -189,7 +189,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-_NOTHING: tuple[Any, ...] = (None, (), {})
+# What an optional key is omitted for. Not 0 and not False: these say something.
+_EMPTY_VALUES: tuple[Any, ...] = (None, (), {})
 
 
 def row(value: Any) -> dict[str, Any]:
@@ -197,8 +198,9 @@ def row(value: Any) -> dict[str, Any]:
     found = {}
     for name, key in keys_of(type(value)).items():
         item = getattr(value, key.field)
-        if item or not key.is_optional or item not in _NOTHING:
-            found[name] = item if key.order is None else sorted(item, key=key.order)
+        if key.is_optional and item in _EMPTY_VALUES:
+            continue
+        found[name] = item if key.order is None else sorted(item, key=key.order)
     return found
 
 

@@ -22,8 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import LOCK, REQUEST, SIGNATURE, TAG_MANIFEST, finish_bundle, verify
 from stage.download.http import together
 from stage.errors import Mistakes, UsageError, quoted
 from stage.files import (
@@ -54,8 +53,8 @@ from stage.staging.resolve import (
 from stage.staging.sources.source import (
     AssetSource,
     FetchOptions,
+    FetchRun,
     Progress,
-    Run,
     build_asset,
     with_rows,
 )
@@ -253,7 +252,7 @@ def fetch_manifest(
         folder = WorkFolder.inspect(root)
         folder.check_same_bundle(manifest)
         previous = read_previous(manifest)
-        run = Run.connected(manifest, options, reporter)
+        run = FetchRun.connected(manifest, options, reporter)
         sources = open_sources(run)
         local = look_at_local(run, previous, sources)
         check_space_for_local(root, local, folder, options.store)
@@ -303,7 +302,7 @@ def resolve_manifest(manifest: Manifest, options: FetchOptions, reporter: Report
         StageError: as for `resolve`.
     """
     previous = read_previous(manifest)
-    run = Run.connected(manifest, options, reporter)
+    run = FetchRun.connected(manifest, options, reporter)
     sources = open_sources(run)
     look_at_local(run, previous, sources)
     return resolve(run, previous, sources)
@@ -354,7 +353,7 @@ class _Fetch:
 
     def __init__(
         self,
-        run: Run,
+        run: FetchRun,
         sources: Mapping[str, AssetSource[Any]],
         lock: Lockfile,
         folder: WorkFolder,
@@ -388,7 +387,7 @@ class _Fetch:
             self.sharing.report_taken()
             self._make()
             self._finish(stale, sealed)
-        with open(self.root / layout.LOCK, "rb") as text:
+        with open(self.root / LOCK, "rb") as text:
             write_lock(self.lock, self.manifest.lock_path, text)
         self.sharing.keep(self.digests)
         return self._outcome()
@@ -454,7 +453,7 @@ class _Fetch:
                 check_loads(self.root, self.lock, self.reporter)
         if not sync_disk(self.root):
             self.reporter.note("this system has no syncfs: each file was put on the disk by itself")
-        layout.finish(self.root, self.lock, self.manifest.text, _facts(self.run.hub.name))
+        finish_bundle(self.root, self.lock, self.manifest.text, _facts(self.run.hub.name))
         self._sign_as_before(sealed)
 
     def _sign_as_before(self, sealed: tuple[bytes, bytes] | None) -> None:
@@ -462,8 +461,8 @@ class _Fetch:
         if sealed is None:
             return
         tag_manifest, signature = sealed
-        if (self.root / layout.TAG_MANIFEST).read_bytes() == tag_manifest:
-            write_atomically(self.root / layout.SIGNATURE, signature)
+        if (self.root / TAG_MANIFEST).read_bytes() == tag_manifest:
+            write_atomically(self.root / SIGNATURE, signature)
         else:
             self.reporter.note(
                 f"{self.root}: another bundle now, so not signed any more: "
@@ -472,12 +471,12 @@ class _Fetch:
 
     def _is_finished(self) -> bool:
         """Whether finishing the folder again would change nothing, tag files included."""
-        if not (self.root / layout.TAG_MANIFEST).is_file() or not self.lock.is_complete:
+        if not (self.root / TAG_MANIFEST).is_file() or not self.lock.is_complete:
             return False
         report = verify(self.root, "fast")
         if not report.ok or report.bundle_id != self.lock.id:
             return False
-        return (self.root / layout.REQUEST).read_bytes() == self.manifest.text
+        return (self.root / REQUEST).read_bytes() == self.manifest.text
 
     def _outcome(self) -> FetchOutcome:
         """The result, printed as well."""
@@ -525,7 +524,7 @@ class _Fetch:
 def _sealed(root: Path) -> tuple[bytes, bytes] | None:
     """The tag manifest and its signature; None if the bundle is not signed."""
     try:
-        return (root / layout.TAG_MANIFEST).read_bytes(), (root / layout.SIGNATURE).read_bytes()
+        return (root / TAG_MANIFEST).read_bytes(), (root / SIGNATURE).read_bytes()
     except OSError:
         return None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import LOCK, holds_bundle
 from stage.bundle.inspect import TOKENIZER, WEIGHTS
 from stage.convert.convert import made_with
 from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, suggest
@@ -51,7 +51,7 @@ from stage.progress import Reporter
 from stage.staging.new_manifest import asset_names
 from stage.staging.sources.local import PathSource, local_base
 from stage.staging.sources.repository import DatasetSource, MetricSource, ModelSource
-from stage.staging.sources.source import ALL, AssetSource, Run
+from stage.staging.sources.source import ALL, AssetSource, FetchRun
 from stage.staging.sources.url import UrlSource
 
 _INDEX = "model.safetensors.index.json"
@@ -198,7 +198,7 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
     """
     here = root.resolve()
     for outer in here.parents:
-        if layout.holds_bundle(outer):
+        if holds_bundle(outer):
             raise UsageError(
                 f"{root}: lies inside the bundle {outer}, which would then have extra files.",
                 f"Give another folder with -o, for instance {outer.parent / manifest.name}.",
@@ -213,7 +213,7 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
         if base.is_file() or (base != here and base not in here.parents):
             continue  # a bundle inside a file is reported by `WorkFolder`
         inside = here.relative_to(base).as_posix()
-        if not any(matches(f"{inside}/{layout.LOCK}", pattern) for pattern in request.exclude):
+        if not any(matches(f"{inside}/{LOCK}", pattern) for pattern in request.exclude):
             # Of the whole folder nothing would be left.
             omit = f', or exclude it: exclude: ["{inside}/**"]' if here != base else "."
             raise UsageError(
@@ -224,14 +224,14 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
             )
 
 
-def _environment(name: str, request: EnvironmentRequest, run: Run) -> AssetSource[Any]:
+def _environment(name: str, request: EnvironmentRequest, run: FetchRun) -> AssetSource[Any]:
     # Solvers and image take 0.15 s to import, and most manifests have no environment.
     from stage.staging.sources.environment import EnvironmentSource
 
     return EnvironmentSource(name, request, run)
 
 
-SOURCES: Mapping[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
+SOURCES: Mapping[type[Request], Callable[[str, Any, FetchRun], AssetSource[Any]]] = {
     ModelRequest: ModelSource,
     DatasetRequest: DatasetSource,
     MetricRequest: MetricSource,
@@ -242,7 +242,7 @@ SOURCES: Mapping[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
 """Each kind of entry in a manifest, and the source that answers it: a file in `sources`."""
 
 
-def open_sources(run: Run) -> dict[str, AssetSource[Any]]:
+def open_sources(run: FetchRun) -> dict[str, AssetSource[Any]]:
     """The source of each asset of the manifest, by its name."""
     requests = run.manifest.requests
     return {name: SOURCES[type(request)](name, request, run) for name, request in requests.items()}
@@ -279,7 +279,7 @@ def unanswered(manifest: Manifest, lock: Lockfile | None, update: Collection[str
 
 
 def look_at_local(
-    run: Run, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
+    run: FetchRun, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
 ) -> dict[str, int]:
     """Looks at the files of this machine, before anything is hashed or requested.
 
@@ -299,7 +299,7 @@ def look_at_local(
 
 
 def resolve(
-    run: Run, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
+    run: FetchRun, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
 ) -> Lockfile:
     """Makes the lock that answers a manifest.
 
@@ -426,7 +426,7 @@ def asset_line(asset: LockedAsset) -> str:
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
-def _check_updates(run: Run) -> None:
+def _check_updates(run: FetchRun) -> None:
     options, manifest = run.options, run.manifest
     if options.locked and options.update:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")

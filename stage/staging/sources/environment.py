@@ -39,7 +39,7 @@ from stage.lock.model import (
 from stage.lock.requests import EnvironmentRequest
 from stage.paths import check_path
 from stage.staging.sources.local import bring_local
-from stage.staging.sources.source import AssetSource, Made, Progress, Run
+from stage.staging.sources.source import AssetSource, FetchRun, Made, Progress
 from stage.staging.sources.url import download_of
 
 _AT_ONCE = 8  # requests for sizes: an environment has hundreds of packages on few servers
@@ -54,7 +54,7 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
         "An environment holds airlift itself, and built wheels depend on their build tools"
     )
 
-    def __init__(self, name: str, request: EnvironmentRequest, run: Run) -> None:
+    def __init__(self, name: str, request: EnvironmentRequest, run: FetchRun) -> None:
         super().__init__(name, request, run)
         folder = run.manifest.path.parent
         self._spec = folder / request.environment

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import FETCH_PARTIAL, holds_bundle
 from stage.convert.convert import chosen
 from stage.errors import PolicyError, UsageError, quoted
 from stage.files import is_pointer, join_limited
@@ -220,4 +220,4 @@ def _left_there(entry: os.DirEntry[str], path: str) -> str | None:
 
 
 def _is_bundle(folder: Path) -> bool:
-    return (folder / layout.FETCH_PARTIAL).is_file() or layout.holds_bundle(folder)
+    return (folder / FETCH_PARTIAL).is_file() or holds_bundle(folder)

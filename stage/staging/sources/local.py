@@ -19,7 +19,7 @@ from stage.lock.model import Ingredient, LockedAsset, LockedFile
 from stage.lock.requests import PathRequest, way_without
 from stage.paths import check_path, check_paths
 from stage.staging.sources.listing import Listing, list_path
-from stage.staging.sources.source import AssetSource, Made, Progress, Run
+from stage.staging.sources.source import AssetSource, FetchRun, Made, Progress
 
 
 def local_base(path: str, manifest: Manifest) -> Path:
@@ -50,7 +50,7 @@ class PathSource(AssetSource[PathRequest]):
     # example) may be corrected: the next run takes it as it is then.
     is_pinned_when_resolved = False
 
-    def __init__(self, name: str, request: PathRequest, run: Run) -> None:
+    def __init__(self, name: str, request: PathRequest, run: FetchRun) -> None:
         super().__init__(name, request, run)
         self._digests: dict[tuple[object, ...], FileDigests] = {}
 

@@ -2,7 +2,7 @@
 
 `resolve` turns an entry into a `LockedAsset`, `fetch` brings the bytes of one of its files, and
 `make` makes files from what was fetched: unpacked or converted. Only sources use the network in a
-fetch. All sources of one run share its options and connections (`Run`).
+fetch. All sources of one run share its options and connections (`FetchRun`).
 
 `build_asset` makes the files that a bundle holds in another form than published. What they are made
 from (an archive, CSV files, pickles, packages) is fetched to the workshop, a folder beside the
@@ -87,7 +87,7 @@ def connect(endpoint: str | None, reporter: Reporter, at_once: int = 4) -> tuple
 
 
 @dataclass(frozen=True)
-class Run:
+class FetchRun:
     """What all sources of one run share."""
 
     manifest: Manifest
@@ -97,14 +97,14 @@ class Run:
     downloader: Downloader
 
     @staticmethod
-    def connected(manifest: Manifest, options: FetchOptions, reporter: Reporter) -> Run:
+    def connected(manifest: Manifest, options: FetchOptions, reporter: Reporter) -> FetchRun:
         """A run with connections of its own.
 
         Raises:
             UsageError: the endpoint is not an address.
         """
         hub, downloader = connect(options.endpoint, reporter, options.jobs)
-        return Run(manifest, options, reporter, hub, downloader)
+        return FetchRun(manifest, options, reporter, hub, downloader)
 
 
 class AssetSource(ABC, Generic[R]):
@@ -122,7 +122,7 @@ class AssetSource(ABC, Generic[R]):
         "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
     )
 
-    def __init__(self, name: str, request: R, run: Run) -> None:
+    def __init__(self, name: str, request: R, run: FetchRun) -> None:
         self.name, self.request, self.run = name, request, run
         self.what = f"{run.manifest.place(name)}: `{name}`"
 

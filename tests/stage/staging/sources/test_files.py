@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import TAG_FILES, TAG_MANIFEST, verify
 from stage.bundle.inspect import ParquetFooter, parquet_footer
 from stage.files import FileDigests, hash_file
 from stage.staging.sources import local, source
@@ -229,7 +228,7 @@ def test_a_fetch_mends_a_bundle_from_which_any_file_beside_the_payload_is_gone(
 ) -> None:
     manifest(folder, "r: {path: raw}")
     run_here("fetch", "m.yaml", "-o", "bundle")
-    for name in [*layout.TAG_FILES, layout.TAG_MANIFEST]:
+    for name in [*TAG_FILES, TAG_MANIFEST]:
         (folder / "bundle" / name).unlink()
         run_here("fetch", "m.yaml", "-o", "bundle")
         assert (folder / "bundle" / name).is_file() and verify(folder / "bundle").ok, name
