@@ -332,7 +332,8 @@ def _check_order(root: Path, patch: Path) -> None:
         return
     if (root / PATCH_PLAN).is_file():
         raise UsageError(
-            f"{root} is a patch and {patch} a bundle: the bundle goes first.",
+            f"{root} is a patch, and {patch} is a bundle. The order is wrong: "
+            "first the bundle, then the patch.",
             shlex.join(["stage", "apply", str(patch), str(root)]),
         )
     raise UsageError(

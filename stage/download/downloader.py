@@ -187,7 +187,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
             response.headers.get("Content-Range", ""),
         )
         if not span or int(span[1]) != offset:
-            raise AttemptFailed("an answer to another Range than the requested one")
+            raise AttemptFailed("the server sent another part of the file than was requested")
         total = int(span[2]) if span[2] else None
     if download.size is None:
         chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()

@@ -196,8 +196,8 @@ def needed_references(
             continue
         elif why_left(reference.path, request.include, request.exclude):
             reporter.note(
-                f"{name}: goes without its code {reference} ({reference.role}), "
-                "as the manifest says"
+                f"{name}: the code {reference} ({reference.role}) is left out, "
+                "because the manifest excludes it"
             )
         else:
             needed.append(reference)

@@ -175,8 +175,9 @@ def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
         for name, base in alone.items()
     )
     entry = "its entry" if len(alone) == 1 else "their entries"
+    names = "this name" if len(bases) == 1 else "these names"
     raise UsageError(
-        f"{adapters}, which the manifest does not ask for by this name.",
+        f"{adapters}, and the manifest has no entry for {names}.",
         "\n     ".join(
             [
                 "Add to `assets:` (a model that is there under another name: write it as here):",
@@ -217,8 +218,9 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
             # Of the whole folder nothing would be left.
             omit = f', or exclude it: exclude: ["{inside}/**"]' if here != base else "."
             raise UsageError(
-                f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would lie inside "
-                f"{request.path}, which it takes in: it would change with each fetch.",
+                f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would be "
+                f"inside {request.path}, and {request.path} is copied into the bundle: "
+                "each fetch would add the last one.",
                 "Choose a folder outside of it: -o "
                 f"{quoted(base.with_name(f'{base.name}-bundle'))}{omit}",
             )

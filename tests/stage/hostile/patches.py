@@ -149,7 +149,7 @@ CASES = [
     Case(
         "the patch first",
         2,
-        ("patch is a patch and bundle a bundle", "stage apply bundle patch"),
+        ("patch is a patch, and bundle is a bundle", "stage apply bundle patch"),
         lambda place: [applied(lambda _: None)(place)[0], "patch", "bundle"],
     ),
     Case(
