@@ -61,7 +61,8 @@ from stage.staging.sources.source import (
 from stage.staging.working_folder import SharedStore, Sharing, WorkFolder, alone_in, clearing
 from stage.version import __version__
 
-# Times the size of its packages: the image, and the packages unpacked until the image is made.
+# Times the size of its packages: once for the image, which is as large as they are (docs/adr/0010),
+# and an estimate of three times for the packages unpacked, which are there until the image is made.
 SPACE_FOR_ENVIRONMENT = 4
 SPACE_FOR_TAGS = 16 * 2**20  # bytes: manifests and lock beside the payload
 
@@ -131,6 +132,7 @@ class Plan:
             for asset in built
             if not asset.source.is_local  # these are read in place
             for i in asset.made_from
+            # No path yet: a copy on this machine is found by the digest alone.
             if asset.environment is None or not sharing.has(i.at(""))
         }
         environments = sum(
@@ -248,6 +250,7 @@ def fetch_manifest(
     manifest = replace(Manifest.load(manifest_path), output=root)
     check_nesting(root, manifest)
     check_writable(root)
+    # A dry run neither makes the folder nor locks it: it may look while a fetch is running there.
     with nullcontext() if options.dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
         folder.check_same_bundle(manifest)
@@ -260,6 +263,8 @@ def fetch_manifest(
         try:
             check_complete_for_loading(manifest, lock.assets)
         except UsageError as error:
+            # It is the load test's error, found before the downloads. Without that test
+            # (--no-offline-check) the person wants the files as they are: other code may load them.
             if options.offline_check:
                 raise
             reporter.warn(error.message)
@@ -290,6 +295,7 @@ def lock_manifest(manifest_path: Path, options: FetchOptions, reporter: Reporter
     try:
         check_complete_for_loading(manifest, lock.assets)
     except UsageError as error:
+        # Only `fetch` knows whether the files have to load: it has the option --no-offline-check.
         reporter.warn(str(error))
     wrote = write_lock(lock, manifest.lock_path)
     reporter.note(f"{manifest.lock_path}: {'written' if wrote else 'unchanged'}")
@@ -389,6 +395,8 @@ class _Fetch:
             self._finish(stale, sealed)
         with open(self.root / LOCK, "rb") as text:
             write_lock(self.lock, self.manifest.lock_path, text)
+        # Last: other bundles take what the store has, so it gets only files that are hashed, that
+        # load, and that are on the disk. And a store that fails costs no bundle.
         self.sharing.keep(self.digests)
         return self._outcome()
 
@@ -416,6 +424,8 @@ class _Fetch:
             return
         if digests is None:
             target = self.root / file.path
+            # What is there has other bytes than locked. They go now: a final name has the locked
+            # bytes or none, however this fetch ends, and the new file may need their space.
             if file.path in self.folder.sizes:
                 target.unlink(missing_ok=True)
             digests = self.sources[asset.name].fetch(asset, file, target, progress)
@@ -440,6 +450,8 @@ class _Fetch:
         self.lock = completed(self.lock, self.digests, self.root)
         for path, digests in self.digests.items():
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
+        # Files that were made for the first time are in the lock only now. An earlier bundle's file
+        # of the same name was stale before, and is this bundle's file since it was made.
         stale = sorted({*stale} - {file.path for file in self.lock.files})
         if stale:
             size = human_size(sum(self.folder.sizes[path] for path in stale))
@@ -480,6 +492,8 @@ class _Fetch:
 
     def _outcome(self) -> FetchOutcome:
         """The result, printed as well."""
+        # Below zero where files were made from an archive that an earlier run had fetched:
+        # `received` has the files made, and `taken_over` the archive, which can be larger.
         size = max(0, sum(self.received) - self.run.downloader.taken_over)
         count, whole = len(self.lock.files), self.lock.size
         self.reporter.note(
