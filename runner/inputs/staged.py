@@ -21,8 +21,8 @@ from stage.carry.ssh import PushTarget, RemoteShell, connected
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
 from stage.files import hash_file
-from stage.lock.manifest import EnvironmentRequest, PathRequest
 from stage.lock.manifest import Manifest as Manifest
+from stage.lock.requests import EnvironmentRequest, PathRequest
 from stage.progress import Reporter as Reporter
 from stage.staging.resolve import read_previous, unanswered
 from stage.staging.working_folder import lock_in

@@ -1,1 +1,1 @@
-"""A bundle as files: their names, the working folder of a fetch, what is inside the payload."""
+"""A bundle as files: its layout, what is inside the payload, verification, receipts, signature."""

@@ -262,7 +262,9 @@ def is_known_verifier(text: bytes) -> bool:
     return text == verifier_text()
 
 
-def finish(root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]) -> Bundle:
+def finish_bundle(
+    root: Path, lock: Lockfile, request: bytes, facts: Iterable[tuple[str, str]]
+) -> Bundle:
     """Writes all files beside the payload, the tag manifest last.
 
     The payload is on the disk already.

@@ -17,8 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, check_is_bundle, read_tag, verify
+from stage.bundle.bundle import (
+    PAYLOAD,
+    SIGNATURE,
+    TAG_MANIFEST,
+    Bundle,
+    check_is_bundle,
+    read_tag,
+    verify,
+)
 from stage.bundle.verifier import Finding
 from stage.errors import DamageError, SignatureError, UsageError, as_shown, quoted, suggest_path
 from stage.files import human_count, read_file, write_atomically
@@ -71,7 +78,7 @@ def sign(root: Path, key: Path) -> str:
             f"{key}: there is no such key.",
             suggest_path(key, "Make one: ssh-keygen -t ed25519 -f KEY"),
         )
-    manifest = read_tag(root, layout.TAG_MANIFEST)
+    manifest = read_tag(root, TAG_MANIFEST)
     done = _ssh_keygen("sign", "-f", str(key), "-n", NAMESPACE, data=manifest)
     if done.returncode != 0:
         raise UsageError(
@@ -79,14 +86,14 @@ def sign(root: Path, key: Path) -> str:
             "Give a private key of OpenSSH, or the .pub of a key that is in your agent "
             "(ssh-add KEY; ssh-add -L shows it).",
         )
-    write_atomically(root / layout.SIGNATURE, done.stdout)
-    return _fingerprint(root / layout.SIGNATURE, manifest)
+    write_atomically(root / SIGNATURE, done.stdout)
+    return _fingerprint(root / SIGNATURE, manifest)
 
 
 def signed_by(root: Path) -> str | None:
     """The fingerprint of the key that signed, of any signer; None: no good signature."""
     try:
-        return _fingerprint(root / layout.SIGNATURE, read_tag(root, layout.TAG_MANIFEST))
+        return _fingerprint(root / SIGNATURE, read_tag(root, TAG_MANIFEST))
     except (DamageError, SignatureError, UsageError):
         return None
 
@@ -104,14 +111,14 @@ def check_signature(root: Path, signers: Path) -> Signer:
         UsageError: no such file of signers; no OpenSSH that can verify.
     """
     _check_signers(signers)
-    path = root / layout.SIGNATURE
+    path = root / SIGNATURE
     try:
-        manifest = read_tag(root, layout.TAG_MANIFEST)
+        manifest = read_tag(root, TAG_MANIFEST)
     except DamageError as error:
         raise SignatureError(f"{error.message} So it is not signed.", f"{_COPY_AGAIN}.") from None
     if not os.path.lexists(path):
         raise SignatureError(
-            f"{root}: not signed: there is no {layout.SIGNATURE}.",
+            f"{root}: not signed: there is no {SIGNATURE}.",
             f"Where it was made: stage sign {quoted(root)} --key KEY; then copy that file too.",
         )
     key = _fingerprint(path, manifest)
@@ -146,8 +153,8 @@ def _fingerprint(path: Path, manifest: bytes) -> str:
     key = re.search(rb"key (SHA256:\S+)", done.stdout)
     if done.returncode != 0 or key is None:
         raise SignatureError(
-            f"{path}: not a good signature of {layout.TAG_MANIFEST}: {_last_words(done)}.",
-            f"{_COPY_AGAIN}, and {layout.TAG_MANIFEST} with it. If the bundle was made again "
+            f"{path}: not a good signature of {TAG_MANIFEST}: {_last_words(done)}.",
+            f"{_COPY_AGAIN}, and {TAG_MANIFEST} with it. If the bundle was made again "
             f"since, sign again there: stage sign {quoted(path.parent)} --key KEY",
         )
     return key[1].decode("ascii", "replace")
@@ -214,8 +221,8 @@ class Trust:
             printable(finding.path)
             for finding in findings
             if finding.problem != "extra"
-            and finding.path not in ("", layout.SIGNATURE)
-            and not finding.path.startswith(f"{layout.PAYLOAD}/")
+            and finding.path not in ("", SIGNATURE)
+            and not finding.path.startswith(f"{PAYLOAD}/")
         ]
         if self.signer is None or not paths:
             return self

@@ -261,6 +261,8 @@ class Lock(object):
             document = self._without_rows(data, rows)
             if document is None:
                 rows, document = [], json.loads(data.decode())
+            # `_without_rows` leaves rows only if the text is canonical: each row has the form of
+            # `ROW`, and the rest was written again. So it is not written again here.
             self.is_canonical = bool(rows) or _canonical(document) == data
             self.id = sha256_of(data if self.is_canonical else _canonical(document))
             self._take(document, iter(rows))
@@ -304,7 +306,8 @@ class Lock(object):
                     next(rows) if row == _TAKEN else (row["path"], row["size"], row["sha256"])
                 )
                 problem = problem_with_path(path)
-                if problem is None and path.split("/", 3)[:3:2] != [PAYLOAD, name]:
+                parts = path.split("/", 3)  # data/KIND/ASSET/FILE
+                if problem is None and (parts[0] != PAYLOAD or parts[2:3] != [name]):
                     problem = "it is outside its asset"
                 if path in self.files:
                     problem = "it is there twice, the same file"
@@ -518,7 +521,8 @@ def suggest_fixes(report, written=None, command="stage verify"):
     has_payload = any(finding.path.startswith(PAYLOAD + "/") for finding in report.findings)
     chosen = [one for one in REMEDIES if report.codes.intersection(one.codes.split())]
     by_patch = {"unfinished"}.union(TO_CARRY.split())
-    if "unfinished" in report.codes <= by_patch and report.files and not has_payload:
+    is_unfinished = "unfinished" in report.codes and report.codes <= by_patch
+    if is_unfinished and report.files and not has_payload:
         chosen = [UNFINISHED, BY_PATCH]  # only files beside the payload were not copied
     elif chosen and chosen[0].alone:
         chosen = chosen[:1]
@@ -794,8 +798,10 @@ def verify(
         digests = parse_manifest(texts.get(MANIFEST, b""))
         expected = {path: (None, digest) for path, digest in digests.items()}
     changed = {f.path for f in findings.by_path.values() if f.code == "line-ends"}
+    # The bundle id proves what COVERED names: it is the digest of the lock, and the two others are
+    # compared with what the lock implies (`judge_lock`). Without a lock nothing is proven: `proof`.
     unproven = tuple(sorted(set(texts) - changed.union(COVERED)))
-    texts.clear()
+    texts.clear()  # the processes that read are forked: what is freed here, they do not have either
     judge_names(entries, expected, lock is not None or bool(expected), findings)
     is_known = lock is not None and not findings.by_path.keys() & {LOCK, TAG_MANIFEST}
     is_another = lock is not None and is_known and bundle_id not in (None, lock.id)
@@ -812,7 +818,7 @@ def verify(
     elif not is_another:
         work = [path for path in there if expected[path][1] is not None]
         work.sort(key=lambda path: (-(expected[path][0] or 0), path))
-        del entries, there
+        del entries, there  # before the fork, as `texts`
         with cpu_limit_named(), Journal(state, root, seal, note) as journal:
             work = journal.resume(work, expected) if resume else journal.begin(work)
             read_files(where, work, expected, jobs or cores(), findings, read, journal.keep)
@@ -873,7 +879,8 @@ def read_files(root, work, expected, jobs, findings, read, done):
     def read_share(number, send):  # type: (int, Send) -> None
         small = 0
         for place in shares[number]:
-            if os.getpid() != parent != os.getppid():
+            is_worker = os.getpid() != parent
+            if is_worker and os.getppid() != parent:
                 os._exit(1)  # the parent was killed, so no process reads the answer
             path, digest, size = work[place], None, 0  # type: str, Optional[str], int
             is_windows = False

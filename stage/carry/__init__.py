@@ -1,1 +1,1 @@
-"""Carries bundles: push, patch, apply."""
+"""Brings bundles to clusters: push, patch, apply; ssh, the clusters' names, and their probe."""

@@ -24,8 +24,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, check_is_bundle, verify
+from stage.bundle.bundle import (
+    BAG_INFO,
+    BAGIT,
+    BAGIT_TEXT,
+    FETCH_PARTIAL,
+    LOCK,
+    MANIFEST,
+    PATCH_PLAN,
+    SEAL,
+    SIGNATURE,
+    TAG_FILES,
+    TAG_MANIFEST,
+    VERIFIER,
+    Bundle,
+    check_is_bundle,
+    holds_bundle,
+    manifest_text,
+    parse_manifest,
+    read_tag,
+    verify,
+)
 from stage.bundle.receipt import format_findings, record, wait_until_at_rest
 from stage.bundle.verifier import VerificationReport, state_folder, suggest_fixes
 from stage.download.partial_file import copy_verified
@@ -73,7 +92,7 @@ class PatchPlan:
     base: str = field(metadata=described(convert=sha256_digits))
 
 
-TAGS = (*layout.TAG_FILES, *layout.SEAL)
+TAGS = (*TAG_FILES, *SEAL)
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,7 @@ def patch_damage(
 def _of_another_state(bundle: Bundle, report: VerificationReport, output: Path) -> UsageError:
     """The error for a report of another bundle: a file of the same name may have other bytes."""
     root = quoted(bundle.root)
-    lock = quoted(report.root / layout.LOCK)
+    lock = quoted(report.root / LOCK)
     since = f"stage patch {root} --since {lock} -o {quoted(output)}"
     return UsageError(
         "The report is of another bundle, or of this one as it was before: the copy at "
@@ -205,12 +224,10 @@ def _write(
     if bundle.root.resolve() in output.resolve().parents:
         raise UsageError(f"{output}: is inside the bundle.", "Put it beside the bundle.")
     check_writable(output.absolute().parent)
-    tags = {
-        name: layout.read_tag(bundle.root, name) for name in TAGS if (bundle.root / name).is_file()
-    }
-    recorded = layout.parse_manifest(tags[layout.TAG_MANIFEST])
+    tags = {name: read_tag(bundle.root, name) for name in TAGS if (bundle.root / name).is_file()}
+    recorded = parse_manifest(tags[TAG_MANIFEST])
     digests = {f"data/{name}": sha256_of_bytes(text) for name, text in tags.items()}
-    for name in layout.TAG_FILES:
+    for name in TAG_FILES:
         if recorded.get(name) != digests.get(f"data/{name}"):
             raise _damaged_here(bundle.root / name)
     size = sum(file.size for file in files)
@@ -233,15 +250,15 @@ def _write(
             (patch / "data" / name).write_bytes(text)
         oxum = f"{size + sum(map(len, tags.values()))}.{len(digests)}"
         texts = {
-            layout.BAGIT: layout.BAGIT_TEXT,
-            layout.BAG_INFO: f"Payload-Oxum: {oxum}\n".encode(),
-            layout.MANIFEST: layout.manifest_text(digests),
-            layout.PATCH_PLAN: json.dumps(plain(PatchPlan(FORMAT, base))).encode() + b"\n",
+            BAGIT: BAGIT_TEXT,
+            BAG_INFO: f"Payload-Oxum: {oxum}\n".encode(),
+            MANIFEST: manifest_text(digests),
+            PATCH_PLAN: json.dumps(plain(PatchPlan(FORMAT, base))).encode() + b"\n",
         }
         for name, text in texts.items():
             (patch / name).write_bytes(text)
         seal = {name: sha256_of_bytes(text) for name, text in texts.items()}
-        write_atomically(patch / layout.TAG_MANIFEST, layout.manifest_text(seal))
+        write_atomically(patch / TAG_MANIFEST, manifest_text(seal))
         sync_disk(patch)
         patch.rename(output)
     finally:
@@ -311,11 +328,12 @@ def _check_order(root: Path, patch: Path) -> None:
     Raises:
         UsageError: they are not.
     """
-    if not layout.holds_bundle(patch):
+    if not holds_bundle(patch):
         return
-    if (root / layout.PATCH_PLAN).is_file():
+    if (root / PATCH_PLAN).is_file():
         raise UsageError(
-            f"{root} is a patch and {patch} a bundle: the bundle goes first.",
+            f"{root} is a patch, and {patch} is a bundle. The order is wrong: "
+            "first the bundle, then the patch.",
             shlex.join(["stage", "apply", str(patch), str(root)]),
         )
     raise UsageError(
@@ -331,35 +349,32 @@ def _open(root: Path) -> _Patch:
         UsageError: no patch there.
         DamageError: it is not as it was written.
     """
-    plan = root / layout.PATCH_PLAN
+    plan = root / PATCH_PLAN
     if not plan.exists():
         raise UsageError(
-            f"{root}: no patch: there is no {layout.PATCH_PLAN}.", suggest_path(root, _REMEDY)
+            f"{root}: no patch: there is no {PATCH_PLAN}.", suggest_path(root, _REMEDY)
         )
     try:
-        found = {
-            name: read_file(root / name)
-            for name in (layout.TAG_MANIFEST, layout.PATCH_PLAN, layout.MANIFEST)
-        }
-        names = layout.parse_manifest(found[layout.MANIFEST])
+        found = {name: read_file(root / name) for name in (TAG_MANIFEST, PATCH_PLAN, MANIFEST)}
+        names = parse_manifest(found[MANIFEST])
         carried = [f"data/{name}" for name in TAGS if f"data/{name}" in names]
         found |= {name: read_file(root / name) for name in carried}
     except OSError as error:
         raise _damaged(Path(error.filename or root), error.strerror or "not readable") from None
-    recorded = layout.parse_manifest(found.get(f"data/{layout.TAG_MANIFEST}", b""))
-    digests = layout.parse_manifest(found[layout.TAG_MANIFEST]) | names
+    recorded = parse_manifest(found.get(f"data/{TAG_MANIFEST}", b""))
+    digests = parse_manifest(found[TAG_MANIFEST]) | names
     digests |= {f"data/{name}": digest for name, digest in recorded.items()}
-    required = [name for name in TAGS if name not in (layout.SIGNATURE, layout.VERIFIER)]
-    needed = (layout.PATCH_PLAN, layout.MANIFEST, *(f"data/{name}" for name in required))
+    required = [name for name in TAGS if name not in (SIGNATURE, VERIFIER)]
+    needed = (PATCH_PLAN, MANIFEST, *(f"data/{name}" for name in required))
     for name in (*needed, *carried):
         if sha256_of_bytes(found.get(name, b"")) != digests.get(name):
             raise _damaged(root / name, "not the sha256 that its manifest has")
     with about(str(plan)):
-        document = read_document(found[layout.PATCH_PLAN], str(plan), "a patch", (FORMAT,), _REMEDY)
+        document = read_document(found[PATCH_PLAN], str(plan), "a patch", (FORMAT,), _REMEDY)
         with about("not a patch"):
             base = DocumentReader(_REMEDY).read(PatchPlan, document).base
     tags = {name: found[f"data/{name}"] for name in TAGS if f"data/{name}" in found}
-    lock = read_lock(tags[layout.LOCK], str(root / "data" / layout.LOCK))
+    lock = read_lock(tags[LOCK], str(root / "data" / LOCK))
     contents = {
         str(file.sha256): root / "data" / file.path
         for file in lock.files
@@ -398,11 +413,11 @@ class _Apply:
         """
         lock, info = (
             read_file(self.root / name) if (self.root / name).is_file() else b""
-            for name in (layout.LOCK, layout.BAG_INFO)
+            for name in (LOCK, BAG_INFO)
         )
         bundle_id, base = sha256_of_bytes(lock) if lock else "no lock", self.patch.base
         if bundle_id in (base, self.patch.lock.id):
-            return tuple(read_lock(lock, str(self.root / layout.LOCK)).files)
+            return tuple(read_lock(lock, str(self.root / LOCK)).files)
         if f"External-Identifier: sha256:{base}".encode() in info.splitlines():
             return ()
         raise UsageError(
@@ -417,26 +432,26 @@ class _Apply:
         patch, folder = self.patch, self.folder
         tags = [name for name, text in patch.tags.items() if not _has_text(self.root / name, text)]
         todo = [file for file in patch.lock.files if self._is_needed(file)]
-        for path in (*(file.path for file in todo), *tags, *layout.SEAL, f"{WORKSHOP}/x"):
+        for path in (*(file.path for file in todo), *tags, *SEAL, f"{WORKSHOP}/x"):
             self._check_place(path)
         self._build_all(todo, tags)
         sync_disk(self.root)
         folder.drop(())  # of empty folders one may be in the place of a file
-        is_other_seal = layout.TAG_MANIFEST in tags
+        is_other_seal = TAG_MANIFEST in tags
         if self.is_update and is_other_seal:
             folder.mark_unfinished(self.wanted)
         folder.drop(self.stale)
-        last = (layout.LOCK, *layout.SEAL)
+        last = (LOCK, *SEAL)
         for path in [file.path for file in todo] + [name for name in tags if name not in last]:
             folder.put(path, self.work / path)
         sync_disk(self.root)  # the seal says that all else is on the disk
-        if is_other_seal and layout.SIGNATURE not in patch.tags:
-            (self.root / layout.SIGNATURE).unlink(missing_ok=True)
+        if is_other_seal and SIGNATURE not in patch.tags:
+            (self.root / SIGNATURE).unlink(missing_ok=True)
         for name in last:
             if name in tags:
                 folder.put(name, self.work / name)
         shutil.rmtree(self.work, ignore_errors=True)
-        (self.root / layout.FETCH_PARTIAL).unlink(missing_ok=True)
+        (self.root / FETCH_PARTIAL).unlink(missing_ok=True)
         sync_folder(self.root)
         self._check_sound()
         changed = tuple(file.path for file in todo)

@@ -25,8 +25,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import VERIFIER, Bundle, failure_of, verify
+from stage.bundle.bundle import (
+    BAG_INFO,
+    BAGIT,
+    LOCK,
+    MANIFEST,
+    SEAL,
+    TAG_FILES,
+    TAG_MANIFEST,
+    VERIFIER,
+    Bundle,
+    failure_of,
+    is_known_verifier,
+    verify,
+)
 from stage.bundle.receipt import Receipt, find_receipt, record, wait_until_at_rest
 from stage.carry.ssh import QUIET_S, PushTarget, RemoteShell, connected, socket_folder
 from stage.errors import DamageError, IncompleteError, UsageError, as_shown, quoted
@@ -36,7 +48,7 @@ from stage.progress import Reporter
 
 _SHOWN = 10  # names in one line
 # The tag manifest and its signature are sent last: until then the bundle there is unfinished.
-_WITHOUT_SEAL = [f"--exclude=/{name}" for name in layout.SEAL]
+_WITHOUT_SEAL = [f"--exclude=/{name}" for name in SEAL]
 _MIN_RSYNC = (3, 1)  # --info=progress2; --append-verify is older
 _PATIENCE_S = 5.0  # for a terminated rsync, which still keeps what came of a file (--partial)
 _NO_VERIFIER = (
@@ -218,9 +230,9 @@ def _send(
     """Sends all files, the tag manifest last; with `delete`, removes others there."""
     root, target = bundle.root, remote.target
     # The first file shows that it is ours, should the disk end after some folders and files.
-    script = f"mkdir -p {quoted(remote.folder)} && : >>{remote.inside(layout.BAGIT)}"
+    script = f"mkdir -p {quoted(remote.folder)} && : >>{remote.inside(BAGIT)}"
     if found.lock_sha256 != bundle.id:  # until all is there, it is no finished bundle
-        script += f" && rm -f {' '.join(remote.inside(name) for name in layout.SEAL)}"
+        script += f" && rm -f {' '.join(remote.inside(name) for name in SEAL)}"
     remote.run(script, f"{target}: cannot make the folder, or remove an old tag manifest")
     is_new = found.state == "nothing there"
     names = None if is_new else _appendable(remote, bundle)
@@ -233,7 +245,7 @@ def _send(
             shown = join_limited(removed, _SHOWN)
             reporter.note(f"{target}: removed there, as not of this bundle: {shown}")
     # By checksum: another bundle's lock may have the same size and time.
-    last = [name for name in (*layout.TAG_FILES, *layout.SEAL) if (root / name).is_file()]
+    last = [name for name in (*TAG_FILES, *SEAL) if (root / name).is_file()]
     run_rsync(remote, root, "--checksum", names=last, quiet=quiet)
     reporter.note(f"{target}: all files are sent")
 
@@ -267,7 +279,7 @@ def _damaged_of(bundle: Bundle, report: dict[str, Any]) -> list[str]:
         DamageError: they are damaged here, on a disk that changed them after they were read.
     """
     expected = {file.path: file.sha256 for file in bundle.lock.files}
-    ours = {*expected, *layout.TAG_FILES, *layout.SEAL}
+    ours = {*expected, *TAG_FILES, *SEAL}
     paths = [finding["path"] for finding in report["findings"]]
     damaged = [path for path in paths if path in ours and (bundle.root / path).is_file()]
     here = [
@@ -473,10 +485,10 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
     """
     script = _PROBE.format(
         folder=quoted(remote.folder),
-        tags=layout.TAG_MANIFEST,
-        bagit=layout.BAGIT,
-        info=layout.BAG_INFO,
-        lock=layout.LOCK,
+        tags=TAG_MANIFEST,
+        bagit=BAGIT,
+        info=BAG_INFO,
+        lock=LOCK,
     )
     output = remote.run(script, f"{remote.target}: cannot look there")
     answers = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
@@ -505,7 +517,7 @@ def inspect_remote(remote: RemoteShell, root: Path) -> RemoteState:
 def _is_ours(root: Path) -> bool:
     """Whether airlift wrote the bundle's own verifier: it could be any program."""
     try:
-        return layout.is_known_verifier(read_file(root / VERIFIER, follow=False))
+        return is_known_verifier(read_file(root / VERIFIER, follow=False))
     except OSError:
         return False
 
@@ -550,7 +562,7 @@ def verify_remote(
             if done.code in (0, 1) and isinstance(report["findings"], list):
                 return program, report
         raise IncompleteError(f"{problem} (exit code {done.code}).", again)
-    check = f"cd {folder} && sha256sum -c --quiet {layout.TAG_MANIFEST} {layout.MANIFEST}"
+    check = f"cd {folder} && sha256sum -c --quiet {TAG_MANIFEST} {MANIFEST}"
     raise IncompleteError(
         f"{remote.target}: all files are sent, but the copy is NOT VERIFIED: {_NO_VERIFIER}.",
         f"Check the bytes with coreutils; no output means that they are right: "

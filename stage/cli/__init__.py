@@ -1,96 +1,31 @@
 """The `stage` command: parses, prints, sets the exit code; nothing else.
 
-Each command imports what takes time inside itself, so that `stage verify --help` starts fast on a
-login node.
+Each command is in the file that `_COMMANDS` names. It imports what takes time inside itself, so
+that `stage verify --help` starts fast on a login node.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import click
 
-from stage.cli.base import (
-    Group,
-    bundle_argument,
-    json_option,
-    print_json,
-    quiet_option,
-    say,
-    signers_option,
-)
-from stage.errors import UsageError, quoted
-from stage.installation import TO_FETCH, check_libraries
-from stage.progress import Reporter
+from stage.cli.base import Group
 from stage.version import __version__
 
-_manifest = click.argument("manifest", type=click.Path(path_type=Path))
-_verbose = click.option(
-    "-v", "--verbose", is_flag=True, help="Also every retry and every file left out."
-)
-_endpoint = click.option(
-    "--endpoint",
-    metavar="URL",
-    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co.",
-)
-_allow_pickle = click.option(
-    "--allow-pickle",
-    is_flag=True,
-    help="Take Hub models that have only pickles: converted to safetensors here (needs torch).",
-)
-_EVERY_ASSET = "*"
-_update = click.option(
-    "--update",
-    multiple=True,
-    callback=lambda _context, _option, names: frozenset(names),
-    is_flag=False,
-    flag_value=_EVERY_ASSET,
-    metavar="[ASSET]",
-    help="Resolve pinned assets again: one, or all. May be repeated.",
-)
-
-
-class _Updating(click.Command):
-    """A command whose `--update` needs no value, even directly before MANIFEST.
-
-    click takes the next argument as the value. An asset's name and a manifest have other forms:
-    names have no `/`, and manifests end in .yaml or .yml (`--update=NAME` takes any name).
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        for index, argument in enumerate(args[:-1]):
-            if argument == "--":
-                break
-            if argument == "--update" and (
-                "/" in args[index + 1] or args[index + 1].endswith((".yaml", ".yml"))
-            ):
-                args = [*args[:index], f"--update={_EVERY_ASSET}", *args[index + 1 :]]
-        return super().parse_args(ctx, args)
-
-
-# The options of `lock` and `fetch` that have no parameter are fields of `FetchOptions`, by name.
-def _pinning(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (_endpoint, _update, quiet_option, _verbose):
-        command = option(command)
-    return command
-
-
-_ELSEWHERE = {
+# The module of each command. It is imported at the command's first use, or for the help.
+_COMMANDS = {
+    "init": "stage.cli.init",
+    "trace": "stage.cli.serve",
+    "lock": "stage.cli.fetch",
+    "fetch": "stage.cli.fetch",
+    "sign": "stage.cli.sign",
+    "push": "stage.cli.transfer",
     "verify": "stage.cli.verify",
+    "show": "stage.cli.show",
+    "serve": "stage.cli.serve",
     "patch": "stage.cli.transfer",
     "apply": "stage.cli.transfer",
     "env": "stage.cli.env",
-    "serve": "stage.cli.serve",
-    "trace": "stage.cli.serve",
-    "init": "stage.cli.transfer",
-    "push": "stage.cli.transfer",
-    "sign": "stage.cli.transfer",
 }
-
-
 _SECTIONS = {
     "Laptop": ("init", "trace", "lock", "fetch", "sign"),
     "Between": ("push",),
@@ -101,7 +36,7 @@ _SECTIONS = {
 
 @click.group(
     cls=Group,
-    elsewhere=_ELSEWHERE,
+    elsewhere=_COMMANDS,
     sections=_SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -117,128 +52,3 @@ def main() -> None:
     Exit codes: 0 sound or done; 1 damage or failure found; 2 wrong usage or a bad manifest;
     3 refused by policy; 4 signature missing or wrong; 5 could not finish, run it again.
     """
-
-
-@main.command(cls=_Updating)
-@_manifest
-@_allow_pickle
-@_pinning
-def lock(manifest: Path, quiet: bool, verbose: bool, **options: Any) -> None:
-    """Resolve MANIFEST to exact commits and files; download nothing.
-
-    The result is MANIFEST's .lock, for git. Assets that are in it already keep their pins.
-
-    \b
-    Examples:
-      stage lock my.yaml
-      stage lock my.yaml --update bert     # resolve this asset again
-    """
-    check_libraries("stage lock", *TO_FETCH)
-    from stage.staging.fetch import lock_manifest
-    from stage.staging.sources.source import FetchOptions
-
-    with Reporter(quiet=quiet, verbose=verbose) as reporter:
-        lock_manifest(manifest, FetchOptions(**options), reporter)
-
-
-@main.command(cls=_Updating)
-@_manifest
-@click.option(
-    "-o",
-    "--output",
-    "bundle",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The bundle's folder, new or not.",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Print the plan with sizes; download and write nothing."
-)
-@click.option(
-    "--locked", is_flag=True, help="Follow the .lock exactly; refuse to resolve anything again."
-)
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 64),
-    default=8,
-    show_default=True,
-    help="Files downloaded at once.",
-)
-@_allow_pickle
-@click.option(
-    "--offline-check/--no-offline-check",
-    default=True,
-    show_default=True,
-    help="At the end, load the files in a process without network; fail if one does not load.",
-)
-@_pinning
-def fetch(manifest: Path, bundle: Path, quiet: bool, verbose: bool, **options: Any) -> None:
-    """Download what MANIFEST asks for into one checksummed folder.
-
-    Follows MANIFEST's .lock, and writes one where there is none. Run it again after an
-    interruption: it resumes. Run it again after changing the manifest: it fetches the difference.
-
-    \b
-    Examples:
-      stage fetch my.yaml -o bundle --dry-run    # the plan, with sizes
-      stage fetch my.yaml -o bundle
-    """
-    check_libraries("stage fetch", *TO_FETCH)
-    from stage.staging.fetch import fetch_manifest
-    from stage.staging.sources.source import FetchOptions
-    from stage.staging.working_folder import store_from
-
-    asked = FetchOptions(store=store_from(os.environ), **options)  # each option by its own name
-    with Reporter(quiet=quiet, verbose=verbose) as reporter:
-        outcome = fetch_manifest(manifest, bundle, asked, reporter)
-    if not outcome.dry_run and not quiet:
-        from stage.carry.clusters import to_option
-        from stage.serve.trace import traced_command
-
-        say(f"bundle id {outcome.bundle_id}")
-        script = traced_command(manifest)
-        if (to := to_option(Path.cwd())) and not script:
-            say(f"next: runner init TASK --bundle {quoted(bundle)} -o runs/NAME.yaml")
-            its = "" if bundle == Path("bundle") else f" --bundle {quoted(bundle)}"
-            say(f"      or, with a run file: runner submit runs/NAME.yaml{its} {to}")
-        else:
-            say(
-                f"next: stage push {quoted(bundle)} {quoted(f'me@cluster:{bundle.name}')}   "
-                "(or any transfer, then there: stage verify)"
-            )
-        if script:
-            say(f"      then there: runner exec --bundle {quoted(bundle.name)} -- {script}")
-
-
-@main.command()
-@bundle_argument
-@signers_option
-@click.option("--sbom", is_flag=True, help="The bill of materials instead, as CycloneDX 1.6.")
-@json_option
-def show(bundle: Path, signers: Path | None, sbom: bool, as_json: bool) -> None:
-    """Show what is inside BUNDLE: assets, revisions, licences, id.
-
-    \b
-    Examples:
-      stage show bundle
-      stage show bundle --signers allowed_signers
-      stage show bundle --sbom > bundle.cdx.json
-    """
-    from stage.cli.show import describe, describe_json
-
-    if sbom:
-        from stage.bundle.bundle import Bundle
-
-        if as_json or signers is not None:
-            raise UsageError(
-                "--sbom is a document of its own, without --json and --signers.",
-                f"stage show {quoted(bundle)} --sbom",
-            )
-        check_libraries("--sbom", "cyclonedx-python-lib", extra="sbom")
-        from stage.lock.bom import bom_text
-
-        click.echo(bom_text(Bundle.open(bundle).lock))
-    elif as_json:
-        print_json(describe_json(bundle, signers))
-    else:
-        say(describe(bundle, signers))

@@ -1,7 +1,4 @@
-"""What `stage show` and `stage verify` print of a bundle: text for people, JSON for programs.
-
-The words of a verdict are `verifier`'s.
-"""
+"""`stage show`: what is inside a bundle, as text for people or JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,28 +7,52 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import VERIFIER, Bundle, is_known_verifier
-from stage.bundle.receipt import KnownDamage, find_damage, format_findings, record
-from stage.bundle.signature import Trust, check_signature, signed_by
-from stage.bundle.verifier import (
-    HOW,
-    VerificationReport,
-    describe_sound,
-    keep_verdict,
-    state_folder,
-    suggest_fixes,
-)
-from stage.cli.base import say
-from stage.errors import DamageError, UsageError, quoted
-from stage.files import human_count, human_size, is_hex, read_file
-from stage.lock.model import LockedAsset, LockedEnvironment, read_lock
-from stage.progress import Reporter
+import click
+
+from stage.cli.base import bundle_argument, json_option, print_json, say, signers_option
+from stage.errors import UsageError, quoted
+from stage.files import human_count, human_size
+from stage.installation import check_libraries
+
+if TYPE_CHECKING:
+    from stage.lock.model import LockedAsset, LockedEnvironment
 
 LARGEST_CARD = 2**20
 """Bytes of a model card that is read."""
+
+
+@click.command()
+@bundle_argument
+@signers_option
+@click.option("--sbom", is_flag=True, help="The bill of materials instead, as CycloneDX 1.6.")
+@json_option
+def show(bundle: Path, signers: Path | None, sbom: bool, as_json: bool) -> None:
+    """Show what is inside BUNDLE: assets, revisions, licences, id.
+
+    \b
+    Examples:
+      stage show bundle
+      stage show bundle --signers allowed_signers
+      stage show bundle --sbom > bundle.cdx.json
+    """
+    if sbom:
+        from stage.bundle.bundle import Bundle
+
+        if as_json or signers is not None:
+            raise UsageError(
+                "--sbom is a document of its own, without --json and --signers.",
+                f"stage show {quoted(bundle)} --sbom",
+            )
+        check_libraries("--sbom", "cyclonedx-python-lib", extra="sbom")
+        from stage.lock.bom import bom_text
+
+        click.echo(bom_text(Bundle.open(bundle).lock))
+    elif as_json:
+        print_json(describe_json(bundle, signers))
+    else:
+        say(describe(bundle, signers))
 
 
 def describe(root: Path, signers: Path | None = None) -> str:
@@ -44,6 +65,10 @@ def describe(root: Path, signers: Path | None = None) -> str:
         UsageError, DamageError: as for `Bundle.open`.
         SignatureError: with `signers`, as for `check_signature`.
     """
+    from stage.bundle.bundle import Bundle
+    from stage.bundle.receipt import find_damage
+    from stage.bundle.verifier import state_folder
+
     bundle = Bundle.open(root)
     signed = _signature(root, signers)
     files = human_count(len(bundle.lock.files), "file")
@@ -151,11 +176,14 @@ def _environment_lines(environment: LockedEnvironment) -> Iterator[str]:
 
 
 def _signature(root: Path, signers: Path | None) -> str:
+    from stage.bundle.bundle import SIGNATURE
+    from stage.bundle.signature import check_signature, signed_by
+
     if signers is not None:
         return f"signed by {check_signature(root, signers)}"
     if key := signed_by(root):
         return f"signed with {key} (not checked: give --signers)"
-    return "signature damaged" if (root / layout.SIGNATURE).exists() else "not signed"
+    return "signature damaged" if (root / SIGNATURE).exists() else "not signed"
 
 
 def describe_json(root: Path, signers: Path | None = None) -> dict[str, Any]:
@@ -164,6 +192,9 @@ def describe_json(root: Path, signers: Path | None = None) -> dict[str, Any]:
     Raises:
         StageError: as for `describe`.
     """
+    from stage.bundle.bundle import SIGNATURE, Bundle
+    from stage.bundle.signature import check_signature
+
     bundle = Bundle.open(root)
     return {
         "bundle": str(root),
@@ -171,7 +202,7 @@ def describe_json(root: Path, signers: Path | None = None) -> dict[str, Any]:
         "name": bundle.lock.name,
         "files": len(bundle.lock.files),
         "bytes": bundle.lock.size,
-        "signed": (root / layout.SIGNATURE).exists(),
+        "signed": (root / SIGNATURE).exists(),
         "signer": check_signature(root, signers).to_json() if signers is not None else None,
         "assets": {
             name: {**_asset_json(asset), "trained": _trained(root, asset)}
@@ -209,124 +240,3 @@ def _asset_json(asset: LockedAsset) -> dict[str, Any]:
         },
         "left_out": len(asset.left_out),
     }
-
-
-def bundle_id_of(text: str | None) -> str | None:
-    """The id that is meant by `--id`.
-
-    Raises:
-        UsageError: neither an id nor a complete lock.
-    """
-    if text is None:
-        return None
-    if is_hex(value := text.removeprefix("sha256:").lower(), 64):
-        return value
-    try:
-        data = read_file(Path(text))
-    except OSError as error:
-        raise UsageError(
-            f"--id {text}: neither an id (64 hex digits) nor a lock that can be read "
-            f"({error.strerror}).",
-            "`stage show` prints the id where the bundle was made; its lock is the x.lock beside "
-            "the manifest.",
-        ) from None
-    lock = read_lock(data, text)
-    if not lock.is_complete:
-        raise UsageError(
-            f"--id {text}: an incomplete lock: no bundle was ever finished with it.",
-            "Give the id of the finished bundle: `stage show BUNDLE` prints it.",
-        )
-    return lock.id
-
-
-def keep_receipt(result: VerificationReport, trust: Trust, state: Path, reporter: Reporter) -> None:
-    """Keeps a receipt, or the record of damage.
-
-    If a signature is demanded and cannot be believed, a sound bundle gets no receipt.
-    """
-    if result.is_another or (result.ok and trust.error is not None):
-        return
-    if why_not := keep_verdict(record, state, result):
-        reporter.note(why_not)
-
-
-def known_damage(result: VerificationReport, state: Path) -> KnownDamage | None:
-    """The damage on record: found now, or by an earlier verification and not repaired since."""
-    was_all_read = result.ok and result.level != "fast"
-    return None if was_all_read or result.is_another else find_damage(state, result.root)
-
-
-def verdict_json(
-    result: VerificationReport, trust: Trust, known: KnownDamage | None
-) -> dict[str, Any]:
-    """What `--json` prints; without `known`, what `--report` writes."""
-    found = result.to_json() | trust.to_json()
-    if result.ok and known is not None:  # found by a verification that read the bytes
-        damage = {"findings": len(known.report.findings), "report": str(known.written)}
-        found["known_damage"] = damage
-    return found
-
-
-def exit_code(result: VerificationReport, trust: Trust, known: KnownDamage | None) -> int:
-    """A missing signature comes before damage: who signed is what was asked."""
-    if trust.error is not None:
-        return trust.error.exit_code
-    return DamageError.exit_code if known is not None else result.exit_code
-
-
-def print_verdict(
-    result: VerificationReport,
-    trust: Trust,
-    report: Path | None,
-    known: KnownDamage | None,
-    *,
-    quiet: bool,
-) -> None:
-    """Prints the verdict, what repairs the bundle, and who signed it.
-
-    Args:
-        report: the file of `--report`.
-        known: the damage on record.
-    """
-    is_signed = trust.signer is not None
-    for line in format_findings(result):
-        say(line)
-    if not result.ok:
-        kept = known.written if known else None
-        _print_damage(result, "", report or kept)
-        if kept is not None:
-            say(f"The report is kept in {kept}", err=True)
-    elif known is not None:  # found by a verification that read the bytes, as `--fast` does not
-        say(f"{result.root}: known to be damaged; {HOW[result.level]}")
-        when = f": {known.describe(time.time())}, and not repaired since"
-        _print_damage(known.report, when, known.written)
-    elif not quiet:
-        count, size = human_count(result.files, "file"), human_size(result.size)
-        for line in describe_sound(result, count, size, is_signed):
-            say(line)
-    if not is_signed and _has_unknown_verifier(result):
-        say(
-            f"{result.root}: this version of airlift does not know its {VERIFIER}: another version "
-            "wrote it, or it was replaced. The bundle id does not cover it: do not run it "
-            "unless the bundle is signed (--signers)",
-            err=True,
-        )
-    if is_signed and not quiet:
-        but = (
-            "" if result.ok else ": the signature is good; what is damaged is not as it was signed"
-        )
-        say(f"signed by {trust.signer}{but}")
-    if trust.error is not None:
-        say(f"error: {trust.error}", err=True)
-
-
-def _print_damage(report: VerificationReport, when: str, written: Path | None) -> None:
-    count = human_count(len(report.findings), "finding")
-    advice = "\n     ".join(suggest_fixes(report, written))
-    say(f"error: {DamageError(f'{report.root}: {count}{when}.', advice)}", err=True)
-
-
-def _has_unknown_verifier(result: VerificationReport) -> bool:
-    return VERIFIER in result.unproven and not is_known_verifier(
-        read_file(result.root / VERIFIER, follow=False)
-    )

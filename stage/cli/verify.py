@@ -17,6 +17,7 @@ from stage.cli.base import (
     signers_option,
 )
 from stage.errors import UsageError
+from stage.files import is_hex, read_file, write_atomically
 
 
 @click.command()
@@ -88,15 +89,13 @@ def verify(
     from stage.bundle.bundle import check_outputs, verify_shown
     from stage.bundle.signature import Trust
     from stage.bundle.verifier import state_folder, write_lists
-    from stage.cli.show import (
-        bundle_id_of,
+    from stage.cli.verdict import (
         exit_code,
         keep_receipt,
         known_damage,
         print_verdict,
         verdict_json,
     )
-    from stage.files import write_atomically
     from stage.progress import Reporter
 
     if deep and fast:
@@ -108,7 +107,7 @@ def verify(
         from stage.installation import check_libraries
 
         check_libraries("--deep", "pyarrow")
-    bundle_id = bundle_id_of(id_text)
+    bundle_id = _bundle_id_of(id_text)
     check_outputs(bundle, {"--report": report, "--failed": failed})
     state = state_folder(os.environ)
     with Reporter(quiet=quiet or as_json) as reporter:
@@ -140,3 +139,33 @@ def verify(
             say(line, err=True)
     if code := exit_code(result, trust, known):
         sys.exit(code)
+
+
+def _bundle_id_of(text: str | None) -> str | None:
+    """The id that is meant by `--id`.
+
+    Raises:
+        UsageError: neither an id nor a complete lock.
+    """
+    if text is None:
+        return None
+    from stage.lock.model import read_lock
+
+    if is_hex(value := text.removeprefix("sha256:").lower(), 64):
+        return value
+    try:
+        data = read_file(Path(text))
+    except OSError as error:
+        raise UsageError(
+            f"--id {text}: neither an id (64 hex digits) nor a lock that can be read "
+            f"({error.strerror}).",
+            "`stage show` prints the id where the bundle was made; its lock is the x.lock beside "
+            "the manifest.",
+        ) from None
+    lock = read_lock(data, text)
+    if not lock.is_complete:
+        raise UsageError(
+            f"--id {text}: an incomplete lock: no bundle was ever finished with it.",
+            "Give the id of the finished bundle: `stage show BUNDLE` prints it.",
+        )
+    return lock.id

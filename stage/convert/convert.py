@@ -71,7 +71,7 @@ def convert(
     """Converts files to parquet, `target/<split>-00000-of-0000N.parquet`.
 
     Args:
-        how: one of `stage.lock.manifest.CONVERSIONS`.
+        how: one of `stage.lock.requests.CONVERSIONS`.
         files: relative POSIX path -> the file.
         splits_of: returns the splits, by the names of files; not used for `cifar`.
         target: a new folder.
@@ -146,7 +146,7 @@ def chosen(how: str, files: Collection[str]) -> list[str]:
     """The files of a format, by their suffixes. A single file is accepted with any suffix.
 
     Args:
-        how: one of `stage.lock.manifest.CONVERSIONS`.
+        how: one of `stage.lock.requests.CONVERSIONS`.
         files: relative POSIX paths.
 
     Raises:

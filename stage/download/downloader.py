@@ -21,16 +21,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 
-from stage.download.http import (
-    AttemptFailed,
-    Connections,
-    Retries,
-    RetryPolicy,
-    Stopped,
-    check_status,
-    origin_of,
-)
+from stage.download.http import Connections, origin_of
 from stage.download.partial_file import Partial, partial_path
+from stage.download.retry import AttemptFailed, Retries, RetryPolicy, Stopped, check_status
 from stage.errors import DamageError, IncompleteError, PolicyError, UsageError, about
 from stage.files import (
     PIECE,
@@ -194,7 +187,7 @@ def check_span(download: Download, response: urllib3.BaseHTTPResponse, offset: i
             response.headers.get("Content-Range", ""),
         )
         if not span or int(span[1]) != offset:
-            raise AttemptFailed("an answer to another Range than the requested one")
+            raise AttemptFailed("the server sent another part of the file than was requested")
         total = int(span[2]) if span[2] else None
     if download.size is None:
         chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()

@@ -1,4 +1,4 @@
-"""Environments: their files (`spec`), locks (`solve`), fit to a cluster (`compat`), `image`.
+"""Environments: their files (`spec`), locks (`solve`), fit to a cluster (`check`), and `image`.
 
-Only `solve` and `asset` use the network.
+Only `solve` uses the network.
 """

@@ -45,11 +45,12 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # it re-expor
 )
 
 from stage.download.downloader import Download, Downloader
-from stage.download.http import AttemptFailed, Connections, check_status, origin_of
+from stage.download.http import Connections, origin_of
+from stage.download.retry import AttemptFailed, check_status
 from stage.errors import IncompleteError, StageError, UsageError, about, suggest, without_secrets
 from stage.files import MAX_NUMBER, Digest, Expected, human_size, is_hex
 from stage.hub.model_files import RemoteFile
-from stage.lock.model import stated
+from stage.lock.licences import stated
 from stage.paths import printable, problem_with_address
 from stage.version import __version__
 

@@ -23,7 +23,6 @@ from stage.hub.model_files import (
     locked_file,
     select_by_patterns,
 )
-from stage.lock.manifest import DatasetRequest, as_lock_request, way_without
 from stage.lock.model import (
     CARD,
     Code,
@@ -35,6 +34,7 @@ from stage.lock.model import (
     Part,
     Source,
 )
+from stage.lock.requests import DatasetRequest, as_lock_request, way_without
 from stage.paths import check_path, is_split_name, printable, problem_with_path
 from stage.progress import Reporter
 
@@ -58,7 +58,7 @@ def resolve_dataset(
         name=name,
         kind="dataset",
         request=as_lock_request(request),
-        source=Source("hub", repository.id, request.revision, repository.commit),
+        source=Source(request.source_type, repository.id, request.revision, repository.commit),
         files=(),
         aliases=() if repository.id == request.repository else (request.repository,),
         licence=repository.licence,

@@ -35,8 +35,8 @@ from stage.hub.model_files import (
     select_tokenizer,
     why_left,
 )
-from stage.lock.manifest import MetricRequest, ModelRequest, as_lock_request, way_without
 from stage.lock.model import Base, Code, LeftOut, LockedAsset, Source
+from stage.lock.requests import MetricRequest, ModelRequest, as_lock_request, way_without
 from stage.paths import check_path, printable
 from stage.progress import Reporter
 
@@ -196,8 +196,8 @@ def needed_references(
             continue
         elif why_left(reference.path, request.include, request.exclude):
             reporter.note(
-                f"{name}: goes without its code {reference} ({reference.role}), "
-                "as the manifest says"
+                f"{name}: the code {reference} ({reference.role}) is left out, "
+                "because the manifest excludes it"
             )
         else:
             needed.append(reference)
@@ -354,7 +354,7 @@ def resolve_model(
         name=name,
         kind="tokenizer" if request.tokenizer_only else "model",
         request=as_lock_request(request),
-        source=Source("hub", repository.id, request.revision, repository.commit),
+        source=Source(request.source_type, repository.id, request.revision, repository.commit),
         files=tuple(files.values()),
         left_out=tuple(o for o in left_out if o.path not in files and o.path not in pickles),
         aliases=() if repository.id == request.repository else (request.repository,),
@@ -450,7 +450,7 @@ def resolve_metric(name: str, request: MetricRequest, hub: Hub, reporter: Report
         name=name,
         kind="metric",
         request=as_lock_request(request),
-        source=Source("hub", space.id, request.revision, space.commit),
+        source=Source(request.source_type, space.id, request.revision, space.commit),
         files=tuple(locked_file(file, f"{folder}/{file.path}") for file in taken),
         left_out=tuple(
             LeftOut(file.path, file.size, "not read by evaluate.load")

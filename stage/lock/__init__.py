@@ -1,1 +1,1 @@
-"""The lock: its data model, its reader, its writer, and the bill of materials."""
+"""The manifest, its requests, the lock, licences; the readers of YAML and JSON; the SBOM."""

@@ -28,13 +28,13 @@ from cyclonedx.model.license import License
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
+from stage.lock.licences import identifiers
 from stage.lock.model import (
     Ingredient,
     LockedAsset,
     LockedFile,
     Lockfile,
     PackageEntry,
-    identifiers,
 )
 
 _WEIGHTS = (".safetensors",)

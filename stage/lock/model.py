@@ -9,16 +9,12 @@ Reading (`read_lock`) believes nothing: a lock can come from anywhere (a mail, a
 disk), and its paths decide which files are written and read. So the type of each field is checked.
 Each path must be one that `stage.paths` allows, must be in its asset's folder, and must not collide
 with another.
-
-The licence of an asset is text, as the repository's card states it: an identifier of the Hub's list
-(mostly SPDX's, in lower case), several of them separated by commas, `other (name)` for one that is
-not in the list, or nothing. Nothing counts as `unknown`, the Hub's own term.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -31,6 +27,7 @@ from stage.errors import PolicyError, about
 from stage.files import Digest, Expected
 from stage.lock.document import DocumentReader, commit_digits, read_document, sha256_digits
 from stage.lock.reader import WrongValueError, described, keys_of, row, setting
+from stage.lock.requests import LOCATION_KEYS
 from stage.paths import (
     check_collisions,
     check_paths,
@@ -38,46 +35,6 @@ from stage.paths import (
     printable,
     problem_with_asset_name,
 )
-
-UNKNOWN, OTHER = "unknown", "other"
-
-
-def stated(identifiers: Sequence[object], name: object) -> str | None:
-    """The statement of a card, from its `license` and `license_name`; None if it states nothing."""
-    words = [str(identifier).strip() for identifier in identifiers if str(identifier).strip()]
-    named = " ".join(name.replace(",", " ").split()) if isinstance(name, str) else ""
-    return (
-        ", ".join(f"{OTHER} ({named})" if word == OTHER and named else word for word in words)
-        or None
-    )
-
-
-def identifiers(statement: str | None) -> list[str]:
-    """The licences of a statement, `unknown` if there is none."""
-    return [word for word in (statement or "").split(", ") if word] or [UNKNOWN]
-
-
-def not_allowed(statement: str | None, allowed: Collection[str]) -> list[str]:
-    """The licences of a statement that a policy does not allow.
-
-    Each has to be allowed, because a card does not say whether several mean "or" or "and". `other
-    (name)` is allowed by `name`, by `other (name)` and by `other`. Case does not matter (SPDX 2.3,
-    annex D.2).
-    """
-    known = {word.casefold() for word in allowed}
-    return [word for word in identifiers(statement) if not _spellings(word.casefold()) & known]
-
-
-def _spellings(word: str) -> set[str]:
-    if word.startswith(f"{OTHER} (") and word.endswith(")"):
-        return {word, word.removeprefix(f"{OTHER} (").removesuffix(")"), OTHER}
-    return {word}
-
-
-def states_nothing(statement: str | None) -> bool:
-    """Whether a user may know more than the card states."""
-    return all(word == UNKNOWN or word.startswith(OTHER) for word in identifiers(statement))
-
 
 FOLDERS = {
     "model": "models",
@@ -87,8 +44,6 @@ FOLDERS = {
     "files": "files",
     "environment": "envs",
 }
-LOCATION_KEYS = {"hub": "repository", "path": "path", "url": "url", "environment": "environment"}
-"""Type of a source -> its key in the lock that holds the location."""
 
 _BY_PATH = attrgetter("path")
 
@@ -123,7 +78,7 @@ class Source:
         parquet_commit: of `refs/convert/parquet`, for a dataset that the Hub converted.
     """
 
-    type: str = field(metadata=described(takes=Literal["hub", "path", "url", "environment"]))
+    type: str = field(metadata=described(takes=Literal[tuple(LOCATION_KEYS)]))
     location: str
     requested_revision: str | None = setting(None, is_optional=True)
     commit: str | None = setting(None, convert=commit_digits, is_optional=True)
@@ -189,7 +144,7 @@ class Part:
     """How a file of a Hub dataset becomes rows of one split.
 
     Attributes:
-        convert: one of `stage.lock.manifest.CONVERSIONS`.
+        convert: one of `stage.lock.requests.CONVERSIONS`.
         separator: between the cells of a CSV, if the dataset's card names one.
     """
 
@@ -515,7 +470,7 @@ def _asset(reader: DocumentReader, name: str, data: Any) -> LockedAsset:
     for key in ("left_out", _OF_ONE_KIND.get(asset.kind, "files")):
         if data.get(key) is None:
             raise reader.error("is missing", *where, key)
-    if asset.source.type == "hub" and asset.source.commit is None:
+    if asset.source.is_repository and asset.source.commit is None:
         raise reader.error("is missing", *where, "source", "commit")
     check_paths([file.path for file in asset.files], REMEDY)
     for number, file in enumerate(asset.files):

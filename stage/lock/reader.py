@@ -137,6 +137,8 @@ def described(**about: Any) -> Mapping[str, Any]:
 
 HIDDEN: Mapping[str, Any] = {"setting": None}
 """Metadata of a field that is no key of the file."""
+# What may be said about a key without a check of its value. A plain value of such a key is taken by
+# its type alone (`Key.exact`), without a call: a lock can have 100,000 files.
 _UNCHECKED = {"why", "like", "only", "decides", "is_optional", "order"}
 
 
@@ -171,6 +173,8 @@ def _keys_of(cls: Any) -> Mapping[str, Key]:
 
 def _asked(name: str, value: Any) -> Any:
     """What is said about a key; a function for `takes` or `only` is called for it."""
+    # A function asks a table that is not complete yet where the key is declared (the tasks). By its
+    # type, not by `callable`: `takes` is mostly a type, and `convert` is a function to keep.
     is_function = isinstance(value, types.FunctionType)
     return value() if is_function and name in ("takes", "only") else value
 
@@ -189,7 +193,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-_NOTHING: tuple[Any, ...] = (None, (), {})
+# What an optional key is omitted for. Not 0 and not False: these say something.
+_EMPTY_VALUES: tuple[Any, ...] = (None, (), {})
 
 
 def row(value: Any) -> dict[str, Any]:
@@ -197,8 +202,9 @@ def row(value: Any) -> dict[str, Any]:
     found = {}
     for name, key in keys_of(type(value)).items():
         item = getattr(value, key.field)
-        if item or not key.is_optional or item not in _NOTHING:
-            found[name] = item if key.order is None else sorted(item, key=key.order)
+        if key.is_optional and item in _EMPTY_VALUES:
+            continue
+        found[name] = item if key.order is None else sorted(item, key=key.order)
     return found
 
 
@@ -336,6 +342,7 @@ class Reader:
         values: dict[str, Any] = {}
         for name, key in keys.items():
             value = data.get(name, REQUIRED)
+            # Not "": it is mostly a value that was forgotten, and `_fit` refuses it with a message.
             if type(value) in key.exact and value != "":
                 values[key.field] = value
             elif value is not REQUIRED:
@@ -349,7 +356,7 @@ class Reader:
     ) -> Mapping[str, Any]:
         """The mapping, with one spelling of each key. Keeps mistakes: keys that are not known."""
         for key in keys.values():
-            if key.also in data and key.also:
+            if key.also and key.also in data:
                 ours, theirs = key.name, key.also
                 with self.lines.mistakes:
                     if ours in data:
@@ -368,8 +375,11 @@ class Reader:
         return data
 
     def _take(self, values: dict[str, Any], key: Key, value: Any, where: Where) -> None:
-        with self.lines.mistakes:
+        is_right = False
+        with self.lines.mistakes:  # it keeps an error of the block, and goes on after the block
             values[key.field] = self.value(key, value, where)
+            is_right = True
+        if is_right:
             return
         self.wrong.add(dotted(where))
         if key.default is REQUIRED:
@@ -448,7 +458,7 @@ class Reader:
             kinds = _options(arguments[1])
             inner = {str(k): self._fit_any(kinds, v, (*where, str(k))) for k, v in value.items()}
             return UNFIT if UNFIT in inner.values() else inner
-        if origin is Literal:
+        if origin is Literal:  # `True in (1, 2)` holds, but `true` was not meant as 1
             return value if kind is not bool and value in arguments else UNFIT
         if option is float:
             return float(value) if kind in (int, float) and math.isfinite(value) else UNFIT
@@ -492,7 +502,11 @@ class Reader:
         )
 
     def _what_to_do(self, key: Key, value: Any, where: Where) -> str:
-        """What to do about a value that cannot be."""
+        """What to do about a value that cannot be.
+
+        The first case that fits decides: those of lists come before those of their items, and an
+        example of the key (`like`) before one that is made from its type.
+        """
         options = self._allowed(key)
         listed = any(typing.get_origin(option) is tuple for option in options)
         written = self.lines.written.get(where)

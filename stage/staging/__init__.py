@@ -1,1 +1,1 @@
-"""From a manifest to a lock, and from the lock to a bundle."""
+"""From a manifest to a lock, and from the lock to a bundle: resolve, fetch, load test."""

@@ -22,8 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import LOCK, REQUEST, SIGNATURE, TAG_MANIFEST, finish_bundle, verify
 from stage.download.http import together
 from stage.errors import Mistakes, UsageError, quoted
 from stage.files import (
@@ -54,15 +53,16 @@ from stage.staging.resolve import (
 from stage.staging.sources.source import (
     AssetSource,
     FetchOptions,
+    FetchRun,
     Progress,
-    Run,
     build_asset,
     with_rows,
 )
 from stage.staging.working_folder import SharedStore, Sharing, WorkFolder, alone_in, clearing
 from stage.version import __version__
 
-# Times the size of its packages: the image, and the packages unpacked until the image is made.
+# Times the size of its packages: once for the image, which is as large as they are (docs/adr/0010),
+# and an estimate of three times for the packages unpacked, which are there until the image is made.
 SPACE_FOR_ENVIRONMENT = 4
 SPACE_FOR_TAGS = 16 * 2**20  # bytes: manifests and lock beside the payload
 
@@ -132,6 +132,7 @@ class Plan:
             for asset in built
             if not asset.source.is_local  # these are read in place
             for i in asset.made_from
+            # No path yet: a copy on this machine is found by the digest alone.
             if asset.environment is None or not sharing.has(i.at(""))
         }
         environments = sum(
@@ -249,11 +250,12 @@ def fetch_manifest(
     manifest = replace(Manifest.load(manifest_path), output=root)
     check_nesting(root, manifest)
     check_writable(root)
+    # A dry run neither makes the folder nor locks it: it may look while a fetch is running there.
     with nullcontext() if options.dry_run else alone_in(root):
         folder = WorkFolder.inspect(root)
         folder.check_same_bundle(manifest)
         previous = read_previous(manifest)
-        run = Run.connected(manifest, options, reporter)
+        run = FetchRun.connected(manifest, options, reporter)
         sources = open_sources(run)
         local = look_at_local(run, previous, sources)
         check_space_for_local(root, local, folder, options.store)
@@ -261,6 +263,8 @@ def fetch_manifest(
         try:
             check_complete_for_loading(manifest, lock.assets)
         except UsageError as error:
+            # It is the load test's error, found before the downloads. Without that test
+            # (--no-offline-check) the person wants the files as they are: other code may load them.
             if options.offline_check:
                 raise
             reporter.warn(error.message)
@@ -291,6 +295,7 @@ def lock_manifest(manifest_path: Path, options: FetchOptions, reporter: Reporter
     try:
         check_complete_for_loading(manifest, lock.assets)
     except UsageError as error:
+        # Only `fetch` knows whether the files have to load: it has the option --no-offline-check.
         reporter.warn(str(error))
     wrote = write_lock(lock, manifest.lock_path)
     reporter.note(f"{manifest.lock_path}: {'written' if wrote else 'unchanged'}")
@@ -303,7 +308,7 @@ def resolve_manifest(manifest: Manifest, options: FetchOptions, reporter: Report
         StageError: as for `resolve`.
     """
     previous = read_previous(manifest)
-    run = Run.connected(manifest, options, reporter)
+    run = FetchRun.connected(manifest, options, reporter)
     sources = open_sources(run)
     look_at_local(run, previous, sources)
     return resolve(run, previous, sources)
@@ -354,7 +359,7 @@ class _Fetch:
 
     def __init__(
         self,
-        run: Run,
+        run: FetchRun,
         sources: Mapping[str, AssetSource[Any]],
         lock: Lockfile,
         folder: WorkFolder,
@@ -388,8 +393,10 @@ class _Fetch:
             self.sharing.report_taken()
             self._make()
             self._finish(stale, sealed)
-        with open(self.root / layout.LOCK, "rb") as text:
+        with open(self.root / LOCK, "rb") as text:
             write_lock(self.lock, self.manifest.lock_path, text)
+        # Last: other bundles take what the store has, so it gets only files that are hashed, that
+        # load, and that are on the disk. And a store that fails costs no bundle.
         self.sharing.keep(self.digests)
         return self._outcome()
 
@@ -417,6 +424,8 @@ class _Fetch:
             return
         if digests is None:
             target = self.root / file.path
+            # What is there has other bytes than locked. They go now: a final name has the locked
+            # bytes or none, however this fetch ends, and the new file may need their space.
             if file.path in self.folder.sizes:
                 target.unlink(missing_ok=True)
             digests = self.sources[asset.name].fetch(asset, file, target, progress)
@@ -441,6 +450,8 @@ class _Fetch:
         self.lock = completed(self.lock, self.digests, self.root)
         for path, digests in self.digests.items():
             self.reporter.detail(f"{path}: sha256 {digests.sha256}")
+        # Files that were made for the first time are in the lock only now. An earlier bundle's file
+        # of the same name was stale before, and is this bundle's file since it was made.
         stale = sorted({*stale} - {file.path for file in self.lock.files})
         if stale:
             size = human_size(sum(self.folder.sizes[path] for path in stale))
@@ -454,7 +465,7 @@ class _Fetch:
                 check_loads(self.root, self.lock, self.reporter)
         if not sync_disk(self.root):
             self.reporter.note("this system has no syncfs: each file was put on the disk by itself")
-        layout.finish(self.root, self.lock, self.manifest.text, _facts(self.run.hub.name))
+        finish_bundle(self.root, self.lock, self.manifest.text, _facts(self.run.hub.name))
         self._sign_as_before(sealed)
 
     def _sign_as_before(self, sealed: tuple[bytes, bytes] | None) -> None:
@@ -462,8 +473,8 @@ class _Fetch:
         if sealed is None:
             return
         tag_manifest, signature = sealed
-        if (self.root / layout.TAG_MANIFEST).read_bytes() == tag_manifest:
-            write_atomically(self.root / layout.SIGNATURE, signature)
+        if (self.root / TAG_MANIFEST).read_bytes() == tag_manifest:
+            write_atomically(self.root / SIGNATURE, signature)
         else:
             self.reporter.note(
                 f"{self.root}: another bundle now, so not signed any more: "
@@ -472,15 +483,17 @@ class _Fetch:
 
     def _is_finished(self) -> bool:
         """Whether finishing the folder again would change nothing, tag files included."""
-        if not (self.root / layout.TAG_MANIFEST).is_file() or not self.lock.is_complete:
+        if not (self.root / TAG_MANIFEST).is_file() or not self.lock.is_complete:
             return False
         report = verify(self.root, "fast")
         if not report.ok or report.bundle_id != self.lock.id:
             return False
-        return (self.root / layout.REQUEST).read_bytes() == self.manifest.text
+        return (self.root / REQUEST).read_bytes() == self.manifest.text
 
     def _outcome(self) -> FetchOutcome:
         """The result, printed as well."""
+        # Below zero where files were made from an archive that an earlier run had fetched:
+        # `received` has the files made, and `taken_over` the archive, which can be larger.
         size = max(0, sum(self.received) - self.run.downloader.taken_over)
         count, whole = len(self.lock.files), self.lock.size
         self.reporter.note(
@@ -525,7 +538,7 @@ class _Fetch:
 def _sealed(root: Path) -> tuple[bytes, bytes] | None:
     """The tag manifest and its signature; None if the bundle is not signed."""
     try:
-        return (root / layout.TAG_MANIFEST).read_bytes(), (root / layout.SIGNATURE).read_bytes()
+        return (root / TAG_MANIFEST).read_bytes(), (root / SIGNATURE).read_bytes()
     except OSError:
         return None
 

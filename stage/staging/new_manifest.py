@@ -22,11 +22,11 @@ from stage.files import human_count
 from stage.hub import layout
 from stage.hub.client import CHECK_NAME, Hub, RefusedToken, Repository
 from stage.hub.datasets import find_configs
-from stage.lock.manifest import FORMAT, is_repository
-from stage.lock.model import identifiers
+from stage.lock.licences import identifiers
+from stage.lock.manifest import FORMAT, is_repository_id
 from stage.lock.yaml_lines import scalar
 from stage.paths import folded, problem_with_asset_name
-from stage.staging.sources.local import Walk
+from stage.staging.sources.listing import Walk
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def look_at(path: Path) -> LocalEntry:
     """
     if not path.exists():
         remedy = "Check the path."
-        if path.parent != Path() and is_repository(str(path)):
+        if path.parent != Path() and is_repository_id(str(path)):
             remedy += f" A repository of the Hub: by its address, https://huggingface.co/{path}"
         raise UsageError(f"{path}: there is no such file or folder.", suggest_path(path, remedy))
     walk = Walk(path, ())

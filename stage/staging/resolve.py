@@ -18,16 +18,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import LOCK, holds_bundle
 from stage.bundle.inspect import TOKENIZER, WEIGHTS
 from stage.convert.convert import made_with
 from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, suggest
 from stage.files import human_count, human_size, join_limited, read_file
 from stage.hub.model_files import PICKLE_SUFFIXES, matches
-from stage.lock.manifest import (
+from stage.lock.licences import check_licences, with_stated_licence
+from stage.lock.manifest import Manifest
+from stage.lock.model import (
+    EXCLUDED,
+    FOLDERS,
+    NOT_INCLUDED,
+    LockedAsset,
+    Lockfile,
+    read_lock,
+)
+from stage.lock.requests import (
     DatasetRequest,
     EnvironmentRequest,
-    Manifest,
     MetricRequest,
     ModelRequest,
     PathRequest,
@@ -36,23 +45,13 @@ from stage.lock.manifest import (
     as_lock_request,
     way_without,
 )
-from stage.lock.model import (
-    EXCLUDED,
-    FOLDERS,
-    NOT_INCLUDED,
-    LockedAsset,
-    Lockfile,
-    not_allowed,
-    read_lock,
-    states_nothing,
-)
 from stage.lock.yaml_lines import scalar
 from stage.paths import check_collisions, printable
 from stage.progress import Reporter
 from stage.staging.new_manifest import asset_names
 from stage.staging.sources.local import PathSource, local_base
 from stage.staging.sources.repository import DatasetSource, MetricSource, ModelSource
-from stage.staging.sources.source import ALL, AssetSource, Run
+from stage.staging.sources.source import ALL, AssetSource, FetchRun
 from stage.staging.sources.url import UrlSource
 
 _INDEX = "model.safetensors.index.json"
@@ -176,8 +175,9 @@ def check_bases(manifest: Manifest, assets: Mapping[str, LockedAsset]) -> None:
         for name, base in alone.items()
     )
     entry = "its entry" if len(alone) == 1 else "their entries"
+    names = "this name" if len(bases) == 1 else "these names"
     raise UsageError(
-        f"{adapters}, which the manifest does not ask for by this name.",
+        f"{adapters}, and the manifest has no entry for {names}.",
         "\n     ".join(
             [
                 "Add to `assets:` (a model that is there under another name: write it as here):",
@@ -199,7 +199,7 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
     """
     here = root.resolve()
     for outer in here.parents:
-        if layout.holds_bundle(outer):
+        if holds_bundle(outer):
             raise UsageError(
                 f"{root}: lies inside the bundle {outer}, which would then have extra files.",
                 f"Give another folder with -o, for instance {outer.parent / manifest.name}.",
@@ -214,25 +214,26 @@ def check_nesting(root: Path, manifest: Manifest) -> None:
         if base.is_file() or (base != here and base not in here.parents):
             continue  # a bundle inside a file is reported by `WorkFolder`
         inside = here.relative_to(base).as_posix()
-        if not any(matches(f"{inside}/{layout.LOCK}", pattern) for pattern in request.exclude):
+        if not any(matches(f"{inside}/{LOCK}", pattern) for pattern in request.exclude):
             # Of the whole folder nothing would be left.
             omit = f', or exclude it: exclude: ["{inside}/**"]' if here != base else "."
             raise UsageError(
-                f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would lie inside "
-                f"{request.path}, which it takes in: it would change with each fetch.",
+                f"{manifest.place(name, 'path')}: `{name}`: the bundle {root} would be "
+                f"inside {request.path}, and {request.path} is copied into the bundle: "
+                "each fetch would add the last one.",
                 "Choose a folder outside of it: -o "
                 f"{quoted(base.with_name(f'{base.name}-bundle'))}{omit}",
             )
 
 
-def _environment(name: str, request: EnvironmentRequest, run: Run) -> AssetSource[Any]:
+def _environment(name: str, request: EnvironmentRequest, run: FetchRun) -> AssetSource[Any]:
     # Solvers and image take 0.15 s to import, and most manifests have no environment.
     from stage.staging.sources.environment import EnvironmentSource
 
     return EnvironmentSource(name, request, run)
 
 
-SOURCES: Mapping[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
+SOURCES: Mapping[type[Request], Callable[[str, Any, FetchRun], AssetSource[Any]]] = {
     ModelRequest: ModelSource,
     DatasetRequest: DatasetSource,
     MetricRequest: MetricSource,
@@ -243,7 +244,7 @@ SOURCES: Mapping[type[Request], Callable[[str, Any, Run], AssetSource[Any]]] = {
 """Each kind of entry in a manifest, and the source that answers it: a file in `sources`."""
 
 
-def open_sources(run: Run) -> dict[str, AssetSource[Any]]:
+def open_sources(run: FetchRun) -> dict[str, AssetSource[Any]]:
     """The source of each asset of the manifest, by its name."""
     requests = run.manifest.requests
     return {name: SOURCES[type(request)](name, request, run) for name, request in requests.items()}
@@ -280,7 +281,7 @@ def unanswered(manifest: Manifest, lock: Lockfile | None, update: Collection[str
 
 
 def look_at_local(
-    run: Run, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
+    run: FetchRun, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
 ) -> dict[str, int]:
     """Looks at the files of this machine, before anything is hashed or requested.
 
@@ -300,7 +301,7 @@ def look_at_local(
 
 
 def resolve(
-    run: Run, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
+    run: FetchRun, previous: Lockfile | None, sources: Mapping[str, AssetSource[Any]]
 ) -> Lockfile:
     """Makes the lock that answers a manifest.
 
@@ -325,7 +326,7 @@ def resolve(
             source.check_unchanged(assets[name])
             reporter.detail(f"{name}: pinned by {manifest.lock_path.name}")
             continue
-        assets[name] = _with_stated_licence(source.resolve(), source.request, manifest)
+        assets[name] = with_stated_licence(source.resolve(), source.request, manifest)
         _print_asset(assets[name], reporter)
         for missing in omitted_files(assets[name]).notes:
             reporter.note(f"note: {source.what}: `include` leaves out {missing}")
@@ -339,7 +340,7 @@ def resolve(
     if previous is not None:
         lock = _keep_known_digests(lock, previous)
     check_names(lock, manifest)
-    _check_licences(manifest, lock)
+    check_licences(manifest, lock)
     _check_allowed(manifest, lock)
     return lock
 
@@ -427,7 +428,7 @@ def asset_line(asset: LockedAsset) -> str:
     return f"{asset.name}: {asset.kind} {where}{revision}: {files}{left}"
 
 
-def _check_updates(run: Run) -> None:
+def _check_updates(run: FetchRun) -> None:
     options, manifest = run.options, run.manifest
     if options.locked and options.update:
         raise UsageError("--locked and --update contradict each other.", "Leave one of them out.")
@@ -456,55 +457,6 @@ def _pins(asset: LockedAsset) -> LockedAsset:
     """What decides all files of an asset of a Hub: the same commit, chosen from in the same way."""
     request = dict(asset.request)
     return replace(asset, request=request, files=(), made_from=(), made_with={}, configs={})
-
-
-def _with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:
-    """The asset with the licence that the manifest states, where its repository states none.
-
-    Raises:
-        UsageError: the repository states another.
-    """
-    licence = getattr(request, "licence", None)
-    if licence is None:
-        return asset
-    if not states_nothing(asset.licence) and asset.licence != licence:
-        raise UsageError(
-            f"{manifest.place(asset.name, 'licence')}: `{asset.name}`: {asset.source.location} "
-            f"states the licence {asset.licence}, not {licence}.",
-            "`licence:` is for repositories that state none: remove it.",
-        )
-    return replace(asset, licence=licence)
-
-
-def _check_licences(manifest: Manifest, lock: Lockfile) -> None:
-    if manifest.licences is None:
-        return
-    refused = [
-        (asset.name, f"{whose}{', '.join(names)}{' (none is stated)' if licence is None else ''}")
-        for asset in lock.assets.values()
-        for whose, licence in _statements(asset).items()
-        if (names := not_allowed(licence, manifest.licences))
-    ]
-    if not refused:
-        return
-    listed = "; ".join(f"{manifest.place(name)}: `{name}`: {which}" for name, which in refused)
-    raise PolicyError(
-        f"Licences that the policy does not allow: {listed}. "
-        f"It allows {', '.join(manifest.licences)}.",
-        "Take another repository; or, after reading the licence, add it to "
-        "`policy: {licences: [...]}`. If the repository states none, write the licence that you "
-        "know: `licence: mit` in its entry.",
-    )
-
-
-def _statements(asset: LockedAsset) -> dict[str, str | None]:
-    """The stated licences: of the asset (key `""`), and of code from other repositories."""
-    others = {
-        f"code of {c.repository}: ": c.licence
-        for c in asset.code
-        if c.repository != asset.source.location
-    }
-    return {"": asset.licence, **others}
 
 
 def _check_allowed(manifest: Manifest, lock: Lockfile) -> None:

@@ -28,7 +28,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import (
+    FETCH_PARTIAL,
+    LOCK,
+    MANIFEST,
+    SEAL,
+    SIGNATURE,
+    TAG_FILES,
+    TAG_MANIFEST,
+    check_is_bundle,
+    parse_manifest,
+)
 from stage.errors import IncompleteError, StageError, UsageError, quoted
 from stage.files import (
     FileDigests,
@@ -47,7 +57,7 @@ _SHOWN = 10  # names in one line
 # The folder inside a bundle where a fetch or an apply builds files before they get their places: it
 # is on the same disk, so a rename moves them.
 WORKSHOP = "workshop.partial"
-_OURS = {*layout.TAG_FILES, *layout.SEAL, layout.FETCH_PARTIAL}
+_OURS = {*TAG_FILES, *SEAL, FETCH_PARTIAL}
 
 
 @contextmanager
@@ -114,7 +124,7 @@ class WorkFolder:
             raise UsageError(f"{root}: is a file; a bundle is a folder.", "Choose another -o.")
         if any(root.iterdir()):
             try:
-                layout.check_is_bundle(root)
+                check_is_bundle(root)
             except UsageError:
                 raise UsageError(
                     f"{root}: is not empty and not a bundle; nothing was changed.",
@@ -182,12 +192,12 @@ class WorkFolder:
     def mark_unfinished(self, paths: set[str]) -> None:
         """Removes the seal and records which files will be ours. Call it before any change."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / layout.FETCH_PARTIAL, "a", encoding="utf-8") as journal:
+        with open(self.root / FETCH_PARTIAL, "a", encoding="utf-8") as journal:
             journal.writelines(f"{path}\n" for path in sorted(paths))
             journal.flush()
             os.fsync(journal.fileno())
-        (self.root / layout.TAG_MANIFEST).unlink(missing_ok=True)
-        (self.root / layout.SIGNATURE).unlink(missing_ok=True)
+        (self.root / TAG_MANIFEST).unlink(missing_ok=True)
+        (self.root / SIGNATURE).unlink(missing_ok=True)
 
     def put(self, path: str, built: Path) -> None:
         """Moves a file that was built on the same disk to its path in the bundle."""
@@ -210,7 +220,7 @@ class WorkFolder:
         partial = [
             p.relative_to(self.root).as_posix() for p in self.root.rglob(f"*{PARTIAL_SUFFIX}")
         ]
-        self.drop({*paths, *partial} - {layout.FETCH_PARTIAL})
+        self.drop({*paths, *partial} - {FETCH_PARTIAL})
 
 
 def _is_unfinished(path: str) -> bool:
@@ -238,7 +248,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 def lock_in(root: Path) -> Lockfile | None:
     """The lock of a bundle, finished or not; None if it is missing or cannot be read."""
-    path = root / layout.LOCK
+    path = root / LOCK
     try:
         return read_lock(path.read_bytes(), str(path)) if path.is_file() else None
     except StageError:
@@ -248,9 +258,9 @@ def lock_in(root: Path) -> Lockfile | None:
 def _known_paths(root: Path, lock: Lockfile | None) -> frozenset[str]:
     """Payload paths that an earlier fetch into this folder wrote or was going to write."""
     known = {file.path for file in lock.files} if lock else set()
-    manifest, journal = root / layout.MANIFEST, root / layout.FETCH_PARTIAL
-    if lock is None and (root / layout.LOCK).is_file() and manifest.is_file():
-        known |= set(layout.parse_manifest(manifest.read_bytes()))  # a damaged lock names nothing
+    manifest, journal = root / MANIFEST, root / FETCH_PARTIAL
+    if lock is None and (root / LOCK).is_file() and manifest.is_file():
+        known |= set(parse_manifest(manifest.read_bytes()))  # a damaged lock names nothing
     if journal.is_file():
         known |= set(journal.read_text(encoding="utf-8", errors="replace").splitlines())
     return frozenset(known)

@@ -23,7 +23,8 @@ from tests.support.staging import model_files
 CONVERT = "stage/convert/convert.py"
 CSV = "stage/convert/csv_files.py"
 MANIFEST = "stage/lock/manifest.py"
-LISTING = "stage/staging/sources/local.py"
+LOCAL = "stage/staging/sources/local.py"
+PRIVATE = "stage/staging/sources/private_files.py"
 CHECKS = "stage/staging/resolve.py"
 VERIFIER = "stage/bundle/verifier.py"
 KINDS = "stage/file_kinds.py"
@@ -67,9 +68,12 @@ MANIFESTS = (
     Row("stage/staging/sources/source.py", "Is it the right file, and the right `convert`?",
         (("convert: text", "edit assets.a.{}"),),
         a(path="a.csv", convert="csv"), FETCHED, "", {"a.csv": "a line of text\n"}),
-    Row(LISTING, "or omit it: exclude", ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
+    Row(CSV, "Get it again{}.", ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
         a(path="t", convert="csv"), FETCHED, "", {"t/a.csv": ROWS, "t/b.csv": ""}),
-    Row(LISTING, "Omit them: exclude: [{}]. If they must be in the bundle, name them: include:",
+    Row("stage/staging/sources/listing.py", "Put the file itself there, or omit it: exclude",
+        ((r"exclude: \[.*?\]", "edit assets.a.{}"),),
+        a(path="t"), FETCHED, "", {"t/a.txt": "x"}, "ln -s a.txt t/b.txt", code=3),
+    Row(PRIVATE, "Omit them: exclude: [{}]. If they must be in the bundle, name them: include:",
         ((r"exclude: \[.*?\]", "edit assets.a.{}"), (r"include: \[.*?\]", "edit assets.a.{}")),
         a(path="t"), FETCHED, "", {"t/a.txt": "x", "t/.env": "PASSWORD=x\n"}, code=3),
     *(
@@ -90,7 +94,7 @@ MANIFESTS = (
         a(path="t"), FETCH, "-o t/deep/bundle", {"t/a.txt": "x"}),
     Row("stage/files.py", "mkdir -p {}", (("mkdir -p [^ ]*", "run"),),
         FILE, "stage verify bundle --report new/r.json", "", {"a.txt": "x"}, FETCHED),
-    Row("stage/staging/sources/local.py", "To take the files of `{}` as they are now: {}",
+    Row(LOCAL, "To take the files of `{}` as they are now: {}",
         (("stage fetch m.yaml .*--update a", "run"),),
         FILE, FETCHED, "", {"a.txt": "x"}, f"{FETCHED}\necho y > a.txt"),
     Row("stage/staging/resolve.py", "stage lock {}", (("stage lock [^ ]*", "run"),),
@@ -214,7 +218,7 @@ STORIES = (
     Row("stage/convert/text_files.py", "Get the file again, or remove the byte: tr -d",
         ((r"tr -d '\\000' < FILE > NEW", "run", "NEW", "edit assets.a.path: {}"),),
         a(path="FILE", convert="text"), ANEW, "", {"FILE": "a film\n\0another\n"}),
-    Row("stage/staging/resolve.py", "Take another repository; or, after reading the licence, add",
+    Row("stage/lock/licences.py", "Take another repository; or, after reading the licence, add",
         (("licence: [a-z]+", "edit assets.a.{}"),
          ("licence: [a-z]+", "edit assets.a.licence: x", "policy: {licences: .*?}", "edit")),
         LINES | {"policy": {"licences": ["mit"]}}, ANEW, "", {"a.csv": ROWS},
@@ -270,13 +274,13 @@ READ = (
         f"{DAMAGED}\nstage apply copy patch\necho new > a.txt\n{FETCHED} --update a"),
     Row("stage/cli/transfer.py", "stage patch --help", (("stage patch --help", "show"),),
         FILE, "stage patch bundle -o P", "", TEXTS, FETCHED),
-    Row("stage/cli/transfer.py", "stage init --help", (("stage init --help", "show"),),
+    Row("stage/cli/init.py", "stage init --help", (("stage init --help", "show"),),
         {}, "stage init"),
     Row("stage/cli/base.py", "All commands: {} --help",
         (("(?<=All commands: )stage --help", "show"),), {}, "stage fetsh"),
-    Row("stage/cli/__init__.py", "stage show {} --sbom", (("stage show bundle --sbom", "show"),),
+    Row("stage/cli/show.py", "stage show {} --sbom", (("stage show bundle --sbom", "show"),),
         FILE, "stage show bundle --sbom --json", "", TEXTS, FETCHED),
-    Row("stage/cli/show.py", "`stage show` prints the id where the bundle was made; its lock is",
+    Row("stage/cli/verify.py", "`stage show` prints the id where the bundle was made; its lock is",
         (("(?<=`)stage show", "run {} bundle",
           "(?<=bundle id )[0-9a-f]{64}", "words --id {}"),
          ("lock is", "words --id m.lock")),
@@ -338,7 +342,7 @@ ENVIRONMENTS = (
         ((r"channels: \[conda-forge\]", "edit", r"dependencies: \[python=3.11\]", "edit",
           "a run file", "remove task"),),
         {"channels": [], "task": "masked-lm"}, read),
-    Row("stage/lock/manifest.py", "Write `url: {}`.",
+    Row("stage/lock/requests.py", "Write `url: {}`.",
         (("(?<=`)url: [^`]*", "edit assets.a: {{}}", "names a file", "remove assets.a.path"),),
         a(path="https://a.example/x.txt"), lambda w: Manifest.load(w.path) and None),
     Row(KINDS, "`stage env probe` prints one.", (("stage env probe(?=` prints)", "show"),),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.bundle import Bundle, finish
+from stage.bundle.bundle import Bundle, finish_bundle
 from stage.files import sha256_of_bytes
 from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
 from tests.site.conftest import RUN, RUNNER, Site, log
@@ -103,7 +103,7 @@ def with_environment(bundle: Path, folder: Path) -> str:
     )
     lock = Bundle.open(bundle).lock
     assets = dict(sorted({**lock.assets, "train-env": made}.items()))
-    return finish(folder, Lockfile(lock.name, assets), b"format: 1\n", ()).id
+    return finish_bundle(folder, Lockfile(lock.name, assets), b"format: 1\n", ()).id
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from stage.bundle.bundle import TAG_MANIFEST, Bundle, finish, manifest_text, parse_manifest
+from stage.bundle.bundle import TAG_MANIFEST, Bundle, finish_bundle, manifest_text, parse_manifest
 from stage.files import Digest, hash_file, sha256_of_bytes
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
 from tests.stage.locks import COMMIT
@@ -63,7 +63,7 @@ def make_bundle(
             target.seek(20 * 2**20)
             target.write(b"not only zeros")
     lock = replace(_lock(root, big, files), name=name)
-    return finish(root, lock, REQUEST, facts)
+    return finish_bundle(root, lock, REQUEST, facts)
 
 
 def _lock(root: Path, big: bool, files: Iterable[str]) -> Lockfile:

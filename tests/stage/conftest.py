@@ -26,7 +26,7 @@ def stage(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual attempts with short pauses, unless the server asks for one (`test_retry.py`)."""
-    from stage.download.http import RetryPolicy  # the tests of the core have no urllib3
-    from stage.staging.sources import source as sources
+    from stage.download.retry import RetryPolicy
+    from stage.staging.sources import source as sources  # the tests of the core have no urllib3
 
     monkeypatch.setattr(sources, "RetryPolicy", partial(RetryPolicy, first_s=0.02))

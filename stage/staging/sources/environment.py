@@ -29,18 +29,17 @@ from stage.errors import DamageError, IncompleteError, UsageError, about, sugges
 from stage.file_kinds import ENVIRONMENT, MAX_START, check_kind
 from stage.files import FileDigests, hash_file, human_count, read_start, sha256_of_bytes
 from stage.installation import check_libraries
-from stage.lock.manifest import EnvironmentRequest
 from stage.lock.model import (
     Ingredient,
     LockedAsset,
     LockedEnvironment,
     LockedFile,
     PackageEntry,
-    Source,
 )
+from stage.lock.requests import EnvironmentRequest
 from stage.paths import check_path
 from stage.staging.sources.local import bring_local
-from stage.staging.sources.source import AssetSource, Made, Progress, Run
+from stage.staging.sources.source import AssetSource, FetchRun, Made, Progress
 from stage.staging.sources.url import download_of
 
 _AT_ONCE = 8  # requests for sizes: an environment has hundreds of packages on few servers
@@ -55,7 +54,7 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
         "An environment holds airlift itself, and built wheels depend on their build tools"
     )
 
-    def __init__(self, name: str, request: EnvironmentRequest, run: Run) -> None:
+    def __init__(self, name: str, request: EnvironmentRequest, run: FetchRun) -> None:
         super().__init__(name, request, run)
         folder = run.manifest.path.parent
         self._spec = folder / request.environment
@@ -79,7 +78,7 @@ class EnvironmentSource(AssetSource[EnvironmentRequest]):
         lock = EnvironmentLock.parse(text, str(self._lock), profile.platform if profile else None)
         check_holds_airlift(lock, str(self._lock))
         sizes = together(self._size, lock.packages, _AT_ONCE)
-        asset = self.new_asset("environment", Source("environment", self.request.environment))
+        asset = self.new_asset("environment")
         own = LockedFile(
             f"{asset.folder}/{LOCK_NAME}", len(text), sha256_of_bytes(text), None, self._lock.name
         )

@@ -13,8 +13,8 @@ from stage.files import FileDigests, human_size, is_hex, join_limited
 from stage.hub.datasets import resolve_dataset
 from stage.hub.layout import info_of, natural
 from stage.hub.models import made_local, resolve_metric, resolve_model
-from stage.lock.manifest import DatasetRequest, MetricRequest, ModelRequest, way_without
 from stage.lock.model import CARD, Ingredient, LockedAsset, LockedFile
+from stage.lock.requests import DatasetRequest, MetricRequest, ModelRequest, way_without
 from stage.lock.yaml_lines import MAX_SIZE, scalar, split_card
 from stage.paths import check_path
 from stage.staging.sources.source import AssetSource, Made, Progress, in_config

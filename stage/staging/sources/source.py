@@ -2,7 +2,7 @@
 
 `resolve` turns an entry into a `LockedAsset`, `fetch` brings the bytes of one of its files, and
 `make` makes files from what was fetched: unpacked or converted. Only sources use the network in a
-fetch. All sources of one run share its options and connections (`Run`).
+fetch. All sources of one run share its options and connections (`FetchRun`).
 
 `build_asset` makes the files that a bundle holds in another form than published. What they are made
 from (an archive, CSV files, pickles, packages) is fetched to the workshop, a folder beside the
@@ -26,13 +26,15 @@ from typing import Any, Generic, TypeVar
 from stage.bundle.inspect import parquet_footer
 from stage.convert.convert import CONFIG, Split, convert, made_with
 from stage.download.downloader import Downloader
-from stage.download.http import Connections, RetryPolicy, timeout_s, tls_context, together
+from stage.download.http import Connections, timeout_s, tls_context, together
+from stage.download.retry import RetryPolicy
 from stage.errors import DamageError, Mistakes, UsageError, about, quoted
 from stage.files import FileDigests, MismatchError, hash_file, human_count, sha256_of_bytes
 from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
-from stage.lock.manifest import Manifest, Request, as_lock_request
+from stage.lock.manifest import Manifest
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
+from stage.lock.requests import Request, as_lock_request
 from stage.progress import Reporter
 from stage.staging.working_folder import WORKSHOP, SharedStore, Sharing, WorkFolder
 
@@ -85,7 +87,7 @@ def connect(endpoint: str | None, reporter: Reporter, at_once: int = 4) -> tuple
 
 
 @dataclass(frozen=True)
-class Run:
+class FetchRun:
     """What all sources of one run share."""
 
     manifest: Manifest
@@ -95,14 +97,14 @@ class Run:
     downloader: Downloader
 
     @staticmethod
-    def connected(manifest: Manifest, options: FetchOptions, reporter: Reporter) -> Run:
+    def connected(manifest: Manifest, options: FetchOptions, reporter: Reporter) -> FetchRun:
         """A run with connections of its own.
 
         Raises:
             UsageError: the endpoint is not an address.
         """
         hub, downloader = connect(options.endpoint, reporter, options.jobs)
-        return Run(manifest, options, reporter, hub, downloader)
+        return FetchRun(manifest, options, reporter, hub, downloader)
 
 
 class AssetSource(ABC, Generic[R]):
@@ -120,7 +122,7 @@ class AssetSource(ABC, Generic[R]):
         "Parquet and safetensors bytes depend on the version of pyarrow, torch and safetensors"
     )
 
-    def __init__(self, name: str, request: R, run: Run) -> None:
+    def __init__(self, name: str, request: R, run: FetchRun) -> None:
         self.name, self.request, self.run = name, request, run
         self.what = f"{run.manifest.place(name)}: `{name}`"
 
@@ -252,9 +254,10 @@ class AssetSource(ABC, Generic[R]):
         splits = convert(how, inputs, splits_of_names, out, separator, note)
         return in_config(asset, CONFIG, how, splits)
 
-    def new_asset(self, kind: str, source: Source) -> LockedAsset:
+    def new_asset(self, kind: str) -> LockedAsset:
         """The asset, without its files."""
         request = as_lock_request(self.request)
+        source = Source(self.request.source_type, self.request.location)
         return LockedAsset(name=self.name, kind=kind, request=request, source=source, files=())
 
     def check_pin(self, key: str, asked: object, locked: object) -> None:

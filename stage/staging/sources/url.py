@@ -15,8 +15,8 @@ from stage.convert.archives import unpack
 from stage.download.downloader import Download, Downloader
 from stage.errors import IncompleteError, StageError, UsageError, about, without_secrets
 from stage.files import FileDigests, hash_file
-from stage.lock.manifest import UrlRequest, way_without
-from stage.lock.model import Ingredient, LockedAsset, LockedFile, Source
+from stage.lock.model import Ingredient, LockedAsset, LockedFile
+from stage.lock.requests import UrlRequest, way_without
 from stage.paths import check_path
 from stage.staging.sources.source import AssetSource, Made, Progress
 
@@ -34,7 +34,7 @@ class UrlSource(AssetSource[UrlRequest]):
                 "it.",
                 "Download the file yourself and name it with `path:`.",
             )
-        asset = self.new_asset("dataset" if self.request.convert else "files", Source("url", url))
+        asset = self.new_asset("dataset" if self.request.convert else "files")
         with about(what):
             _check_name(asset, file_name(url))
         unknown = Ingredient(url, None, self.request.sha256)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import Bundle, bag_info_text
+from stage.bundle.bundle import MANIFEST, TAG_FILES, TAG_MANIFEST, Bundle, bag_info_text
 from stage.files import sha256_of_bytes
 from stage.paths import problem_with_path
 from tests.stage.bundles import make_bundle
@@ -23,13 +22,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_a_finished_bundle_is_a_bag_and_its_id_is_the_digest_of_its_lock(bundle: Bundle) -> None:
     assert bundle.id == sha256_of_bytes((bundle.root / "stage.lock").read_bytes()) == bundle.lock.id
     checked = subprocess.run(
-        ["sha256sum", "-c", "--strict", layout.MANIFEST], cwd=bundle.root, capture_output=True
+        ["sha256sum", "-c", "--strict", MANIFEST], cwd=bundle.root, capture_output=True
     )
     assert checked.returncode == 0 and checked.stdout.count(b": OK") == len(bundle.lock.files)
     checked = subprocess.run(
-        ["sha256sum", "-c", "--strict", layout.TAG_MANIFEST], cwd=bundle.root, capture_output=True
+        ["sha256sum", "-c", "--strict", TAG_MANIFEST], cwd=bundle.root, capture_output=True
     )
-    assert checked.returncode == 0 and checked.stdout.count(b": OK") == len(layout.TAG_FILES)
+    assert checked.returncode == 0 and checked.stdout.count(b": OK") == len(TAG_FILES)
     bagged = subprocess.run(
         [sys.executable, "-m", "bagit", "--validate", bundle.root], capture_output=True, text=True
     )
@@ -40,7 +39,7 @@ def test_the_index_is_written_last(tmp_path: Path) -> None:
     """The ctime of each file."""
     root = make_bundle(tmp_path / "bundle").root
     times = {path: path.stat().st_ctime_ns for path in root.rglob("*") if path.is_file()}
-    assert times[root / layout.TAG_MANIFEST] == max(times.values())
+    assert times[root / TAG_MANIFEST] == max(times.values())
 
 
 def test_bag_info_holds_no_line_that_a_fact_could_smuggle_in(bundle: Bundle) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle import bundle as layout
 from stage.bundle import verifier
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import LOCK, REQUEST, VERIFIER, verify
 from stage.bundle.verifier import VerificationReport
 from stage.carry.patch import patch_damage
 from stage.errors import DamageError
@@ -33,7 +32,7 @@ def copied(bundle: Path, tmp_path: Path) -> Path:
 
 
 def id_of(bundle: Path) -> str:
-    return sha256_of_bytes((bundle / layout.LOCK).read_bytes())
+    return sha256_of_bytes((bundle / LOCK).read_bytes())
 
 
 def forge(root: Path) -> Path:
@@ -78,15 +77,15 @@ def test_another_bundle_is_not_read_and_not_called_sound(sound: Path, tmp_path: 
     assert "another bundle" in said.stderr and "stage patch" not in said.stderr
     read: list[int] = []
     report = verify(sound, bundle_id=wanted, progress=read.append)
-    assert sum(read) == 0 and problems(report) == {(layout.LOCK, "mismatched")}
+    assert sum(read) == 0 and problems(report) == {(LOCK, "mismatched")}
     code, told = standalone(sound, "--id", wanted)
     assert code == 1 and "another bundle" in told
 
 
 def test_a_verifier_that_lies_is_said_to_be_none_of_ours(sound: Path, tmp_path: Path) -> None:
     copy = copied(sound, tmp_path)
-    (copy / layout.VERIFIER).write_text("print('sound: every byte is as it was fetched')\n")
-    reseal(copy, layout.VERIFIER)
+    (copy / VERIFIER).write_text("print('sound: every byte is as it was fetched')\n")
+    reseal(copy, VERIFIER)
     said = run_here("verify", copy, "-q", code=0).stderr
     assert "does not know its stage-verify.py" in said and "do not run it" in said
     assert run_here("verify", sound, "-q", code=0).stderr == ""
@@ -102,6 +101,6 @@ def test_a_forged_origin_makes_no_patch(sound: Path, tmp_path: Path) -> None:
     origin = forge(copied(sound, tmp_path))
     with pytest.raises(DamageError, match="damaged here too"):
         patch_damage(origin, report, tmp_path / "patch", Reporter(quiet=True))
-    (origin / layout.REQUEST).write_bytes(b"# edited")
-    with pytest.raises(DamageError, match=f"{layout.REQUEST}.* damaged here too"):
+    (origin / REQUEST).write_bytes(b"# edited")
+    with pytest.raises(DamageError, match=f"{REQUEST}.* damaged here too"):
         patch_damage(origin, report, tmp_path / "patch", Reporter(quiet=True))

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import LOCK, TAG_FILES, TAG_MANIFEST, verify
 from stage.bundle.verifier import VerificationReport, suggest_fixes
 from stage.files import sha256_of_bytes
 from tests.stage.bundles import BIG, BIG_SIZE, contents
@@ -60,7 +59,7 @@ def test_json_is_one_document_and_the_report_the_same(
     assert document == {
         "format": 1,
         "bundle": str(copy),
-        "bundle_id": sha256_of_bytes((copy / layout.LOCK).read_bytes()),
+        "bundle_id": sha256_of_bytes((copy / LOCK).read_bytes()),
         "level": "full",
         "ok": not is_damaged,
         "files": 9,
@@ -115,16 +114,16 @@ def test_a_reader_that_goes_away_does_not_turn_damage_into_success(copy: Path) -
 
 def test_without_a_lock_the_payload_manifest_says_what_to_read(copy: Path) -> None:
     """Damage of the payload is found although the lock cannot be believed."""
-    (copy / layout.LOCK).write_bytes(b"{}")
+    (copy / LOCK).write_bytes(b"{}")
     with open(copy / BIG, "r+b") as file:
         file.write(b"x")
     paths = {finding.path for finding in verify(copy, jobs=2).findings}
-    assert {layout.LOCK, BIG} <= paths
+    assert {LOCK, BIG} <= paths
 
 
 def test_line_ends_of_windows_are_told_apart(small: Path, small_copy: Path) -> None:
     """A transfer in text mode changed them: one payload file, and all beside the payload."""
-    texts = ["data/models/bert/vocab.txt", layout.TAG_MANIFEST, *layout.TAG_FILES]
+    texts = ["data/models/bert/vocab.txt", TAG_MANIFEST, *TAG_FILES]
     for path in texts:
         text = (small_copy / path).read_bytes()
         (small_copy / path).write_bytes(text.replace(b"\n", b"\r\n"))
@@ -134,7 +133,7 @@ def test_line_ends_of_windows_are_told_apart(small: Path, small_copy: Path) -> N
 
 
 def test_where_only_tag_files_are_lost_the_patch_is_named(small_copy: Path) -> None:
-    (small_copy / layout.TAG_MANIFEST).unlink()
+    (small_copy / TAG_MANIFEST).unlink()
     unfinished, patch = suggest_fixes(verify(small_copy))
     assert "copy it again" in unfinished and "stage patch BUNDLE --report FILE" in patch
     (small_copy / "data/models/bert/vocab.txt").unlink()

@@ -14,9 +14,8 @@ from subprocess import DEVNULL, PIPE
 
 import pytest
 
-from stage.bundle import bundle as layout
 from stage.bundle import verifier
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import VERIFIER, verify
 from stage.bundle.receipt import find_damage
 from tests.stage.bundles import BIG
 from tests.support.rights import as_another_user
@@ -77,7 +76,7 @@ def test_what_it_uses_of_the_library_was_there_in_python_3_6() -> None:
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).parts[-3])
 def test_every_python_here_runs_it_where_it_lies(copy: Path, python: str) -> None:
     done = subprocess.run(
-        [python, "-I", str(copy / layout.VERIFIER)], capture_output=True, text=True, timeout=120
+        [python, "-I", str(copy / VERIFIER)], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert f"bundle id {verify(copy, 'fast').bundle_id}" in done.stdout.splitlines()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stage.bundle.bundle import finish, verify
+from stage.bundle.bundle import finish_bundle, verify
 from stage.bundle.receipt import read_report
 from stage.carry.patch import patch_damage
 from stage.files import hash_file
@@ -76,7 +76,7 @@ def new_version(old: Path, root: Path, *, big: bool = True) -> Path:
             relative = path.relative_to(root).as_posix()
             files.append(LockedFile(relative, digests.size, digests.sha256, None, path.name))
         assets.append(LockedAsset(name, kind, {"path": "x"}, Source("path", "x"), tuple(files)))
-    finish(
+    finish_bundle(
         root,
         Lockfile("made", {asset.name: asset for asset in assets}),
         b"format: 1\n",

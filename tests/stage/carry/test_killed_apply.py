@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import LOCK, MANIFEST, verify
 from stage.carry.patch import apply, patch_since
 from tests.stage.bundles import make_bundle
 from tests.stage.carry.patching import QUIET, new_version, patch_for, state
@@ -56,11 +55,11 @@ def test_an_apply_killed_before_any_change_to_the_disk_can_be_run_again(
     shutil.copytree(old, copy)
     if kind == "update":
         target = new_version(old, tmp_path / "new", big=False)
-        patch_since(target, old / layout.LOCK, tmp_path / "patch", QUIET)
+        patch_since(target, old / LOCK, tmp_path / "patch", QUIET)
     else:
         (copy / "data/models/bert/vocab.txt").unlink()
         (copy / "data/models/bert/model.safetensors").write_bytes(b"bad")
-        (copy / layout.MANIFEST).write_bytes(b"bad")
+        (copy / MANIFEST).write_bytes(b"bad")
         patch_for(old, copy, tmp_path)
     after = state(target)
     ids = {verify(old).bundle_id, verify(target).bundle_id}

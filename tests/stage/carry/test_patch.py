@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import BAG_INFO, MANIFEST, manifest_text, parse_manifest, verify
 from stage.carry.patch import apply
 from stage.errors import DamageError, IncompleteError
 from stage.files import sha256_of_bytes
@@ -75,7 +74,7 @@ def test_any_damage_to_the_bytes_is_repaired(
                 (path / "inner").mkdir(parents=True)
             case _:
                 path.write_bytes(data + b"x")
-    if (before := verify(copy)).bundle_id is None and not (copy / layout.BAG_INFO).is_file():
+    if (before := verify(copy)).bundle_id is None and not (copy / BAG_INFO).is_file():
         pytest.xfail("nothing is left that says which bundle this is")
     outcome = apply(copy, patch_for(sound, copy, tmp_path), QUIET)
     assert outcome.bundle_id == verify(sound, "fast").bundle_id and verify(copy).ok, before
@@ -106,10 +105,10 @@ def test_a_file_of_a_patch_that_no_bundle_has_is_not_taken(
     (copy / "data/models/bert/vocab.txt").unlink()
     patch = patch_for(sound, copy, tmp_path)
     (patch / "data/evil.sh").write_text("evil")
-    lines = layout.parse_manifest((patch / layout.MANIFEST).read_bytes())
+    lines = parse_manifest((patch / MANIFEST).read_bytes())
     lines |= {"data/evil.sh": sha256_of_bytes(b"evil"), "data/../../escape": "0" * 64}
-    (patch / layout.MANIFEST).write_bytes(layout.manifest_text(lines))
-    reseal(patch, layout.MANIFEST)
+    (patch / MANIFEST).write_bytes(manifest_text(lines))
+    reseal(patch, MANIFEST)
     apply(copy, patch, QUIET)
     assert state(copy) == state(sound) and not list(tmp_path.glob("**/escape"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.bundle.bundle import finish
+from stage.bundle.bundle import finish_bundle
 from stage.lock.model import Column, LeftOut
 from tests.stage.bundles import make_bundle
 from tests.support.staging import run_as
@@ -189,7 +189,7 @@ def test_what_a_lock_holds_cannot_rewrite_the_terminal(tmp_path: Path) -> None:
         source=replace(lines.source, parquet_commit="c" * 40),
         left_out=(LeftOut("x", 1500, "y"),),
     )
-    finish(made.root, made.lock.with_asset(hostile), b"format: 1\n", [])
+    finish_bundle(made.root, made.lock.with_asset(hostile), b"format: 1\n", [])
     done = stage("show", made.root)
     assert done.returncode == 0 and "owned" in done.stdout
     for words in ("also     a/\\x1b[2Jl, b/l", f"parquet  {'c' * 40} (", "left out 1 file, 1.5 kB"):

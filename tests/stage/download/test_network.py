@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stage.download.downloader import Downloader
-from stage.download.http import Connections, RetryPolicy, timeout_s, tls_context
+from stage.download.http import Connections, timeout_s, tls_context
+from stage.download.retry import RetryPolicy
 from stage.errors import IncompleteError, UsageError
 from stage.hub.client import Hub
 from stage.progress import Reporter

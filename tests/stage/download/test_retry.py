@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stage.download.http import AttemptFailed, Retries, RetryPolicy, Stopped, asked_delay
+from stage.download.retry import AttemptFailed, Retries, RetryPolicy, Stopped, asked_delay
 from stage.errors import IncompleteError
 from stage.progress import Reporter
 

@@ -10,7 +10,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import (
+    BAG_INFO,
+    BAGIT,
+    FETCH_PARTIAL,
+    LOCK,
+    MANIFEST,
+    SIGNATURE,
+    TAG_MANIFEST,
+)
 from tests.stage.bundles import reseal
 from tests.stage.hostile.manifests import SOUND
 from tests.stage.hostile.runner import Case, Place
@@ -82,7 +90,7 @@ def into(spoil: Callable[[Path], object]) -> Prepare:
 
     def prepare(place: Place) -> list[str]:
         root = place.bundle()
-        (root / layout.TAG_MANIFEST).unlink()
+        (root / TAG_MANIFEST).unlink()
         (root / "mine.txt").touch()
         spoil(root)
         place.write("m.yaml", SOUND.replace("name: m\n", "name: made\n"))
@@ -92,7 +100,7 @@ def into(spoil: Callable[[Path], object]) -> Prepare:
     return prepare
 
 
-M, T, INFO = layout.MANIFEST, layout.TAG_MANIFEST, layout.BAG_INFO
+M, T, INFO = MANIFEST, TAG_MANIFEST, BAG_INFO
 INVALID = ("invalid",)
 
 CASES = [
@@ -136,7 +144,7 @@ CASES = [
         "a lock that is none, in a bundle that is not sealed",
         1,
         ("`stage.lock`: invalid: expected a lock, found something that cannot be read as one",),
-        bag(lambda root: [(root / T).unlink(), (root / layout.LOCK).write_bytes(b"{}")]),
+        bag(lambda root: [(root / T).unlink(), (root / LOCK).write_bytes(b"{}")]),
     ),
     Case(
         "a patch",
@@ -154,7 +162,7 @@ CASES = [
         "another lock than the sealed one, shown",
         1,
         ("bundle/stage.lock: damaged: sha256 ", "Run `stage verify bundle`"),
-        bag(lambda root: (root / layout.LOCK).write_bytes(b"{}"), "show"),
+        bag(lambda root: (root / LOCK).write_bytes(b"{}"), "show"),
     ),
     Case(
         "no environment to check",
@@ -178,7 +186,7 @@ CASES = [
         "lock CRLF",
         1,
         ("`stage.lock`: mismatched", "binary mode"),
-        changed(layout.LOCK, lambda text: text.replace(b"\n", b"\r\n")),
+        changed(LOCK, lambda text: text.replace(b"\n", b"\r\n")),
     ),
     Case("manifest CRLF", 1, (M, *INVALID), sealed(M, lambda text: text.replace(b"\n", b"\r\n"))),
     Case(
@@ -246,14 +254,14 @@ CASES = [
     Case(
         "BagIt 0.97",
         1,
-        (layout.BAGIT, *INVALID),
-        sealed(layout.BAGIT, lambda t: t.replace(b"1.0", b"0.97")),
+        (BAGIT, *INVALID),
+        sealed(BAGIT, lambda t: t.replace(b"1.0", b"0.97")),
     ),
     Case(
         "BagIt in UTF-16",
         1,
-        (layout.BAGIT,),
-        sealed(layout.BAGIT, lambda t: t.replace(b"UTF-8", b"UTF-16")),
+        (BAGIT,),
+        sealed(BAGIT, lambda t: t.replace(b"UTF-8", b"UTF-16")),
     ),
     Case(
         "oxum folded",
@@ -281,20 +289,20 @@ CASES = [
     Case(
         "signature of 100 GB",
         1,
-        (layout.SIGNATURE, "larger"),
-        bag(lambda root: [(root / layout.SIGNATURE).touch(), _sparse(layout.SIGNATURE)(root)]),
+        (SIGNATURE, "larger"),
+        bag(lambda root: [(root / SIGNATURE).touch(), _sparse(SIGNATURE)(root)]),
         how="process",
     ),
     Case("payload of 100 GB", 1, (CONFIG, "mismatched"), bag(_sparse(CONFIG)), how="process"),
-    Case("lock a link", 1, (layout.LOCK, "a symbolic link"), bag(instead(layout.LOCK, link))),
+    Case("lock a link", 1, (LOCK, "a symbolic link"), bag(instead(LOCK, link))),
     Case(
         "lock a pipe",
         1,
-        (layout.LOCK, "a pipe"),
-        bag(instead(layout.LOCK, os.mkfifo)),
+        (LOCK, "a pipe"),
+        bag(instead(LOCK, os.mkfifo)),
         how="process",
     ),
-    Case("lock a folder", 1, (layout.LOCK,), bag(instead(layout.LOCK, Path.mkdir))),
+    Case("lock a folder", 1, (LOCK,), bag(instead(LOCK, Path.mkdir))),
     Case("tag manifest a link", 1, (T, "a symbolic link"), bag(instead(T, link))),
     Case("tag manifest a pipe", 1, (T, "a pipe"), bag(instead(T, os.mkfifo)), how="process"),
     Case("payload a link", 1, (CONFIG, "a symbolic link"), bag(instead(CONFIG, link))),
@@ -328,27 +336,27 @@ CASES = [
     Case(
         "a lock nobody may read",
         5,
-        (layout.LOCK, "unreadable"),
-        bag(_no_right_to(layout.LOCK)),
+        (LOCK, "unreadable"),
+        bag(_no_right_to(LOCK)),
         how="nobody",
     ),
     Case(
         "journal in a finished bundle",
         1,
-        (layout.FETCH_PARTIAL, "extra"),
-        bag(lambda root: (root / layout.FETCH_PARTIAL).write_text("/etc/passwd\n")),
+        (FETCH_PARTIAL, "extra"),
+        bag(lambda root: (root / FETCH_PARTIAL).write_text("/etc/passwd\n")),
     ),
     Case(
         "fetch into it: journal not UTF-8",
         2,
         ("did not put these here",),
-        into(lambda root: (root / layout.FETCH_PARTIAL).write_bytes(b"\xff\xfe\n../../precious\n")),
+        into(lambda root: (root / FETCH_PARTIAL).write_bytes(b"\xff\xfe\n../../precious\n")),
     ),
     Case(
         "fetch into it: journal of what is not ours",
         2,
         ("did not put these here",),
-        into(lambda root: (root / layout.FETCH_PARTIAL).write_text("../../precious\nstage.lock\n")),
+        into(lambda root: (root / FETCH_PARTIAL).write_text("../../precious\nstage.lock\n")),
     ),
     Case(
         "fetch into it: a link",
@@ -359,17 +367,17 @@ CASES = [
     Case(
         "shown: lock a pipe",
         1,
-        (layout.LOCK, "pipe"),
-        bag(instead(layout.LOCK, os.mkfifo), "show"),
+        (LOCK, "pipe"),
+        bag(instead(LOCK, os.mkfifo), "show"),
         how="process",
     ),
-    Case("shown: lock a link", 1, (layout.LOCK, "a link"), bag(instead(layout.LOCK, link), "show")),
+    Case("shown: lock a link", 1, (LOCK, "a link"), bag(instead(LOCK, link), "show")),
     Case("shown: tag manifest a pipe", 2, (T,), bag(instead(T, os.mkfifo), "show"), how="process"),
     Case(
         "shown: lock of 100 GB",
         1,
-        (layout.LOCK, "larger"),
-        bag(_sparse(layout.LOCK), "show"),
+        (LOCK, "larger"),
+        bag(_sparse(LOCK), "show"),
         how="process",
     ),
     Case(

@@ -355,7 +355,12 @@ CASES = [
         "a token is not for others", 0, ("bundle id",), stealing(WEIGHTS), after=token_went_nowhere
     ),
     Case("nor for other listings", 0, ("bundle id",), stealing(TREE), after=token_went_nowhere),
-    Case("Content-Range of another place", 5, ("another Range",), ranged("bytes 0-999/2066")),
+    Case(
+        "Content-Range of another place",
+        5,
+        ("another part of the file",),
+        ranged("bytes 0-999/2066"),
+    ),
     Case(
         "Content-Range of another size",
         5,

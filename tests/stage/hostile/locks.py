@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import LOCK
 from stage.files import sha256_of_bytes
 from tests.stage.bundles import reseal
 from tests.stage.hostile.manifests import SOUND, asset, fetch
@@ -51,9 +51,9 @@ def sealed(change: Callable[[bytes], bytes], command: str = "verify") -> Prepare
 
     def prepare(place: Place) -> list[str]:
         root = place.bundle()
-        lock = change((root / layout.LOCK).read_bytes())
-        (root / layout.LOCK).write_bytes(lock)
-        reseal(root, layout.LOCK)
+        lock = change((root / LOCK).read_bytes())
+        (root / LOCK).write_bytes(lock)
+        reseal(root, LOCK)
         return [command, "bundle"]
 
     return prepare

@@ -10,9 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import (
+    BAG_INFO,
+    BAGIT,
+    LOCK,
+    MANIFEST,
+    TAG_MANIFEST,
+    manifest_text,
+    parse_manifest,
+)
 from stage.bundle.bundle import PATCH_PLAN as PLAN
-from stage.bundle.bundle import manifest_text
 from stage.bundle.verifier import Finding, VerificationReport
 from stage.carry.patch import patch_damage
 from stage.files import sha256_of_bytes
@@ -24,7 +31,7 @@ CONFIG = "data/models/bert/config.json"
 
 
 def report_of(root: Path, *findings: Finding) -> VerificationReport:
-    bundle_id = sha256_of_bytes((root / layout.LOCK).read_bytes())
+    bundle_id = sha256_of_bytes((root / LOCK).read_bytes())
     return VerificationReport(root, "full", bundle_id, 1, 1, findings, None, (), None, None)
 
 
@@ -60,9 +67,9 @@ def edit_plan(patch: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def seal(patch: Path, text: bytes) -> None:
     (patch / PLAN).write_bytes(text)
-    names = (layout.BAGIT, layout.BAG_INFO, layout.MANIFEST, PLAN)
+    names = (BAGIT, BAG_INFO, MANIFEST, PLAN)
     digests = {name: sha256_of_bytes((patch / name).read_bytes()) for name in names}
-    (patch / layout.TAG_MANIFEST).write_bytes(manifest_text(digests))
+    (patch / TAG_MANIFEST).write_bytes(manifest_text(digests))
 
 
 def content(patch: Path) -> Path:
@@ -73,20 +80,18 @@ def with_lock(old: bytes, new: bytes) -> Prepare:
     """The lock in the patch is edited; its manifests agree with it."""
 
     def change(patch: Path) -> None:
-        lock = patch / "data" / layout.LOCK
+        lock = patch / "data" / LOCK
         lock.write_bytes(lock.read_bytes().replace(old, new))
-        tags = patch / "data" / layout.TAG_MANIFEST
-        edit_manifest(tags, patch / "data", layout.LOCK)
-        edit_manifest(
-            patch / layout.MANIFEST, patch, f"data/{layout.LOCK}", f"data/{layout.TAG_MANIFEST}"
-        )
+        tags = patch / "data" / TAG_MANIFEST
+        edit_manifest(tags, patch / "data", LOCK)
+        edit_manifest(patch / MANIFEST, patch, f"data/{LOCK}", f"data/{TAG_MANIFEST}")
         seal(patch, (patch / PLAN).read_bytes())
 
     return applied(change)
 
 
 def edit_manifest(manifest: Path, root: Path, *paths: str) -> None:
-    listed = layout.parse_manifest(manifest.read_bytes())
+    listed = parse_manifest(manifest.read_bytes())
     listed |= {path: sha256_of_bytes((root / path).read_bytes()) for path in paths}
     manifest.write_bytes(manifest_text(listed))
 
@@ -144,7 +149,7 @@ CASES = [
     Case(
         "the patch first",
         2,
-        ("patch is a patch and bundle a bundle", "stage apply bundle patch"),
+        ("patch is a patch, and bundle is a bundle", "stage apply bundle patch"),
         lambda place: [applied(lambda _: None)(place)[0], "patch", "bundle"],
     ),
     Case(
@@ -188,7 +193,7 @@ CASES = [
         "lock of another bundle",
         1,
         DAMAGED,
-        applied(lambda patch: (patch / "data" / layout.LOCK).write_bytes(b"{}")),
+        applied(lambda patch: (patch / "data" / LOCK).write_bytes(b"{}")),
     ),
     Case("lock of another size", 1, DAMAGED, with_lock(b'"size": 2', b'"size": 3')),
     Case(

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 import stage.staging.sources.source
 from stage.cli import main
-from stage.download.http import RetryPolicy
+from stage.download.retry import RetryPolicy
 from tests.stage.bundles import make_bundle
 from tests.support.rights import as_another_user
 from tests.support.servers.liar import Liar, lying
@@ -48,7 +48,7 @@ IMPATIENT = """
 from functools import partial
 import stage.staging.sources.source
 from stage.cli import main
-from stage.download.http import RetryPolicy
+from stage.download.retry import RetryPolicy
 stage.staging.sources.source.RetryPolicy = partial(RetryPolicy, attempts=2, first_s=0.01)
 main()
 """

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stage.bundle import bundle as layout
+from stage.bundle.bundle import SIGNATURE, TAG_MANIFEST
 from stage.bundle.signature import NAMESPACE
 from tests.stage.hostile.runner import Case, Place
 
@@ -38,18 +38,18 @@ def signed(
         key.chmod(0o600)
         done = subprocess.run(
             ["ssh-keygen", "-q", "-Y", "sign", "-f", key, "-n", namespace],
-            input=(root / layout.TAG_MANIFEST).read_bytes(),
+            input=(root / TAG_MANIFEST).read_bytes(),
             capture_output=True,
             check=True,
         )
-        (root / layout.SIGNATURE).write_bytes(change(done.stdout))
+        (root / SIGNATURE).write_bytes(change(done.stdout))
         place.write("signers", b"alice " + public if signers is None else signers)
         return ["verify", "bundle", "--signers", "signers"]
 
     return prepare
 
 
-DAMAGED = (layout.SIGNATURE, "not a good signature")
+DAMAGED = (SIGNATURE, "not a good signature")
 
 CASES = [
     Case("sound", 0, ("signed by alice",), signed(bytes)),
@@ -61,7 +61,7 @@ CASES = [
     Case(
         "a byte changed",
         4,
-        (layout.SIGNATURE,),
+        (SIGNATURE,),
         signed(
             lambda s: (
                 s.replace(s[200:201], b"A", 1) if s[200:201] != b"A" else s.replace(b"A", b"B", 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stage.lock.model import not_allowed, stated, states_nothing
+from stage.lock.licences import not_allowed, stated, states_nothing
 from tests.support.staging import MODEL, Laptop
 
 

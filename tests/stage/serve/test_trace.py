@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from stage.download.http import Connections, tls_context
-from stage.lock.manifest import Manifest, UrlRequest
+from stage.lock.manifest import Manifest
+from stage.lock.requests import UrlRequest
 from stage.serve.hub_api import Address
 from stage.serve.trace import Asked, Exchange, Recorder, _patterns, entries_of, gather
 from tests.remedies.obeyed import in_it, obeys

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from stage.bundle.bundle import finish
+from stage.bundle.bundle import finish_bundle
 from stage.cli import main
 from stage.files import hash_file
 from stage.lock.model import Column, LockedAsset, LockedFile, LockedSplit, Lockfile, Source
@@ -82,7 +82,7 @@ def bundle(root: Path, files: dict[str, bytes], rows: int = 2) -> Lockfile:
             ),
         },
     )
-    finish(root, lock, b"format: 1\n", [])
+    finish_bundle(root, lock, b"format: 1\n", [])
     return lock
 
 

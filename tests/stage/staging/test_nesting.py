@@ -35,5 +35,5 @@ def test_a_bundle_inside_what_it_takes_in_is_refused(
     folder: Path, manifest: str, target: str
 ) -> None:
     done = run_here("fetch", manifest, "-o", target, code=2)
-    assert f"{manifest}:4: " in done.stderr and "takes in" in done.stderr
+    assert f"{manifest}:4: " in done.stderr and "is copied into the bundle" in done.stderr
     assert not (folder / target / "stage.lock").exists()

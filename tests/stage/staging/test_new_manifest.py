@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stage.lock.manifest import DatasetRequest, Manifest, ModelRequest
+from stage.lock.manifest import Manifest
+from stage.lock.requests import DatasetRequest, ModelRequest
 from stage.staging.new_manifest import RepositoryLookup, RepositoryName, new_manifest
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.staging import DATASET, MODEL, Laptop, dataset_files
@@ -38,7 +39,7 @@ def test_without_a_network_init_names_what_needs_none(laptop: Laptop) -> None:
     assert "continues" not in done.stderr and "No such file or folder is here" in done.stderr
 
 
-@obeys("stage/cli/transfer.py", "clusters.yaml names:")
+@obeys("stage/cli/init.py", "clusters.yaml names:")
 def test_a_script_and_a_missing_profile_get_the_command_that_helps(laptop: Laptop) -> None:
     (laptop.folder / "train.py").write_text("print(1)\n")
     done = laptop.stage("init", "train.py", "-o", "script.yaml")
@@ -124,7 +125,7 @@ def test_whatever_the_hub_says_the_manifest_loads(
     path = tmp_path_factory.getbasetemp() / "init.yaml"
     path.write_text(new_manifest(Path("init.yaml"), many), encoding="utf-8")
     requests = list(Manifest.load(path).requests.values())
-    assert [r.repository for r in requests] == [item.repository for item in many]  # type: ignore[union-attr]
+    assert [r.location for r in requests] == [item.repository for item in many]
     assert [r.config for r in requests if isinstance(r, DatasetRequest)] == [
         item.configs[0] if item.configs else None for item in many if item.kind == "dataset"
     ]

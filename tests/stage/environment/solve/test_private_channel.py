@@ -48,7 +48,7 @@ def test_passwords_are_asked_with_and_never_kept(
     from stage.lock.model import read_lock
     from stage.progress import Reporter
     from stage.staging.resolve import open_sources
-    from stage.staging.sources.source import FetchOptions, Run
+    from stage.staging.sources.source import FetchOptions, FetchRun
 
     desk.index.password = "member:w%20rd-s3cret"
     secrets = {"CHANNEL_TOKEN": "tk-s3cret", "WORD": "w%2520rd-s3cret"}
@@ -77,7 +77,7 @@ def test_passwords_are_asked_with_and_never_kept(
     )
     asset = locked.assets["small-env"]
     with Reporter(quiet=True) as reporter:
-        run = Run.connected(manifest, FetchOptions(), reporter)
+        run = FetchRun.connected(manifest, FetchOptions(), reporter)
         source = open_sources(run)["small-env"]
         for ending in ("/tool-1.0-py3-none-any.whl", "/greeter-1.1-pyh0000000_0.conda"):
             (package,) = [p for p in asset.made_from if p.origin.endswith(ending)]

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stage import paths as util_paths
 from stage.environment.spec.conda_lock import EnvironmentLock, made_by_stage
 from stage.errors import PolicyError, StageError, UsageError
+from stage.paths import problem_with_path
 
 SHA = "0123456789abcdef" * 4
 FORGE = "https://conda.anaconda.org/conda-forge"
@@ -207,4 +207,4 @@ def test_whatever_a_lock_says_no_path_leaves_the_asset(url: str, name: str, vers
             found = EnvironmentLock.parse(lock(entry), "conda-lock.yml")
         except StageError:
             continue
-        assert all(util_paths.problem_with_path(p.file_name) is None for p in found.packages)
+        assert all(problem_with_path(p.file_name) is None for p in found.packages)

@@ -9,7 +9,8 @@ import pytest
 
 from stage.environment.spec.environment_yml import EnvironmentSpec
 from stage.environment.spec.profile import Profile, starter
-from stage.lock.manifest import EnvironmentRequest, Manifest
+from stage.lock.manifest import Manifest
+from stage.lock.requests import EnvironmentRequest
 from tests.support.staging import run_here
 
 ROOT = Path(__file__).parents[4]

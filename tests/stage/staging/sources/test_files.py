@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from stage.bundle import bundle as layout
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import TAG_FILES, TAG_MANIFEST, verify
 from stage.bundle.inspect import ParquetFooter, parquet_footer
 from stage.files import FileDigests, hash_file
 from stage.staging.sources import local, source
-from stage.staging.sources.local import PathSource, _is_named
+from stage.staging.sources.local import PathSource
+from stage.staging.sources.private_files import is_named
 from tests.support.rights import as_another_user
 from tests.support.staging import run_here
 
@@ -137,8 +137,8 @@ NAMES_NOTHING = (
 def test_a_pattern_for_everything_or_for_a_kind_names_no_key() -> None:
     for name, patterns in NAMES_THEM.items():
         whole = name not in ("keys.p12", "server.pem")
-        assert all(_is_named(name, [pattern], whole=whole) for pattern in patterns), name
-        assert not _is_named(name, NAMES_NOTHING, whole=whole), name
+        assert all(is_named(name, [pattern], whole=whole) for pattern in patterns), name
+        assert not is_named(name, NAMES_NOTHING, whole=whole), name
 
 
 @pytest.mark.parametrize("closed", ["raw/sub", "raw/a.txt"])
@@ -228,7 +228,7 @@ def test_a_fetch_mends_a_bundle_from_which_any_file_beside_the_payload_is_gone(
 ) -> None:
     manifest(folder, "r: {path: raw}")
     run_here("fetch", "m.yaml", "-o", "bundle")
-    for name in [*layout.TAG_FILES, layout.TAG_MANIFEST]:
+    for name in [*TAG_FILES, TAG_MANIFEST]:
         (folder / "bundle" / name).unlink()
         run_here("fetch", "m.yaml", "-o", "bundle")
         assert (folder / "bundle" / name).is_file() and verify(folder / "bundle").ok, name
