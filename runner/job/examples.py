@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.data import DatasetConfig, Naming
+from runner.config.chats import Naming
+from runner.config.data import DatasetConfig
 from runner.data.table import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
