@@ -20,10 +20,12 @@ from runner.errors import UsageError, human_count, human_size
 from runner.job.findings import Finding, warning
 from runner.job.memory import (
     SHARE_FOR_STATE,
+    SURELY_TOO_MUCH,
     USABLE,
     activation_bytes,
     check_fits,
     describe_state,
+    largest_micro,
     model_state,
     state_needed,
     too_large,
@@ -34,7 +36,6 @@ from runner.tasks import task_named
 LONGEST_BY_DEFAULT = 512  # tokens, as BERT has them: a model that takes 100,000 would fill any GPU
 DEFAULT_GLOBAL = 32  # sequences, for fine-tuning (BERT, arXiv:1810.04805, A.3)
 MICRO_ON_CPU = 8
-MICRO_UNKNOWN = 32  # the first steps show whether it fits; it is halved until it does
 LARGE_STEP = 1024
 TIMES_IN_A_STEP = 10
 """A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
@@ -197,7 +198,7 @@ def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
     )
 
 
-def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, str] | None:
+def check_step(config: RunConfig, num_sequences: int, total: int) -> Iterator[Finding]:
     """Refuses a step that has each sequence many times. It teaches no more than one that has each
     once, and may never end.
 
@@ -206,9 +207,9 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, 
         num_sequences: sequences in one epoch.
         total: sequences per optimizer step.
 
-    Returns:
-        A warning and its remedy, where a step has some of them several times, or where the whole
-        last step makes the run longer than its epochs, by `MUCH_LONGER`.
+    Yields:
+        A warning where a step has some of them several times, or where the whole last step makes
+        the run longer than its epochs, by `MUCH_LONGER`.
 
     Raises:
         UsageError: that is so. A small step is a trial with little data, and is not refused.
@@ -232,8 +233,7 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, 
             f" {human_count(steps, 'whole step')} end at epoch {end:.2f}, not {config.epochs:g}."
         )
     if several or longer:
-        return f"{data}, a step takes {total}{several}.{longer}", remedy
-    return None
+        yield warning(f"{data}, a step takes {total}{several}.{longer}", remedy)
 
 
 def check_batch(config: RunConfig, world_size: int) -> None:
@@ -311,7 +311,7 @@ def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
     return "fp32", f"{why}, and no fp16"
 
 
-def stage_of(engine: EngineConfig) -> int:
+def zero_of(engine: EngineConfig) -> int:
     """What the ranks of ddp and fsdp partition, as a ZeRO stage."""
     return 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
 
@@ -325,7 +325,7 @@ def _spread(
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
         return zero, Choice("engine.zero", zero, why)
-    zero = stage_of(engine)
+    zero = zero_of(engine)
     check_fits(config, needs, shape, device, world_size, zero)
     size = f"{human_size(needs[zero])} of model state per rank"
     if engine.name == "ddp":
@@ -350,17 +350,17 @@ def _zero(
     available = int(device.memory * SHARE_FOR_STATE)
     wanted = config.engine.zero
     if wanted != "auto":
-        stage = max(int(wanted), lowest)
-        check_fits(config, needs, shape, device, world_size, stage)
+        zero = max(int(wanted), lowest)
+        check_fits(config, needs, shape, device, world_size, zero)
         why_higher = _why_not_lower(config, precision)
-        return stage, config.as_said("engine.zero") if wanted >= lowest else why_higher
+        return zero, config.as_said("engine.zero") if wanted >= lowest else why_higher
     highest = max(needs)
-    for stage in range(lowest, highest + 1):
-        if needs[stage] <= available:
+    for zero in range(lowest, highest + 1):
+        if needs[zero] <= available:
             where = f", offload {config.engine.offload}" if config.engine.offload != "none" else ""
-            return stage, (
+            return zero, (
                 f"the lowest that fits: {describe_state(config, shape)}{where} are "
-                f"{human_size(needs[stage])} per rank of {human_size(available)} "
+                f"{human_size(needs[zero])} per rank of {human_size(available)} "
                 f"({SHARE_FOR_STATE:.0%} of {device.name})"
             )
     raise too_large(
@@ -441,27 +441,6 @@ def _from_theirs(accumulation: int) -> str:
     return f"{accumulation} of accumulation (your ds_config.json)"
 
 
-def largest_micro(
-    config: RunConfig, shape: ModelShape, device: Device, length: int, zero: int, state: int
-) -> tuple[int, str]:
-    """Estimates how many sequences fit on a GPU beside `state` bytes, and says why."""
-    fixed, each = activation_bytes(config, shape, length, zero)
-    if not each:
-        return MICRO_UNKNOWN, "the activations of such a model are not known"
-    available = max(0, int(device.memory * USABLE) - state - fixed)
-    fits = available // each
-    why = f"about {human_size(each)} of activations per sequence in {human_size(available)}"
-    if not fits:
-        why += "; not even one seems to fit: shorten sequence_length"
-        if not config.activation_checkpointing:
-            why += ", or set activation_checkpointing: true"
-    return fits, why
-
-
-SURELY_TOO_MUCH = 3
-"""Times a GPU's memory: an estimated need above it is refused. Below it, it is a warning."""
-
-
 def check_micro(
     config: RunConfig,
     shape: ModelShape,
@@ -500,7 +479,7 @@ def check_micro(
     yield warning(text, f"{remedy}.")
 
 
-def check_settings(
+def find_odd_settings(
     config: RunConfig, settings: Mapping[str, Any], precision: str
 ) -> Iterator[Finding]:
     """Finds settings that are probably not meant.
@@ -543,7 +522,9 @@ def check_settings(
         )
 
 
-def check_accumulation(config: RunConfig, total: int, micro: int, ranks: int) -> Iterator[Finding]:
+def find_other_accumulation(
+    config: RunConfig, total: int, micro: int, ranks: int
+) -> Iterator[Finding]:
     """Finds another accumulation in the user's ds_config.json than the run will have."""
     chosen = accumulation_of(config, total, micro, ranks)
     divides = total % (micro * ranks) == 0  # else the batch itself is refused

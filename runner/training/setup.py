@@ -152,8 +152,7 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
             run = run.given(TrainingRun.counted, count_parameters(config, first))
         plan, bound = run.plan, resolved.bound
         sequences = len(open_data(resolved)[1])
-        few = check_step(config, sequences, plan.total)
-        notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
+        notes = [str(finding) for finding in check_step(config, sequences, plan.total)]
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
         whole = replace(
