@@ -62,7 +62,8 @@ from runner.errors import (
 
 FORMAT = 1
 # What a key decides beside the result, which is what a model has learned: how long it learns, where
-# the run is, or neither.
+# the run is, or neither. A key whose value must be the same when a run resumes is in `signature` of
+# `runner.run_folder.resume` too; and in `MAY_BE_ABSENT` there, if older checkpoints lack it.
 LENGTH, PLACE, NOTHING = "length", "place", "nothing"
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""

@@ -43,7 +43,7 @@ from runner.run_folder.history import (
     history_of,
 )
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.training_state import check_before_launch, signature
+from runner.run_folder.resume import check_before_launch, signature
 from runner.tasks import task_named
 
 

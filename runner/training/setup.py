@@ -32,8 +32,9 @@ from runner.launch.resolved import Resolved, tried_with, write_resolved
 from runner.processes import threads_variable
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import environment_record, exported, write_json
+from runner.run_folder.resume import signature
 from runner.run_folder.run_lock import hold_run_folder
-from runner.run_folder.training_state import TrainingState, signature
+from runner.run_folder.training_state import TrainingState
 from runner.tasks import task_named
 from runner.training.components.batches import Order, WeightedDataset
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
