@@ -61,10 +61,11 @@ from runner.errors import (
 )
 
 FORMAT = 1
-# What a key decides beside the result, which is what a model has learned: how long it learns, where
-# the run is, or neither. A key whose value must be the same when a run resumes is in `signature` of
-# `runner.run_folder.resume` too; and in `MAY_BE_ABSENT` there, if older checkpoints lack it.
-LENGTH, PLACE, NOTHING = "length", "place", "nothing"
+# What a key decides that does not decide the result, which is what a model has learned: how long it
+# learns, where the run is, or neither. A key whose value must stay the same when a run resumes is in
+# `signature` of `runner.run_folder.resume` too; and in `MAY_BE_ABSENT` there, if older checkpoints
+# lack it.
+LENGTH, PLACE, NO_RESULT = "length", "place", "nothing"
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
 Auto = Literal["auto"]
@@ -204,14 +205,14 @@ class RunConfig:
         lines: the run file's line numbers, for messages.
     """
 
-    format: int = setting(decides=NOTHING)
-    name: str = setting("auto", "the run file's name", convert=_folder_name, decides=NOTHING)
+    format: int = setting(decides=NO_RESULT)
+    name: str = setting("auto", "the run file's name", convert=_folder_name, decides=NO_RESULT)
     manifest: str | None = setting(None, is_path=True, decides=PLACE)
     task: str = setting(
         takes=task_names,
         like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py",
     )
-    bundle: BundleConfig = setting(BundleConfig, decides=NOTHING)
+    bundle: BundleConfig = setting(BundleConfig, decides=NO_RESULT)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
     datasets: tuple[DatasetConfig, ...] = setting(())
@@ -247,16 +248,16 @@ class RunConfig:
     environment: EnvironmentConfig | None = setting(
         None, "the environment that runs this command", decides=PLACE
     )
-    checkpoint: CheckpointConfig = setting(CheckpointConfig, decides=NOTHING)
+    checkpoint: CheckpointConfig = setting(CheckpointConfig, decides=NO_RESULT)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
     wandb: bool = setting(
-        False, "TensorBoard's files and metrics.jsonl have the same", decides=NOTHING
+        False, "TensorBoard's files and metrics.jsonl have the same", decides=NO_RESULT
     )
     hang_after: float | Auto = setting(
-        "auto", "ten times the longest silence so far; 300 s at least", above=0, decides=NOTHING
+        "auto", "ten times the longest silence so far; 300 s at least", above=0, decides=NO_RESULT
     )
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
-    slurm: SlurmConfig = setting(SlurmConfig, decides=NOTHING)
+    slurm: SlurmConfig = setting(SlurmConfig, decides=NO_RESULT)
     path: Path = field(default=Path("run.yaml"), metadata=HIDDEN)
     given: frozenset[str] = field(default=frozenset(), metadata=HIDDEN)
     theirs: tuple[str, ...] = field(default=(), metadata=HIDDEN)

@@ -39,7 +39,7 @@ from stage.bundle.inspect import safetensors_header as safetensors_header  # for
 from stage.bundle.receipt import find_damage, find_receipt, remedy_for_damage
 from stage.bundle.verifier import TAG_MANIFEST, VerificationReport, suggest_fixes
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
-from stage.environment.check import imports as imports  # for runner.job.surroundings
+from stage.environment.check import imports as imports  # for runner.job.job_shell
 from stage.environment.check import on_site as on_site  # for runner.job, runner.training
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.files import hash_file as hash_file

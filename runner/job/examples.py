@@ -27,7 +27,7 @@ from runner.inputs import (
     remedy_as_published,
     split_input,
 )
-from runner.inputs.far import has_gpus
+from runner.inputs.clusters import has_gpus
 from runner.job.shapes import ModelShape
 from runner.tasks import TASKS, Task, has_model
 

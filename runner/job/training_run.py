@@ -21,9 +21,10 @@ from runner.inputs import Inputs
 from runner.job.access import disk_needed, files_to_read
 from runner.job.findings import Finding, NotKnownError, attempt, fact, note
 from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
-from runner.job.looks import Look, LookResult, look_at_model, look_at_texts
+from runner.job.model_probe import Look, LookResult, look_at_model, look_at_texts
 from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, num_steps, sequence_length
 from runner.job.run import NO_RANKS, Asked, RankCount, Run
+from runner.job.run_data import to_count
 from runner.job.shapes import (
     Device,
     ModelShape,
@@ -34,7 +35,6 @@ from runner.job.shapes import (
     shape_of,
     weight_shapes,
 )
-from runner.job.texts import to_count
 from runner.run_folder.history import (
     History,
     changed_since,

@@ -23,7 +23,7 @@ from runner.inputs import on_site, running_tree
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
 from runner.job.installed import check_fsdp
-from runner.job.looks import count_parameters
+from runner.job.model_probe import count_parameters
 from runner.job.plan import TrainingPlan, can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun

@@ -20,7 +20,7 @@ from runner.exec.last_words import advice
 from runner.inputs import tag_manifest_digest
 from runner.job import access
 from runner.job.findings import Finding
-from runner.job.surroundings import _check_nv
+from runner.job.job_shell import _check_nv
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import wait_for_rank_0
@@ -180,7 +180,7 @@ NODE = (
     Row("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.",
         (("--output", "words {} shared"),), code=0, files=NODES, tail="--output apart",
         does=lambda w: _collect(Path(w.tail.split()[1]), ["n1", "n2"])),
-    Row("runner/job/surroundings.py", "slurm.container: [{}]",
+    Row("runner/job/job_shell.py", "slurm.container: [{}]",
         ((r"slurm\.container: \[.*?\]", "edit"),), does=nv_of, code=0,
         settings={"slurm": {"container": ["apptainer", "exec", "me.sif"], "gpus_per_node": 2}}),
     Row("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.",

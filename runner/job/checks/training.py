@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from runner.config.fields import choice_lines, of_ds_config
 from runner.errors import UsageError, human_count, human_size
-from runner.inputs.far import profiles
+from runner.inputs.clusters import profiles
 from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
@@ -40,8 +40,8 @@ from runner.job.plan import (
     find_other_accumulation,
     zero_of,
 )
+from runner.job.run_data import check_data, describe_dataset
 from runner.job.shapes import describe_new_tokens, human_parameters
-from runner.job.texts import check_data, describe_dataset
 from runner.job.training_run import TrainingRun, note_changes
 from runner.tasks import task_named
 

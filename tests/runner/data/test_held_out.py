@@ -17,7 +17,7 @@ from runner.data.recipe import data_key, recipes
 from runner.data.table import columns
 from runner.errors import Place, UsageError
 from runner.inputs import SplitInput, _parts, resolve
-from runner.job.texts import describe_dataset
+from runner.job.run_data import describe_dataset
 from tests.runner.conftest import Cluster
 
 ALL = {
