@@ -62,9 +62,9 @@ from runner.errors import (
 
 FORMAT = 1
 # What a key decides that does not decide the result, which is what a model has learned: how long it
-# learns, where the run is, or neither. A key whose value must stay the same when a run resumes is in
-# `signature` of `runner.run_folder.resume` too; and in `MAY_BE_ABSENT` there, if older checkpoints
-# lack it.
+# learns, where the run is, or neither. A key that must not change when a run resumes is also in
+# `signature` of `runner.run_folder.resume`; and in `MAY_BE_ABSENT` there, if older checkpoints lack
+# it.
 LENGTH, PLACE, NO_RESULT = "length", "place", "nothing"
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
@@ -79,7 +79,7 @@ def _folder_name(name: str) -> str:
         )
     if len(name.encode()) > LONGEST_NAME:
         raise WrongValueError(
-            f"has {len(name)} characters, and a folder is called so",
+            f"has {len(name)} characters: the run folder gets this name, so it must be shorter",
             f"Give a shorter one, of at most {LONGEST_NAME}.",
         )
     return name
@@ -96,7 +96,8 @@ def _bundle_id(text: str) -> str:
 def _lines_of_a_shell(lines: tuple[str, ...]) -> tuple[str, ...]:
     for line in (line for line in lines if line.lstrip().startswith("#SBATCH")):
         raise WrongValueError(
-            f": `{line}` is a comment there: sbatch reads such lines at the top of a script alone",
+            f": `{line}` has no effect here: sbatch reads #SBATCH lines only at the top of a "
+            "script",
             "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
         )
     return lines
@@ -478,7 +479,7 @@ def _check_tokens(config: RunConfig, lines: Lines) -> None:
     if tokens and config.lora is not None:
         raise UsageError(
             "new tokens do not go with `lora`: it does not train the "
-            "embedding, so they would stay as they begin.",
+            "embedding, so their random first values would never change.",
             "Remove `lora`, or the new tokens.",
             place=lines.place("tokenizer"),
         )

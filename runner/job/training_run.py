@@ -91,8 +91,9 @@ def note_changes(config: RunConfig, inputs: Inputs, history: History | None) -> 
         same = f"{inputs.bundle_id[:12]}: its model and training data are the same"
         yield note(f"{what}{same}")
     if (before := _length_before(config, history)) and config.schedule.name != "constant":
-        what = f"this run was started with {before}, and its end decides the learning rate"
-        yield note(f"{what} ({config.schedule.name}): from this start on it is another.")
+        what = f"this run was started with {before}; now its length is another. The learning rate"
+        name = config.schedule.name
+        yield note(f"{what} ({name}) depends on the length of the run; it changes from now on.")
     if changed := changed_since(history, config):
         what = f"from this start on, the run has other settings: {', '.join(changed)}"
         yield note(f"{what}. Its model card will name only the new ones.")
