@@ -42,7 +42,8 @@ ACTIVATIONS, ACTIVATIONS_FP32 = 50, 85
 # (LOGITS_AT_ONCE of runner.training.components.language).
 LOGITS = 12 * 2**26
 MICRO_UNKNOWN = 32  # the first steps show whether it fits; it is halved until it does
-# Times a GPU's memory. An estimated need above it is refused; below it, it is a warning.
+# Times a GPU's memory. An estimated need above it is refused; below it, it is a warning. Of seven
+# models, the estimate was mostly 0.75 to 2 times what was measured.
 SURELY_TOO_MUCH = 3
 GATHERED = 1_000_000_000  # the most weights that DeepSpeed gathers (stage3_max_live_parameters)
 

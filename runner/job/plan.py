@@ -35,11 +35,12 @@ from runner.tasks import task_named
 
 LONGEST_BY_DEFAULT = 512  # tokens, as BERT has them: a model that takes 100,000 would fill any GPU
 DEFAULT_GLOBAL = 32  # sequences, for fine-tuning (BERT, arXiv:1810.04805, A.3)
+# Chosen, not measured: a few sequences keep all cores busy. The first steps show whether it fits.
 MICRO_ON_CPU = 8
+# A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake. Both are
+# chosen: somebody who counts tokens writes at least 1024, and a trial with little data writes less.
 LARGE_STEP = 1024
 TIMES_IN_A_STEP = 10
-"""A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
-
 MUCH_LONGER = 1.1
 """A run that makes so many times its epochs, because its last step is whole, is told."""
 
@@ -94,6 +95,8 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
     """
     wanted = config.sequence_length
     if not task_named(config.task).has_tokens:
+        # An image has as many patches as the model has positions. A model without positions, such
+        # as a convolutional one, takes the image as one whole.
         return shape.longest or 1, None
     if wanted == "auto":
         length = min(shape.longest or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
@@ -140,14 +143,9 @@ def decide(
     total, micro, accumulation, batch_choices = _batch(
         config, shape, device, world_size, length, zero, offload
     )
-    choices = [
-        *([chosen] if chosen else []),
-        Choice("precision", precision, why_precision),
-        spread,
-        *([offload_choice] if offload_choice else []),
-        *batch_choices,
-    ]
-    decided = tuple(choice for choice in choices if choice.reason != config.as_said(choice.key))
+    precision_choice = Choice("precision", precision, why_precision) if why_precision else None
+    choices = (chosen, precision_choice, spread, offload_choice, *batch_choices)
+    decided = tuple(choice for choice in choices if choice is not None)
     return TrainingPlan(
         length, world_size, total, micro, accumulation, precision, zero, decided, offload
     )
@@ -277,7 +275,7 @@ def accumulation_of(config: RunConfig, total: int, micro: int, world_size: int) 
 
 
 def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
-    """Returns the precision, and why.
+    """Returns the precision, and why; empty: the user chose it.
 
     Raises:
         UsageError: the device lacks the one that is asked for.
@@ -298,7 +296,7 @@ def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
             config.how_to_set("precision", f"{others}, or auto") + ".",
         )
     if wanted != "auto":
-        return wanted, config.as_said("precision")
+        return wanted, ""
     if device.kind == "cpu":
         return "fp32", "on a CPU"
     if device.has_bf16 and "bf16" in config.half:
@@ -318,13 +316,14 @@ def zero_of(engine: EngineConfig) -> int:
 
 def _spread(
     config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str
-) -> tuple[int, Choice]:
-    """Decides what the ranks partition, as a ZeRO stage."""
+) -> tuple[int, Choice | None]:
+    """Decides what the ranks partition, as a ZeRO stage; without a choice: the user chose it."""
     engine = config.engine
     needs = state_needed(config, shape, world_size)
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
-        return zero, Choice("engine.zero", zero, why)
+        choice = Choice("engine.zero", zero, why) if why else None
+        return zero, choice
     zero = zero_of(engine)
     check_fits(config, needs, shape, device, world_size, zero)
     size = f"{human_size(needs[zero])} of model state per rank"
@@ -344,6 +343,8 @@ def _zero(
     world_size: int,
     precision: str,
 ) -> tuple[int, str]:
+    """The ZeRO stage of DeepSpeed, and why; empty: the user chose it."""
+    # At stage 0 DeepSpeed's bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
     lowest = 0 if precision == "fp32" else 1
     if config.engine.offload != "none":
         lowest = max(lowest, 3 if config.engine.offload == "nvme" else 1)
@@ -352,8 +353,8 @@ def _zero(
     if wanted != "auto":
         zero = max(int(wanted), lowest)
         check_fits(config, needs, shape, device, world_size, zero)
-        why_higher = _why_not_lower(config, precision)
-        return zero, config.as_said("engine.zero") if wanted >= lowest else why_higher
+        why = "" if zero == wanted else _why_not_lower(config, precision)
+        return zero, why
     highest = max(needs)
     for zero in range(lowest, highest + 1):
         if needs[zero] <= available:
@@ -379,12 +380,12 @@ def _why_not_lower(config: RunConfig, precision: str) -> str:
         return "DeepSpeed offloads to NVMe at stage 3 only"
     if precision == "fp32":
         return "stage 0 offloads nothing"
-    # At stage 0 DeepSpeed's bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
     return f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
 
 
 def _offload(config: RunConfig, device: Device) -> tuple[str, Choice | None]:
     wanted = config.engine.offload
+    # FSDP2 offloads from a GPU alone. DeepSpeed offloads on a CPU too: it runs as it will on a GPU.
     if wanted == "cpu" and device.kind == "cpu" and config.engine.name == "fsdp":
         return "none", Choice("engine.offload", "none", "everything is on the CPU already")
     return wanted, None
