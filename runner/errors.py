@@ -42,6 +42,7 @@ from stage.files import (
 from stage.installation import check_libraries, install_command
 from stage.lock.reader import (
     HIDDEN,
+    REQUIRED,
     Key,
     Lines,
     Reader,
@@ -63,6 +64,7 @@ __all__ = [
     "HIDDEN",
     "OTHER_DISK",
     "OTHER_RUN",
+    "REQUIRED",
     "RUN_FILE",
     "Choice",
     "CommandGroup",

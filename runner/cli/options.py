@@ -83,7 +83,7 @@ def _its_bundle(run: Path | None, names: list[str]) -> str:
 
 def _way_to_slurm(context: click.Context, run: Path | None) -> str:
     """What `submit` needs where there is no Slurm."""
-    from runner.inputs.far import to_option
+    from runner.inputs.clusters import to_option
 
     if context.info_name != "submit" or shutil.which("sbatch"):
         return ""

@@ -107,7 +107,7 @@ def _next(run: TrainingRun) -> str:
     Where that Python cannot train, it is what gives it the packages.
     """
     from runner.inputs import environments
-    from runner.inputs.far import to_option
+    from runner.inputs.clusters import to_option
     from runner.job.installed import how_to_install, note_for_job
     from runner.job.run import Run
 

@@ -72,7 +72,7 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     Example:
       runner init masked-lm --bundle bundle -o runs/my.yaml
     """
-    from runner.inputs.far import to_option
+    from runner.inputs.clusters import to_option
     from runner.job.examples import new_run_file
 
     path = output or Path(f"{task}.yaml")

@@ -356,7 +356,7 @@ class _Theirs:
         zero = self.rest.get("zero_optimization")
         old = [key for key in REMOVED_FROM_ZERO if isinstance(zero, dict) and key in zero]
         for key in (*old, *(key for key in self.rest if key in REMOVED)):
-            instead = "What it did, DeepSpeed no longer does."
+            instead = "DeepSpeed no longer has this feature."
             if key == "amp":
                 instead = "Instead of it, enable `fp16` or `bf16`."
             self.refuse(

@@ -86,7 +86,7 @@ def _those_that_are(config: Any, where: Where, actual: object) -> str:
 
 LEFT_OUT = "left out"
 """The value of a key of the user's ds_config.json that is not used."""
-NOTHING: tuple[object, ...] = (None, "", {}, ())
+EMPTY_VALUES: tuple[object, ...] = (None, "", {}, ())
 
 
 def choice_lines(choices: Iterable[Choice]) -> list[str]:
@@ -94,7 +94,7 @@ def choice_lines(choices: Iterable[Choice]) -> list[str]:
     return [
         " ".join(f"{choice.key}: {shown(choice.value)}  ({choice.reason})".split("\n"))
         for choice in choices
-        if choice.value not in NOTHING
+        if choice.value not in EMPTY_VALUES
     ]
 
 

@@ -61,9 +61,11 @@ from runner.errors import (
 )
 
 FORMAT = 1
-# What a key decides beside the result, which is what a model has learned: how long it learns, where
-# the run is, or neither.
-LENGTH, PLACE, NOTHING = "length", "place", "nothing"
+# What a key decides that does not decide the result, which is what a model has learned: how long it
+# learns, where the run is, or neither. A key that must not change when a run resumes is also in
+# `signature` of `runner.run_folder.resume`; and in `MAY_BE_ABSENT` there, if older checkpoints lack
+# it.
+LENGTH, PLACE, NO_RESULT = "length", "place", "nothing"
 LONGEST_NAME = 200
 """Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
 Auto = Literal["auto"]
@@ -77,7 +79,7 @@ def _folder_name(name: str) -> str:
         )
     if len(name.encode()) > LONGEST_NAME:
         raise WrongValueError(
-            f"has {len(name)} characters, and a folder is called so",
+            f"has {len(name)} characters: the run folder gets this name, so it must be shorter",
             f"Give a shorter one, of at most {LONGEST_NAME}.",
         )
     return name
@@ -94,7 +96,8 @@ def _bundle_id(text: str) -> str:
 def _lines_of_a_shell(lines: tuple[str, ...]) -> tuple[str, ...]:
     for line in (line for line in lines if line.lstrip().startswith("#SBATCH")):
         raise WrongValueError(
-            f": `{line}` is a comment there: sbatch reads such lines at the top of a script alone",
+            f": `{line}` has no effect here: sbatch reads #SBATCH lines only at the top of a "
+            "script",
             "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
         )
     return lines
@@ -203,14 +206,14 @@ class RunConfig:
         lines: the run file's line numbers, for messages.
     """
 
-    format: int = setting(decides=NOTHING)
-    name: str = setting("auto", "the run file's name", convert=_folder_name, decides=NOTHING)
+    format: int = setting(decides=NO_RESULT)
+    name: str = setting("auto", "the run file's name", convert=_folder_name, decides=NO_RESULT)
     manifest: str | None = setting(None, is_path=True, decides=PLACE)
     task: str = setting(
         takes=task_names,
         like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py",
     )
-    bundle: BundleConfig = setting(BundleConfig, decides=NOTHING)
+    bundle: BundleConfig = setting(BundleConfig, decides=NO_RESULT)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
     datasets: tuple[DatasetConfig, ...] = setting(())
@@ -246,16 +249,16 @@ class RunConfig:
     environment: EnvironmentConfig | None = setting(
         None, "the environment that runs this command", decides=PLACE
     )
-    checkpoint: CheckpointConfig = setting(CheckpointConfig, decides=NOTHING)
+    checkpoint: CheckpointConfig = setting(CheckpointConfig, decides=NO_RESULT)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
     wandb: bool = setting(
-        False, "TensorBoard's files and metrics.jsonl have the same", decides=NOTHING
+        False, "TensorBoard's files and metrics.jsonl have the same", decides=NO_RESULT
     )
     hang_after: float | Auto = setting(
-        "auto", "ten times the longest silence so far; 300 s at least", above=0, decides=NOTHING
+        "auto", "ten times the longest silence so far; 300 s at least", above=0, decides=NO_RESULT
     )
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
-    slurm: SlurmConfig = setting(SlurmConfig, decides=NOTHING)
+    slurm: SlurmConfig = setting(SlurmConfig, decides=NO_RESULT)
     path: Path = field(default=Path("run.yaml"), metadata=HIDDEN)
     given: frozenset[str] = field(default=frozenset(), metadata=HIDDEN)
     theirs: tuple[str, ...] = field(default=(), metadata=HIDDEN)
@@ -476,7 +479,7 @@ def _check_tokens(config: RunConfig, lines: Lines) -> None:
     if tokens and config.lora is not None:
         raise UsageError(
             "new tokens do not go with `lora`: it does not train the "
-            "embedding, so they would stay as they begin.",
+            "embedding, so their random first values would never change.",
             "Remove `lora`, or the new tokens.",
             place=lines.place("tokenizer"),
         )

@@ -17,7 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner.config.data import DatasetConfig, Part
+from runner.config.data import DatasetConfig
+from runner.config.held_out import SplitPart
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import keys_of_task, place_in_dataset
 from runner.errors import (
@@ -38,7 +39,7 @@ from stage.bundle.inspect import safetensors_header as safetensors_header  # for
 from stage.bundle.receipt import find_damage, find_receipt, remedy_for_damage
 from stage.bundle.verifier import TAG_MANIFEST, VerificationReport, suggest_fixes
 from stage.bundle.verifier import state_folder as state_folder  # for runner.job
-from stage.environment.check import imports as imports  # for runner.job.surroundings
+from stage.environment.check import imports as imports  # for runner.job.job_shell
 from stage.environment.check import on_site as on_site  # for runner.job, runner.training
 from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
 from stage.files import hash_file as hash_file
@@ -114,7 +115,7 @@ class SplitInput:
     digests: tuple[str, ...]
     rows: int
     columns: Mapping[str, str]
-    part: Part | None = None
+    part: SplitPart | None = None
 
     @property
     def share(self) -> float:
@@ -519,7 +520,7 @@ def _parts(
             "Set validation: null, or another split (`stage show BUNDLE` lists them).",
             place=where(f"validation: {share}"),
         )
-    parts = (Part(split.rows, share, wanted.validation_seed, held) for held in (False, True))
+    parts = (SplitPart(split.rows, share, wanted.validation_seed, held) for held in (False, True))
     kept, held_out = (replace(split, rows=part.rows, part=part) for part in parts)
     return kept, replace(held_out, name=f"{share} of {split.name}")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig, SlurmConfig
 from runner.errors import UsageError, human_count
-from runner.inputs.far import gpus_of
+from runner.inputs.clusters import gpus_of
 from runner.job.host_memory import host_memory
 from runner.job.partition import NodeShape, Partition
 from runner.job.plan import precision_on

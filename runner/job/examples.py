@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.data import DatasetConfig, Naming
+from runner.config.chats import Naming
+from runner.config.data import DatasetConfig
 from runner.data.table import classes_of
 from runner.data.tokenizing import has_tokenizer
 from runner.errors import UsageError, as_shown, quoted, read_value, scalar
@@ -26,7 +27,7 @@ from runner.inputs import (
     remedy_as_published,
     split_input,
 )
-from runner.inputs.far import has_gpus
+from runner.inputs.clusters import has_gpus
 from runner.job.shapes import ModelShape
 from runner.tasks import TASKS, Task, has_model
 

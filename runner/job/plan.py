@@ -20,10 +20,12 @@ from runner.errors import UsageError, human_count, human_size
 from runner.job.findings import Finding, warning
 from runner.job.memory import (
     SHARE_FOR_STATE,
+    SURELY_TOO_MUCH,
     USABLE,
     activation_bytes,
     check_fits,
     describe_state,
+    largest_micro,
     model_state,
     state_needed,
     too_large,
@@ -33,12 +35,12 @@ from runner.tasks import task_named
 
 LONGEST_BY_DEFAULT = 512  # tokens, as BERT has them: a model that takes 100,000 would fill any GPU
 DEFAULT_GLOBAL = 32  # sequences, for fine-tuning (BERT, arXiv:1810.04805, A.3)
+# Chosen, not measured: a few sequences keep all cores busy. The first steps show whether it fits.
 MICRO_ON_CPU = 8
-MICRO_UNKNOWN = 32  # the first steps show whether it fits; it is halved until it does
+# A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake. Both are
+# chosen: somebody who counts tokens writes at least 1024, and a trial with little data writes less.
 LARGE_STEP = 1024
 TIMES_IN_A_STEP = 10
-"""A step of at least `LARGE_STEP` sequences that has each one so many times is a mistake."""
-
 MUCH_LONGER = 1.1
 """A run that makes so many times its epochs, because its last step is whole, is told."""
 
@@ -93,6 +95,8 @@ def sequence_length(config: RunConfig, shape: ModelShape) -> tuple[int, Choice |
     """
     wanted = config.sequence_length
     if not task_named(config.task).has_tokens:
+        # An image has as many patches as the model has positions. A model without positions, such
+        # as a convolutional one, takes the image as one whole.
         return shape.longest or 1, None
     if wanted == "auto":
         length = min(shape.longest or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
@@ -139,14 +143,9 @@ def decide(
     total, micro, accumulation, batch_choices = _batch(
         config, shape, device, world_size, length, zero, offload
     )
-    choices = [
-        *([chosen] if chosen else []),
-        Choice("precision", precision, why_precision),
-        spread,
-        *([offload_choice] if offload_choice else []),
-        *batch_choices,
-    ]
-    decided = tuple(choice for choice in choices if choice.reason != config.as_said(choice.key))
+    precision_choice = Choice("precision", precision, why_precision) if why_precision else None
+    choices = (chosen, precision_choice, spread, offload_choice, *batch_choices)
+    decided = tuple(choice for choice in choices if choice is not None)
     return TrainingPlan(
         length, world_size, total, micro, accumulation, precision, zero, decided, offload
     )
@@ -197,7 +196,7 @@ def num_steps(config: RunConfig, num_sequences: int, total: int) -> int:
     )
 
 
-def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, str] | None:
+def check_step(config: RunConfig, num_sequences: int, total: int) -> Iterator[Finding]:
     """Refuses a step that has each sequence many times. It teaches no more than one that has each
     once, and may never end.
 
@@ -206,9 +205,9 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, 
         num_sequences: sequences in one epoch.
         total: sequences per optimizer step.
 
-    Returns:
-        A warning and its remedy, where a step has some of them several times, or where the whole
-        last step makes the run longer than its epochs, by `MUCH_LONGER`.
+    Yields:
+        A warning where a step has some of them several times, or where the whole last step makes
+        the run longer than its epochs, by `MUCH_LONGER`.
 
     Raises:
         UsageError: that is so. A small step is a trial with little data, and is not refused.
@@ -232,8 +231,7 @@ def check_step(config: RunConfig, num_sequences: int, total: int) -> tuple[str, 
             f" {human_count(steps, 'whole step')} end at epoch {end:.2f}, not {config.epochs:g}."
         )
     if several or longer:
-        return f"{data}, a step takes {total}{several}.{longer}", remedy
-    return None
+        yield warning(f"{data}, a step takes {total}{several}.{longer}", remedy)
 
 
 def check_batch(config: RunConfig, world_size: int) -> None:
@@ -277,7 +275,7 @@ def accumulation_of(config: RunConfig, total: int, micro: int, world_size: int) 
 
 
 def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
-    """Returns the precision, and why.
+    """Returns the precision, and why; empty: the user chose it.
 
     Raises:
         UsageError: the device lacks the one that is asked for.
@@ -298,7 +296,7 @@ def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
             config.how_to_set("precision", f"{others}, or auto") + ".",
         )
     if wanted != "auto":
-        return wanted, config.as_said("precision")
+        return wanted, ""
     if device.kind == "cpu":
         return "fp32", "on a CPU"
     if device.has_bf16 and "bf16" in config.half:
@@ -311,21 +309,22 @@ def precision_on(config: RunConfig, device: Device) -> tuple[str, str]:
     return "fp32", f"{why}, and no fp16"
 
 
-def stage_of(engine: EngineConfig) -> int:
+def zero_of(engine: EngineConfig) -> int:
     """What the ranks of ddp and fsdp partition, as a ZeRO stage."""
     return 0 if engine.name == "ddp" else 2 if engine.sharding == "grad_op" else 3
 
 
 def _spread(
     config: RunConfig, shape: ModelShape, device: Device, world_size: int, precision: str
-) -> tuple[int, Choice]:
-    """Decides what the ranks partition, as a ZeRO stage."""
+) -> tuple[int, Choice | None]:
+    """Decides what the ranks partition, as a ZeRO stage; without a choice: the user chose it."""
     engine = config.engine
     needs = state_needed(config, shape, world_size)
     if engine.name == "deepspeed":
         zero, why = _zero(config, needs, shape, device, world_size, precision)
-        return zero, Choice("engine.zero", zero, why)
-    zero = stage_of(engine)
+        choice = Choice("engine.zero", zero, why) if why else None
+        return zero, choice
+    zero = zero_of(engine)
     check_fits(config, needs, shape, device, world_size, zero)
     size = f"{human_size(needs[zero])} of model state per rank"
     if engine.name == "ddp":
@@ -344,23 +343,25 @@ def _zero(
     world_size: int,
     precision: str,
 ) -> tuple[int, str]:
+    """The ZeRO stage of DeepSpeed, and why; empty: the user chose it."""
+    # At stage 0 DeepSpeed's bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
     lowest = 0 if precision == "fp32" else 1
     if config.engine.offload != "none":
         lowest = max(lowest, 3 if config.engine.offload == "nvme" else 1)
     available = int(device.memory * SHARE_FOR_STATE)
     wanted = config.engine.zero
     if wanted != "auto":
-        stage = max(int(wanted), lowest)
-        check_fits(config, needs, shape, device, world_size, stage)
-        why_higher = _why_not_lower(config, precision)
-        return stage, config.as_said("engine.zero") if wanted >= lowest else why_higher
+        zero = max(int(wanted), lowest)
+        check_fits(config, needs, shape, device, world_size, zero)
+        why = "" if zero == wanted else _why_not_lower(config, precision)
+        return zero, why
     highest = max(needs)
-    for stage in range(lowest, highest + 1):
-        if needs[stage] <= available:
+    for zero in range(lowest, highest + 1):
+        if needs[zero] <= available:
             where = f", offload {config.engine.offload}" if config.engine.offload != "none" else ""
-            return stage, (
+            return zero, (
                 f"the lowest that fits: {describe_state(config, shape)}{where} are "
-                f"{human_size(needs[stage])} per rank of {human_size(available)} "
+                f"{human_size(needs[zero])} per rank of {human_size(available)} "
                 f"({SHARE_FOR_STATE:.0%} of {device.name})"
             )
     raise too_large(
@@ -379,12 +380,12 @@ def _why_not_lower(config: RunConfig, precision: str) -> str:
         return "DeepSpeed offloads to NVMe at stage 3 only"
     if precision == "fp32":
         return "stage 0 offloads nothing"
-    # At stage 0 DeepSpeed's bf16/fp16 optimizer counts a dummy step in Adam's bias correction.
     return f"stage 0 in {precision} makes a wrong first update in DeepSpeed; stage 1 does not"
 
 
 def _offload(config: RunConfig, device: Device) -> tuple[str, Choice | None]:
     wanted = config.engine.offload
+    # FSDP2 offloads from a GPU alone. DeepSpeed offloads on a CPU too: it runs as it will on a GPU.
     if wanted == "cpu" and device.kind == "cpu" and config.engine.name == "fsdp":
         return "none", Choice("engine.offload", "none", "everything is on the CPU already")
     return wanted, None
@@ -441,27 +442,6 @@ def _from_theirs(accumulation: int) -> str:
     return f"{accumulation} of accumulation (your ds_config.json)"
 
 
-def largest_micro(
-    config: RunConfig, shape: ModelShape, device: Device, length: int, zero: int, state: int
-) -> tuple[int, str]:
-    """Estimates how many sequences fit on a GPU beside `state` bytes, and says why."""
-    fixed, each = activation_bytes(config, shape, length, zero)
-    if not each:
-        return MICRO_UNKNOWN, "the activations of such a model are not known"
-    available = max(0, int(device.memory * USABLE) - state - fixed)
-    fits = available // each
-    why = f"about {human_size(each)} of activations per sequence in {human_size(available)}"
-    if not fits:
-        why += "; not even one seems to fit: shorten sequence_length"
-        if not config.activation_checkpointing:
-            why += ", or set activation_checkpointing: true"
-    return fits, why
-
-
-SURELY_TOO_MUCH = 3
-"""Times a GPU's memory: an estimated need above it is refused. Below it, it is a warning."""
-
-
 def check_micro(
     config: RunConfig,
     shape: ModelShape,
@@ -500,7 +480,7 @@ def check_micro(
     yield warning(text, f"{remedy}.")
 
 
-def check_settings(
+def find_odd_settings(
     config: RunConfig, settings: Mapping[str, Any], precision: str
 ) -> Iterator[Finding]:
     """Finds settings that are probably not meant.
@@ -543,7 +523,9 @@ def check_settings(
         )
 
 
-def check_accumulation(config: RunConfig, total: int, micro: int, ranks: int) -> Iterator[Finding]:
+def find_other_accumulation(
+    config: RunConfig, total: int, micro: int, ranks: int
+) -> Iterator[Finding]:
     """Finds another accumulation in the user's ds_config.json than the run will have."""
     chosen = accumulation_of(config, total, micro, ranks)
     divides = total % (micro * ranks) == 0  # else the batch itself is refused

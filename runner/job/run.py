@@ -23,10 +23,10 @@ from runner.job import devices
 from runner.job.access import check_readable
 from runner.job.findings import Facts, NotKnownError, fact
 from runner.job.installed import Packages, lacking, python_of_ranks
+from runner.job.job_shell import Attempt
 from runner.job.partition import Partition, ask_partition
 from runner.job.shapes import Device
 from runner.job.submit import SlurmAnswer, ask_slurm, memory_on_node, ranks_on_node, request
-from runner.job.surroundings import Attempt
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import RunLock, holder_of
 from runner.slurm.jobs import over_job

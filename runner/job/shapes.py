@@ -3,7 +3,8 @@
 config.json and the shapes in the safetensors headers -> number of parameters, of trained parameters
 (LoRA), of quantised parameters. These are estimates where a checkpoint has other weight names than
 the model. The ranks look at the model itself. Without weights transformers counts the parameters
-(`looks.count_parameters`): no formula knows the experts, heads and towers of every architecture.
+(`model_probe.count_parameters`): no formula knows the experts, heads and towers of every
+architecture.
 
 The functions at the end find a model that is not for the task, and files that are not all there.
 """
@@ -239,7 +240,8 @@ def shape_of(
     Args:
         outline: by its config.json, of `outline_of`.
         shapes: name -> shape of each weight; None: the model has no weights.
-        counted: the number of parameters by `looks.count_parameters`, for a model without weights.
+        counted: the number of parameters by `model_probe.count_parameters`, for a model without
+            weights.
 
     Raises:
         UsageError: a LoRA target matches no weight.

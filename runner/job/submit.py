@@ -94,8 +94,8 @@ REMEDIES = {
     "user=$USER`, and set slurm.options.account or slurm.partition.",
     "unrecognized option": "Correct slurm.options; `man sbatch` lists the names.",
     "unspecified error": "A filter of the site refuses the job; its own words come before `Batch "
-    "job submission failed`. Correct `slurm:` as they say; where there are none, ask the site, "
-    "which lines it wants (often slurm.options.account, or mem).",
+    "job submission failed`. Correct `slurm:` as they say; where there are none, ask the site "
+    "which options it requires (often slurm.options.account, or mem).",
     "invalid node name": "See `sinfo -N`, and correct nodelist or exclude in slurm.options.",
     "dependency": "See `squeue --me`: the job in slurm.options.dependency has ended or never was. "
     "Remove it.",

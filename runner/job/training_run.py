@@ -21,9 +21,10 @@ from runner.inputs import Inputs
 from runner.job.access import disk_needed, files_to_read
 from runner.job.findings import Finding, NotKnownError, attempt, fact, note
 from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
-from runner.job.looks import Look, LookResult, look_at_model, look_at_texts
+from runner.job.model_probe import Look, LookResult, look_at_model, look_at_texts
 from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, num_steps, sequence_length
 from runner.job.run import NO_RANKS, Asked, RankCount, Run
+from runner.job.run_data import to_count
 from runner.job.shapes import (
     Device,
     ModelShape,
@@ -34,7 +35,6 @@ from runner.job.shapes import (
     shape_of,
     weight_shapes,
 )
-from runner.job.texts import to_count
 from runner.run_folder.history import (
     History,
     changed_since,
@@ -43,7 +43,7 @@ from runner.run_folder.history import (
     history_of,
 )
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.training_state import check_before_launch, signature
+from runner.run_folder.resume import check_before_launch, signature
 from runner.tasks import task_named
 
 
@@ -91,8 +91,9 @@ def note_changes(config: RunConfig, inputs: Inputs, history: History | None) -> 
         same = f"{inputs.bundle_id[:12]}: its model and training data are the same"
         yield note(f"{what}{same}")
     if (before := _length_before(config, history)) and config.schedule.name != "constant":
-        what = f"this run was started with {before}, and its end decides the learning rate"
-        yield note(f"{what} ({config.schedule.name}): from this start on it is another.")
+        what = f"this run was started with {before}; now its length is another. The learning rate"
+        name = config.schedule.name
+        yield note(f"{what} ({name}) depends on the length of the run; it changes from now on.")
     if changed := changed_since(history, config):
         what = f"from this start on, the run has other settings: {', '.join(changed)}"
         yield note(f"{what}. Its model card will name only the new ones.")

@@ -36,7 +36,7 @@ from runner.errors import (
     sync_folder,
     write_atomically,
 )
-from runner.inputs.far import RemoteShell, connected
+from runner.inputs.clusters import RemoteShell, connected
 from runner.inputs.staged import Reporter
 from runner.remote.road import find_run
 from runner.remote.there import go

@@ -18,7 +18,7 @@ from typing import Any
 
 from runner.config.run_config import RunConfig
 from runner.errors import RUN_FILE, UsageError, __version__, quoted, reading_yaml, suggest_path
-from runner.inputs.far import Cluster, find_cluster
+from runner.inputs.clusters import Cluster, find_cluster
 from runner.inputs.staged import VERIFIER, Here, Manifest
 from runner.job.devices import check_precision_on
 

@@ -38,7 +38,7 @@ from runner.errors import (
     write_atomically,
 )
 from runner.inputs import Bundle, resolve, state_folder
-from runner.inputs.far import PushTarget, RemoteShell, check_room, collect, connected, log_out
+from runner.inputs.clusters import PushTarget, RemoteShell, check_room, collect, connected, log_out
 from runner.inputs.staged import Reporter, drop_from_memory, push
 from runner.job.training_run import TrainingRun
 from runner.remote.road import OUTPUT, Road, sha256_of

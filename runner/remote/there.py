@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, say, suggest
-from runner.inputs.far import Cluster, RemoteShell, ScriptResult, connected
+from runner.inputs.clusters import Cluster, RemoteShell, ScriptResult, connected
 from runner.processes import is_alive
 from runner.remote.road import OUTPUT, Road, find_run, plan_text, sha256_of
 from runner.run_folder.logs import READ_BACK, newest, readable

@@ -21,11 +21,13 @@ from typing import Any
 from runner.config.fields import shown
 from runner.config.run_config import RunConfig
 from runner.errors import (
+    REQUIRED,
     StageError,
     UsageError,
     human_count,
     keys_of,
     load_yaml_with_lines,
+    plain,
     quoted,
     read_value,
     suggest_path,
@@ -315,10 +317,39 @@ def _is_newer(path: Path, other: Path) -> bool:
 
 def changes(history: History | None, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> its value in the run that is in the folder, and another one now."""
-    before, after = history.settings if history else {}, settings_of(config)
-    keys = sorted(before.keys() | after.keys()) if before else []
-    both = {key: (before.get(key), after.get(key)) for key in keys}
+    if history is None or not history.settings:
+        return {}
+    before = {**history.settings, **_defaults_of_absent_keys(history.settings)}
+    after = settings_of(config)
+    both = {key: (before.get(key), after.get(key)) for key in sorted(before.keys() | after.keys())}
     return {key: (old, new) for key, (old, new) in both.items() if old != new}
+
+
+def _defaults_of_absent_keys(
+    before: Mapping[str, Any], component: Any = RunConfig, prefix: str = ""
+) -> dict[str, Any]:
+    """Dotted key -> default of the keys that a config.yaml lacks: an older version wrote it.
+
+    That run behaved as these defaults say, so they are no changes.
+
+    Args:
+        before: dotted key -> value, of the whole config.yaml.
+        component: the dataclass whose keys are looked for.
+        prefix: where it is in the file: empty, or `lora.`.
+    """
+    found: dict[str, Any] = {}
+    for key in keys_of(component).values():
+        name = f"{prefix}{key.name}"
+        value = before.get(name)
+        has_keys_inside = any(other.startswith(f"{name}.") for other in before)
+        if isinstance(value, list) and key.component:  # `datasets`
+            of_item = _defaults_of_absent_keys({}, key.component)
+            found[name] = [{**of_item, **item} for item in value if isinstance(item, dict)]
+        elif has_keys_inside and key.component:
+            found |= _defaults_of_absent_keys(before, key.component, f"{name}.")
+        elif name not in before and not has_keys_inside and key.default is not REQUIRED:
+            found |= _flat({name: plain(key.default)})
+    return found
 
 
 def changed_since(history: History | None, config: RunConfig) -> list[str]:

@@ -214,7 +214,7 @@ def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]
 def shell_lines(request: SbatchRequest) -> list[tuple[str, str]]:
     """Returns the lines before the command, each with its key in the run file; empty: ours.
 
-    `runner check` runs the same lines in a login shell (`runner.job.surroundings`).
+    `runner check` runs the same lines in a login shell (`runner.job.job_shell`).
 
     Raises:
         UsageError: a line break in one of them.

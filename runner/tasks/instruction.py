@@ -19,24 +19,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from runner.config.data import (
-    ANSWERED,
-    ASKED,
-    KNOWN,
-    OURS,
-    DatasetConfig,
-    Naming,
-    UnknownRoleError,
-    format_columns,
-    unknown_role,
-)
+from runner.config.chats import ANSWERED, ASKED, KNOWN, OURS, Naming, UnknownRoleError, unknown_role
+from runner.config.data import DatasetConfig, format_columns
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
-from runner.data import tokenizing
+from runner.data import sequences
 from runner.data.recipe import Recipe
+from runner.data.sequences import Document
 from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, first_batches, row_of
-from runner.data.tokenizing import Document, Tokenizer, end_of_text, fast_tokenizer
+from runner.data.tokenizing import Tokenizer, end_of_text, fast_tokenizer
 from runner.errors import Lines, UsageError, Where, human_count
 from runner.inputs import Inputs, SplitInput
 from runner.tasks import causal_lm
@@ -155,7 +147,7 @@ class Instruction(causal_lm.CausalLM):
         return super().choose(split)
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
-        return tokenizing.whole(recipe, documents, _left_out)
+        return sequences.whole(recipe, documents, _left_out)
 
     def check_tokenizer(self, config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) -> list[str]:
         """Says how rows become texts."""

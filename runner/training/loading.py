@@ -26,8 +26,8 @@ from runner.data.tokenizing import rows_needed
 from runner.errors import UsageError
 from runner.inputs import ModelInput
 from runner.job.findings import raise_errors
-from runner.job.looks import judge
 from runner.job.memory import frozen_width
+from runner.job.model_probe import judge
 from runner.job.shapes import check_targets
 from runner.tasks import task_named
 from runner.training.components.device import DTYPES, use_tanh_gelu

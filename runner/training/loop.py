@@ -35,11 +35,8 @@ from runner.run_folder.layout import (
     note_export,
     read_metrics,
 )
-from runner.run_folder.training_state import (
-    TrainingState,
-    check_not_past_the_end,
-    check_resumable,
-)
+from runner.run_folder.resume import check_not_past_the_end, check_resumable
+from runner.run_folder.training_state import TrainingState
 from runner.tasks import task_named
 from runner.tasks.shared.task import Objective
 from runner.training.components.batches import (

@@ -23,7 +23,7 @@ from runner.inputs import on_site, running_tree
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
 from runner.job.installed import check_fsdp
-from runner.job.looks import count_parameters
+from runner.job.model_probe import count_parameters
 from runner.job.plan import TrainingPlan, can_be_smaller, check_step, num_steps, with_micro
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
@@ -32,8 +32,9 @@ from runner.launch.resolved import Resolved, tried_with, write_resolved
 from runner.processes import threads_variable
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import environment_record, exported, write_json
+from runner.run_folder.resume import signature
 from runner.run_folder.run_lock import hold_run_folder
-from runner.run_folder.training_state import TrainingState, signature
+from runner.run_folder.training_state import TrainingState
 from runner.tasks import task_named
 from runner.training.components.batches import Order, WeightedDataset
 from runner.training.components.device import StopRequest, find_device, gpu_uuid
@@ -152,8 +153,7 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
             run = run.given(TrainingRun.counted, count_parameters(config, first))
         plan, bound = run.plan, resolved.bound
         sequences = len(open_data(resolved)[1])
-        few = check_step(config, sequences, plan.total)
-        notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
+        notes = [str(finding) for finding in check_step(config, sequences, plan.total)]
         if len({one.device.name for one in found}) > 1:
             notes.append(f"the ranks have {device.name}: all of them do what each of them can")
         whole = replace(

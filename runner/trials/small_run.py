@@ -26,10 +26,10 @@ from runner.data.recipe import Recipe
 from runner.errors import keys_of
 from runner.inputs import ModelInput, safetensors_header
 from runner.job.host_memory import free_on_machine, host_memory
-from runner.job.looks import count_parameters
 from runner.job.memory import state_needed
+from runner.job.model_probe import count_parameters
+from runner.job.run_data import bytes_of_text
 from runner.job.shapes import Device
-from runner.job.texts import bytes_of_text
 from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
 

@@ -24,7 +24,8 @@ from runner.job.host_memory import data_limit
 from runner.launch.ranks import Rank
 from runner.run_folder.history import memory_by_phase
 from runner.run_folder.layout import read_metrics, write_json
-from runner.run_folder.training_state import TrainingState, check_resumable, read_state
+from runner.run_folder.resume import check_resumable
+from runner.run_folder.training_state import TrainingState, read_state
 from runner.training.components.device import find_device
 from runner.training.components.process_group import meet, open_store
 from runner.training.loop import Trainer, evaluate

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.config.run_config import RunConfig
+from runner.run_folder.history import changed_since, history_of
+from runner.run_folder.layout import RunFolder
+
 KEPT = sorted(path for path in Path(__file__).parent.glob("[0-9]*") if path.is_dir())
 
 
@@ -54,3 +58,9 @@ def test_its_run_is_read_and_goes_on(kept: Path) -> None:
     assert "resumed from step-4" in said
     after = (kept / "run/metrics.jsonl").read_text()
     assert after.startswith(before) and json.loads(after.splitlines()[-1])["step"] == 6
+
+
+def test_its_run_has_the_settings_that_it_had(kept: Path) -> None:
+    """A key that the version did not have has its default: it is no other setting."""
+    config = RunConfig.load(kept / "run.yaml")
+    assert changed_since(history_of(RunFolder(kept / "run")), config) == []

@@ -19,18 +19,18 @@ from torch import nn
 from runner.data.recipe import recipes
 from runner.data.tokenizing import load_tokenizer
 from runner.inputs import EnvironmentInput, unreadable
-from runner.job import installed, looks
+from runner.job import installed, model_probe
 from runner.job import submit as submission
 from runner.job.devices import notes_of_job
 from runner.job.findings import Finding, raise_errors
 from runner.job.host_memory import check_at_load
 from runner.job.installed import note_for_job
-from runner.job.looks import look_with_torch
+from runner.job.model_probe import look_with_torch
 from runner.job.node_local import arrange
 from runner.job.partition import Partition
+from runner.job.run_data import check_data
 from runner.job.shapes import Device, _check_names, weight_shapes
 from runner.job.submit import _bytes_of, check_srun, ranks_on_node, submit
-from runner.job.texts import check_data
 from runner.tasks import task_named
 from runner.training.engines.native import blocks_of
 from runner.training.weights import _check_numbers
@@ -47,7 +47,7 @@ TREE_FILE = f'{{"tree": "{TREE}"}}'
 CHECK = "runner check mine.yaml --processes 2"
 LAYERS = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 1, 4), 2, enable_nested_tensor=False)
 DEVICES = "runner/job/devices.py"
-CHILD = "runner/job/looks.py"
+CHILD = "runner/job/model_probe.py"
 ROWS = "text,label,kind\na film,good,0\nanother,{}\n"
 FILES = {
     "d/train.csv": ROWS.format("good,1"),
@@ -107,7 +107,7 @@ def samples_of(world: World) -> list[Finding]:
     """What `check` says of the first samples."""
     config = world.config()
     wanted = recipes(config, world.inputs(), int(config.sequence_length or 0))
-    return list(looks._write_samples(config, wanted["train"][0]))
+    return list(model_probe._write_samples(config, wanted["train"][0]))
 
 
 def tokenizer_of(world: World) -> list[Finding]:
@@ -116,7 +116,7 @@ def tokenizer_of(world: World) -> list[Finding]:
     rows = int(world.environ.get("ROWS", model.settings["vocab_size"]))
     task = task_named("masked-lm")
     tokenizer = load_tokenizer(model)
-    found = list(looks.compare(task, model, tokenizer, rows, "vocab_size"))
+    found = list(model_probe.compare(task, model, tokenizer, rows, "vocab_size"))
     raise_errors(found)
     return found
 
@@ -203,7 +203,7 @@ OF_OWN_FILES = (
         (("stage show BUNDLE", "run", r"\bkind\b", "edit dataset.label: {}"),
          ("another split", "edit dataset.train: test")),
         CLASSIFY, data_of),
-    Row("runner/job/texts.py", "Set another split in the run file (`stage show BUNDLE` lists",
+    Row("runner/job/run_data.py", "Set another split in the run file (`stage show BUNDLE` lists",
         (("stage show BUNDLE", "run", r"\btest\b", "edit dataset.train: {}"),),
         {**OWN, "dataset": {"asset": "none"}}, data_of),
     Row("runner/job/shapes.py", "Set model.init: scratch, or stage the weights.",
@@ -231,7 +231,7 @@ OF_MODELS = (
         ((r"save_file\(.*\)(?=, of safetensors.torch)", f'run {RENAME}{{}}"'),),
         does=weights_of,
         given=f'cp bundle/data/models/tiny-bert/model.safetensors m.safetensors\n{RENAME}{WRAP}"'),
-    Row("runner/job/looks.py", "Stage config.json and weights again, both from one revision:",
+    Row("runner/job/model_probe.py", "Stage config.json and weights again, both from one revision:",
         (("stage show BUNDLE", "run",
          "both from one revision", "run cp bundle/data/models/tiny-bert/config.json m"),),
         does=lambda w: raise_errors(look_with_torch(w.config(), "m", Path() / "m")[0]),

@@ -20,13 +20,13 @@ from runner.exec.last_words import advice
 from runner.inputs import tag_manifest_digest
 from runner.job import access
 from runner.job.findings import Finding
-from runner.job.surroundings import _check_nv
+from runner.job.job_shell import _check_nv
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import RankInfo, Start
 from runner.launch.reach import wait_for_rank_0
 from runner.run_folder import run_lock
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.training_state import check_before_launch, check_not_past_the_end
+from runner.run_folder.resume import check_before_launch, check_not_past_the_end
 from runner.training.components.process_group import RankFacts, check_facts
 from runner.trials import rehearse_job
 from runner.trials.evaluate import choose
@@ -44,7 +44,7 @@ PLACE = "runner/launch/ranks.py"
 LOOK = "runner/trials/rehearse_job.py"
 GROUP = "runner/training/components/process_group.py"
 LOCK = "runner/run_folder/run_lock.py"
-CHECKPOINTS = "runner/run_folder/training_state.py"
+CHECKPOINTS = "runner/run_folder/resume.py"
 STATE: dict[str, Any] = {"step": 6, "world_size": 2, "zero": 2, "precision": "fp32",
          "signature": {"optimizer": "lion"}}  # fmt: skip
 STEP = {"output/mine/checkpoints/step-6/state.json": json.dumps(STATE)}
@@ -180,7 +180,7 @@ NODE = (
     Row("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.",
         (("--output", "words {} shared"),), code=0, files=NODES, tail="--output apart",
         does=lambda w: _collect(Path(w.tail.split()[1]), ["n1", "n2"])),
-    Row("runner/job/surroundings.py", "slurm.container: [{}]",
+    Row("runner/job/job_shell.py", "slurm.container: [{}]",
         ((r"slurm\.container: \[.*?\]", "edit"),), does=nv_of, code=0,
         settings={"slurm": {"container": ["apptainer", "exec", "me.sif"], "gpus_per_node": 2}}),
     Row("runner/trials/rehearse_job.py", "Choose an --output on a disk that all nodes share.",

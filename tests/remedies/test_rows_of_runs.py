@@ -83,7 +83,7 @@ COMMAND_LINE = (
 )  # fmt: skip
 
 RUN_FILES = (
-    Row("runner/config/data.py", "For instance: validation: 5%. Without validation:",
+    Row("runner/config/held_out.py", "For instance: validation: 5%. Without validation:",
         (("validation: 5%", "edit dataset.{}"), ("validation: null", "edit dataset.{}")),
         {"dataset": HALF}),
     Row("runner/config/run_config.py", "Write it into slurm.options",
@@ -128,10 +128,10 @@ RUN_FILES = (
         (("newer torch", "run sed -i s/2.6.0/2.7.0/ torch-*/METADATA"),),
         {"engine": {"name": "fsdp"}},
         lambda w: (w.patch.syspath_prepend(Path()), _check_engine(w.config())), files=OLD_TORCH),
-    Row("runner/data/tokenizing.py", "Look at the columns, set a larger sequence_length, `too_long",
+    Row("runner/data/sequences.py", "Look at the columns, set a larger sequence_length, `too_long",
         (("sequence_length", "edit {}: 64"), ("too_long: cut", "edit dataset.{}")),
         {**CHAT, "sequence_length": 8, "dataset": NUMBERS | {"limit": {"train": 4}}}, prepared),
-    Row("runner/data/tokenizing.py", "raise dataset.limit",
+    Row("runner/data/sequences.py", "raise dataset.limit",
         (("dataset.limit", "edit {}: {train: 10}"),),
         {**CHAT, "dataset": NUMBERS | {"limit": {"train": 2}}}, prepared),
 )  # fmt: skip
@@ -180,7 +180,7 @@ SETTINGS = (
     Row(LORA, "Remove `lora`, or set model.init: pretrained.",
         (("(?<=Remove `)lora", "remove"), ("model.init: pretrained", "edit")),
         {"model": {"asset": "tiny-gpt2", "init": "scratch"}, "lora": {}}, World.config),
-    Row("runner/config/data.py", "For instance: fields: {role: from, content: value}",
+    Row("runner/config/chats.py", "For instance: fields: {role: from, content: value}",
         (("fields: {.*?}", "remove dataset.fields", "fields: {.*?}", "edit dataset.{}"),),
         {**CHAT, "dataset": {"asset": "chats", "messages": "m", "fields": {"rolle": "from"}}},
         World.config),

@@ -36,7 +36,7 @@ IMPORTS = {
     "light": (
         "transformers.models.bert.tokenization_bert",
         "transformers.models.gpt2.tokenization_gpt2",
-        "runner.job.looks",
+        "runner.job.model_probe",
         "runner.launch.train",
     ),
     "torch": (

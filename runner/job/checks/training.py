@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from runner.config.fields import choice_lines, of_ds_config
 from runner.errors import UsageError, human_count, human_size
-from runner.inputs.far import profiles
+from runner.inputs.clusters import profiles
 from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
@@ -32,9 +32,16 @@ from runner.job.installed import (
     lacking,
 )
 from runner.job.memory import describe_state, state_needed
-from runner.job.plan import check_accumulation, check_batch, check_micro, check_settings, stage_of
+from runner.job.plan import (
+    check_batch,
+    check_micro,
+    check_step,
+    find_odd_settings,
+    find_other_accumulation,
+    zero_of,
+)
+from runner.job.run_data import check_data, describe_dataset
 from runner.job.shapes import describe_new_tokens, human_parameters
-from runner.job.texts import check_data, describe_dataset, examine_step
 from runner.job.training_run import TrainingRun, note_changes
 from runner.tasks import task_named
 
@@ -152,9 +159,9 @@ def state(run: TrainingRun) -> Iterator[Finding]:
         return
     sizes = state_needed(config, shape, ranks.world_size)
     by = ", by ZeRO stage,"
-    listed = ", ".join(f"{stage}: {human_size(size)}" for stage, size in sizes.items())
+    listed = ", ".join(f"{zero}: {human_size(size)}" for zero, size in sizes.items())
     if config.engine.name != "deepspeed":
-        by, listed = "", human_size(sizes[stage_of(config.engine)])
+        by, listed = "", human_size(sizes[zero_of(config.engine)])
     elif len({*sizes.values()}) == 1:  # one rank: there is nothing to choose
         by, listed = "", human_size(sizes[0])
     yield Finding(
@@ -198,7 +205,7 @@ def resumed(run: TrainingRun) -> Iterator[Finding]:
 def settings(run: TrainingRun) -> Iterator[Finding]:
     """Settings that are probably not meant."""
     config = run.known(TrainingRun.decided) or run.config
-    yield from check_settings(run.config, run.inputs.model.settings, config.precision)
+    yield from find_odd_settings(run.config, run.inputs.model.settings, config.precision)
 
 
 @needs(TrainingRun.ranks)
@@ -208,7 +215,7 @@ def accumulation(run: TrainingRun) -> Iterator[Finding]:
     total = chosen.total if chosen else config.batch.total
     micro = chosen.micro if chosen else config.batch.micro
     if isinstance(total, int) and isinstance(micro, int):
-        yield from check_accumulation(config, total, micro, run.ranks.world_size)
+        yield from find_other_accumulation(config, total, micro, run.ranks.world_size)
 
 
 @needs(TrainingRun.recipes)
@@ -235,7 +242,7 @@ def texts(run: TrainingRun) -> Iterator[Finding]:
 def steps(run: TrainingRun) -> Iterator[Finding]:
     """A step that has each sequence of a small dataset many times."""
     if (total := _total(run)) is not None:
-        yield from examine_step(run.config, run.step_of_data, total)
+        yield from check_step(run.config, run.step_of_data, total)
 
 
 @needs(TrainingRun.model_answer)

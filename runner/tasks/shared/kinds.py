@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column, is_integer, is_text
-from runner.data import tokenizing
+from runner.data import sequences
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, Rows, Sample, SamplePlace, StoreFacts
 from runner.data.table import listed, read_classes
@@ -32,8 +32,8 @@ class DocumentTask(Task):
 
     def samples(self, recipe: Recipe) -> Generator[Sample, None, StoreFacts]:
         if recipe.documents == "joined":
-            return tokenizing.joined(recipe, self.frame)
-        return tokenizing.whole(recipe, tokenizing.pieces(self.frame), tokenizing.empty_rows)
+            return sequences.joined(recipe, self.frame)
+        return sequences.whole(recipe, sequences.pieces(self.frame), sequences.empty_rows)
 
 
 class LanguageObjective(Objective[Rows]):

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import Column
 from runner.data.recipe import Recipe, SampleTask
+from runner.data.sequences import Frame
 from runner.data.store import IGNORED, Sample, SamplePlace, StoreFacts
 from runner.data.table import Classes
 from runner.data.table import columns as read_columns
-from runner.data.tokenizing import Frame, Tokenizer, end_of_text
+from runner.data.tokenizing import Tokenizer, end_of_text
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 if TYPE_CHECKING:

@@ -321,7 +321,7 @@ class DeepSpeedEngine:
         """Loads a checkpoint of another number of ranks, which rank 0 converts.
 
         DeepSpeed's universal checkpoint supports only AdamW on a whole model. Other runs are
-        rejected before (runner.run_folder.training_state).
+        rejected before (runner.run_folder.resume).
         """
         # Beside the checkpoint: a checkpoint has only the files of its list.
         converted = folder.parent / CONVERTED

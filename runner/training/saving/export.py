@@ -18,7 +18,7 @@ from huggingface_hub import ModelCardData
 
 from runner.config.engine import LoraConfig
 from runner.config.fields import every_key, unused_keys
-from runner.config.run_config import NOTHING, RunConfig
+from runner.config.run_config import NO_RESULT, RunConfig
 from runner.data.recipe import documents_of
 from runner.data.tokenizing import read_tokenizer
 from runner.errors import dotted, human_count, keys_of
@@ -194,7 +194,7 @@ def _settings(
         documents = documents_of(config, inputs.model, plan.sequence_length)
         decided["packing.documents"] = documents.value
     unused, keys = {where for where, _, _ in unused_keys(config)}, keys_of(RunConfig)
-    omitted = {"model", *(name for name, key in keys.items() if key.decides == NOTHING)}
+    omitted = {"model", *(name for name, key in keys.items() if key.decides == NO_RESULT)}
     for where, _, value in every_key(config):
         name = dotted(where)
         if where not in unused and where[0] not in omitted:

@@ -13,7 +13,7 @@ GPT2 = {"task": "causal-lm", "model": {"asset": "gpt2"}}
 SETTINGS: dict[str, tuple[dict[str, Any], Found]] = {
     "a directive": (
         {"slurm": {"setup": ["export A=1", "#SBATCH --mem=64G"]}},
-        Found(("`#SBATCH --mem=64G` is a comment there",), "slurm.options"),
+        Found(("`#SBATCH --mem=64G` has no effect here",), "slurm.options"),
     ),
     "a comment": (
         {"slurm": {"setup": [None]}},

@@ -77,7 +77,10 @@ def test_an_unknown_key_is_reported_with_its_line_and_the_nearest(
         ("slurm: {options: {mem: [1]}}", "`slurm.options` must be `key: value` lines"),
         ("name: a/b", "cannot be the name of the run folder"),
         ("name: ..", "cannot be the name of the run folder"),
-        (f"name: {'a' * 300}", "has 300 characters, and a folder is called so"),
+        (
+            f"name: {'a' * 300}",
+            "characters: the run folder gets this name, so it must be shorter",
+        ),
         ("schedule: {warmup: 1.5}", "neither a share below 1 nor whole steps"),
         ("epochs:", "neither `epochs` nor `steps`"),
         ("task: causal-lm", "`task` is written twice"),

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from runner.config.data import DatasetConfig, Naming
+from runner.config.chats import Naming
+from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
@@ -86,7 +87,7 @@ def test_renamed_chats_become_the_same_tokens_and_the_same_are_learned(
     assert bytes_of(renamed, tmp_path) == bytes_of(plain, tmp_path)
 
 
-@obeys("runner/config/data.py", "Say whose words these are: dataset.roles")
+@obeys("runner/config/chats.py", "Say whose words these are: dataset.roles")
 @pytest.mark.parametrize("by", ["prepare", "check"])
 def test_an_unknown_role_is_an_error_with_its_row_and_the_map_that_helps(
     tmp_path: Path, chat: ModelInput, by: str

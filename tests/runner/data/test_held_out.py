@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runner.config.data import DatasetConfig, Part
+from runner.config.data import DatasetConfig
+from runner.config.held_out import SplitPart
 from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
 from runner.data.table import columns
 from runner.errors import Place, UsageError
 from runner.inputs import SplitInput, _parts, resolve
-from runner.job.texts import describe_dataset
+from runner.job.run_data import describe_dataset
 from tests.runner.conftest import Cluster
 
 ALL = {
@@ -31,7 +32,7 @@ ALL = {
 }
 
 
-def split_of(folder: Path, rows: int, part: Part | None, shards: int = 3) -> SplitInput:
+def split_of(folder: Path, rows: int, part: SplitPart | None, shards: int = 3) -> SplitInput:
     files = [folder / f"{number}.parquet" for number in range(shards)]
     for number, path in enumerate(files):
         pq.write_table(pa.table({"n": list(range(number, rows, shards))}), path, row_group_size=7)
@@ -46,7 +47,7 @@ def read(split: SplitInput, limit: int | None = None) -> list[int]:
 def test_each_row_is_trained_on_or_held_out_and_never_both(tmp_path: Path, share: str) -> None:
     whole = read(split_of(tmp_path, 200, None))
     kept, held_out = (
-        read(split_of(tmp_path, 200, Part(200, share, 42, is_held_out)))
+        read(split_of(tmp_path, 200, SplitPart(200, share, 42, is_held_out)))
         for is_held_out in (False, True)
     )
     assert sorted([*kept, *held_out]) == sorted(whole)
@@ -62,10 +63,10 @@ def test_nothing_is_held_out_of_one_row(tmp_path: Path) -> None:
 
 def test_the_rows_are_those_of_the_first_release_and_another_seed_gives_others() -> None:
     """A new version of Airlift or numpy that changed them would train on what it validates."""
-    part = Part(1000, "1%", 42, True)
+    part = SplitPart(1000, "1%", 42, True)
     places = [part.place(number) for number in range(part.rows)]
     assert places == [353, 442, 495, 499, 526, 538, 660, 669, 790, 807]
-    other = Part(1000, "1%", 43, True)
+    other = SplitPart(1000, "1%", 43, True)
     assert [other.place(number) for number in range(other.rows)] != places
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.data.sequences import fill
 from runner.data.table import read_ahead
-from runner.data.tokenizing import fill
 from runner.errors import DamageError
 
 CAPACITY = 32

@@ -9,7 +9,7 @@ import pytest
 
 from runner.config.run_config import RunConfig
 from runner.inputs import ModelInput, resolve
-from runner.job.looks import compare, judge
+from runner.job.model_probe import compare, judge
 from runner.tasks import task_named
 from tests.runner.conftest import Cluster
 from tests.support.findings import errors

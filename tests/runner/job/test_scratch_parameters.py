@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import stage
 from runner.config.run_config import RunConfig
-from runner.job.looks import count_parameters
+from runner.job.model_probe import count_parameters
 from runner.job.training_run import TrainingRun
 from runner.trials.small_run import memory_needed
 from tests.runner.conftest import Cluster

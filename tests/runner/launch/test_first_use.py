@@ -11,7 +11,8 @@ import pytest
 from runner.config.run_config import RunConfig
 from runner.data.recipe import data_key, recipes
 from runner.inputs import resolve
-from runner.run_folder.training_state import TrainingState, signature
+from runner.run_folder.resume import signature
+from runner.run_folder.training_state import TrainingState
 from stage.bundle.bundle import Bundle
 from stage.serve.catalogue import Catalogue
 from stage.serve.hub_api import why_missing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.inputs.far import PushTarget, connected
+from runner.inputs.clusters import PushTarget, connected
 from runner.inputs.staged import Here, Manifest
 from runner.remote.there import sending, states_in
 from stage.bundle.bundle import verify

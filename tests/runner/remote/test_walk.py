@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import IncompleteError, UsageError
-from runner.inputs.far import PushTarget, connected
+from runner.inputs.clusters import PushTarget, connected
 from runner.inputs.staged import Here
 from runner.remote import submit_to, there
 from runner.remote.road import Road

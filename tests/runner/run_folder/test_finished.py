@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from runner.config.run_config import RunConfig
 from runner.errors import UsageError
-from runner.run_folder.history import changed_since, describe_finished, history_of
+from runner.run_folder.history import changed_since, changes, describe_finished, history_of
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status
 
@@ -122,3 +123,39 @@ def test_what_a_finished_run_was_not_trained_with_is_listed(
     changed = changed_since(history_of(folder), other)
     assert "optimizer.lr 5e-05 (now 0.5)" in changed
     assert "lora.rank null (now 2)" in changed
+
+
+def test_a_key_that_an_older_version_did_not_have_is_no_change(
+    ended: Callable[[str], RunFolder], tmp_path: Path
+) -> None:
+    """After an update, a run printed `label_smoothing null (now 0.0)`; it behaves as before."""
+    asked = "steps: 8\nlora: {rank: 2, alpha: 4}\nslurm: {options: {mem: 8G}}"
+    folder = ended(asked)
+    whole = yaml.safe_load(folder.config.read_text())
+    for section, key in ((None, "label_smoothing"), ("optimizer", "eps"), ("lora", "merge")):
+        older = {**whole, section: dict(whole[section])} if section else dict(whole)
+        del (older[section] if section else older)[key]
+        folder.config.write_text(yaml.safe_dump(older))
+        assert changes(history_of(folder), config(tmp_path, asked)) == {}
+    whole.pop("label_smoothing"), whole.pop("lora")
+    folder.config.write_text(yaml.safe_dump(whole))
+    changed = changed_since(history_of(folder), config(tmp_path, f"{asked}\nlabel_smoothing: 0.1"))
+    assert "label_smoothing 0.0 (now 0.1)" in changed and "lora.rank null (now 2)" in changed
+
+
+def test_a_key_that_a_dataset_of_a_list_did_not_have_is_no_change(
+    ended: Callable[[str], RunFolder], tmp_path: Path
+) -> None:
+    folder = ended("steps: 8")
+    several = RUN.replace("dataset: {asset: wikitext}\n", "")
+    several += "steps: 8\ndatasets: [{asset: a, weight: 2}, {asset: b}]\n"
+    (tmp_path / "several.yaml").write_text(several)
+    now = RunConfig.load(tmp_path / "several.yaml")
+    older = yaml.safe_load(now.to_yaml())
+    for source in older["datasets"]:
+        del source["too_long"], source["limit"]
+    folder.config.write_text(yaml.safe_dump(older))
+    assert changes(history_of(folder), now) == {}
+    older["datasets"][0]["weight"] = 1.0
+    folder.config.write_text(yaml.safe_dump(older))
+    assert list(changes(history_of(folder), now)) == ["datasets"]

@@ -16,7 +16,7 @@ from runner.data.store import IGNORED, LabelledRows, Stores
 from runner.data.tokenizing import load_tokenizer
 from runner.errors import UsageError
 from runner.inputs import ModelInput, SplitInput
-from runner.job.texts import check_split
+from runner.job.run_data import check_split
 from runner.tasks.token_classification import needs_space
 from tests.runner.data.test_prepare import digest
 

@@ -19,7 +19,7 @@ import pytest
 
 from runner.config.engine import CheckpointConfig
 from runner.errors import DamageError, UsageError
-from runner.run_folder.training_state import check_before_launch, check_resumable
+from runner.run_folder.resume import check_before_launch, check_resumable
 from runner.training.components.process_group import Ranks
 from runner.training.saving import checkpoints as module
 from runner.training.saving.checkpoints import Checkpoints

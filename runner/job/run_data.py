@@ -85,7 +85,7 @@ def check_data(
         united(classes["train"], classes["validation"])
     if not task.has_tokens and total is not None:  # a sample for each row
         rows = (min(r.split.rows, r.limit or r.split.rows) for r in wanted["train"])
-        yield from examine_step(config, sum(rows), total)
+        yield from check_step(config, sum(rows), total)
 
 
 def check_split(recipe: Recipe, classes: list[Classes]) -> Iterator[Finding]:
@@ -161,9 +161,3 @@ def to_count(
         for role, several in wanted.items()
     }
     return [*few["train"], *few.get("validation", ())], len(few["train"]) == len(wanted["train"])
-
-
-def examine_step(config: RunConfig, sequences: int, total: int) -> Iterator[Finding]:
-    """Yields what `check_step` says about the sequences of an epoch and of a step."""
-    if few := check_step(config, sequences, total):
-        yield warning(*few)

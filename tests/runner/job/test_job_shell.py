@@ -18,7 +18,7 @@ import yaml
 
 from runner.config.run_config import RunConfig
 from runner.inputs import resolve
-from runner.job import surroundings
+from runner.job import job_shell
 from runner.job.findings import Finding
 from runner.job.installed import for_tokenizer
 from runner.job.run import Asked
@@ -175,7 +175,7 @@ SHELLS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-HERE = "runner/job/surroundings.py"
+HERE = "runner/job/job_shell.py"
 
 
 @obeys(HERE, "A file that this line reads has the line ends", "a file, source that: {source FILE}")
@@ -234,7 +234,7 @@ def test_a_line_that_waits_does_not_hold_the_check(
     python: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(surroundings, "LIMIT_S", 1.0)
+    monkeypatch.setattr(job_shell, "LIMIT_S", 1.0)
     began = time.monotonic()
     found = tried(cluster, slurm={"setup": ["sleep 600"]})
     assert time.monotonic() - began < 120
