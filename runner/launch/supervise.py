@@ -57,7 +57,8 @@ from runner.slurm.environment import (
     srun_command,
     tasks_per_node,
 )
-from runner.slurm.jobs import ask, over_job, requeue, running_step, step_name
+from runner.slurm.jobs import ask, over_job, running_step, step_name
+from runner.slurm.requeue import requeue
 
 TRIES = 5
 """How often a busy Slurm controller is asked before the launcher ends without knowing."""

@@ -71,7 +71,7 @@ def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_ba
     killed = f'[ "$1" = requeue ] && kill -{number} -$LAUNCHER && exit\n'  # and its children
     programs(tmp_path, scontrol=f"{killed}echo JobId=1234 JobState=RUNNING BatchFlag=1")
     launcher = (
-        "import os; from runner.slurm.jobs import requeue;"
+        "import os; from runner.slurm.requeue import requeue;"
         "requeue({**os.environ, 'LAUNCHER': str(os.getpid())})"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
