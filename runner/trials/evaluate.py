@@ -17,7 +17,7 @@ from typing import Any
 from runner.config.fields import shown
 from runner.errors import StageError, UsageError, quoted, suggest
 from runner.job.check import check_run
-from runner.job.findings import raise_errors
+from runner.job.findings import report
 from runner.job.run import Asked
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start, as_launcher
@@ -203,9 +203,7 @@ def evaluate(
     if warning := doubt(run, chosen.checkpoint):
         say(warning)
     hidden = replace(chosen.run, asked=Asked(ranks_of(start)), environ=environ)
-    for line in hidden.accelerators:
-        say(line)
-    raise_errors(check_run(hidden))
+    report(check_run(hidden), say, verbose=False)
     _launch(chosen, start, environ)
 
 
