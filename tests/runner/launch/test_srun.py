@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +97,33 @@ def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(b
     variables = supervise.srun_environment(described, environ, 12345)
     assert bound not in variables
     assert variables["SLURM_GPU_BIND"] == "closest"
+
+
+# What `squeue --steps` prints: of a controller that does not answer, of ranks that still run at the
+# first look, of ranks that have ended.
+@pytest.mark.parametrize(
+    ("squeue", "said"),
+    [
+        ("echo slurm_load_jobs error >&2; exit 1", "Slurm does not report whether the ranks ended"),
+        ('[ -e "{0}" ] || echo "17.3|{1}"; touch "{0}"', "the ranks still run: scancel 17.3"),
+        ("true", ""),
+    ],
+)
+def test_a_launcher_ends_its_ranks_and_says_what_it_does_not_know(
+    squeue: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    step = supervise.step_name(platform.node(), 99)
+    asked = tmp_path / "asked"
+    programs(
+        tmp_path, squeue=squeue.format(tmp_path / "seen", step), scancel=f'echo "$1" >> {asked}'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(supervise.time, "sleep", lambda _: None)
+    supervise.end_ranks(17, 99)
+    err = capfd.readouterr().err
+    assert said in err and bool(said) == bool(err.strip())
+    assert asked.exists() == ("scancel" in said)
