@@ -342,8 +342,8 @@ class Trainer:
         return self.state.step
 
     def resume(self) -> None:
-        """Resumes from the newest valid checkpoint, if there is one, and opens the metrics log."""
-        found = self.checkpoints.newest_valid()
+        """Resumes from the newest whole checkpoint, if there is one, and opens the metrics log."""
+        found = self.checkpoints.newest_whole()
         if found is not None:
             path, saved = found
             check_resumable(saved, self.state, path)
@@ -387,7 +387,7 @@ class Trainer:
             ends_epoch = self.schedule.ends_epoch(self.step)
             is_due = self.checkpoints.is_due(self.step, ends_epoch=ends_epoch)
             if self.should_stop or self.is_time_to_save or self.state.evaluation_due or is_due:
-                self.read_sums()
+                self.read_pending_sums()
             if self.state.evaluation_due and not self.should_stop:
                 self.evaluate()
             at_end = self.is_at_end()
@@ -429,7 +429,7 @@ class Trainer:
         self.statistics.agree()
         self.phases.known.add("train")
         self.state.step += 1
-        self.read_sums()
+        self.read_pending_sums()
         counts = Sums(*before.read())
         values = {
             "step": self.step,
@@ -463,7 +463,7 @@ class Trainer:
         # one is on the device.
         return Totals(self.ranks, self.device, [sums.loss], sums[1:])
 
-    def read_sums(self) -> None:
+    def read_pending_sums(self) -> None:
         """Reads and logs what the ranks have added up for the last step, if that is not done.
 
         It comes before all that needs to know that the step was sound: a checkpoint, an evaluation.

@@ -56,7 +56,7 @@ from runner.training.weights import RunningStatistics, check_batch_norm
 
 
 def to_the_end(trainer: Trainer) -> None:
-    """Trains from the newest valid checkpoint, if there is one, to the exported model."""
+    """Trains from the newest whole checkpoint, if there is one, to the exported model."""
     trainer.resume()
     if can_be_smaller(trainer.config, trainer.plan):
         trainer.phases.first_steps.begin(trainer.device)

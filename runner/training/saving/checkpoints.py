@@ -95,7 +95,7 @@ class AtomicCheckpoint:
         said = f"the checkpoint cannot be written: {str(error).partition(chr(10))[0]}"
         return OSError(fault.errno, said) if fault else OSError(said)
 
-    def complete(self, write: Callable[[], None], then: Callable[[], None]) -> None:
+    def write_whole(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Writes the content, then makes it a checkpoint.
 
         Args:
@@ -264,7 +264,7 @@ class Checkpoints:
         writing = AtomicCheckpoint(final, state, self._ranks)
 
         def write() -> None:
-            writing.complete(lambda: engine.save(writing.folder), lambda: self.drop_old(step))
+            writing.write_whole(lambda: engine.save(writing.folder), lambda: self.drop_old(step))
 
         try:
             write()
@@ -307,7 +307,7 @@ class Checkpoints:
                     "the next one tries again"
                 )
 
-    def newest_valid(self) -> tuple[Path, TrainingState] | None:
+    def newest_whole(self) -> tuple[Path, TrainingState] | None:
         """The newest checkpoint that is whole; None if none was ever written.
 
         Raises:
