@@ -155,7 +155,9 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
         few = check_step(config, sequences, plan.total)
         notes = [f"warning: {few[0]}\n  -> {few[1]}"] if few else []
         if len({one.device.name for one in found}) > 1:
-            notes.append(f"the ranks have {device.name}: all of them do what each of them can")
+            notes.append(
+                f"the GPUs differ ({device.name}): all ranks use only what the weakest one has"
+            )
         whole = replace(
             resolved,
             shape=run.shape,

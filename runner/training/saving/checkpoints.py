@@ -298,7 +298,7 @@ class Checkpoints:
         later = [f"step-{step}" for step in by_step if step > newest]
         if later:
             self._say(
-                f"passed over, and removed now that step-{newest} is whole: {', '.join(later)}"
+                f"deleted, because step-{newest} is saved and they were damaged: {', '.join(later)}"
             )
         for old in [*(path for step, path in by_step.items() if step not in kept), *torn]:
             if left := discard(old):

@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_of_a_later_step_takes_no_good_ones_place(
     save(resumed, 250)
     assert names(folder) == {"step-250", "latest", "best.json"}
     assert resumed.newest_whole() == (folder / "step-250", state(250))
-    assert said[1:] == ["passed over, and removed now that step-250 is whole: step-300"]
+    assert said[1:] == ["deleted, because step-250 is saved and they were damaged: step-300"]
     save(resumed, 300)
     assert resumed.newest_whole() == (folder / "step-300", state(300))
 
