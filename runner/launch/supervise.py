@@ -47,7 +47,7 @@ from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 from runner.run_folder.heartbeat import read_failures, tries
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.training_state import newest_first
+from runner.run_folder.training_state import by_step_newest_first
 from runner.slurm.environment import (
     BINDS_GPUS,
     SlurmJobEnvironment,
@@ -157,7 +157,7 @@ def _run(
     log = folder.logs / f"rank-{ended.rank}.log"
     left = Traces(
         saved=folder.stopped.exists(),
-        newest=next((path.name for path in newest_first(folder.checkpoints)), ""),
+        newest=next((path.name for path in by_step_newest_first(folder.checkpoints)), ""),
         failures=tuple(read_failures(folder.logs)),
         last_words=_written_since(log, begun.get(log.name, 0)),
     )

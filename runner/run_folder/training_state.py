@@ -77,8 +77,8 @@ def read_state(folder: Path) -> TrainingState:
         raise ValueError(f"{STATE} is damaged or of another version: {error}") from None
 
 
-def newest_first(checkpoints: Path) -> list[Path]:
-    """Finished checkpoints, the newest first."""
+def by_step_newest_first(checkpoints: Path) -> list[Path]:
+    """The folders `step-N`, by their numbers. One may be damaged: only the names are read."""
     found = [
         p
         for p in checkpoints.glob("step-*")
@@ -214,7 +214,7 @@ def check_before_launch(
     Raises:
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
-    for folder in newest_first(checkpoints):
+    for folder in by_step_newest_first(checkpoints):
         try:
             found = read_state(folder)
         except (OSError, ValueError):  # the ranks name it and skip it
@@ -229,7 +229,7 @@ def check_before_launch(
         ranks = ""
         if world_size not in (None, found.world_size):
             ranks = f", written by {human_count(found.world_size, 'rank')}"
-        return f"resumes from {folder.name} of {checkpoints}{ranks}, if it is complete"
+        return f"resumes from {folder.name} of {checkpoints}{ranks}, if it is whole"
     return None
 
 

@@ -30,7 +30,7 @@ from runner.run_folder.training_state import (
     BEST,
     STATE,
     TrainingState,
-    newest_first,
+    by_step_newest_first,
     read_best,
     read_state,
 )
@@ -291,7 +291,8 @@ class Checkpoints:
         torn = [path for suffix in (".tmp", GONE) for path in self._folder.glob(f"step-*{suffix}")]
         best = read_best(self._folder) if self._config.best else None
         by_step = {
-            int(path.name.removeprefix("step-")): path for path in newest_first(self._folder)
+            int(path.name.removeprefix("step-")): path
+            for path in by_step_newest_first(self._folder)
         }
         kept = {step for step in by_step if step <= newest}
         kept = {*sorted(kept)[-self._config.keep :], *(kept & {best[0]} if best else ())}
@@ -314,7 +315,7 @@ class Checkpoints:
             DamageError: there are checkpoints, but none is whole. A new start would overwrite the
                 results.
         """
-        folders = self._ranks.gather(newest_first(self._folder))[0]
+        folders = self._ranks.gather(by_step_newest_first(self._folder))[0]
         for folder in folders:
             problem = self.problem_with(folder)
             if problem is None:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from runner.slurm.environment import (
     cpus_per_task,
     tasks_per_node,
 )
+from runner.slurm.jobs import step_name
 from tests.first_job.harness import programs
 from tests.runner.launch.test_local import BATCH
 
@@ -116,13 +118,13 @@ def test_a_launcher_ends_its_ranks_and_says_what_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    step = supervise.step_name(platform.node(), 99)
+    step = step_name(platform.node(), 99)
     asked = tmp_path / "asked"
     programs(
         tmp_path, squeue=squeue.format(tmp_path / "seen", step), scancel=f'echo "$1" >> {asked}'
     )
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(supervise.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     supervise.end_ranks(17, 99)
     err = capfd.readouterr().err
     assert said in err and bool(said) == bool(err.strip())
