@@ -337,7 +337,8 @@ def locate(
         return Master("127.0.0.1", "one node", ignored)
     if is_loopback(given):
         raise UsageError(
-            f"MASTER_ADDR={given} would make each of the {num_nodes} nodes a world of its own",
+            f"MASTER_ADDR={given} is this node itself on each of the {num_nodes} nodes: then each "
+            "node would train alone, without the others",
             remedy,
         )
     means_first = bool(given and hosts) and same_host(given, hosts[0])

@@ -47,7 +47,7 @@ from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 from runner.run_folder.heartbeat import read_failures, tries
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.training_state import newest_first
+from runner.run_folder.training_state import by_step_newest_first
 from runner.slurm.environment import (
     BINDS_GPUS,
     SlurmJobEnvironment,
@@ -57,18 +57,8 @@ from runner.slurm.environment import (
     srun_command,
     tasks_per_node,
 )
-from runner.slurm.jobs import ask, over_job, requeue, running_step, step_name
-
-TRIES = 5
-"""How often a busy Slurm controller is asked before the launcher ends without knowing."""
-
-KILL_AFTER_S = 5.0
-"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
-
-TAIL_BYTES = 2**16
-"""How much of a rank's log is read to find out why it ended."""
-
-_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
+from runner.slurm.jobs import ask, over_job, running_step, step_name
+from runner.slurm.requeue import requeue
 
 
 def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str, str]) -> Outcome:
@@ -136,8 +126,10 @@ def start_ranks(
     Raises:
         StageError: as for `run_srun`; before a rank was started.
     """
-    while again(outcome := _run(argv, start, folder, environ, hang_after_s)):
-        pass
+    while True:
+        outcome = _run(argv, start, folder, environ, hang_after_s)
+        if not again(outcome):
+            break
     for line in outcome.report:
         print(line, file=sys.stderr)
     for line in outcome.messages:
@@ -165,7 +157,7 @@ def _run(
     log = folder.logs / f"rank-{ended.rank}.log"
     left = Traces(
         saved=folder.stopped.exists(),
-        newest=next((path.name for path in newest_first(folder.checkpoints)), ""),
+        newest=next((path.name for path in by_step_newest_first(folder.checkpoints)), ""),
         failures=tuple(read_failures(folder.logs)),
         last_words=_written_since(log, begun.get(log.name, 0)),
     )
@@ -173,6 +165,10 @@ def _run(
     if start.job is not None or "SLURM_JOB_ID" not in environ:  # else the job's script looks for it
         folder.stopped.unlink(missing_ok=True)
     return outcome
+
+
+TAIL_BYTES = 2**16
+"""How much of a rank's log is read to find out why it ended."""
 
 
 def _written_since(log: Path, size: int) -> str:
@@ -199,12 +195,15 @@ def halve_micro(folder: RunFolder, outcome: Outcome, environ: Mapping[str, str])
         return False
     resolved = read_resolved(folder)
     plan, config = resolved.plan, resolved.run.config
+    # `tries` is shown in the first steps only. Before them the model itself does not fit; after
+    # them something else grew. A smaller batch helps neither.
     if plan is None or not can_be_smaller(config, plan) or not tries(folder.logs):
         return False
     why = f"{plan.micro} did not fit ({outcome.cause})"
     bound = MicroBound(tried_with(resolved), plan.micro // 2, why)
     write_bound(folder, bound)
     smaller = with_micro(config, plan, bound)
+    # Without plan and device: rank 0 decides both again, for the devices that the next ranks see.
     write_resolved(
         replace(resolved, attempt=resolved.attempt + 1, bound=bound, plan=None, device=None)
     )
@@ -292,12 +291,15 @@ def _common_environment(
     threads, line = threads_variable(environ, max(1, usable_cores() // processes))
     if line:
         say(line)
+    # A later entry replaces an earlier one of the same name.
     return {
+        # Defaults, which the user's variables replace.
         # Otherwise the last lines of a killed rank are lost.
         "PYTHONUNBUFFERED": "1",
         # Otherwise gloo looks up this machine's own name, in DNS if /etc/hosts lacks it.
         GLOO: LOOPBACK,
         **environ,
+        # These replace the user's variables.
         # Otherwise torch uses every core in every rank.
         **threads,
         RANK_FLAG: "1",
@@ -328,6 +330,10 @@ def _start_rank(
         )
 
 
+KILL_AFTER_S = 5.0
+"""A rank that has not ended by then waits inside a collective, where it cannot save any more."""
+
+
 def _end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     running = [process for process in ranks if process.poll() is None]
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -350,9 +356,11 @@ def srun_environment(
         port: the TCP port of rank 0.
         address: the address of rank 0. Empty: the ranks find it themselves.
     """
-    stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS}
-    if not address:
-        stale.remove("MASTER_ADDR")
+    # Without an address, the ranks read the user's MASTER_ADDR; with one, it is replaced below.
+    kept = () if address else ("MASTER_ADDR",)
+    stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE"}.difference(kept)
+    # Left by `sbatch --export`: srun would pass on only the variables that it names.
+    stale |= {"SLURM_EXPORT_ENV", *BINDS_GPUS}
     threads, _ = threads_variable(environ, cpus_per_task(job, environ))
     return {
         "PYTHONUNBUFFERED": "1",
@@ -408,6 +416,8 @@ def run_srun(
         rank=int(first["rank"]) if first else None,
         words=how or f"srun exit code {code}",
         hung=hung,
+        # Slurm signals the ranks past this process, so each stop signal counts as sent. Only
+        # srun's words say that a rank ended by one: without them, the code is srun's own.
         signals=frozenset((signal.SIGTERM, signal.SIGUSR1) if how else ()),
     )
 
@@ -434,6 +444,9 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, 
     say(" ".join(command))
 
 
+_TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
+
+
 def _srun(
     command: Sequence[str], variables: Mapping[str, str], watch: HangDetector
 ) -> tuple[int, re.Match[str] | None, bool]:
@@ -449,7 +462,8 @@ def _srun(
             with suppress(OSError):  # our terminal is gone: the ranks must not end because of it
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
-            ends.extend(filter(None, [_TASK_ENDED.match(line.decode("utf-8", "replace"))]))
+            if ended := _TASK_ENDED.match(line.decode("utf-8", "replace")):
+                ends.append(ended)
 
     with recorded_signals() as received:
         try:
@@ -477,6 +491,10 @@ def _srun(
     return code, next(iter(ends), None), waited.hung
 
 
+MAX_UNANSWERED = 5
+"""How often a busy Slurm controller may fail to answer before the launcher ends without knowing."""
+
+
 def end_ranks(job_id: int, launcher: int) -> None:
     """Ends the ranks of a launcher on this machine, and waits for them.
 
@@ -487,16 +505,20 @@ def end_ranks(job_id: int, launcher: int) -> None:
     """
     name = step_name(platform.node(), launcher)
     seen = unanswered = 0
-    while (step := running_step(job_id, name)) != "" and unanswered < TRIES:
-        if step and seen % 60 == 0:  # once a minute: scancel may be lost, and KillWait is 30 s
-            say(f"the ranks still run: scancel {step}")
-            with suppress(IncompleteError):
-                ask("scancel", step)
-        seen += bool(step)
-        unanswered += step is None
+    while unanswered < MAX_UNANSWERED:
+        step = running_step(job_id, name)
+        if step == "":  # Slurm answers that no rank runs
+            return
+        if step is None:  # Slurm does not answer
+            unanswered += 1
+        else:
+            if seen % 60 == 0:  # once a minute: scancel may be lost, and KillWait is 30 s
+                say(f"the ranks still run: scancel {step}")
+                with suppress(IncompleteError):
+                    ask("scancel", step)
+            seen += 1
         time.sleep(1)  # so 60 looks are a minute
-    if step is None:
-        say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
+    say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
 
 
 def _code_of_first_task(code: int, how: str) -> int:
@@ -514,8 +536,13 @@ def _code_of_first_task(code: int, how: str) -> int:
     if exited := re.match(r"Exited with exit code (\d+)", how):
         return int(exited[1])
     if how.startswith("Out Of Memory"):
+        # So srun names a task that the kernel ended in the job's cgroup, which it does by SIGKILL.
         return -signal.SIGKILL
     for number in signal.Signals:
-        if how and how.startswith(signal.strsignal(number) or " "):
+        name = signal.strsignal(number)
+        if name and how.startswith(name):
             return -number
-    return 128 - code if code > 128 and not how else code
+    if not how and code > 128:
+        # As a shell does, srun adds 128 to the number of the signal that ended a task.
+        return -(code - 128)
+    return code

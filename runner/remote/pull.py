@@ -260,7 +260,7 @@ def _check_room(folder: Path, results: Iterable[Result]) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise IncompleteError(
-            f"{folder}: {human_size(needed)} are to come, and {human_size(free)} are free.",
+            f"{folder}: the results still need {human_size(needed)}; {human_size(free)} are free.",
             "Free space there, or give another folder: -o FOLDER. What has come is kept.",
         )
 

@@ -116,7 +116,7 @@ def _check_read(damaged: Sequence[str], disk: Path) -> None:
     """Raises DamageError if anything was read back otherwise than it was written."""
     if damaged:
         raise DamageError(
-            f"{disk}: written, and not as it was read here: {as_shown(damaged[0])}.",
+            f"{disk}: the copy on the disk differs from the original: {as_shown(damaged[0])}.",
             "Take another disk; this one loses bytes.",
         )
 
@@ -280,7 +280,7 @@ def _check_there(remote: RemoteShell, road: Road, there: There) -> None:
     """Refuses a cluster where no job could be submitted, before anything is fetched or sent."""
     if not there.slurm:
         raise UsageError(
-            f"{remote.target}: there is no sbatch there, in a login shell neither.",
+            f"{remote.target}: sbatch was not found there, not even in a login shell.",
             "Give the cluster's login node as host.",
         )
     _check_job(road, there)
@@ -379,13 +379,13 @@ def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:
         except IncompleteError as error:
             raise IncompleteError(
                 f"{error.message} What go.sh has begun there goes on.",
-                f"{error.remedy} The same command again joins it, or begins it.",
+                f"{error.remedy} Run the same command again: it follows the work, or starts it.",
             ) from None
         except KeyboardInterrupt:
             host = quoted(road.cluster.target.bare_host)
             raise IncompleteError(
                 f"{remote.target}: go.sh goes on there, and submits the job at its end.",
-                "The same command again joins it. To stop it: "
+                "Run the same command again: it follows the work. To stop it: "
                 f"ssh {host} sh {remote.inside('go.sh')} --stop   "
                 f"(a job that is queued: ssh {host} scancel NUMBER)",
             ) from None

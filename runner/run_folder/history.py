@@ -130,7 +130,7 @@ class History:
             the end of the file, or all of them.
         validations: the same of lines with a `validation_...`; always all of them.
         memory: phase -> `device` and `host` -> the most of any rank, GiB.
-        checkpoints: the steps of the complete checkpoints, in order.
+        checkpoints: the steps of the whole checkpoints, in order.
         jobs: the numbers of the Slurm jobs that wrote logs here, oldest first.
         warnings: messages about what could not be read.
     """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import __version__, write_atomically
-from runner.slurm.jobs import STOPPED
+from runner.slurm.requeue import STOPPED
 
 HOLDER = "holder"
 """The file in the folder of a lock."""

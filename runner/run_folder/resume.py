@@ -13,7 +13,7 @@ from typing import Any
 from runner.config.run_config import RunConfig
 from runner.errors import OTHER_RUN, UsageError, human_count
 from runner.inputs import Inputs
-from runner.run_folder.training_state import TrainingState, newest_first, read_state
+from runner.run_folder.training_state import TrainingState, by_step_newest_first, read_state
 
 MAY_BE_ABSENT = ("lora", "quantization")
 """Keys of a signature that are absent if the feature is not used."""
@@ -147,7 +147,7 @@ def check_before_launch(
     Raises:
         UsageError: as `check_resumable` and `check_not_past_the_end`.
     """
-    for folder in newest_first(checkpoints):
+    for folder in by_step_newest_first(checkpoints):
         try:
             found = read_state(folder)
         except (OSError, ValueError):  # the ranks name it and skip it
@@ -162,7 +162,7 @@ def check_before_launch(
         ranks = ""
         if world_size not in (None, found.world_size):
             ranks = f", written by {human_count(found.world_size, 'rank')}"
-        return f"resumes from {folder.name} of {checkpoints}{ranks}, if it is complete"
+        return f"resumes from {folder.name} of {checkpoints}{ranks}, if it is whole"
     return None
 
 

@@ -67,8 +67,8 @@ def read_state(folder: Path) -> TrainingState:
         raise ValueError(f"{STATE} is damaged or of another version: {error}") from None
 
 
-def newest_first(checkpoints: Path) -> list[Path]:
-    """Finished checkpoints, the newest first."""
+def by_step_newest_first(checkpoints: Path) -> list[Path]:
+    """The folders `step-N`, by their numbers. One may be damaged: only the names are read."""
     found = [
         p
         for p in checkpoints.glob("step-*")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from runner.errors import UsageError, read_value
 from runner.slurm.environment import OF_RANKS
-from runner.slurm.jobs import MAX_REQUEUES, REQUEUE_FUNCTION, STOPPED
+from runner.slurm.requeue import MAX_REQUEUES, REQUEUE_FUNCTION, STOPPED
 
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""

@@ -33,7 +33,7 @@ from runner.launch.ranks import RankInfo
 from runner.launch.reach import says_lost_peer
 from runner.launch.resolved import Resolved
 from runner.run_folder.layout import RunFolder
-from runner.run_folder.training_state import newest_first
+from runner.run_folder.training_state import by_step_newest_first
 from runner.training.loop import Trainer
 
 _BYTES = re.compile(r"\b(\d+) bytes\b")  # on a CPU
@@ -114,8 +114,10 @@ def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> St
     # transformers raises an OSError without a number, which names the folder.
     if error.errno is None and str(bundle) in str(error):
         return unreadable(bundle, str(error).strip().splitlines()[0].rstrip("."))
-    whole = next(iter(newest_first(folder.checkpoints)), None)
-    safe = f"{whole} was written before and is whole" if whole else "no checkpoint had been written"
+    newest = next(iter(by_step_newest_first(folder.checkpoints)), None)
+    safe = (
+        f"{newest} was written before and is whole" if newest else "no checkpoint had been written"
+    )
     words, remedy = str(error.strerror or error), "Correct that"
     if used_up := what_is_used_up(folder.root, error):
         words, remedy = ": ".join(filter(None, (words, used_up[0]))), used_up[1]
@@ -124,7 +126,7 @@ def disk_error(error: OSError, bundle: Path, folder: RunFolder, step: int) -> St
     return IncompleteError(
         f"{name or folder.root}: {words}, after step {step}; {safe}.",
         f"{remedy}, then run the same command again"
-        + (f": it resumes from {whole.name}." if whole else "."),
+        + (f": it resumes from {newest.name}." if newest else "."),
     )
 
 

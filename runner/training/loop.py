@@ -92,7 +92,7 @@ class Load(NamedTuple):
         ]
 
 
-NOTHING = Load([], 0, 0)
+NO_LOAD = Load([], 0, 0)
 """What is computed behind the last step."""
 
 
@@ -133,6 +133,8 @@ class Ahead(Generic[T]):
             BaseException: what making it raised, with its traceback.
         """
         item = self._wait(number).result()
+        # Items are taken in order, so only this one is left here. It would keep a step's batches in
+        # memory.
         self._coming.clear()
         if number + 1 < self.end:
             self._ask(number + 1)
@@ -198,19 +200,20 @@ def evaluate(
     """
     if ranks.any(should_stop()):
         return None
-    number = len(store) if most is None else min(most, len(store))
-    parts = evaluation_batches(number, ranks.rank, ranks.world_size, micro)
+    samples = len(store) if most is None else min(most, len(store))
+    parts = evaluation_batches(samples, ranks.rank, ranks.world_size, micro)
     batches = _batches(task, store, parts, device)
     module: Any = task.module
     module.eval()
     try:
+        # Of as many sums as the task has: the first addition makes the vector as long.
         sums, count = torch.zeros(1, dtype=torch.float64, device=device), 0
         stopping: Totals | None = None
         with torch.no_grad():
             for number in range(batches.end):
                 flag = Totals(ranks, device, (), [should_stop()])
                 if stopping is not None and stopping.read()[0]:
-                    flag.read()
+                    flag.read()  # no sum stays on its way: the result is known already
                     return None
                 stopping = flag
                 load = batches.take(number)
@@ -336,15 +339,19 @@ class Trainer:
         return self.state.step
 
     def resume(self) -> None:
-        """Resumes from the newest valid checkpoint, if there is one, and opens the metrics log."""
-        found = self.checkpoints.newest_valid()
+        """Resumes from the newest whole checkpoint, if there is one, and opens the metrics log."""
+        found = self.checkpoints.newest_whole()
         if found is not None:
             path, saved = found
             check_resumable(saved, self.state, path)
             check_not_past_the_end(saved.step, self.schedule.num_steps, path)
             self.engine.load(path)
             self.state.resume(saved)
+            # The step is the same on all ranks: all of them gather, or none does. Rank 0 wrote the
+            # model, and another node may not see it yet.
             if self.is_at_end() and self.ranks.gather(self.is_exported())[0]:
+                # A model is exported after the last evaluation. The checkpoint may be older than
+                # this evaluation, and still say that it is due.
                 self.was_finished, self.state.evaluation_due = True, False
         if self.ranks.is_first and not self.was_finished:
             # After a kill from here on, model/ does not belong to this run.
@@ -377,7 +384,7 @@ class Trainer:
             ends_epoch = self.schedule.ends_epoch(self.step)
             is_due = self.checkpoints.is_due(self.step, ends_epoch=ends_epoch)
             if self.should_stop or self.is_time_to_save or self.state.evaluation_due or is_due:
-                self.read_sums()
+                self.read_pending_sums()
             if self.state.evaluation_due and not self.should_stop:
                 self.evaluate()
             at_end = self.is_at_end()
@@ -414,10 +421,12 @@ class Trainer:
         self.totals = self.add_up(summed, self.step + 1)
         lr = self.schedule.rate(self.step)
         norm = self.engine.step(lr)
+        # After the step's last forward, which changes them, and before what reads them: an
+        # evaluation, a checkpoint, the exported model.
         self.statistics.agree()
         self.phases.known.add("train")
         self.state.step += 1
-        self.read_sums()
+        self.read_pending_sums()
         counts = Sums(*before.read())
         values = {
             "step": self.step,
@@ -439,17 +448,19 @@ class Trainer:
             summed: this rank's loss of the step.
             next_step: the step that will begin with these sums.
         """
-        load = self.ahead.peek(next_step) or NOTHING
-        loss, *known = Sums(
+        load = self.ahead.peek(next_step) or NO_LOAD
+        sums = Sums(
             loss=summed,
             stops=self.stop.received is not None,
             saves=self.checkpoints.is_time(),
             predictions=load.predictions,
             tokens=load.tokens,
         )
-        return Totals(self.ranks, self.device, [loss], known)
+        # Readers take the vector for a `Sums`: it has the fields in their order. Only the first
+        # one is on the device.
+        return Totals(self.ranks, self.device, [sums.loss], sums[1:])
 
-    def read_sums(self) -> None:
+    def read_pending_sums(self) -> None:
         """Reads and logs what the ranks have added up for the last step, if that is not done.
 
         It comes before all that needs to know that the step was sound: a checkpoint, an evaluation.
@@ -609,10 +620,14 @@ class Trainer:
             self.checkpoints.drop_old(self.step)
         chosen = self.checkpoints.load_best(self.engine, self.step)
         lora = self.config.lora
+        # Frozen weights are left out where an adapter is exported alone. A quantised base is merged
+        # from the model itself (`merged` unpacks it), which each rank has whole.
         state = self.engine.export(
             frozen=lora is None or (lora.merge and self.config.quantization is None)
         )
         if self.ranks.is_first:
+            # The engine has the task's module, whose `model` is exported. What else the module has
+            # is for the loss alone.
             weights = {
                 name.removeprefix("model."): t
                 for name, t in state.items()

@@ -41,7 +41,7 @@ from runner.job.shapes import Device, ModelShape
 from runner.processes import birth_time, outliving
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import MetricsLog, RunFolder
-from runner.run_folder.training_state import newest_first
+from runner.run_folder.training_state import by_step_newest_first
 from runner.tasks import task_named
 from runner.training.components.device import uses_tf32
 from runner.training.components.process_group import Ranks
@@ -486,7 +486,7 @@ def not_finite(
     ranks = [str(rank) for rank, own in enumerate(by_rank) if not math.isfinite(own)]
     together = " summed over the ranks" if by_rank else ""
     where = f" on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if ranks else together
-    saved = newest_first(checkpoints)
+    saved = by_step_newest_first(checkpoints)
     kept = f"the newest checkpoint before it is {saved[0]}" if saved else "there is no checkpoint"
     then = (
         "it resumes from that checkpoint. If it ends the same way at once, the checkpoint has bad "
@@ -564,8 +564,8 @@ class FirstSteps:
 
     def count(self) -> None:
         """Counts a step."""
-        self._left -= self._left > 0
-        if not self._left:
+        self._left = max(0, self._left - 1)
+        if self._left == 0:
             self._heartbeat.tries = False
             self.lift()
 

@@ -57,7 +57,7 @@ from runner.training.weights import RunningStatistics, check_batch_norm
 
 
 def to_the_end(trainer: Trainer) -> None:
-    """Trains from the newest valid checkpoint, if there is one, to the exported model."""
+    """Trains from the newest whole checkpoint, if there is one, to the exported model."""
     trainer.resume()
     if can_be_smaller(trainer.config, trainer.plan):
         trainer.phases.first_steps.begin(trainer.device)
@@ -155,7 +155,9 @@ def decide_once(ranks: Ranks, resolved: Resolved, facts: RankFacts) -> Resolved:
         sequences = len(open_data(resolved)[1])
         notes = [str(finding) for finding in check_step(config, sequences, plan.total)]
         if len({one.device.name for one in found}) > 1:
-            notes.append(f"the ranks have {device.name}: all of them do what each of them can")
+            notes.append(
+                f"the GPUs differ ({device.name}): all ranks use only what the weakest one has"
+            )
         whole = replace(
             resolved,
             shape=run.shape,

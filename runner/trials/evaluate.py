@@ -17,7 +17,7 @@ from typing import Any
 from runner.config.fields import shown
 from runner.errors import StageError, UsageError, quoted, suggest
 from runner.job.check import check_run
-from runner.job.findings import raise_errors
+from runner.job.findings import report
 from runner.job.run import Asked
 from runner.job.training_run import TrainingRun
 from runner.launch.ranks import Start, as_launcher
@@ -32,7 +32,7 @@ from runner.launch.train import (
 from runner.run_folder.history import settings_of
 from runner.run_folder.layout import PULLED, RunFolder, read_metrics
 from runner.run_folder.run_lock import hold_run_folder
-from runner.run_folder.training_state import newest_first, read_best, read_state
+from runner.run_folder.training_state import by_step_newest_first, read_best, read_state
 
 FIRST = "none"
 """The name of the first weights: those of the bundle, or of `model.init`."""
@@ -80,7 +80,7 @@ def choose(run: TrainingRun, wanted: str | None) -> Evaluation:
         _check_held_out(run)
     root = run.folder.root
     hidden = replace(run, folder=RunFolder(root.parent / f".evaluate-{root.name}"))
-    found = {path.name: path for path in newest_first(run.folder.checkpoints)}
+    found = {path.name: path for path in by_step_newest_first(run.folder.checkpoints)}
     if wanted == FIRST or (wanted is None and not found and not has_begun):
         init = run.config.model.init
         names = {"pretrained": f"the weights of {run.config.model.asset}", "scratch": "new weights"}
@@ -203,9 +203,7 @@ def evaluate(
     if warning := doubt(run, chosen.checkpoint):
         say(warning)
     hidden = replace(chosen.run, asked=Asked(ranks_of(start)), environ=environ)
-    for line in hidden.accelerators:
-        say(line)
-    raise_errors(check_run(hidden))
+    report(check_run(hidden), say, verbose=False)
     _launch(chosen, start, environ)
 
 

@@ -46,7 +46,7 @@ def measure_trial(trainer: Trainer, *, steps: int, memory_gib: float | None) -> 
     trainer.end_phase("load")
     for _ in range(steps):
         trainer.train_step()
-    trainer.read_sums()
+    trainer.read_pending_sums()
     trainer.end_phase("train")
     _evaluate_few(trainer)
     trainer.ahead.close()

@@ -28,7 +28,7 @@ from runner.launch.supervise import start_ranks
 from runner.run_folder.heartbeat import Heartbeat
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.run_lock import hold_run_folder
-from runner.slurm import jobs
+from runner.slurm import requeue
 from runner.slurm.script import SbatchRequest, members
 
 
@@ -189,7 +189,7 @@ def main(step: str, path: str, program: str, *changes: str) -> int:
         if program == "hang":
             hang_after_s = 5.0
             watch.STACKS_WAIT_S, watch.COLLECTIVES_WAIT_S = 4.0, 0.5
-        vars(jobs).update(BOUNDS.get(program, {}))
+        vars(requeue).update(BOUNDS.get(program, {}))
         argv = [sys.executable, __file__, "rank", path, program]
         run = RunFolder(folder)
         return start_ranks(argv, start, run, os.environ, hang_after_s=hang_after_s).exit_code

@@ -30,7 +30,7 @@ from runner.run_folder.training_state import (
     BEST,
     STATE,
     TrainingState,
-    newest_first,
+    by_step_newest_first,
     read_best,
     read_state,
 )
@@ -95,7 +95,7 @@ class AtomicCheckpoint:
         said = f"the checkpoint cannot be written: {str(error).partition(chr(10))[0]}"
         return OSError(fault.errno, said) if fault else OSError(said)
 
-    def complete(self, write: Callable[[], None], then: Callable[[], None]) -> None:
+    def write_whole(self, write: Callable[[], None], then: Callable[[], None]) -> None:
         """Writes the content, then makes it a checkpoint.
 
         Args:
@@ -264,7 +264,7 @@ class Checkpoints:
         writing = AtomicCheckpoint(final, state, self._ranks)
 
         def write() -> None:
-            writing.complete(lambda: engine.save(writing.folder), lambda: self.drop_old(step))
+            writing.write_whole(lambda: engine.save(writing.folder), lambda: self.drop_old(step))
 
         try:
             write()
@@ -291,14 +291,15 @@ class Checkpoints:
         torn = [path for suffix in (".tmp", GONE) for path in self._folder.glob(f"step-*{suffix}")]
         best = read_best(self._folder) if self._config.best else None
         by_step = {
-            int(path.name.removeprefix("step-")): path for path in newest_first(self._folder)
+            int(path.name.removeprefix("step-")): path
+            for path in by_step_newest_first(self._folder)
         }
         kept = {step for step in by_step if step <= newest}
         kept = {*sorted(kept)[-self._config.keep :], *(kept & {best[0]} if best else ())}
         later = [f"step-{step}" for step in by_step if step > newest]
         if later:
             self._say(
-                f"passed over, and removed now that step-{newest} is whole: {', '.join(later)}"
+                f"deleted, because step-{newest} is saved and they were damaged: {', '.join(later)}"
             )
         for old in [*(path for step, path in by_step.items() if step not in kept), *torn]:
             if left := discard(old):
@@ -307,14 +308,14 @@ class Checkpoints:
                     "the next one tries again"
                 )
 
-    def newest_valid(self) -> tuple[Path, TrainingState] | None:
+    def newest_whole(self) -> tuple[Path, TrainingState] | None:
         """The newest checkpoint that is whole; None if none was ever written.
 
         Raises:
             DamageError: there are checkpoints, but none is whole. A new start would overwrite the
                 results.
         """
-        folders = self._ranks.gather(newest_first(self._folder))[0]
+        folders = self._ranks.gather(by_step_newest_first(self._folder))[0]
         for folder in folders:
             problem = self.problem_with(folder)
             if problem is None:

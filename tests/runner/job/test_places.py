@@ -156,7 +156,7 @@ def test_what_checkpoints_and_the_model_take_on_the_disk(
     (tmp_path / "step-2/weights").write_bytes(bytes(50))
     assert [disk_still_needed(config, tmp_path, whole) for whole in (needed, 60)] == [
         needed - 50,
-        20,  # a checkpoint replaces another when it is complete
+        20,  # a checkpoint replaces another when it is whole
     ]
 
 

@@ -113,9 +113,9 @@ def test_processes_are_refused_where_they_would_waste_nodes_or_multiply_ranks() 
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        (STEP | {"MASTER_ADDR": "localhost"}, "world of its own"),
-        (STEP | {"MASTER_ADDR": "127.0.0.1"}, "world of its own"),
-        (STEP | {"MASTER_ADDR": "::1"}, "world of its own"),
+        (STEP | {"MASTER_ADDR": "localhost"}, "each node would train alone"),
+        (STEP | {"MASTER_ADDR": "127.0.0.1"}, "each node would train alone"),
+        (STEP | {"MASTER_ADDR": "::1"}, "each node would train alone"),
         (STEP | {"SLURM_STEP_NODELIST": "no-such-host.invalid,n2"}, "has no address"),
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}, "unevenly"),
         (STEP | {"SLURM_PROCID": "0"}, "rank 0 is not on the first node"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from runner.slurm.environment import (
     cpus_per_task,
     tasks_per_node,
 )
+from runner.slurm.jobs import step_name
 from tests.first_job.harness import programs
 from tests.runner.launch.test_local import BATCH
 
@@ -71,7 +74,7 @@ def test_a_job_that_slurm_ends_before_scontrol_returns_has_said_that_it_comes_ba
     killed = f'[ "$1" = requeue ] && kill -{number} -$LAUNCHER && exit\n'  # and its children
     programs(tmp_path, scontrol=f"{killed}echo JobId=1234 JobState=RUNNING BatchFlag=1")
     launcher = (
-        "import os; from runner.slurm.jobs import requeue;"
+        "import os; from runner.slurm.requeue import requeue;"
         "requeue({**os.environ, 'LAUNCHER': str(os.getpid())})"
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
@@ -96,3 +99,33 @@ def test_srun_binds_no_rank_to_its_own_gpu_unless_the_user_asked_for_a_binding(b
     variables = supervise.srun_environment(described, environ, 12345)
     assert bound not in variables
     assert variables["SLURM_GPU_BIND"] == "closest"
+
+
+# What `squeue --steps` prints: of a controller that does not answer, of ranks that still run at the
+# first look, of ranks that have ended.
+@pytest.mark.parametrize(
+    ("squeue", "said"),
+    [
+        ("echo slurm_load_jobs error >&2; exit 1", "Slurm does not report whether the ranks ended"),
+        ('[ -e "{0}" ] || echo "17.3|{1}"; touch "{0}"', "the ranks still run: scancel 17.3"),
+        ("true", ""),
+    ],
+)
+def test_a_launcher_ends_its_ranks_and_says_what_it_does_not_know(
+    squeue: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    step = step_name(platform.node(), 99)
+    asked = tmp_path / "asked"
+    programs(
+        tmp_path, squeue=squeue.format(tmp_path / "seen", step), scancel=f'echo "$1" >> {asked}'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    supervise.end_ranks(17, 99)
+    err = capfd.readouterr().err
+    assert said in err and bool(said) == bool(err.strip())
+    assert asked.exists() == ("scancel" in said)

@@ -23,7 +23,7 @@ def slurm(programs: Path) -> list[Path]:
 
 def test_a_cluster_without_slurm_and_one_without_a_runner(laptop: Laptop, programs: Path) -> None:
     said = laptop.runner("submit", "runs/my.yaml", *TO, code=2)
-    assert "there is no sbatch there" in said and "lock  " not in said
+    assert "sbatch was not found there" in said and "lock  " not in said
     made = slurm(programs)
     laptop.clusters("  setup: [cd /nowhere]\n")
     said = laptop.runner("submit", "runs/my.yaml", *TO, code=2)
@@ -88,7 +88,7 @@ def test_a_bundle_of_another_manifest_here_is_left_alone(laptop: Laptop) -> None
     said = laptop.runner(*words, code=2)
     assert "another bundle is here: made; manifests/other.yaml makes other" in said, said
     said = laptop.runner(*words, *in_it(said, "--bundle .*").split(), code=2)
-    assert "no sbatch there" in said
+    assert "sbatch was not found there" in said
 
 
 def test_an_interrupted_fetch_goes_on_and_one_at_work_is_said(

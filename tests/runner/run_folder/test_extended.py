@@ -192,12 +192,13 @@ def test_rows_that_a_run_has_trained_on_are_not_called_its_validation(
         choose(run, None)
 
 
-def test_evaluate_names_the_split_that_it_reads(cluster: Cluster) -> None:
-    """It said "the validation split" where it was another."""
+def test_evaluate_names_the_split_that_it_reads_and_prints_warnings(cluster: Cluster) -> None:
+    """It said "the validation split" where it was another; the warnings of its checks were lost."""
     cluster.write(dataset={"asset": "numbers", "text": "text", "validation": "20%"})
     first = ("evaluate", "tiny.yaml", "--checkpoint", "none", "--processes", "1")
     done = cluster.run(*first, "--set", "dataset.validation=test")
     assert done.returncode == 0, done.stderr
     assert "evaluates the weights of tiny-bert on split `test`" in done.stdout
-    done = cluster.run(*first)
+    done = cluster.run(*first, "--set", "optimizer.lr=5")
     assert "on split `20% of train`" in done.stdout, done.stderr
+    assert "optimizer.lr 5: with adamw each step changes" in done.stdout

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent. A damaged one is named and skipped, a foreign one rejected.
+"""A checkpoint is whole or absent. A damaged one is named and skipped, a foreign one rejected.
 
 These tests use one process, and an engine that writes small files. test_resume does the same with
 real runs.
@@ -33,7 +33,7 @@ def test_the_oldest_go_and_the_newest_by_number_is_taken(
     save(checkpoints, 8, 9, 10, 11)
     assert names(folder) == {"step-10", "step-11", "latest"}
     assert (folder / "latest").read_text().strip() == "step-11"
-    found = checkpoints.newest_valid()
+    found = checkpoints.newest_whole()
     assert found is not None and found[1].step == 11
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(
     save(checkpoints, 2, 4)
     do, named = DAMAGES[damage]
     do(folder / "step-4")
-    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    assert checkpoints.newest_whole() == (folder / "step-2", state(2))
     assert len(said) == 1
     assert "step-4" in said[0] and named in said[0]
 
@@ -111,9 +111,9 @@ def test_a_full_disk_leaves_the_checkpoints_before_it_whole(
     with pytest.raises(OSError):
         checkpoints.save(SmallEngine(problem=problem), state(6))
     assert names(folder) == {"step-2", "step-4", "latest"}
-    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+    assert checkpoints.newest_whole() == (folder / "step-4", state(4))
     save(checkpoints, 6)
-    assert checkpoints.newest_valid() == (folder / "step-6", state(6))
+    assert checkpoints.newest_whole() == (folder / "step-6", state(6))
 
 
 def test_a_fault_that_is_no_full_disk_stays_a_fault(checkpoints: Checkpoints) -> None:
@@ -130,14 +130,14 @@ def test_a_damaged_checkpoint_of_a_later_step_takes_no_good_ones_place(
     flip(folder / "step-300" / "engine" / "weights.pt")
     resumed = Checkpoints(folder, CheckpointConfig(keep=1, best=True), ranks, said.append)
     (folder / "best.json").write_text(json.dumps({"step": 300, "validation_loss": 0.1}))
-    assert resumed.newest_valid() == (folder / "step-200", state(200))
+    assert resumed.newest_whole() == (folder / "step-200", state(200))
     assert resumed.mark_best(250, 0.2), "the damaged one was the best"
     save(resumed, 250)
     assert names(folder) == {"step-250", "latest", "best.json"}
-    assert resumed.newest_valid() == (folder / "step-250", state(250))
-    assert said[1:] == ["passed over, and removed now that step-250 is whole: step-300"]
+    assert resumed.newest_whole() == (folder / "step-250", state(250))
+    assert said[1:] == ["deleted, because step-250 is saved and they were damaged: step-300"]
     save(resumed, 300)
-    assert resumed.newest_valid() == (folder / "step-300", state(300))
+    assert resumed.newest_whole() == (folder / "step-300", state(300))
 
 
 @pytest.mark.parametrize("moment", ["before it is hashed", "before the list", "before the rename"])
@@ -157,7 +157,7 @@ def test_a_kill_after_all_is_written_leaves_nothing_that_counts_either(
         patch.setattr(*moments[moment], killed)
         save(checkpoints, 4)
     assert names(folder) == {"step-2", "step-4.tmp", "latest"}
-    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    assert checkpoints.newest_whole() == (folder / "step-2", state(2))
     save(checkpoints, 4)
     assert names(folder) == {"step-2", "step-4", "latest"}
 
@@ -230,11 +230,11 @@ def test_without_a_complete_checkpoint_no_run_starts_over(
     for damaged in folder.glob("step-*/engine/weights.pt"):
         damaged.write_text("something else")
     with pytest.raises(DamageError, match="no checkpoint in it is as it was written") as caught:
-        checkpoints.newest_valid()
+        checkpoints.newest_whole()
     subprocess.run(in_it(caught.value.remedy, "rm -r .*"), shell=True, check=True)
-    assert checkpoints.newest_valid() is None, "as in the folder of another name"
+    assert checkpoints.newest_whole() is None, "as in the folder of another name"
     save(checkpoints, 2)
-    assert checkpoints.newest_valid() == (folder / "step-2", state(2))
+    assert checkpoints.newest_whole() == (folder / "step-2", state(2))
 
 
 def test_the_launcher_leaves_an_unreadable_checkpoint_to_the_ranks(
@@ -267,7 +267,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_nothing_and_goes_later(
     save(checkpoints, 2)
     in_use.add("weights.pt")
     save(checkpoints, 4)
-    assert checkpoints.newest_valid() == (folder / "step-4", state(4))
+    assert checkpoints.newest_whole() == (folder / "step-4", state(4))
     # The remains do not have the name of a checkpoint: no run resumes from half of one.
     assert names(folder) == {"step-2.0.gone", "step-4", "latest"}
     assert [line for line in said if "step-2 cannot" in line] == [

@@ -52,7 +52,7 @@ def one(rank, folder):
     if rank == 1:
         Path.rglob = lambda path, pattern: (p for p in rglob(path, pattern) if p.name == "part-1")
     attempt(8)
-    os.write(1, f"rank {rank} goes on from {checkpoints.newest_valid()[0].name}\\n".encode())
+    os.write(1, f"rank {rank} goes on from {checkpoints.newest_whole()[0].name}\\n".encode())
     dist.destroy_process_group()
 
 if __name__ == "__main__":
