@@ -13,7 +13,7 @@ from dataclasses import replace
 from stage.errors import PolicyError, UsageError
 from stage.lock.manifest import Manifest
 from stage.lock.model import LockedAsset, Lockfile
-from stage.lock.requests import Request
+from stage.lock.requests import AssetRequest
 
 UNKNOWN = "unknown"
 OTHER = "other"
@@ -56,7 +56,9 @@ def states_nothing(statement: str | None) -> bool:
     return all(word == UNKNOWN or word.startswith(OTHER) for word in identifiers(statement))
 
 
-def with_stated_licence(asset: LockedAsset, request: Request, manifest: Manifest) -> LockedAsset:
+def with_stated_licence(
+    asset: LockedAsset, request: AssetRequest, manifest: Manifest
+) -> LockedAsset:
     """The asset with the licence that the manifest states, where its repository states none.
 
     Raises:

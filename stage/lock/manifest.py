@@ -33,10 +33,10 @@ from stage.lock.reader import (
 )
 from stage.lock.requests import (
     KINDS,
+    AssetRequest,
     DatasetRequest,
     ModelRequest,
     PathRequest,
-    Request,
     TokenizerEntry,
     UrlRequest,
 )
@@ -106,7 +106,7 @@ class Manifest:
     path: Path
     text: bytes
     name: str
-    requests: Mapping[str, Request]
+    requests: Mapping[str, AssetRequest]
     lines: Lines
     licences: tuple[str, ...] | None = None
     output: Path | None = None
@@ -162,9 +162,9 @@ class Manifest:
             )
 
 
-def _requests(path: Path, assets: Mapping[str, Any], reader: Reader) -> dict[str, Request]:
+def _requests(path: Path, assets: Mapping[str, Any], reader: Reader) -> dict[str, AssetRequest]:
     """The request of every asset. Keeps the mistakes."""
-    requests: dict[str, Request] = {}
+    requests: dict[str, AssetRequest] = {}
     lines = reader.lines
     for name, value in assets.items():
         with lines.mistakes, about(lines.place("assets", name)):
@@ -190,7 +190,7 @@ def _requests(path: Path, assets: Mapping[str, Any], reader: Reader) -> dict[str
     return requests
 
 
-def _keep_missing(path: Path, requests: Mapping[str, Request], lines: Lines) -> None:
+def _keep_missing(path: Path, requests: Mapping[str, AssetRequest], lines: Lines) -> None:
     """Keeps errors for missing local files, to report them together with other mistakes."""
     for name, request in requests.items():
         if isinstance(request, PathRequest) and request.path:
@@ -224,7 +224,7 @@ def local_path(written: str, manifest: Path) -> Path:
     return found
 
 
-def _request(name: str, value: Any, reader: Reader) -> Request:
+def _request(name: str, value: Any, reader: Reader) -> AssetRequest:
     where, lines = ("assets", name), reader.lines
     if problem := problem_with_asset_name(name):
         raise UsageError(

@@ -53,7 +53,7 @@ def _sha256(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class AssetRequest:
     """An entry of a manifest.
 
     The first field of a class is the location: the repository, path or address. Its key in the
@@ -78,12 +78,12 @@ class Request:
         return str(getattr(self, fields(self)[0].name))
 
 
-def _kind_of(table: type[Request]) -> str:
+def _kind_of(table: type[AssetRequest]) -> str:
     return next(iter(keys_of(table)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelRequest(Request):
+class ModelRequest(AssetRequest):
     """A Hub model repository.
 
     Attributes:
@@ -109,7 +109,7 @@ class ModelRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerEntry(Request):
+class TokenizerEntry(AssetRequest):
     """The keys of a tokenizer; its request is a `ModelRequest`."""
 
     source_type = "hub"
@@ -121,7 +121,7 @@ class TokenizerEntry(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetRequest(Request):
+class DatasetRequest(AssetRequest):
     """A Hub dataset repository: splits of one config, or the files as published.
 
     Attributes:
@@ -150,7 +150,7 @@ class DatasetRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricRequest(Request):
+class MetricRequest(AssetRequest):
     """A metric of `evaluate`: `accuracy`, or `owner/name` of a Space."""
 
     source_type = "hub"
@@ -162,7 +162,7 @@ class MetricRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathRequest(Request):
+class PathRequest(AssetRequest):
     """A file or folder beside the manifest."""
 
     source_type = "path"
@@ -176,7 +176,7 @@ class PathRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UrlRequest(Request):
+class UrlRequest(AssetRequest):
     """A file at an http or https address."""
 
     source_type = "url"
@@ -190,7 +190,7 @@ class UrlRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentRequest(Request):
+class EnvironmentRequest(AssetRequest):
     """An `environment.yml` and the profile of its cluster, both beside the manifest."""
 
     source_type = "environment"
@@ -200,7 +200,9 @@ class EnvironmentRequest(Request):
 
 
 # In the order of their definitions above, in which messages list them.
-KINDS: Mapping[str, type[Request]] = {_kind_of(table): table for table in Request.__subclasses__()}
+KINDS: Mapping[str, type[AssetRequest]] = {
+    _kind_of(table): table for table in AssetRequest.__subclasses__()
+}
 """The key that says what an asset is -> the table of its keys."""
 LOCATION_KEYS: Mapping[str, str] = {
     table.source_type: fields(table)[0].name for table in KINDS.values()
@@ -220,7 +222,7 @@ def way_without(request: Mapping[str, Any]) -> str:
     )
 
 
-def as_lock_request(request: Request) -> dict[str, Any]:
+def as_lock_request(request: AssetRequest) -> dict[str, Any]:
     """A request as the lock records it: the keys of the manifest, without defaults.
 
     The revision is always recorded.

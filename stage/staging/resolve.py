@@ -35,12 +35,12 @@ from stage.lock.model import (
     read_lock,
 )
 from stage.lock.requests import (
+    AssetRequest,
     DatasetRequest,
     EnvironmentRequest,
     MetricRequest,
     ModelRequest,
     PathRequest,
-    Request,
     UrlRequest,
     as_lock_request,
     way_without,
@@ -233,7 +233,7 @@ def _environment(name: str, request: EnvironmentRequest, run: FetchRun) -> Asset
     return EnvironmentSource(name, request, run)
 
 
-SOURCES: Mapping[type[Request], Callable[[str, Any, FetchRun], AssetSource[Any]]] = {
+SOURCES: Mapping[type[AssetRequest], Callable[[str, Any, FetchRun], AssetSource[Any]]] = {
     ModelRequest: ModelSource,
     DatasetRequest: DatasetSource,
     MetricRequest: MetricSource,

@@ -34,7 +34,7 @@ from stage.hub.client import Hub
 from stage.hub.layout import splits_of_names
 from stage.lock.manifest import Manifest
 from stage.lock.model import Ingredient, LockedAsset, LockedFile, LockedSplit, Source
-from stage.lock.requests import Request, as_lock_request
+from stage.lock.requests import AssetRequest, as_lock_request
 from stage.progress import Reporter
 from stage.staging.working_folder import WORKSHOP, SharedStore, Sharing, WorkFolder
 
@@ -69,7 +69,7 @@ class FetchOptions:
 Progress = Callable[[int], None]
 Made = tuple[LockedAsset, list[tuple[LockedFile, Path]]]
 """An asset with files that were made, and where each of them is now; their digests are unknown."""
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=AssetRequest)
 
 
 def connect(endpoint: str | None, reporter: Reporter, at_once: int = 4) -> tuple[Hub, Downloader]:
