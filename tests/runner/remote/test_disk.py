@@ -43,7 +43,7 @@ def test_it_is_refused_before_a_byte_is_written(
     bad = {"ok": False, "findings": [{"path": "data/x"}]}
     with (
         monkeypatch.context() as patch,
-        pytest.raises(DamageError, match="here: bundle/data/x"),
+        pytest.raises(DamageError, match="differs from the original: bundle/data/x"),
     ):
         patch.setattr(carried, "push", lambda *_, **__: SimpleNamespace(report=bad))
         put(disk, bundle)
@@ -258,7 +258,7 @@ def test_a_run_file_that_the_disk_does_not_keep_is_not_said_to_be_on_it(
     disk.mkdir()
     rots = lambda _: [flip(path) for path in disk.glob("runs-*/my.yaml")]  # noqa: E731
     monkeypatch.setattr(carried, "drop_from_memory", rots)
-    with pytest.raises(DamageError, match="read here: runs-"):
+    with pytest.raises(DamageError, match="differs from the original: runs-"):
         put(disk, bundle)
 
 
