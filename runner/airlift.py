@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from runner.errors import __version__
+from runner.from_stage import __version__
 
 USAGE = """\
 Usage: airlift stage ...     makes, carries and verifies a bundle (the same as: stage ...)

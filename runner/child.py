@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from runner.errors import StageError, isolated, shortage
+from runner.from_stage import StageError, isolated, shortage
 from runner.processes import die_with, die_with_parent, outlive_readers, why_ended
 
 T = TypeVar("T")

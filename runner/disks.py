@@ -17,7 +17,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 
 NETWORK_DISKS = frozenset({
     "lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "panfs", "wekafs", "cifs", "smb3", "9p",

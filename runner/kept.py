@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from runner.errors import __version__, write_atomically
-from runner.inputs import state_folder
+from runner.from_stage import __version__, state_folder, write_atomically
 
 
 def versions(*packages: str) -> list[str]:

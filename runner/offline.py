@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import MutableMapping, Sequence
 
-from runner.errors import close_network
+from runner.from_stage import close_network
 
 __all__ = ["VARIABLES", "close_network", "is_allowed", "set_variables", "tripwire"]
 

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 import click
 
 from runner.cli import run, tools, watch
-from runner.errors import CommandGroup, __version__
+from runner.errors import CommandGroup
+from runner.from_stage import __version__
 
 _SECTIONS = {
     "Login node": ("init", "check", "rehearse", "prepare", "submit"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from runner.errors import StageError, UsageError, print_line, quoted, reading_yaml
+from runner.from_stage import StageError, UsageError, print_line, quoted, reading_yaml
 
 BUNDLE_VARIABLE = "AIRLIFT_BUNDLE"
 
@@ -70,7 +70,7 @@ def _find_bundle(
 
 def _its_bundle(run: Path | None, names: list[str]) -> str:
     """The bundle of the manifest that a run file names, else the first one."""
-    from runner.inputs import Bundle
+    from stage.bundle.bundle import Bundle
 
     with suppress(StageError, OSError):
         with reading_yaml(run or Path()) as (data, _):
@@ -83,7 +83,7 @@ def _its_bundle(run: Path | None, names: list[str]) -> str:
 
 def _way_to_slurm(context: click.Context, run: Path | None) -> str:
     """What `submit` needs where there is no Slurm."""
-    from runner.inputs.clusters import to_option
+    from stage.carry.clusters import to_option
 
     if context.info_name != "submit" or shutil.which("sbatch"):
         return ""
@@ -92,7 +92,7 @@ def _way_to_slurm(context: click.Context, run: Path | None) -> str:
 
 
 def _bundles_here() -> list[str]:
-    from runner.inputs import holds_bundle
+    from stage.bundle.bundle import holds_bundle
 
     return sorted(path.name for path in Path().iterdir() if holds_bundle(path))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.cli.options import processes_option, run_options, to_option
-from runner.errors import (
+from runner.from_stage import (
     StageError,
     UsageError,
     json_option,
@@ -107,9 +107,9 @@ def _next(run: TrainingRun) -> str:
     Where that Python cannot train, it is what gives it the packages.
     """
     from runner.inputs import environments
-    from runner.inputs.clusters import to_option
     from runner.job.installed import how_to_install, note_for_job
     from runner.job.run import Run
+    from stage.carry.clusters import to_option
 
     if Path(".airlift/lock/step").exists():
         return "go.sh, which is at work here, submits it"

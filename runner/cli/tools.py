@@ -18,7 +18,7 @@ from runner.cli.options import (
     run_options,
     set_option,
 )
-from runner.errors import (
+from runner.from_stage import (
     Choice,
     IncompleteError,
     UsageError,
@@ -72,8 +72,8 @@ def init(task: str, bundle: Path | None, output: Path | None, quiet: bool) -> No
     Example:
       runner init masked-lm --bundle bundle -o runs/my.yaml
     """
-    from runner.inputs.clusters import to_option
     from runner.job.examples import new_run_file
+    from stage.carry.clusters import to_option
 
     path = output or Path(f"{task}.yaml")
     text, said = new_run_file(task, path, bundle)

@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from runner.cli.options import to_option
-from runner.errors import UsageError, json_option, print_json, print_line, quiet_option, silent
+from runner.from_stage import (
+    UsageError,
+    json_option,
+    print_json,
+    print_line,
+    quiet_option,
+    silent,
+)
 
 ASK_SLURM_EVERY_S = 20
 

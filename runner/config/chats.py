@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.errors import UsageError, WrongValueError, nearest_name, suggest
+from runner.from_stage import UsageError, WrongValueError, nearest_name, suggest
 
 OURS = ("role", "content")
 SHAREGPT = ("from", "value")

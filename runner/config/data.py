@@ -13,7 +13,7 @@ from typing import Literal
 from runner.config.chats import known_fields, known_roles
 from runner.config.fields import those_with
 from runner.config.held_out import share_of, split_or_share
-from runner.errors import WrongValueError, setting, suggest
+from runner.from_stage import WrongValueError, setting, suggest
 
 
 def format_columns(text: str) -> list[str]:

@@ -29,7 +29,7 @@ from runner.config.deepspeed_keys import (
     WITHOUT_EFFECT,
 )
 from runner.config.fields import LEFT_OUT, Choice
-from runner.errors import (
+from runner.from_stage import (
     DS_CONFIG,
     Lines,
     Place,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.errors import Lines, UsageError, WrongValueError, setting
+from runner.from_stage import Lines, UsageError, WrongValueError, setting
 
 Auto = Literal["auto"]
 # Optimizer -> the engines that it works with. Optimizers that scale by blocks or rows cannot work

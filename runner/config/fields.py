@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
-from runner.errors import Key, Lines, UsageError, Where, dotted, keys_of, lookup, read_value
+from runner.from_stage import (
+    Key,
+    Lines,
+    UsageError,
+    Where,
+    dotted,
+    keys_of,
+    lookup,
+    read_value,
+)
 
 
 class Choice(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from runner.errors import WrongValueError
+from runner.from_stage import WrongValueError
 
 if TYPE_CHECKING:
     import numpy as np

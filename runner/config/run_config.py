@@ -41,7 +41,7 @@ from runner.config.fields import (
     unused_keys,
 )
 from runner.config.task_keys import keys_of_task
-from runner.errors import (
+from runner.from_stage import (
     HIDDEN,
     RUN_FILE,
     DamageError,

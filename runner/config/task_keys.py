@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.config.data import DatasetConfig
 from runner.config.fields import found_tasks
-from runner.errors import Lines, Mistakes, Place, UsageError, Where, suggest
+from runner.from_stage import Lines, Mistakes, Place, UsageError, Where, suggest
 
 
 def is_text(kind: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from runner.data.recipe import Recipe, sample_task
 from runner.data.store import Store, write_store
 from runner.data.table import COLUMNS, Classes, footer, united
-from runner.errors import UsageError, human_size
+from runner.from_stage import UsageError, human_size
 from runner.inputs import check_file
 from runner.processes import is_alive
 

@@ -13,7 +13,7 @@ from runner.config.fields import Choice, found_tasks
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import TaskKeys
 from runner.data.store import Sample, StoreFacts
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import Inputs, ModelInput, SplitInput
 
 # Model types of transformers that keep documents apart with a block-diagonal mask and positions

@@ -23,7 +23,7 @@ from runner.data.recipe import Recipe
 from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, read_ahead
 from runner.data.tokenizing import Tokenizer, fast_tokenizer, id_type, load_tokenizer
-from runner.errors import UsageError, human_count
+from runner.from_stage import UsageError, human_count
 
 if TYPE_CHECKING:
     import numpy as np

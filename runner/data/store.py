@@ -27,7 +27,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from runner.errors import DamageError, quoted
+from runner.from_stage import DamageError, quoted
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from runner.config.task_keys import keys_of_task
 from runner.data.recipe import Recipe
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import SplitInput, unreadable
 
 T = TypeVar("T")

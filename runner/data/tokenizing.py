@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from runner.errors import UsageError, shortage
+from runner.from_stage import UsageError, shortage
 from runner.inputs import ModelInput, unreadable
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from runner.errors import UsageError, read_start
+from runner.from_stage import UsageError, read_start
 from runner.launch.ranks import MPI_VARIABLES, LaunchedProcess, task_of
 from runner.slurm.environment import SlurmJobEnvironment
 

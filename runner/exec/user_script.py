@@ -39,7 +39,9 @@ from runner.disks import (
     read_mounts,
     user_variables,
 )
-from runner.errors import (
+from runner.exec import last_words
+from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks, shell_script
+from runner.from_stage import (
     UsageError,
     human_count,
     print_line,
@@ -47,21 +49,19 @@ from runner.errors import (
     suggest,
     write_atomically,
 )
-from runner.exec import last_words
-from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks, shell_script
 from runner.inputs import (
     HUB_IN_CHILDREN,
-    ServedRepository,
     check_known_damage,
     check_names_and_sizes,
     check_site,
     open_hub,
     running_tree,
-    with_hub,
 )
 from runner.isolation import isolate, note_for_script
 from runner.launch.ranks import variables_between_nodes
 from runner.processes import birth_time, is_alive
+from stage.serve.catalogue import ServedRepository
+from stage.serve.children import with_hub
 
 
 def write_hub_cache(repositories: Mapping[tuple[str, str], ServedRepository], folder: Path) -> None:

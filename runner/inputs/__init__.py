@@ -21,7 +21,7 @@ from runner.config.data import DatasetConfig
 from runner.config.held_out import SplitPart
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import keys_of_task, place_in_dataset
-from runner.errors import (
+from runner.from_stage import (
     DamageError,
     Mistakes,
     Place,
@@ -31,23 +31,14 @@ from runner.errors import (
     quoted,
     suggest,
 )
-from stage.bundle.bundle import Bundle as Bundle  # for runner.job.examples
-from stage.bundle.bundle import failure_of, verify
-from stage.bundle.bundle import holds_bundle as holds_bundle  # for runner.cli
-from stage.bundle.inspect import index_problems as index_problems  # for runner.job
-from stage.bundle.inspect import safetensors_header as safetensors_header  # for runner.job
+from stage.bundle.bundle import Bundle, failure_of, holds_bundle, verify
 from stage.bundle.receipt import find_damage, find_receipt, remedy_for_damage
-from stage.bundle.verifier import TAG_MANIFEST, VerificationReport, suggest_fixes
-from stage.bundle.verifier import state_folder as state_folder  # for runner.job
-from stage.environment.check import imports as imports  # for runner.job.job_shell
-from stage.environment.check import on_site as on_site  # for runner.job, runner.training
-from stage.environment.check.torch_builds import runs_on as runs_on  # for the same
-from stage.files import hash_file as hash_file
+from stage.bundle.verifier import TAG_MANIFEST, VerificationReport, state_folder, suggest_fixes
+from stage.environment.check import on_site
+from stage.files import hash_file
 from stage.lock.model import LockedAsset
 from stage.serve import children
-from stage.serve.catalogue import Catalogue
-from stage.serve.catalogue import ServedRepository as ServedRepository  # for runner.exec
-from stage.serve.children import with_hub as with_hub  # for the same
+from stage.serve.catalogue import Catalogue, ServedRepository
 
 
 @dataclass(frozen=True)

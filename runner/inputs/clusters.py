@@ -4,18 +4,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from runner.errors import IncompleteError, StageError, human_size, print_line
-from stage.carry.clusters import Cluster as Cluster
-from stage.carry.clusters import find_cluster as find_cluster
-from stage.carry.clusters import profiles as profiles
-from stage.carry.clusters import to_option as to_option  # for runner.cli
-from stage.carry.probe import collect as collect
+from runner.from_stage import IncompleteError, StageError, human_size, print_line
+from stage.carry.clusters import profiles
 from stage.carry.probe import room_script, rooms_of
-from stage.carry.ssh import PushTarget as PushTarget
-from stage.carry.ssh import RemoteShell as RemoteShell
-from stage.carry.ssh import ScriptResult as ScriptResult
-from stage.carry.ssh import connected as connected
-from stage.carry.ssh import log_out as log_out
+from stage.carry.ssh import RemoteShell
 from stage.environment.spec.profile import Profile
 
 

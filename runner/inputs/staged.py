@@ -9,21 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError, as_shown, quoted, reading_yaml
+from runner.from_stage import UsageError, as_shown, quoted, reading_yaml
 from stage.bundle.bundle import TAG_MANIFEST, Bundle, holds_bundle
-from stage.bundle.verifier import VERIFIER as VERIFIER
 from stage.bundle.verifier import state_folder
 from stage.carry.clusters import Cluster
-from stage.carry.push import drop_from_memory as drop_from_memory  # for runner.remote.submit_to
-from stage.carry.push import push as push
-from stage.carry.push import run_rsync
+from stage.carry.push import push, run_rsync
 from stage.carry.ssh import PushTarget, RemoteShell, connected
 from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
 from stage.files import hash_file
-from stage.lock.manifest import Manifest as Manifest
+from stage.lock.manifest import Manifest
 from stage.lock.requests import EnvironmentRequest, PathRequest
-from stage.progress import Reporter as Reporter
+from stage.progress import Reporter
 from stage.staging.resolve import read_previous, unanswered
 from stage.staging.working_folder import lock_in
 

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from runner.config.run_config import RunConfig
 from runner.disks import disk_type, what_is_used_up, write_fault
-from runner.errors import (
-    FULL_DISK,
-    OTHER_DISK,
-    OTHER_RUN,
+from runner.errors import FULL_DISK, OTHER_DISK, OTHER_RUN
+from runner.from_stage import (
     IncompleteError,
     StageError,
     UsageError,

@@ -21,7 +21,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from runner.config.run_config import RunConfig, SlurmConfig
-from runner.errors import UsageError, human_count
+from runner.from_stage import UsageError, human_count
 from runner.inputs.clusters import gpus_of
 from runner.job.host_memory import host_memory
 from runner.job.partition import NodeShape, Partition

@@ -17,19 +17,13 @@ from runner.config.chats import Naming
 from runner.config.data import DatasetConfig
 from runner.data.table import classes_of
 from runner.data.tokenizing import has_tokenizer
-from runner.errors import UsageError, as_shown, quoted, read_value, scalar
-from runner.inputs import (
-    Bundle,
-    SplitInput,
-    environments,
-    hash_file,
-    on_site,
-    remedy_as_published,
-    split_input,
-)
+from runner.from_stage import UsageError, as_shown, hash_file, quoted, read_value, scalar
+from runner.inputs import SplitInput, environments, remedy_as_published, split_input
 from runner.inputs.clusters import has_gpus
 from runner.job.shapes import ModelShape
 from runner.tasks import TASKS, Task, has_model
+from stage.bundle.bundle import Bundle
+from stage.environment.check import on_site
 
 _STEPS_OF_AN_EPOCH = 20  # with fewer, the batch of an example is too large
 _ENOUGH_ROWS = 40

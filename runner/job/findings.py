@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from runner.errors import (
+from runner.from_stage import (
     DamageError,
     IncompleteError,
     PolicyError,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_size
+from runner.from_stage import UsageError, human_size
 from runner.job.memory import frozen_bytes, leaves_device, model_state
 from runner.job.plan import TrainingPlan
 from runner.job.shapes import Device, ModelShape

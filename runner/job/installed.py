@@ -20,10 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, install_command, quoted
-from runner.inputs import Inputs, check_site, environments, imports, running_tree
+from runner.from_stage import UsageError, install_command, quoted
+from runner.inputs import Inputs, check_site, environments, running_tree
 from runner.job.findings import Finding, note, warning
 from runner.tasks import task_named
+from stage.environment.check import imports
 
 PIP_NAMES = {"PIL": "pillow"}
 PREFIX = "~/envs"

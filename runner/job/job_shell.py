@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count
-from runner.inputs import Inputs, environments, imports, running_tree, runs_on, state_folder
+from runner.from_stage import UsageError, human_count, state_folder
+from runner.inputs import Inputs, environments, running_tree
 from runner.job import node_local
 from runner.job.devices import asks_for_gpus, gpus_of_job, hides_all
 from runner.job.findings import Finding, attempt, errors_of, fact_line, note, warning
@@ -33,6 +33,8 @@ from runner.job.installed import PIP_NAMES, Packages, how_to_install, is_light
 from runner.job.partition import NodeShape
 from runner.slurm.jobs import clean
 from runner.slurm.script import SbatchRequest, shell_lines
+from stage.environment.check import imports
+from stage.environment.check.torch_builds import runs_on
 
 LIMIT_S = 20.0
 """A check takes no longer for this. A busy network disk can need minutes for `import torch`."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from runner.config.ds_config import OFFLOADS
 from runner.config.engine import OPTIMIZERS
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count, human_size
+from runner.from_stage import UsageError, human_count, human_size
 from runner.job.shapes import Device, ModelShape, human_parameters
 
 # Bytes per parameter of weights and gradients that every engine keeps for its own: DeepSpeed in 16

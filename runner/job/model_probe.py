@@ -23,7 +23,7 @@ from runner.child import Child
 from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import StageError, UsageError, shortage
+from runner.from_stage import StageError, UsageError, shortage
 from runner.inputs import Inputs, ModelInput
 from runner.job.findings import (
     Finding,

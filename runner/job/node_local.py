@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Literal
 
 from runner.disks import NETWORK_DISKS, disk_type
-from runner.errors import IncompleteError, StageError, UsageError, human_count, human_size, quoted
+from runner.from_stage import (
+    IncompleteError,
+    StageError,
+    UsageError,
+    human_count,
+    human_size,
+    quoted,
+)
 from runner.inputs import EnvironmentInput, running_tree, unreadable
 from runner.slurm.environment import SlurmJobEnvironment, srun_command
 

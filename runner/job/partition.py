@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from runner.errors import human_count
+from runner.from_stage import human_count
 from runner.slurm.jobs import ask
 
 MIB = 2**20

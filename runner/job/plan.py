@@ -16,7 +16,7 @@ from typing import Any
 from runner.config.engine import EngineConfig
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count, human_size
+from runner.from_stage import UsageError, human_count, human_size
 from runner.job.findings import Finding, warning
 from runner.job.memory import (
     SHARE_FOR_STATE,

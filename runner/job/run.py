@@ -16,7 +16,7 @@ from typing import Literal
 
 from runner.config.run_config import RunConfig
 from runner.disks import read_mounts
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import Inputs, Verification, check_site, verification
 from runner.isolation import isolate
 from runner.job import devices

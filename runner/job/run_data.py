@@ -9,7 +9,7 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import is_prepared
 from runner.data.recipe import Recipe
 from runner.data.table import COLUMNS, MOST_ROWS, Classes, footer, read_classes, united
-from runner.errors import UsageError, human_count
+from runner.from_stage import UsageError, human_count
 from runner.inputs import DatasetInput, SplitInput
 from runner.job.findings import Finding, attempt, errors_in, warning
 from runner.job.plan import check_step

@@ -23,10 +23,11 @@ from typing import Any
 from runner.config.engine import targets_in_peft
 from runner.config.run_config import RunConfig
 from runner.data.tokenizing import rows_needed
-from runner.errors import DamageError, UsageError, human_count
-from runner.inputs import ModelInput, index_problems, safetensors_header, unreadable
+from runner.from_stage import DamageError, UsageError, human_count
+from runner.inputs import ModelInput, unreadable
 from runner.job.installed import is_installed
 from runner.tasks import TASKS, has_model, task_named
+from stage.bundle.inspect import index_problems, safetensors_header
 
 Shapes = Mapping[str, Sequence[int]]
 EMBEDDINGS = (

@@ -22,14 +22,8 @@ from typing import NamedTuple
 
 from runner.child import runner_command
 from runner.config.run_config import RunConfig, SlurmConfig
-from runner.errors import (
-    OTHER_RUN,
-    IncompleteError,
-    UsageError,
-    human_count,
-    say,
-    write_atomically,
-)
+from runner.errors import OTHER_RUN, say
+from runner.from_stage import IncompleteError, UsageError, human_count, write_atomically
 from runner.job import devices
 from runner.job.findings import Finding, warning
 from runner.job.installed import is_light

@@ -16,7 +16,8 @@ from runner.config.fields import Choice, choices_as_comments
 from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import Recipe, data_key, documents_of, recipes
-from runner.errors import OTHER_RUN, as_shown, check_libraries, quoted
+from runner.errors import OTHER_RUN
+from runner.from_stage import as_shown, check_libraries, quoted
 from runner.inputs import Inputs
 from runner.job.access import disk_needed, files_to_read
 from runner.job.findings import Finding, NotKnownError, attempt, fact, note

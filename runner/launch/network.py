@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import IncompleteError, UsageError
+from runner.from_stage import IncompleteError, UsageError
 from runner.slurm.environment import EPHEMERAL_PORTS
 from runner.slurm.jobs import details
 

@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.errors import says_no_memory
+from runner.from_stage import says_no_memory
 from runner.launch.reach import lost_by_watchdog
 from runner.run_folder.heartbeat import Failure
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.launch import network
 from runner.launch.network import Master
 from runner.run_folder.heartbeat import Heartbeat

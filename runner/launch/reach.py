@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from runner.errors import IncompleteError, NeverMetError, StageError
+from runner.errors import NeverMetError
+from runner.from_stage import IncompleteError, StageError
 from runner.launch.network import addresses_of, is_loopback, plain, with_port
 from runner.run_folder.heartbeat import JOIN, read_failure, read_pulse
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import UsageError, __version__, write_atomically
+from runner.from_stage import UsageError, __version__, write_atomically
 from runner.job.plan import MicroBound, TrainingPlan
 from runner.job.shapes import Device, ModelShape
 from runner.job.training_run import TrainingRun

@@ -28,13 +28,8 @@ from pathlib import Path
 from typing import IO
 
 from runner.child import runner_command
-from runner.errors import (
-    IncompleteError,
-    UsageError,
-    human_count,
-    print_line,
-    say,
-)
+from runner.errors import say
+from runner.from_stage import IncompleteError, UsageError, human_count, print_line
 from runner.job import node_local
 from runner.job.host_memory import is_limited
 from runner.job.plan import MicroBound, can_be_smaller, with_micro

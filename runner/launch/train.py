@@ -17,7 +17,8 @@ from runner.child import in_child
 from runner.config.fields import choice_lines, of_ds_config
 from runner.data.prepare import check_together, prepare
 from runner.disks import use_local_caches
-from runner.errors import FULL_DISK, IncompleteError, StageError, print_line, say
+from runner.errors import FULL_DISK, say
+from runner.from_stage import IncompleteError, StageError, print_line
 from runner.job.check import check_run
 from runner.job.findings import report
 from runner.job.installed import check_installed, leave_torch_alone

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from runner.errors import (
+from runner.from_stage import (
     DamageError,
     IncompleteError,
     StageError,
@@ -36,13 +36,13 @@ from runner.errors import (
     sync_folder,
     write_atomically,
 )
-from runner.inputs.clusters import RemoteShell, connected
-from runner.inputs.staged import Reporter
 from runner.remote.road import find_run
 from runner.remote.there import go
 from runner.run_folder.history import History
 from runner.run_folder.layout import EXPORTED, PULLED, read_json
 from runner.run_folder.report import write_report
+from stage.carry.ssh import RemoteShell, connected
+from stage.progress import Reporter
 
 PARTS = ".pull"
 LIST, RESULTS = "results.sha256", "results"  # on a carried disk

@@ -17,10 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import RUN_FILE, UsageError, __version__, quoted, reading_yaml, suggest_path
-from runner.inputs.clusters import Cluster, find_cluster
-from runner.inputs.staged import VERIFIER, Here, Manifest
+from runner.from_stage import (
+    RUN_FILE,
+    UsageError,
+    __version__,
+    quoted,
+    reading_yaml,
+    suggest_path,
+)
+from runner.inputs.staged import Here
 from runner.job.devices import check_precision_on
+from stage.bundle.verifier import VERIFIER
+from stage.carry.clusters import Cluster, find_cluster
+from stage.lock.manifest import Manifest
 
 ENVS, OUTPUT = "envs", "output"
 """Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""

@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.disks import disk_type, read_mounts
-from runner.errors import (
+from runner.errors import say
+from runner.from_stage import (
     DamageError,
     IncompleteError,
     StageError,
@@ -33,17 +34,21 @@ from runner.errors import (
     human_size,
     print_line,
     quoted,
-    say,
     silent,
+    state_folder,
     write_atomically,
 )
-from runner.inputs import Bundle, resolve, state_folder
-from runner.inputs.clusters import PushTarget, RemoteShell, check_room, collect, connected, log_out
-from runner.inputs.staged import Reporter, drop_from_memory, push
+from runner.inputs import resolve
+from runner.inputs.clusters import check_room
 from runner.job.training_run import TrainingRun
 from runner.remote.road import OUTPUT, Road, sha256_of
 from runner.remote.there import End, There, plan_digest, sending, states_in, understood, walk
 from runner.run_folder.layout import RunFolder
+from stage.bundle.bundle import Bundle
+from stage.carry.probe import collect
+from stage.carry.push import drop_from_memory, push
+from stage.carry.ssh import PushTarget, RemoteShell, connected, log_out
+from stage.progress import Reporter
 
 _FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file

@@ -21,11 +21,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import IncompleteError, UsageError, as_shown, print_line, quoted, say, suggest
-from runner.inputs.clusters import Cluster, RemoteShell, ScriptResult, connected
+from runner.errors import say
+from runner.from_stage import (
+    IncompleteError,
+    UsageError,
+    as_shown,
+    print_line,
+    quoted,
+    suggest,
+)
 from runner.processes import is_alive
 from runner.remote.road import OUTPUT, Road, find_run, plan_text, sha256_of
 from runner.run_folder.logs import READ_BACK, newest, readable
+from stage.carry.clusters import Cluster
+from stage.carry.ssh import RemoteShell, ScriptResult, connected
 
 _BEAT_S, _DEAD_AFTER_S = 15, 60  # of who sends; by the clock of that disk
 _LIVES_S = 60  # a go.sh that was seen within this time is at work

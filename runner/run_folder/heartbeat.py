@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from runner.errors import write_atomically
+from runner.from_stage import write_atomically
 from runner.run_folder.layout import read_json
 
 PULSE_EVERY_S = 1.0

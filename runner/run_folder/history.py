@@ -20,7 +20,7 @@ from typing import Any
 
 from runner.config.fields import shown
 from runner.config.run_config import RunConfig
-from runner.errors import (
+from runner.from_stage import (
     REQUIRED,
     StageError,
     UsageError,

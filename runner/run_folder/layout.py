@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runner.errors import __version__, write_atomically
+from runner.from_stage import __version__, write_atomically
 from runner.slurm.requeue import STOPPED
 
 HOLDER = "holder"

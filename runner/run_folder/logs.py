@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
-from runner.errors import UsageError, quoted
+from runner.from_stage import UsageError, quoted
 from runner.run_folder.history import History, elements, where_asked
 
 READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched

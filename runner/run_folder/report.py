@@ -21,7 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.errors import __version__, as_shown, human_count, human_size, write_atomically
+from runner.from_stage import (
+    __version__,
+    as_shown,
+    human_count,
+    human_size,
+    write_atomically,
+)
 from runner.run_folder.history import Columns, History
 from runner.run_folder.run_lock import GONE_AFTER_S, age_s
 from runner.run_folder.status import format_duration, memory_of

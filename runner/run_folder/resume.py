@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import OTHER_RUN, UsageError, human_count
+from runner.errors import OTHER_RUN
+from runner.from_stage import UsageError, human_count
 from runner.inputs import Inputs
 from runner.run_folder.training_state import TrainingState, by_step_newest_first, read_state
 

@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from runner.errors import FULL_DISK, OTHER_RUN, IncompleteError, UsageError, quoted, say
+from runner.errors import FULL_DISK, OTHER_RUN, say
+from runner.from_stage import IncompleteError, UsageError, quoted
 from runner.processes import birth_time, is_alive
 from runner.run_folder.layout import HOLDER, RunFolder
 from runner.slurm.jobs import running_step, states, step_name

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_size, nearest_name, quoted, suggest_path
+from runner.from_stage import UsageError, human_size, nearest_name, quoted, suggest_path
 from runner.run_folder.history import SCRIPT, History, elements, is_run_folder, number
 from runner.run_folder.history import where_asked as _to
 from runner.run_folder.logs import last_error

@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 
 _RESTART = "Start it with sbatch or srun, in a shell that did not set this variable by hand."
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import IncompleteError, UsageError
+from runner.from_stage import IncompleteError, UsageError
 
 
 def ask(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from runner.errors import IncompleteError
+from runner.from_stage import IncompleteError
 
 MAX_REQUEUES = 32
 """A job is requeued at most this often: beyond that, something else than progress causes it."""

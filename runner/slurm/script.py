@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from runner.errors import UsageError, read_value
+from runner.from_stage import UsageError, read_value
 from runner.slurm.environment import OF_RANKS
 from runner.slurm.requeue import MAX_REQUEUES, REQUEUE_FUNCTION, STOPPED
 

@@ -22,7 +22,7 @@ from runner.config.task_keys import Column
 from runner.data.recipe import Recipe
 from runner.data.store import Sample, SamplePlace, StoreFacts, sample_rng
 from runner.data.table import class_of, columns, is_blank, listed, read_classes, row_of
-from runner.errors import UsageError, human_count
+from runner.from_stage import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.kinds import LABEL, ClassTask, numbered, scores
 from runner.tasks.shared.task import Batch, Objective

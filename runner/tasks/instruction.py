@@ -29,7 +29,7 @@ from runner.data.sequences import Document
 from runner.data.store import Sample, StoreFacts
 from runner.data.table import columns, first_batches, row_of
 from runner.data.tokenizing import Tokenizer, end_of_text, fast_tokenizer
-from runner.errors import Lines, UsageError, Where, human_count
+from runner.from_stage import Lines, UsageError, Where, human_count
 from runner.inputs import Inputs, SplitInput
 from runner.tasks import causal_lm
 from runner.tasks.shared.task import Chosen

@@ -17,7 +17,7 @@ from runner.config.run_config import RunConfig
 from runner.data.sequences import Frame
 from runner.data.store import IGNORED, Rows, SamplePlace, sample_rng
 from runner.data.tokenizing import Tokenizer, load_tokenizer, word_begins
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import Inputs, ModelInput
 from runner.tasks.shared.kinds import TEXT, DocumentTask, LanguageObjective
 from runner.tasks.shared.task import Batch

@@ -20,7 +20,7 @@ from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, StoreFacts
 from runner.data.table import MOST_ROWS, class_of, columns, first_batches, is_blank, row_of
 from runner.data.tokenizing import Tokenizer
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.shared.kinds import ClassObjective, ClassTask, f1
 

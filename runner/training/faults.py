@@ -15,10 +15,9 @@ from safetensors import SafetensorError
 
 from runner.config.run_config import RunConfig
 from runner.disks import what_is_used_up
-from runner.errors import (
+from runner.errors import LostPeerError, NoMemoryError
+from runner.from_stage import (
     IncompleteError,
-    LostPeerError,
-    NoMemoryError,
     StageError,
     UsageError,
     as_shown,

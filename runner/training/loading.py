@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from runner.config.engine import targets_in_peft
 from runner.config.run_config import RunConfig
 from runner.data.tokenizing import rows_needed
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput
 from runner.job.findings import raise_errors
 from runner.job.memory import frozen_width

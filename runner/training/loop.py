@@ -24,7 +24,7 @@ import torch
 
 from runner.config.run_config import RunConfig
 from runner.data.store import IGNORED, Stores
-from runner.errors import human_count
+from runner.from_stage import human_count
 from runner.inputs import Inputs
 from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import (

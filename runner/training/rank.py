@@ -23,15 +23,8 @@ from typing import NoReturn
 
 from runner import offline
 from runner.disks import use_local_caches
-from runner.errors import (
-    IncompleteError,
-    LostPeerError,
-    NeverMetError,
-    NoMemoryError,
-    StageError,
-    print_line,
-    shortage,
-)
+from runner.errors import LostPeerError, NeverMetError, NoMemoryError
+from runner.from_stage import IncompleteError, StageError, print_line, shortage
 from runner.inputs import check_site
 from runner.job import node_local
 from runner.job.training_run import TrainingRun

@@ -33,7 +33,7 @@ from typing import Any, Literal, TextIO
 import torch
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, format_age
+from runner.from_stage import StageError, format_age
 from runner.job.devices import peak_flops
 from runner.job.host_memory import data_limit
 from runner.job.plan import TrainingPlan

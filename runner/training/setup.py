@@ -19,7 +19,7 @@ from torch import nn
 from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, open_prepared
 from runner.data.store import Stores
-from runner.inputs import on_site, running_tree
+from runner.inputs import running_tree
 from runner.job.checks.any_run import verified
 from runner.job.findings import raise_errors
 from runner.job.installed import check_fsdp
@@ -54,6 +54,7 @@ from runner.training.reporting import Console, FirstSteps, Observer, Phases, Ste
 from runner.training.saving.checkpoints import Checkpoints
 from runner.training.saving.export import read_companions, read_origin
 from runner.training.weights import RunningStatistics, check_batch_norm
+from stage.environment.check import on_site
 
 
 def to_the_end(trainer: Trainer) -> None:

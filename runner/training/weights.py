@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, UsageError
+from runner.from_stage import StageError, UsageError
 
 T = TypeVar("T")
 LOW = (torch.float16, torch.bfloat16)  # buffers and untrained weights of these become float32

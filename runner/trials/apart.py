@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.errors import isolated
+from runner.from_stage import isolated
 from runner.launch.ranks import Start
 from runner.launch.resolved import Resolved, read_resolved, write_resolved
 from runner.launch.supervise import end_ranks, start_work

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runner.data.store import Store
-from runner.errors import (
+from runner.from_stage import (
     StageError,
     UsageError,
     format_age,

@@ -13,7 +13,7 @@ import torch
 
 from runner import offline
 from runner.data.store import Store
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.job.training_run import TrainingRun
 from runner.tasks import task_named
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.fields import shown
-from runner.errors import StageError, UsageError, quoted, suggest
+from runner.from_stage import StageError, UsageError, quoted, suggest
 from runner.job.check import check_run
 from runner.job.findings import report
 from runner.job.run import Asked

@@ -20,8 +20,8 @@ from pathlib import Path
 from runner import offline
 from runner.child import in_child
 from runner.config.run_config import RunConfig
-from runner.errors import (
-    FULL_DISK,
+from runner.errors import FULL_DISK
+from runner.from_stage import (
     IncompleteError,
     StageError,
     UsageError,

@@ -26,7 +26,14 @@ from typing import Any, NoReturn
 from runner.child import in_child
 from runner.config.run_config import RunConfig
 from runner.disks import local_folder
-from runner.errors import StageError, UsageError, human_count, human_size, quoted, write_atomically
+from runner.from_stage import (
+    StageError,
+    UsageError,
+    human_count,
+    human_size,
+    quoted,
+    write_atomically,
+)
 from runner.inputs import EnvironmentInput
 from runner.job import devices
 from runner.job.access import (

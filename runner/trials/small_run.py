@@ -23,8 +23,8 @@ from runner.child import in_child
 from runner.config.fields import Choice
 from runner.config.run_config import RunConfig
 from runner.data.recipe import Recipe
-from runner.errors import keys_of
-from runner.inputs import ModelInput, safetensors_header
+from runner.from_stage import keys_of
+from runner.inputs import ModelInput
 from runner.job.host_memory import free_on_machine, host_memory
 from runner.job.memory import state_needed
 from runner.job.model_probe import count_parameters
@@ -32,6 +32,7 @@ from runner.job.run_data import bytes_of_text
 from runner.job.shapes import Device
 from runner.job.training_run import TrainingRun
 from runner.run_folder.layout import RunFolder
+from stage.bundle.inspect import safetensors_header
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LEAST = 2

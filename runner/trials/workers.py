@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, IncompleteError
+from runner.from_stage import DamageError, IncompleteError
 from runner.job.host_memory import data_limit
 from runner.launch.ranks import Rank
 from runner.run_folder.history import memory_by_phase

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.submit import try_script
 from runner.launch.network import locate
 from runner.launch.reach import explain_joining

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.launch import supervise, watch
 from runner.launch.ranks import Start
 from runner.launch.supervise import start_ranks

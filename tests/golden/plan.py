@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.host_memory import peak_at_load
 from runner.job.memory import activation_bytes, state_needed
 from runner.job.shapes import Device, ModelShape, with_lora

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.inputs import Inputs, resolve
 from runner.job.shapes import check_model
 from runner.job.training_run import TrainingRun

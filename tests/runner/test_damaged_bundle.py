@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from runner import inputs
 from runner.config.run_config import RunConfig
-from runner.errors import DamageError, UsageError
+from runner.from_stage import DamageError, UsageError
 from runner.inputs import ModelInput, resolve
 from runner.run_folder.layout import RunFolder
 from runner.training.faults import disk_error, write_error

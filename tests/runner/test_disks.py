@@ -12,7 +12,7 @@ import pytest
 
 from runner import disks
 from runner.disks import CACHES, local_folder, use_local_caches, user_variables
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nfs@tcp:/lus /lus lustre rw 0 0\nnas:/home /home nfs4 rw 0 0\n"
 OWN = f"airlift-{os.getuid()}"

@@ -13,11 +13,12 @@ from click.testing import CliRunner, Result
 
 from runner.cli import main
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
-from runner.inputs import Bundle, SplitInput, resolve
+from runner.from_stage import UsageError
+from runner.inputs import SplitInput, resolve
 from runner.job.devices import check_precision_on
 from runner.job.examples import _data
 from runner.tasks import TASKS
+from stage.bundle.bundle import Bundle
 from stage.cli import main as stage
 from tests.support.training.models import tiny_model_files
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import EnvironmentInput, resolve
 from runner.job.installed import check_environment
 from runner.job.training_run import TrainingRun

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.job import submit as submission
 from runner.job.partition import ask_partition
 from runner.job.submit import submit

@@ -94,7 +94,7 @@ def warm_python() -> str:
 
 def start_children_warm(patch: pytest.MonkeyPatch) -> None:
     """The children of launchers that run in this process start warm."""
-    from runner.errors import isolated as real
+    from runner.from_stage import isolated as real
 
     user, own = os.geteuid(), sys.executable
 

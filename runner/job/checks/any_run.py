@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.errors import PolicyError, quoted
-from runner.inputs import on_site
+from runner.from_stage import PolicyError, quoted
 from runner.job import node_local
 from runner.job.access import check_places, check_quota, check_writable, nearest_folder
 from runner.job.devices import leaves_gpus, notes_of_job, torch_without_gpus
@@ -21,6 +20,7 @@ from runner.job.run import Run
 from runner.job.submit import check_srun, check_start, ranks_on_node
 from runner.slurm.environment import notes_on_variables
 from runner.slurm.script import sbatch_script
+from stage.environment.check import on_site
 
 
 @needs(Run.accelerators)

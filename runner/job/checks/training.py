@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runner.config.fields import choice_lines, of_ds_config
-from runner.errors import UsageError, human_count, human_size
-from runner.inputs.clusters import profiles
+from runner.from_stage import UsageError, human_count, human_size
 from runner.job.access import check_disk
 from runner.job.checks.any_run import quota
 from runner.job.devices import check_precision_on
@@ -44,6 +43,7 @@ from runner.job.run_data import check_data, describe_dataset
 from runner.job.shapes import describe_new_tokens, human_parameters
 from runner.job.training_run import TrainingRun, note_changes
 from runner.tasks import task_named
+from stage.carry.clusters import profiles
 
 
 @needs(TrainingRun.python_of_ranks, TrainingRun.packages)

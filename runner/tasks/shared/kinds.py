@@ -15,7 +15,7 @@ from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, Rows, Sample, SamplePlace, StoreFacts
 from runner.data.table import listed, read_classes
 from runner.data.tokenizing import Tokenizer, id_type, load_tokenizer
-from runner.errors import UsageError, human_count
+from runner.from_stage import UsageError, human_count
 from runner.inputs import ModelInput
 from runner.tasks.shared.task import Batch, Objective, Task
 

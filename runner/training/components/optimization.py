@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
-from runner.errors import human_count
+from runner.from_stage import human_count
 
 
 def make_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import tag_manifest_digest
 from runner.job.shapes import Device
 from runner.launch.ranks import MEETING_FILE, Rank, RankInfo

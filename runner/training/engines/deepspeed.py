@@ -24,7 +24,7 @@ from torch import nn
 
 from runner.config.ds_config import HALF, OFFLOADS, named_in, place_of
 from runner.config.run_config import RunConfig
-from runner.errors import (
+from runner.from_stage import (
     StageError,
     UsageError,
     human_count,

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError, human_count, nearest_name
+from runner.from_stage import UsageError, human_count, nearest_name
 from runner.job.plan import TrainingPlan
 from runner.training.components.device import DTYPES
 from runner.training.components.optimization import clip, make_optimizer, skips_on_device

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 from runner.config.engine import CheckpointConfig
 from runner.disks import write_fault
-from runner.errors import FULL_DISK, OTHER_RUN, DamageError, quoted, sync_folder
-from runner.inputs import hash_file
+from runner.errors import FULL_DISK, OTHER_RUN
+from runner.from_stage import DamageError, hash_file, quoted, sync_folder
 from runner.run_folder.training_state import (
     BEST,
     STATE,

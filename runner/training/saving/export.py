@@ -21,7 +21,7 @@ from runner.config.fields import every_key, unused_keys
 from runner.config.run_config import NO_RESULT, RunConfig
 from runner.data.recipe import documents_of
 from runner.data.tokenizing import read_tokenizer
-from runner.errors import dotted, human_count, keys_of
+from runner.from_stage import dotted, human_count, keys_of
 from runner.inputs import DatasetInput, Inputs, ModelInput, SplitInput, read_checked
 from runner.job.plan import TrainingPlan
 from runner.run_folder.layout import EXPORTED, WEIGHTS_OF

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.child import in_child
-from runner.errors import StageError, __version__
+from runner.from_stage import StageError, __version__
 from runner.trials.children import run_kernels
 from scripts.lib.gpu_check import device
 from scripts.lib.gpu_check.limited import run_limited

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.errors import UsageError, write_atomically
+from runner.from_stage import UsageError, write_atomically
 
 Status = Literal["ok", "failed", "not run"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from runner.child import runner_command
-from runner.errors import StageError
+from runner.from_stage import StageError
 from scripts.lib.gpu_check.limited import run_limited
 
 HANG_S = 30

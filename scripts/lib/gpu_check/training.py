@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.child import runner_command
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.training.faults import is_out_of_memory
 from scripts.lib.gpu_check.limited import run_limited
 from scripts.lib.gpu_check.materials import TEXTS, Workload

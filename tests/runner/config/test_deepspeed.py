@@ -9,7 +9,7 @@ import pytest
 
 from runner.config import ds_config, fields
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.shapes import Device, ModelShape
 from tests.support.plans import decide
 

@@ -13,7 +13,7 @@ import torch
 from runner.config import deepspeed_keys as keys
 from runner.config.fields import of_ds_config
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.memory import model_state
 from runner.job.model_probe import check_ds_config
 from runner.job.plan import TrainingPlan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 
 REPOSITORY = Path(__file__).parents[3]
 SMALLEST = """\

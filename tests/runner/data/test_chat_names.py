@@ -15,7 +15,7 @@ from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
-from runner.errors import Mistakes, Place, UsageError
+from runner.from_stage import Mistakes, Place, UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks import TASKS
 from tests.remedies.obeyed import in_it, obeys

@@ -15,7 +15,7 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import check_together, prepare
 from runner.data.recipe import data_key, recipes
 from runner.data.table import columns
-from runner.errors import Place, UsageError
+from runner.from_stage import Place, UsageError
 from runner.inputs import SplitInput, _parts, resolve
 from runner.job.run_data import describe_dataset
 from tests.runner.conftest import Cluster

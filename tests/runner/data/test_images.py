@@ -17,7 +17,7 @@ from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Stores
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.image_classification import Pictures, augmented, decode, image_side
 from runner.training.components.batches import SamplePlace, sample_rng

@@ -15,7 +15,7 @@ from runner.config.data import DatasetConfig
 from runner.data.prepare import prepare
 from runner.data.recipe import Recipe
 from runner.data.store import Rows, Stores
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.tasks.instruction import by_parts, by_template, parts_of
 from tests.runner.data.test_prepare import digest, make_tokenizer, saved, word

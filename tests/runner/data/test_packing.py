@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runner.data.sequences import fill
 from runner.data.table import read_ahead
-from runner.errors import DamageError
+from runner.from_stage import DamageError
 
 CAPACITY = 32
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=120)

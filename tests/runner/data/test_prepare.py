@@ -24,7 +24,7 @@ from runner.config.data import DatasetConfig
 from runner.data.prepare import is_prepared, open_prepared, prepare, store_path
 from runner.data.recipe import Recipe
 from runner.data.store import BATCH_ROWS, Rows, Stores
-from runner.errors import DamageError, UsageError
+from runner.from_stage import DamageError, UsageError
 from runner.inputs import ModelInput, SplitInput
 from tests.remedies.obeyed import obeys
 

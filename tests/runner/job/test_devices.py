@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig, SlurmConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job import devices
 from runner.job import host_memory as of_host
 from runner.job.devices import GIB, Gpu

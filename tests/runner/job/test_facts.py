@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import runner
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.check import CHECKS
 from runner.job.checks import any_run, training
 from runner.job.findings import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner import child
-from runner.errors import StageError
+from runner.from_stage import StageError
 from tests.runner.conftest import Cluster
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput, resolve
 from runner.job.memory import model_state
 from runner.job.shapes import (

@@ -12,7 +12,7 @@ import pytest
 from runner import inputs
 from runner.config.run_config import RunConfig
 from runner.disks import disk_type
-from runner.errors import DamageError, IncompleteError, UsageError
+from runner.from_stage import DamageError, IncompleteError, UsageError
 from runner.inputs import EnvironmentInput
 from runner.job import node_local
 from runner.job.node_local import decide_node_local

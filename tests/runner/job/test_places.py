@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.errors import (
+from runner.from_stage import (
     DamageError,
     IncompleteError,
     PolicyError,

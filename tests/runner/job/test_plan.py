@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job import installed
 from runner.job.memory import activation_bytes, state_needed
 from runner.job.plan import MicroBound, TrainingPlan, check_batch, check_step, num_steps, with_micro

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from runner.cli import main
 from runner.config.engine import LoraConfig
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import Inputs, resolve
 from runner.job.check import check_run
 from runner.job.findings import report

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from runner.config.run_config import SlurmConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job import devices
 from runner.job.devices import GIB
 from runner.training.components.device import find_device

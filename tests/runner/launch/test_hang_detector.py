@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.shapes import Device
 from runner.launch import watch
 from runner.launch.ranks import Start

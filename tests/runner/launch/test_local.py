@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.launch import supervise as ranks_module
 from runner.launch.ranks import RankInfo, Start, as_launcher
 from runner.launch.supervise import start_ranks

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.training_run import TrainingRun
 from runner.launch import resolved
 from runner.launch.ranks import RankInfo, variables_between_nodes

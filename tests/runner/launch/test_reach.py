@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import NeverMetError, StageError, UsageError
+from runner.errors import NeverMetError
+from runner.from_stage import StageError, UsageError
 from runner.launch import network, reach
 from runner.launch.network import locate
 from runner.run_folder.heartbeat import JOIN, START, Heartbeat

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.launch import supervise
 from runner.launch.ranks import Start
 from runner.slurm.environment import (

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.errors import DamageError, StageError
+from runner.from_stage import DamageError, StageError
 from runner.remote import submit_to as carried
 from runner.remote.pull import Disk, bring
 from runner.remote.road import plan_text

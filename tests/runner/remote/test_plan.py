@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.errors import UsageError, __version__
+from runner.from_stage import UsageError, __version__
 from runner.inputs.staged import Here
 from runner.remote import submit_to
 from runner.remote.road import Road

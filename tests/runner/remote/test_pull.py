@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.remote import pull as pulling
 from runner.remote.pull import Disk, bring
 from runner.run_folder.layout import EXPORTED

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.inputs.clusters import PushTarget, connected
-from runner.inputs.staged import Here, Manifest
+from runner.inputs.staged import Here
 from runner.remote.there import sending, states_in
 from stage.bundle.bundle import verify
+from stage.carry.ssh import PushTarget, connected
+from stage.lock.manifest import Manifest
 from tests.stage.bundles import make_bundle
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import __version__
+from runner.from_stage import __version__
 from tests.runner.remote.conftest import RUN, Laptop
 from tests.runner.remote.far import TOOLS
 from tests.support.waiting import wait_for

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import IncompleteError, UsageError
-from runner.inputs.clusters import PushTarget, connected
+from runner.from_stage import IncompleteError, UsageError
 from runner.inputs.staged import Here
 from runner.remote import submit_to, there
 from runner.remote.road import Road
 from runner.remote.there import End, There, plan_digest, walk
+from stage.carry.ssh import PushTarget, connected
 from tests.first_job.harness import programs
 from tests.runner.remote.conftest import RUN
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.errors import DamageError, IncompleteError, StageError, UsageError
+from runner.from_stage import DamageError, IncompleteError, StageError, UsageError
 from runner.job.training_run import TrainingRun
 from runner.run_folder.heartbeat import read_pulse
 from runner.run_folder.history import describe_finished, history_of

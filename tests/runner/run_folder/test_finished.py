@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.run_folder.history import changed_since, changes, describe_finished, history_of
 from runner.run_folder.layout import RunFolder
 from runner.run_folder.status import status

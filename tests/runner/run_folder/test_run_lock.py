@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import IncompleteError, UsageError
+from runner.from_stage import IncompleteError, UsageError
 from runner.processes import birth_time
 from runner.run_folder import run_lock as holder_module
 from runner.run_folder.layout import RunFolder

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.slurm import environment as slurm_environment
 from tests.runner.launch.test_local import STEP
 

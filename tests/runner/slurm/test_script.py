@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.slurm.script import (
     MOST_MEMBERS,
     SbatchRequest,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import IncompleteError
+from runner.from_stage import IncompleteError
 from runner.slurm.environment import notes_on_variables, overriding
 from runner.slurm.jobs import ask, job_number
 from tests.first_job.harness import programs

@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from runner.config.run_config import RunConfig
 from runner.data.tokenizing import load_tokenizer, rows_needed
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import resolve
 from runner.job.shapes import describe_new_tokens, outline_of
 from runner.tasks import task_named

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from runner.config.run_config import RunConfig
 from runner.data.store import Rows
 from runner.data.tokenizing import load_tokenizer, word_begins
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput
 from runner.tasks import task_named
 from runner.tasks.masked_lm import first_of_word

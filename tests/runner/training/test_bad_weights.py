@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from runner.errors import StageError, UsageError
+from runner.from_stage import StageError, UsageError
 from runner.inputs import ModelInput
 from runner.training.components.process_group import Ranks
 from runner.training.loading import _drawn

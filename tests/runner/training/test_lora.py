@@ -24,7 +24,7 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import recipes
 from runner.data.store import Rows, Store, Stores
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput, resolve
 from runner.training.loading import attach, load_model, merged, write_adapter
 from runner.training.saving.export import loading_code

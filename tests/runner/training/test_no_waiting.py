@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.run_folder.layout import RunFolder
 from runner.training.loop import Ahead
 from runner.training.reporting import Console, Observer

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.config.run_config import RunConfig
-from runner.errors import StageError, UsageError
+from runner.from_stage import StageError, UsageError
 from runner.job.findings import Finding
 from runner.trials import children
 from runner.trials import rehearse_job as look

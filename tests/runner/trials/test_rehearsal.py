@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from runner.errors import IncompleteError
+from runner.from_stage import IncompleteError
 from runner.job.training_run import TrainingRun
 from runner.trials.rehearse import _check_memory
 from scripts.lib.demo.repositories import DATASET, dataset_files

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.trials.bench import (
     SearchResult,
     Trial,

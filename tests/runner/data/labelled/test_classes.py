@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.data.table import Classes, classes_of, united
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import SplitInput
 from tests.remedies.obeyed import obeys
 from tests.support.training.twins import labelled_parquet

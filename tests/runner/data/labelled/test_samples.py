@@ -14,7 +14,7 @@ from runner.data.prepare import check_together, prepare
 from runner.data.recipe import Recipe
 from runner.data.store import IGNORED, LabelledRows, Stores
 from runner.data.tokenizing import load_tokenizer
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.inputs import ModelInput, SplitInput
 from runner.job.run_data import check_split
 from runner.tasks.token_classification import needs_space

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.job.check import check_run
 from runner.job.findings import errors_in, raise_errors
 from runner.job.installed import is_installed

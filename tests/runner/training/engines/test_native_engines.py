@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from runner.config.engine import OptimizerConfig
 from runner.config.run_config import RunConfig
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.job.plan import TrainingPlan
 from runner.training.components.optimization import make_optimizer
 from runner.training.components.process_group import Ranks

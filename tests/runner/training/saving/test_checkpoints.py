@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from runner.config.engine import CheckpointConfig
-from runner.errors import DamageError, UsageError
+from runner.from_stage import DamageError, UsageError
 from runner.run_folder.resume import check_before_launch, check_resumable
 from runner.training.components.process_group import Ranks
 from runner.training.saving import checkpoints as module
