@@ -1,4 +1,4 @@
-"""The connection to a cluster, for `runner.remote`: nothing of a bundle is imported here."""
+"""The connection to a cluster, for `runner.remote`: no part of a bundle is read here."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
