@@ -4,7 +4,7 @@ Texts -> documents of token ids -> sequences. `joined`: documents follow each ot
 between them, and the stream is cut into full sequences (RoBERTa, arXiv:1907.11692, 4.2,
 FULL-SENTENCES). With short lines, a step then reads several times more text than with padding.
 `separate` and `alone`: each document keeps its own frame. A document that is longer than a sequence
-continues in further sequences.
+continues in further sequences; a chat is left out or cut, as `dataset.too_long` says.
 
 Which documents share a sequence is decided by their lengths: best fit, the longest first (Johnson,
 1973), as Krell et al. use it for BERT (arXiv:2107.02027). Documents stay whole, little space is

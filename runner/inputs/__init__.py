@@ -1,4 +1,4 @@
-"""Asset names -> local paths: the only folder of `runner` that reads a bundle.
+"""Asset names -> local paths: what a run reads of a bundle.
 
 A run file names assets; this module returns their folders and files on this disk, with their
 digests. It reads no payload. `verification` says whether `stage verify` found the bundle sound.

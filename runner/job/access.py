@@ -299,7 +299,7 @@ LOCAL_NAMES = ("/tmp", "/var/tmp", "/local", "/localscratch", "/scratch_local", 
 """Folders that are a node's own at most sites. `/scratch` is shared at many."""
 
 
-def check_places(folders: Mapping[str, Path], mounts: str) -> Iterator[Finding]:
+def find_private_places(folders: Mapping[str, Path], mounts: str) -> Iterator[Finding]:
     """Finds folders of a job that only this node has.
 
     Args:

@@ -1,4 +1,4 @@
-"""`runner init`: a run file from an example, with what is in a bundle. The examples are in runs/.
+"""`runner init`: a run file from an example of runner/examples, with what is in a bundle.
 
 task, bundle -> `new_run_file` -> the text of a run file, and lines that explain its choices.
 """

@@ -426,7 +426,7 @@ def ask_slurm(wanted: SbatchRequest, partition: Partition) -> SlurmAnswer:
     return SlurmAnswer(f"Slurm request: {shape}{minutes}: {accepts}", away)
 
 
-def check_start(config: RunConfig, wanted: SbatchRequest) -> Iterator[Finding]:
+def find_short_time(config: RunConfig, wanted: SbatchRequest) -> Iterator[Finding]:
     """Warns of a time limit in which a start alone may not end."""
     limit = time_limit_s(wanted.time) if wanted.time else None
     if limit is not None and limit < A_START_S:

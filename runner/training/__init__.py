@@ -1,1 +1,1 @@
-"""Inside the ranks: the only folder of `runner` that imports torch, with `runner.trials`."""
+"""Inside the ranks. Here torch is imported; tasks and trials do so in functions and children."""

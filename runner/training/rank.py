@@ -1,7 +1,7 @@
 """A rank, from the start of its process to its work. Every rank of every kind of work is this.
 
 The run folder is ready before a rank starts: our launcher, or `runner prepare`, has written
-`resolved.json` there. Each rank reads it; only the plan comes from rank 0.
+`resolved.pickle` there. Each rank reads it; only the plan comes from rank 0.
 
 `run_rank` is the frame around every kind of work. It sets limits and variables (`become_rank`)
 before torch is imported, and records a failure in the run folder (`give_up`).

@@ -1,9 +1,10 @@
 """The lock: each asset with its source, its files, and what they were made from. JSON on disk.
 
 A field is a key there. The text depends only on what was fetched: keys and lists are sorted; it has
-no date, host, endpoint or tool version. So its sha256 is the bundle id (docs/adr/0002). The lock
-that `resolve` makes may lack the sha256 of small files and the rows of a dataset, because the Hub
-does not publish them. `fetch` adds them. `is_complete` distinguishes the two.
+no date, host or endpoint, and no version of a tool but of those that made files. So its sha256 is
+the bundle id (docs/adr/0002). The lock that `resolve` makes may lack the sha256 of small files and
+the rows of a dataset, because the Hub does not publish them. `fetch` adds them. `is_complete`
+distinguishes the two.
 
 Reading (`read_lock`) believes nothing: a lock can come from anywhere (a mail, a mirror, a damaged
 disk), and its paths decide which files are written and read. So the type of each field is checked.

@@ -67,7 +67,7 @@ def test_an_example_passes_without_a_warning(
     quiet = dict.fromkeys(("sbatch", "squeue"), "exit 0")
     path = programs(tmp_path / "bin", sinfo=SINFO, **quiet)
     # What is below /tmp is rightly called a disk of this node: the tests' own folder is there.
-    monkeypatch.setattr("runner.job.checks.any_run.check_places", lambda *_: [])
+    monkeypatch.setattr("runner.job.checks.any_run.find_private_places", lambda *_: [])
     # /etc/profile sets PATH again, so `module` is a function, as it is on clusters.
     login = {"PATH": path, "BASH_FUNC_module%%": "() { :; }"}
     name = twin_of(run, tmp_path).name

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from runner.from_stage import PolicyError, quoted
 from runner.job import node_local
-from runner.job.access import check_places, check_quota, check_writable, nearest_folder
+from runner.job.access import check_quota, check_writable, find_private_places, nearest_folder
 from runner.job.devices import leaves_gpus, notes_of_job, torch_without_gpus
 from runner.job.findings import Finding, after, attempt, fact_line, needs, note, warning
 from runner.job.installed import check_tools, find_tools, note_for_job
 from runner.job.run import Run
-from runner.job.submit import check_srun, check_start, ranks_on_node
+from runner.job.submit import check_srun, find_short_time, ranks_on_node
 from runner.slurm.environment import notes_on_variables
 from runner.slurm.script import sbatch_script
 from stage.environment.check import on_site
@@ -121,7 +121,7 @@ def srun(run: Run) -> Iterator[Finding]:
 @needs(Run.request)
 def time_to_start(run: Run) -> Iterator[Finding]:
     """A time limit in which a start alone may not end."""
-    yield from check_start(run.config, run.request)
+    yield from find_short_time(run.config, run.request)
 
 
 @needs(Run.slurm_answer)
@@ -147,7 +147,7 @@ def folders(run: Run) -> Iterator[Finding]:
     known = {"the run folder": run.folder.root, "the bundle": run.inputs.bundle}
     if run.config.environment is None and not run.config.slurm.around_ranks:
         known["this command's environment"] = Path(sys.prefix)
-    yield from check_places(known, run.mounts)
+    yield from find_private_places(known, run.mounts)
 
 
 @needs(Run.queue)

@@ -22,10 +22,10 @@ from runner.from_stage import (
     join_errors,
 )
 from runner.job.access import (
-    check_places,
     check_quota,
     disk_needed,
     disk_still_needed,
+    find_private_places,
     quota_left,
 )
 from runner.job.findings import FAULTS
@@ -186,7 +186,7 @@ mds@o2ib:/lfs /tmp/of-lustre lustre rw 0 0
     ],
 )
 def test_a_folder_that_only_this_node_has_is_told(path: str, *, is_local: bool) -> None:
-    found = check_places({"the bundle": Path(path)}, MOUNTS)
+    found = find_private_places({"the bundle": Path(path)}, MOUNTS)
     assert [finding.level for finding in found] == ["warning"] * is_local
 
 
