@@ -245,7 +245,7 @@ FOLDERS = (
 
 
 PROBE = """import os, sys
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.launch.ranks import RankInfo, Start
 os.environ["LSB_MCPU_HOSTS"] = "n1 4 n2 4"  # of the job; mpirun itself would ask its hosts
 try:

@@ -200,7 +200,7 @@ FIND = """
 import os, sys, torch
 torch.cuda.is_available = lambda: False
 torch.version.cuda = sys.argv[1] or None
-from runner.errors import UsageError
+from runner.from_stage import UsageError
 from runner.config.run_config import SlurmConfig
 from runner.training.components.device import find_device
 try:

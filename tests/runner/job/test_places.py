@@ -56,7 +56,7 @@ def as_nobody(code: str, *arguments: Path) -> str:
 import os, sys
 sys.path.insert(0, {str(root)!r})
 from pathlib import Path
-from runner.errors import StageError
+from runner.from_stage import StageError
 from runner.exec.user_script import _check_can_start
 from runner.job.access import check_readable, check_writable
 if os.geteuid() == 0:
