@@ -10,17 +10,13 @@ import pytest
 from stage.errors import PolicyError, UsageError
 from stage.lock.manifest import Manifest
 from stage.lock.requests import (
-    KINDS,
-    LOCATION_KEYS,
     DatasetRequest,
     EnvironmentRequest,
     ModelRequest,
     PathRequest,
-    TokenizerEntry,
     UrlRequest,
     as_lock_request,
 )
-from stage.staging.resolve import SOURCES
 
 ROOT = Path(__file__).resolve().parents[3]
 EVERY_KIND = """\
@@ -263,17 +259,3 @@ def test_a_recorded_request_reads_back_as_the_same_request(tmp_path: Path) -> No
     for name, request in load(tmp_path, EVERY_KIND).requests.items():
         entry = json.dumps({name: as_lock_request(request)})
         assert load(tmp_path, f"format: 1\nassets: {entry}\n").requests[name] == request
-
-
-def test_a_class_of_requests_is_a_kind_and_has_a_source() -> None:
-    """The keys are those of every lock that was written: they can never change."""
-    kinds = ["model", "tokenizer", "dataset", "metric", "path", "url", "environment"]
-    assert [*KINDS] == kinds
-    assert LOCATION_KEYS == {
-        "hub": "repository",
-        "path": "path",
-        "url": "url",
-        "environment": "environment",
-    }
-    assert {*SOURCES, TokenizerEntry} == {*KINDS.values()}
-    assert all(table.without_a_file for table in KINDS.values())
