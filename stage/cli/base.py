@@ -321,6 +321,20 @@ bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON document on stdout, and nothing else there."
 )
+endpoint_option = click.option(
+    "--endpoint",
+    metavar="URL",
+    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co.",
+)
+new_manifest_option = click.option(
+    "-o",
+    "--output",
+    "manifest",
+    default="manifest.yaml",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The manifest to write; never one that is there.",
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, is_eager=True, help="Only errors.")
 signers_option = click.option(
     "--signers",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from stage.cli.base import quiet_option, say
+from stage.cli.base import endpoint_option, quiet_option, say
 from stage.errors import quoted
 from stage.installation import TO_FETCH, check_libraries
 from stage.progress import Reporter
@@ -17,11 +17,6 @@ from stage.progress import Reporter
 _manifest = click.argument("manifest", type=click.Path(path_type=Path))
 _verbose = click.option(
     "-v", "--verbose", is_flag=True, help="Also every retry and every file left out."
-)
-_endpoint = click.option(
-    "--endpoint",
-    metavar="URL",
-    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else https://huggingface.co.",
 )
 _allow_pickle = click.option(
     "--allow-pickle",
@@ -60,7 +55,7 @@ class _Updating(click.Command):
 
 # The options of `lock` and `fetch` that have no parameter are fields of `FetchOptions`, by name.
 def _pinning(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (_endpoint, _update, quiet_option, _verbose):
+    for option in (endpoint_option, _update, quiet_option, _verbose):
         command = option(command)
     return command
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stage.cli.base import quiet_option, say, silent
+from stage.cli.base import endpoint_option, new_manifest_option, quiet_option, say, silent
 from stage.errors import IncompleteError, UsageError, quoted, suggest, suggest_path
 from stage.files import check_new, write_new
 from stage.progress import Reporter
@@ -22,20 +22,8 @@ _SIZES = "   (its sizes first: --dry-run)"
 
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1)
-@click.option(
-    "-o",
-    "--output",
-    "manifest",
-    default="manifest.yaml",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The manifest to write; never one that is there.",
-)
-@click.option(
-    "--endpoint",
-    metavar="URL",
-    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
-)
+@new_manifest_option
+@endpoint_option
 @click.option(
     "--example",
     metavar="NAME",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from stage.cli.base import bundle_argument, say
+from stage.cli.base import bundle_argument, endpoint_option, new_manifest_option, say
 from stage.errors import IncompleteError, StageError, UsageError, quoted
 from stage.files import check_new, human_count, write_new
 from stage.installation import TO_FETCH, check_libraries
@@ -71,20 +71,8 @@ def serve(bundle: Path, host: str, port: int) -> None:
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option(
-    "-o",
-    "--output",
-    "manifest",
-    default="manifest.yaml",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The manifest to write; never one that is there.",
-)
-@click.option(
-    "--endpoint",
-    metavar="URL",
-    help="The Hub or a mirror of it. Default: $HF_ENDPOINT, else the public one.",
-)
+@new_manifest_option
+@endpoint_option
 @click.option(
     "--allow-code",
     is_flag=True,

@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
@@ -45,11 +46,16 @@ LEAST = 8
 MOST_FILES, MOST_RETURNS = 35, 25
 
 
+@cache
+def tree_of(file: str) -> ast.Module:
+    return ast.parse(Path(file).read_text())
+
+
 def statements(code: CodeType) -> int:
     """The statements of a function, without its docstring; 0: a lambda, or made by a library."""
-    for node in ast.walk(ast.parse(Path(code.co_filename).read_text())):
+    for node in ast.walk(tree_of(code.co_filename)):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min(node.lineno, *(mark.lineno for mark in node.decorator_list), node.lineno)
+            first = min([node.lineno, *(mark.lineno for mark in node.decorator_list)])
             if code.co_firstlineno == first:
                 inside = sum(isinstance(inner, ast.stmt) for inner in ast.walk(node))
                 return inside - 1 - (ast.get_docstring(node) is not None)
