@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from runner.from_stage import (
 
 if TYPE_CHECKING:
     from runner.job.findings import Finding
-    from runner.job.training_run import TrainingRun
+    from runner.job.run import Run
     from runner.slurm.script import SbatchRequest
 
 
@@ -57,10 +57,9 @@ def check(
       runner check runs/my.yaml --bundle bundle
     """
     from runner import isolation, offline
-    from runner.job.check import check_run
+    from runner.job.check import check_run, load_run
     from runner.job.findings import document, errors_of, fact_line
     from runner.job.run import Asked
-    from runner.job.training_run import TrainingRun
 
     offline.set_variables(os.environ)
     said: list[str] = []
@@ -69,7 +68,7 @@ def check(
         isolation.isolate(dict(os.environ), said.append if as_json else print_line, [*sys.path])
         try:
             asked = Asked(processes=processes, ahead=True)
-            loaded = TrainingRun.load(run, bundle, output, overrides, asked)
+            loaded = load_run(run, bundle, output, overrides, asked)
             found = check_run(loaded)
             finished = loaded.finished
         except StageError as error:
@@ -84,7 +83,7 @@ def check(
         _print_check(loaded, found)
 
 
-def _print_check(run: TrainingRun, found: list[Finding]) -> None:
+def _print_check(run: Run, found: list[Finding]) -> None:
     from runner.job.findings import errors_in, except_warnings, in_order, raise_errors
     from runner.job.installed import lacking
 
@@ -101,7 +100,7 @@ def _print_check(run: TrainingRun, found: list[Finding]) -> None:
     print_line(f"next: {_next(run)}")
 
 
-def _next(run: TrainingRun) -> str:
+def _next(run: Run) -> str:
     """The command that starts what was checked: a job, here or on a cluster; else ranks here.
 
     Where that Python cannot train, it is what gives it the packages.
@@ -169,13 +168,14 @@ def train(
     """Train what RUN describes. Resumes from the newest checkpoint.
 
     Inside a Slurm job srun starts the ranks; on one machine, --processes. Under torchrun, mpirun or
-    a srun of yours it is one rank, after `runner prepare`.
+    a srun of yours it is one rank, after `runner prepare`. A `command:` is started as a job does.
 
     \b
     Examples:
       runner train runs/my.yaml --bundle bundle --processes 2
       runner train runs/my.yaml --bundle bundle --dry-run
     """
+    from runner.config.command import has_command
     from runner.job.training_run import TrainingRun
     from runner.launch.ranks import Start
     from runner.launch.train import set_up
@@ -184,6 +184,8 @@ def train(
 
     outlive_readers()
     with silent(if_=quiet):
+        if has_command(run, overrides):
+            sys.exit(_start_here(run, bundle, output, overrides, processes, dry_run=dry_run))
         load = partial(TrainingRun.load, run, bundle, output, overrides)
         options: dict[str, Any] = {"dry_run": dry_run, "verbose": verbose}
         start = Start.of(os.environ, processes)
@@ -193,6 +195,53 @@ def train(
             join(load, WORKS["train"], os.environ, **options)
         set_up(os.environ)
         sys.exit(train_run(load(), start, environ=os.environ, **options))
+
+
+def _start_here(
+    run: Path,
+    bundle: Path,
+    output: Path | None,
+    overrides: tuple[str, ...],
+    processes: int | None,
+    *,
+    dry_run: bool,
+) -> int:
+    """Starts the command of a run file, on this machine or in the job around it."""
+    from runner.job.check import check_run
+    from runner.job.command_run import CommandRun
+    from runner.job.findings import report
+    from runner.job.run import Asked
+    from runner.launch.command import start_command
+    from runner.launch.ranks import Start, as_launcher
+    from runner.launch.train import ranks_of
+
+    start = as_launcher(Start.of(os.environ, processes), "train")
+    loaded = CommandRun.load(run, bundle, output, overrides, Asked(ranks_of(start)))
+    report(check_run(loaded), print_line)
+    if dry_run:
+        print_line("dry run: nothing was started")
+        return 0
+    loaded.write_for_job()
+    return start_command(CommandRun.of_folder(loaded.folder.root, bundle), start, os.environ)
+
+
+@click.command(hidden=True)
+@click.option("--bundle", type=click.Path(path_type=Path), required=True)
+@click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.option("--set", "overrides", multiple=True)
+def launch(bundle: Path, output: Path, overrides: tuple[str, ...]) -> None:
+    """Start the command of the run in a folder. The script of its job does this.
+
+    The settings of a run of a sweep are in its folder already: --set says them for people.
+    """
+    from runner.job.command_run import CommandRun
+    from runner.launch.command import start_command
+    from runner.launch.ranks import Start
+    from runner.processes import outlive_readers
+
+    outlive_readers()
+    run = CommandRun.of_folder(output, bundle)
+    sys.exit(start_command(run, Start.in_job(os.environ), os.environ))
 
 
 @click.command()
@@ -263,6 +312,7 @@ def submit(
             "runner submit RUN --to CLUSTER; without: runner submit RUN --bundle BUNDLE",
         )
     from runner import offline
+    from runner.job.check import load_run
     from runner.job.plan import check_batch
     from runner.job.run import Asked
     from runner.job.submit import check_srun
@@ -271,8 +321,8 @@ def submit(
 
     offline.set_variables(os.environ)
     asked = Asked(ahead=True, submits=True)
-    loaded = TrainingRun.load(run, bundle, output, overrides, asked)
-    sweep = members(axes) if axes else ()
+    loaded = load_run(run, bundle, output, overrides, asked)
+    sweep = members(list(map(loaded.key_of_axis, axes))) if axes else ()
     # The runs of a sweep share one shell, which is tried once.
     runs = [
         loaded.member(member.name, member.overrides, tries_shell=number == 0)
@@ -281,7 +331,7 @@ def submit(
     wanted = loaded.request_for(sweep)
     if only_print:
         check_srun(loaded.config)
-        for checked in runs or [loaded]:
+        for checked in (one for one in runs or [loaded] if isinstance(one, TrainingRun)):
             check_batch(checked.config, wanted.nodes * wanted.tasks_per_node)
         click.echo(sbatch_script(wanted), nl=False)
         return
@@ -289,7 +339,7 @@ def submit(
         _submit(runs, loaded, wanted)
 
 
-def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) -> None:
+def _submit(runs: Sequence[Run], alone: Run, wanted: SbatchRequest) -> None:
     """Checks what is to be submitted and submits it, unless all of it is finished.
 
     Args:
@@ -313,7 +363,12 @@ def _submit(runs: list[TrainingRun], alone: TrainingRun, wanted: SbatchRequest) 
     if all(run.finished for run in runs or [alone]):
         print_line("nothing was submitted")
         return
-    job = submit_job(wanted, alone.partition)
+
+    def write_for_job() -> None:
+        for run in [*runs, alone]:
+            run.write_for_job()
+
+    job = submit_job(wanted, alone.partition, write_for_job)
     print_line(f"submitted job {job}; follow it: squeue -j {job}")
     print_line(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
@@ -340,13 +395,14 @@ def _trial() -> Callable[..., None]:
 
 WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
 """The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
-NODES = "nodes"
-"""Another kind, of a rehearsal: the ranks look at their nodes before they meet."""
+NODES, COMMAND = "nodes", "command"
+"""Two other kinds: ranks of a rehearsal, which look at their nodes before they meet; and tasks of a
+user's own command."""
 
 
 @click.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("work", type=click.Choice(sorted((*WORKS, NODES))))
+@click.argument("work", type=click.Choice(sorted((*WORKS, NODES, COMMAND))))
 def rank(folder: Path, work: str) -> None:
     """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
     from runner import isolation, offline
@@ -355,6 +411,10 @@ def rank(folder: Path, work: str) -> None:
     from runner.training.rank import be_rank
 
     outlive_readers()
+    if work == COMMAND:
+        from runner.exec.user_script import become
+
+        become(RunFolder(folder), os.environ)
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
     if work == NODES:

@@ -7,14 +7,11 @@ Each component has its own dataclass, the table of its keys. Each default has a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from runner.config import ds_config
 from runner.config.data import DatasetConfig, EvaluationConfig, PackingConfig
@@ -40,83 +37,31 @@ from runner.config.fields import (
     those_with,
     unused_keys,
 )
+from runner.config.job_config import (
+    FORMAT,
+    LENGTH,
+    NO_RESULT,
+    OF_COMMANDS,
+    Auto,
+    JobConfig,
+    name_of_file,
+)
 from runner.config.task_keys import keys_of_task
 from runner.from_stage import (
     HIDDEN,
     RUN_FILE,
     DamageError,
     Lines,
-    Place,
     Reader,
     UsageError,
-    WrongValueError,
     dotted,
-    keys_of,
     lookup,
-    plain,
+    quoted,
     reading_yaml,
     setting,
     suggest,
     suggest_path,
 )
-
-FORMAT = 1
-# What a key decides that does not decide the result, which is what a model has learned: how long it
-# learns, where the run is, or neither. A key that must not change when a run resumes is also in
-# `signature` of `runner.run_folder.resume`; and in `MAY_BE_ABSENT` there, if older checkpoints lack
-# it.
-LENGTH, PLACE, NO_RESULT = "length", "place", "nothing"
-LONGEST_NAME = 200
-"""Bytes. Names on a disk have 255 at most, and folders beside a run's have longer names."""
-Auto = Literal["auto"]
-
-
-def _folder_name(name: str) -> str:
-    if not re.fullmatch(r"[\w][\w.+-]*", name):
-        raise WrongValueError(
-            "cannot be the name of the run folder",
-            "A name has letters, digits, `.`, `_`, `-` and `+`, and begins with a letter or digit.",
-        )
-    if len(name.encode()) > LONGEST_NAME:
-        raise WrongValueError(
-            f"has {len(name)} characters: the run folder gets this name, so it must be shorter",
-            f"Give a shorter one, of at most {LONGEST_NAME}.",
-        )
-    return name
-
-
-def _bundle_id(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise WrongValueError(
-            "must be a bundle id, 64 hex digits", "`stage show BUNDLE` prints it."
-        )
-    return text
-
-
-def _lines_of_a_shell(lines: tuple[str, ...]) -> tuple[str, ...]:
-    for line in (line for line in lines if line.lstrip().startswith("#SBATCH")):
-        raise WrongValueError(
-            f": `{line}` has no effect here: sbatch reads #SBATCH lines only at the top of a "
-            "script",
-            "Write it into slurm.options: slurm: {options: {mem: 64G}} for --mem=64G.",
-        )
-    return lines
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleConfig:
-    """Which bundle a run may read.
-
-    Attributes:
-        id: the bundle's id, 64 hex digits; None: any bundle.
-        verified: whether `stage verify` must have found the bundle sound on this machine, and
-            nothing changed since.
-    """
-
-    id: str | None = setting(None, "the bundle of --bundle; its id is recorded", convert=_bundle_id)
-    verified: Literal["optional", "required"] = setting(
-        "optional", "its state is printed, not required"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,46 +101,10 @@ class TokenizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmConfig:
-    """What `runner submit` requests from Slurm."""
-
-    partition: str | None = setting(None, "the site's default")
-    nodes: int = setting(1, "one node", at_least=1)
-    gpus_per_node: int = setting(0, "none asked for", at_least=0)
-    tasks_per_node: int | Auto = setting(
-        "auto", "one for each GPU; one where there is none", at_least=1
-    )
-    time: str | None = setting(None, "the site's default")
-    modules: tuple[str, ...] = setting((), "none")
-    setup: tuple[str, ...] = setting((), "nothing", convert=_lines_of_a_shell)
-    container: tuple[str, ...] = setting(
-        (), "none: the ranks run on the node as it is", is_path=True
-    )
-    srun: tuple[str, ...] = setting((), "none", is_path=True)
-    options: dict[str, str | int | float | bool] = setting(dict, "none")
-
-    @property
-    def around_ranks(self) -> tuple[str, ...]:
-        """The words between srun's own options and the ranks' command."""
-        return (*self.srun, *self.container)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig:
-    """Which environment of the bundle runs the ranks, and whether it runs from each node's disk."""
-
-    asset: str = setting()
-    node_local: bool | Auto = setting("auto", "from each node's own disk instead of a network disk")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """The settings of one run. `RunConfig.load` reads them.
+class RunConfig(JobConfig):
+    """The settings of one training. `RunConfig.load` reads them.
 
     Attributes:
-        path: the run file.
-        manifest: what its bundle is fetched from, relative to the run file; for `submit --to`.
-        given: dotted keys that the user set: in the run file, with `--set`, or in a ds_config.json.
         theirs: those of `given` that the user's ds_config.json sets.
         autos: keys that it leaves to the run file.
         deepspeed: settings of the user's ds_config.json that are no keys of the run file. They go
@@ -203,17 +112,11 @@ class RunConfig:
         accumulation: `gradient_accumulation_steps` of the user's ds_config.json; None: free.
         half: what `precision: auto` may become beside fp32, the best first.
         notes: choices that follow from other keys, or were made while the ds_config.json was read.
-        lines: the run file's line numbers, for messages.
     """
 
-    format: int = setting(decides=NO_RESULT)
-    name: str = setting("auto", "the run file's name", convert=_folder_name, decides=NO_RESULT)
-    manifest: str | None = setting(None, is_path=True, decides=PLACE)
     task: str = setting(
-        takes=task_names,
-        like="task: masked-lm. A loss of your own: runner exec -- python YOURS.py",
+        takes=task_names, like="task: masked-lm. A program of your own: command: python YOURS.py"
     )
-    bundle: BundleConfig = setting(BundleConfig, decides=NO_RESULT)
     model: ModelConfig = setting()
     dataset: DatasetConfig | None = setting(None)
     datasets: tuple[DatasetConfig, ...] = setting(())
@@ -246,37 +149,18 @@ class RunConfig:
     engine: EngineConfig = setting(EngineConfig)
     lora: LoraConfig | None = setting(None, "every weight is trained")
     quantization: QuantizationConfig | None = setting(None, "weights in the precision above")
-    environment: EnvironmentConfig | None = setting(
-        None, "the environment that runs this command", decides=PLACE
-    )
     checkpoint: CheckpointConfig = setting(CheckpointConfig, decides=NO_RESULT)
     evaluation: EvaluationConfig = setting(EvaluationConfig)
     wandb: bool = setting(
         False, "TensorBoard's files and metrics.jsonl have the same", decides=NO_RESULT
     )
-    hang_after: float | Auto = setting(
-        "auto", "ten times the longest silence so far; 300 s at least", above=0, decides=NO_RESULT
-    )
     seed: int = setting(42, "any number will do", at_least=0, below=2**63)
-    slurm: SlurmConfig = setting(SlurmConfig, decides=NO_RESULT)
-    path: Path = field(default=Path("run.yaml"), metadata=HIDDEN)
-    given: frozenset[str] = field(default=frozenset(), metadata=HIDDEN)
     theirs: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     autos: tuple[str, ...] = field(default=(), metadata=HIDDEN)
     deepspeed: Mapping[str, Any] = field(default_factory=dict, metadata=HIDDEN)
     accumulation: int | None = field(default=None, metadata=HIDDEN)
     half: tuple[str, ...] = field(default=ds_config.HALF, metadata=HIDDEN)
     notes: tuple[Choice, ...] = field(default=(), metadata=HIDDEN)
-    lines: Lines = field(
-        default_factory=lambda: Lines(Path("run.yaml")),
-        compare=False,
-        repr=False,
-        metadata=HIDDEN,
-    )
-
-    def place(self, key: str) -> Place:
-        """The line of a dotted key; of the nearest key around it if the user did not set it."""
-        return self.lines.place(*(int(k) if k.isdecimal() else k for k in key.split(".")))
 
     @property
     def sources(self) -> tuple[DatasetConfig, ...]:
@@ -304,6 +188,7 @@ class RunConfig:
         with reading_yaml(path, RUN_FILE) as (data, lines):
             override(data, lines, overrides)
             lines.check_format(data, FORMAT)
+            _check_is_training(data, lines)
             merged = ds_config.merge(data, lines)
             reader = Reader(lines, NAMES_ELSEWHERE)
             config = replace(
@@ -376,23 +261,34 @@ class RunConfig:
         theirs = ds_config.their_key(key)
         return f'Write "auto" for {theirs} in {self.engine.config}, and set {key}: {value}'
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns the settings as YAML data with all defaults: the content of a run file."""
-        data: dict[str, Any] = plain(self)
-        return data
 
-    def to_yaml(self) -> str:
-        """Returns the text of `config.yaml` in a run folder."""
-        return yaml.safe_dump(self.to_mapping(), sort_keys=False, allow_unicode=True)
+def _check_is_training(data: dict[str, Any], lines: Lines) -> None:
+    """Refuses what belongs to the run of a command, before the keys are read.
+
+    Raises:
+        UsageError: the file has `command:`.
+    """
+    if "command" in data:
+        raise UsageError(
+            "`command:` makes this the run of a program of yours, and only a training (`task:`) "
+            "can do this.",
+            f"runner check {quoted(lines.path)}, then runner submit {quoted(lines.path)}",
+            place=lines.place("command"),
+        )
+    for key in [key for key in OF_COMMANDS if key in data]:
+        with lines.mistakes:
+            del data[key]
+            raise UsageError(
+                f"`{key}` goes with `command:`, the run of a program of yours; this is a training.",
+                "Remove it.",
+                place=lines.place(key),
+            )
 
 
 def _completed(config: RunConfig, reader: Reader) -> RunConfig:
     """Sets the defaults that follow from other keys, and the folder of the first weights."""
     notes = []
-    if config.name == "auto":
-        with config.lines.mistakes:
-            name = reader.value(keys_of(RunConfig)["name"], config.path.stem, ("name",))
-            config = replace(config, name=name)
+    config = replace(config, name=name_of_file(config, reader))
     if config.steps is not None and "epochs" not in config.given:
         config = replace(config, epochs=None)
     if config.optimizer.name == "lion" and "optimizer.betas" not in config.given:

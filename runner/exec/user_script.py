@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -26,6 +27,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,8 +62,12 @@ from runner.inputs import (
     running_tree,
 )
 from runner.isolation import isolate, note_for_script
-from runner.launch.ranks import variables_between_nodes
+from runner.job.launchers import Launch, Node, words_on_node
+from runner.launch.network import free_port_here
+from runner.launch.ranks import RankInfo, variables_between_nodes
 from runner.processes import birth_time, is_alive
+from runner.run_folder.layout import RunFolder
+from runner.slurm.environment import SlurmJobEnvironment
 from stage.serve.catalogue import ServedRepository
 from stage.serve.children import with_hub
 
@@ -98,12 +106,17 @@ LOOK_EVERY_S = 0.5  # one look is one stat of /proc
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def serve_beside(serve: Callable[[], None], afterwards: Callable[[], None]) -> None:
+def serve_beside(
+    serve: Callable[[], None],
+    afterwards: Callable[[], None],
+    between: Callable[[], None] = lambda: None,
+) -> None:
     """Starts a server that runs as long as the calling process, also after its `exec`.
 
     Args:
         serve: serves until its process ends. What it prints to stderr comes to ours.
         afterwards: called in the server's process when the program has ended.
+        between: called in the server's process between two looks at the program.
     """
     program = os.getpid()
     born = birth_time(program)  # a program keeps it when it becomes another
@@ -118,13 +131,16 @@ def serve_beside(serve: Callable[[], None], afterwards: Callable[[], None]) -> N
         # A new session: Ctrl-C is for the program, which may read a file while it cleans up.
         os.setsid()
         if not os.fork():
-            _supervise(serve, lambda: is_alive(program, born), afterwards)
+            _supervise(serve, lambda: is_alive(program, born), afterwards, between)
     finally:
         os._exit(0)
 
 
 def _supervise(
-    serve: Callable[[], None], runs: Callable[[], bool], afterwards: Callable[[], None]
+    serve: Callable[[], None],
+    runs: Callable[[], bool],
+    afterwards: Callable[[], None],
+    between: Callable[[], None],
 ) -> None:
     # Slurm signals each process of a step, and the program has minutes to save.
     for number in _IGNORED:
@@ -136,8 +152,56 @@ def _supervise(
     os.chdir("/")
     threading.Thread(target=serve, daemon=True).start()
     while runs():
+        between()
         time.sleep(LOOK_EVERY_S)
     afterwards()
+
+
+def pass_on(limit: Path, program: int, sent: list[str]) -> None:
+    """Sends the ranks below a program the signal that a file names, once.
+
+    Args:
+        limit: the file; it is there when the job's time is nearly over.
+        program: its process number.
+        sent: gets the name, and keeps it from being sent again.
+
+    The ranks alone: a launcher that gets SIGTERM kills its ranks 30 s later (torchrun), and one
+    that gets SIGUSR1 ends at once.
+    """
+    try:
+        name = limit.read_text(encoding="ascii").strip()
+    except OSError:
+        return
+    if not name or sent:
+        return
+    sent.append(name)
+    for rank in ranks_below(program) or [program]:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.Signals[f"SIG{name}"])
+
+
+def ranks_below(program: int) -> list[int]:
+    """The processes below a program that are ranks: the topmost ones with a LOCAL_RANK."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # proc_pid_stat(5): the name, in brackets, can have spaces; then the state, the parent.
+            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, below = list[int](), children.get(program, [])
+    while below:
+        process = below.pop()
+        if _has_rank(process):
+            found.append(process)
+        else:
+            below += children.get(process, [])
+    return found
+
+
+def _has_rank(process: int) -> bool:
+    with suppress(OSError):
+        return b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{process}/environ").read_bytes()
+    return False
 
 
 LAST_WORDS = Path(last_words.__file__)
@@ -156,25 +220,80 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
-    program = _program(command, bundle, environ)
-    check_site()
     script, text = shell_script(command)
     check_all_nodes(command, bundle, environ, text)
+    note = note_on_tasks(command, bundle, environ, text)
+    _become(command, bundle, environ, (note, _note_on_line_ends(script, text)), _say)
+
+
+def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
+    """Becomes a task of the command of a run, in its working folder. Does not return.
+
+    What it becomes is in `task.json` of the run folder; which task it is, in Slurm's variables.
+
+    Raises:
+        UsageError: as for `run`; or Slurm's variables contradict each other.
+        DamageError: as for `run`.
+    """
+    task = json.loads(folder.task.read_text(encoding="utf-8"))
+    launch = Launch(**task["launch"])
+    work = folder.work / task["folder"]
+    os.chdir(work)
+    job = SlurmJobEnvironment.from_environ(environ)
+    node = Node(number=0, nodes=1, processes=launch.processes, master="127.0.0.1", port=0, job="")
+    own = {"PWD": str(work)}
+    if job is not None and job.step is not None and launch.mode != "once":
+        info = RankInfo.of(environ)
+        own |= info.variables() if launch.mode == "rank" else {"MASTER_PORT": str(info.port)}
+        node = replace(
+            node, number=info.rank, nodes=job.num_nodes, master=info.master, port=info.port
+        )
+    node = replace(node, job=environ.get("SLURM_JOB_ID", ""), port=node.port or free_port_here())
+    variables, words = words_on_node(task["words"], launch, node, folder.work)
+
+    def missed(text: str) -> None:
+        _say(text)
+        if entry := text.partition("fetch again:\n")[2]:
+            with folder.missing.open("a", encoding="utf-8") as file:
+                file.write(f"{entry}\n")
+
+    between = {**environ, **own, **variables}
+    _become(words, Path(task["bundle"]), between, (), missed, folder.limit)
+
+
+def _become(
+    command: Sequence[str],
+    bundle: Path,
+    environ: Mapping[str, str],
+    lines: Sequence[str],
+    say: Callable[[str], None],
+    limit: Path | None = None,
+) -> NoReturn:
+    """Serves the bundle beside this process, and becomes the command.
+
+    Args:
+        lines: notes on the command itself.
+        say: prints what the server says, such as what is asked for and not here.
+        limit: a file with the name of a signal for the ranks, when they are to get one.
+    """
+    program = _program(command, bundle, environ)
+    check_site()
     _check_bundle(bundle.resolve(), environ)
     of_script = [*sys.path]
     isolate(dict(environ), lambda line: None)  # the server takes nothing from PYTHONPATH
-    hub = open_hub(bundle, _say)
+    hub = open_hub(bundle, say)
     base = own_folder(job_folder(environ))
     compiled, avoided = local_folder(environ, read_mounts())
     own_folder(compiled)
     lock = _in_use(base)
     folder = base / "exec" / hub.bundle_id[:12]
-    serve_beside(hub.serve, _cleaner(base, lock, environ))
+    between = partial(pass_on, limit, os.getpid(), list[str]()) if limit else (lambda: None)
+    serve_beside(hub.serve, _cleaner(base, lock, environ), between)
     sys.path[:] = of_script
     clear_builds(compiled)  # the server, which ends later than the script, does not use it
     write_hub_cache(hub.repositories, folder / "hub")
-    between, notes = variables_between_nodes(environ)
-    variables = environment(environ, hub.address, folder, compiled) | between
+    of_nodes, notes = variables_between_nodes(environ)
+    variables = environment(environ, hub.address, folder, compiled) | of_nodes
     variables["AIRLIFT_BUNDLE"] = str(bundle.resolve())
     python = folder / "python"
     python.mkdir(parents=True, exist_ok=True)
@@ -203,8 +322,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             about,
             avoided,
             _note_on_loggers(environ),
-            note_on_tasks(command, bundle, environ, text),
-            _note_on_line_ends(script, text),
+            *lines,
             *notes,
         )
         for note in filter(None, said):

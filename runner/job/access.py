@@ -25,7 +25,7 @@ from runner.from_stage import (
     human_size,
     quoted,
 )
-from runner.inputs import Inputs
+from runner.inputs import Inputs, JobInputs
 from runner.job.findings import Finding, warning
 from runner.job.shapes import ModelShape
 from runner.run_folder.layout import RunFolder
@@ -39,13 +39,20 @@ _UNLIMITED = 0  # in what quota(1) and lfs-quota(1) print
 
 
 def files_to_read(inputs: Inputs) -> tuple[Path, ...]:
-    """Lists the bundle's files that a run reads: of its model, datasets and environment."""
+    """Lists the bundle's files that a training reads: of its model, datasets and environment."""
     splits = [s for data in inputs.datasets for s in (data.train, data.validation) if s]
+    return (
+        *environment_files(inputs),
+        *(inputs.model.path / name for name in inputs.model.digests),
+        *(file for split in splits for file in split.files),
+    )
+
+
+def environment_files(inputs: JobInputs) -> tuple[Path, ...]:
+    """Lists the bundle's files that any run reads: its lock, and those of its environment."""
     environment = inputs.environment.path if inputs.environment else None
     return (
         inputs.bundle / "stage.lock",
-        *(inputs.model.path / name for name in inputs.model.digests),
-        *(file for split in splits for file in split.files),
         *(environment / name for name in ENVIRONMENT_FILES if environment),
     )
 

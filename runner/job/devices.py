@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from runner.config.run_config import RunConfig, SlurmConfig
+from runner.config.job_config import JobConfig, SlurmConfig
+from runner.config.run_config import RunConfig
 from runner.from_stage import UsageError, human_count
 from runner.inputs.clusters import gpus_of
 from runner.job.host_memory import host_memory
@@ -475,7 +476,7 @@ def notes_of_job(slurm: SlurmConfig, ranks: int) -> list[str]:
     return [_idle(gpus, ranks, "are asked for")] if per_node and gpus > ranks else []
 
 
-def leaves_gpus(config: RunConfig, partition: Partition, environ: Mapping[str, str]) -> int:
+def leaves_gpus(config: JobConfig, partition: Partition, environ: Mapping[str, str]) -> int:
     """Returns the GPUs that each node of a job has and nobody asks for, by oversight.
 
     Args:

@@ -19,9 +19,10 @@ from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
 
+from runner.config.job_config import JobConfig
 from runner.config.run_config import RunConfig
 from runner.from_stage import UsageError, install_command, quoted
-from runner.inputs import Inputs, check_site, environments, running_tree
+from runner.inputs import JobInputs, check_site, environments, running_tree
 from runner.job.findings import Finding, note, warning
 from runner.tasks import task_named
 from stage.environment.check import imports
@@ -123,7 +124,9 @@ def for_tokenizer(names: Iterable[str]) -> list[str]:
     return ["tiktoken"] if any(name.endswith(".tiktoken") for name in names) else found
 
 
-def check_installed(config: RunConfig, inputs: Inputs, packages: Sequence[str], what: str) -> None:
+def check_installed(
+    config: JobConfig, inputs: JobInputs, packages: Sequence[str], what: str
+) -> None:
     """Refuses work for which this environment is not the right one.
 
     Args:
@@ -140,7 +143,9 @@ def check_installed(config: RunConfig, inputs: Inputs, packages: Sequence[str], 
     check_packages(config, inputs, packages, what)
 
 
-def check_packages(config: RunConfig, inputs: Inputs, packages: Sequence[str], what: str) -> None:
+def check_packages(
+    config: JobConfig, inputs: JobInputs, packages: Sequence[str], what: str
+) -> None:
     """Refuses work for which packages are missing here. Arguments: as for `check_installed`.
 
     Raises:
@@ -157,7 +162,7 @@ def check_packages(config: RunConfig, inputs: Inputs, packages: Sequence[str], w
         )
 
 
-def check_environment(config: RunConfig, inputs: Inputs, packages: Packages) -> None:
+def check_environment(config: JobConfig, inputs: JobInputs, packages: Packages) -> None:
     """Refuses an environment of the bundle that lacks a package which the run needs.
 
     Raises:
@@ -197,7 +202,7 @@ def how_to_install(folders: Sequence[Path]) -> str:
     )
 
 
-def python_of_ranks(config: RunConfig, inputs: Inputs) -> tuple[str, ...] | None:
+def python_of_ranks(config: JobConfig, inputs: JobInputs) -> tuple[str, ...] | None:
     """The words that start the Python of the ranks on this machine.
 
     Returns:
@@ -228,7 +233,7 @@ def check_fsdp(config: RunConfig, kind: str) -> None:
         )
 
 
-def note_for_job(config: RunConfig, inputs: Inputs, packages: Packages) -> Finding | None:
+def note_for_job(config: JobConfig, inputs: JobInputs, packages: Packages) -> Finding | None:
     """What to know of the Python of the job, if this one cannot train; None: it can."""
     if not is_light():
         return None
@@ -260,17 +265,20 @@ _HEADER = "#include <Python.h>\nint main() { return 0; }\n"
 _STANDARD = "#if __cplusplus < 201703L\n#error old\n#endif\nint main() { return 0; }\n"
 
 
-def check_tools(config: RunConfig) -> None:
+def check_tools(config: JobConfig, missing: Sequence[tuple[str, str]]) -> None:
     """Refuses a run that compiles on this machine, where it cannot.
+
+    Args:
+        missing: what is, as for `missing_tools`.
 
     Raises:
         UsageError: something is missing.
     """
-    for what, remedy in _missing_tools(config):
+    for what, remedy in missing:
         raise UsageError(f"{config.path}: {what} on this machine.", remedy)
 
 
-def find_tools(config: RunConfig) -> Iterator[Finding]:
+def find_tools(config: JobConfig, missing: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """Finds what is missing here for a job on other nodes, which often have the same.
 
     Nothing if the job gets its tools by `modules`, `setup`, a container or an environment.
@@ -278,13 +286,13 @@ def find_tools(config: RunConfig) -> Iterator[Finding]:
     slurm = config.slurm
     if slurm.modules or slurm.setup or slurm.around_ranks or config.environment is not None:
         return
-    for what, remedy in _missing_tools(config):
+    for what, remedy in missing:
         where = f"{config.path}: {what} on this machine; the job's nodes may lack it, too."
         yield warning(where, remedy)
 
 
-def _missing_tools(config: RunConfig) -> list[tuple[str, str]]:
-    """Returns what is missing, and what fixes it."""
+def missing_tools(config: RunConfig) -> list[tuple[str, str]]:
+    """Returns what a training compiles with and is missing here, each with what fixes it."""
     found = []
     if config.compile and (lacks := _lacks_for_compile()):
         found.append(

@@ -23,9 +23,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runner.config.run_config import RunConfig
+from runner.config.job_config import JobConfig
 from runner.from_stage import UsageError, human_count, state_folder
-from runner.inputs import Inputs, environments, running_tree
+from runner.inputs import JobInputs, environments, running_tree
 from runner.job import node_local
 from runner.job.devices import asks_for_gpus, gpus_of_job, hides_all
 from runner.job.findings import Finding, attempt, errors_of, fact_line, note, warning
@@ -110,8 +110,8 @@ class Attempt:
     def __init__(
         self,
         request: SbatchRequest,
-        config: RunConfig,
-        inputs: Inputs,
+        config: JobConfig,
+        inputs: JobInputs,
         packages: Packages,
         python: tuple[str, ...] | None,
         nodes: Sequence[NodeShape],
@@ -333,7 +333,7 @@ class Attempt:
             yield from _check_torch(config, self._nodes, answers)
 
 
-def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
+def handed_over(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that sbatch hands over from this shell: all, or with `export: NONE`
     those of a new login.
     """
@@ -345,7 +345,7 @@ def handed_over(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _python(
-    config: RunConfig, inputs: Inputs, packages: Packages, python: tuple[str, ...] | None
+    config: JobConfig, inputs: JobInputs, packages: Packages, python: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], Path | None, Sequence[str], str]:
     """The words that start the Python to try (none: that of `runner` on PATH), the script that
     activates it, the packages to import, and what is left to the ranks.
@@ -370,7 +370,7 @@ def _python(
     return own, None, packages.of_ranks, ""
 
 
-def _check_nv(config: RunConfig) -> Iterator[Finding]:
+def _check_nv(config: JobConfig) -> Iterator[Finding]:
     """Finds a container started without the option that brings the GPUs' driver into it."""
     slurm, words = config.slurm, config.slurm.container
     starts = {"apptainer", "singularity"} & {Path(word).name for word in words}
@@ -394,7 +394,7 @@ def _too_slow(what: str) -> str:
 
 
 def _check_torch(
-    config: RunConfig, nodes: Sequence[NodeShape], answers: imports.Answers
+    config: JobConfig, nodes: Sequence[NodeShape], answers: imports.Answers
 ) -> Iterator[Finding]:
     """Finds a torch that cannot use the GPUs that are asked for."""
     torch = answers.torch

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from runner.config.run_config import RunConfig
+from runner.config.job_config import JobConfig
 from runner.disks import read_mounts
-from runner.from_stage import UsageError
-from runner.inputs import Inputs, Verification, check_site, verification
+from runner.from_stage import UsageError, quoted
+from runner.inputs import JobInputs, Verification, check_site, verification
 from runner.isolation import isolate
 from runner.job import devices
 from runner.job.access import check_readable
@@ -71,6 +71,7 @@ class Asked:
 
 
 NO_RANKS = Asked(has_ranks=False)
+R = TypeVar("R", bound="Run")
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ class Run(Facts):
         environ: the environment variables of the command.
     """
 
-    config: RunConfig
-    inputs: Inputs
+    config: JobConfig
+    inputs: JobInputs
     folder: RunFolder
     bundle: Path
     overrides: tuple[str, ...]
@@ -113,14 +114,74 @@ class Run(Facts):
         raise NotImplementedError
 
     @fact
+    def missing_tools(self) -> list[tuple[str, str]]:
+        """What the run compiles with and is missing here, each with what fixes it."""
+        return []
+
+    @fact
     def disk_needed(self) -> int:
         """The most bytes that the run writes; 0: not known."""
+        return 0
+
+    @fact
+    def finished(self) -> list[str]:
+        """What `check`, `submit` and `train` print if this run is over; else empty.
+
+        It is no error: a job that is started again has nothing left to do.
+        """
+        raise NotImplementedError
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its folder is another one than that of its name."""
+        return self.folder.root != (Path("output") / self.config.name).absolute()
+
+    def command(self, name: str) -> str:
+        """The command `runner NAME` for this run, to be typed."""
+        words = ["runner", name, self.config.path, "--bundle", self.bundle]
+        for override in self.overrides:
+            words += ["--set", override]
+        if self.is_elsewhere:
+            words += ["--output", self.folder.root]
+        return " ".join(map(quoted, words))
+
+    def member(self: R, name: str, overrides: Sequence[str], *, tries_shell: bool) -> R:
+        """A run of a sweep, in a folder below this one's."""
+        every, asked = (*self.overrides, *overrides), replace(self.asked, tries_shell=tries_shell)
+        folder = self.folder.root / name
+        made: R = self.load(self.config.path, self.bundle, folder, every, asked)
+        same = made.config.slurm.partition == self.config.slurm.partition
+        # Slurm is asked once a command, not once a member.
+        return made.given(Run.partition, self.partition) if same else made
+
+    @classmethod
+    def load(
+        cls,
+        run_file: Path,
+        bundle: Path,
+        output: Path | None,
+        overrides: Sequence[str],
+        asked: Asked = NO_RANKS,
+    ) -> Any:
+        """Reads the run file and resolves what it reads of the bundle."""
         raise NotImplementedError
 
     @property
     def words_in_job(self) -> tuple[str, ...]:
         """The words after `runner` that start the run in a job, without its folder."""
         raise NotImplementedError
+
+    @property
+    def kind_of_job(self) -> dict[str, bool]:
+        """What its job's script must know: `of_command` and `resumes`, where they are not usual."""
+        return {}
+
+    def key_of_axis(self, axis: str) -> str:
+        """`KEY=A,B` of --array with the whole key."""
+        return axis
+
+    def write_for_job(self) -> None:
+        """Leaves in the run folder what the job reads there; called before it is submitted."""
 
     @fact
     def site(self) -> list[str]:
@@ -252,7 +313,8 @@ class Run(Facts):
 
     def request_for(self, sweep: tuple[Member, ...]) -> SbatchRequest:
         """What the job of a sweep requests of Slurm; of no members: of this run alone."""
-        return request(self.config, self.folder, self.words_in_job, self.partition, sweep)
+        words, kind = self.words_in_job, self.kind_of_job
+        return request(self.config, self.folder, words, self.partition, sweep, **kind)
 
     @fact
     def shell(self) -> Attempt:

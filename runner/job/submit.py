@@ -1,6 +1,6 @@
 """`runner submit`: a run file becomes a job.
 
-`RunConfig` -> `request` (asks Slurm for the shape of a node) -> `sbatch_script` -> `submit` (writes
+`JobConfig` -> `request` (asks Slurm for the shape of a node) -> `sbatch_script` -> `submit` (writes
 the script to the run folder, tries `--test-only`, submits). Problems that Slurm would report only
 in the queue or in a log are found here.
 """
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from runner.child import runner_command
-from runner.config.run_config import RunConfig, SlurmConfig
+from runner.config.job_config import JobConfig, SlurmConfig
 from runner.errors import OTHER_RUN, say
 from runner.from_stage import IncompleteError, UsageError, human_count, write_atomically
 from runner.job import devices
@@ -140,17 +140,19 @@ class NoClusterError(UsageError):
 
 
 def request(
-    config: RunConfig,
+    config: JobConfig,
     folder: RunFolder,
     command: Sequence[str],
     partition: Partition,
     sweep: tuple[Member, ...] = (),
+    **kind: bool,
 ) -> SbatchRequest:
     """Decides what a job requests of Slurm. Every path becomes absolute.
 
     Args:
         command: the words after `runner`, without the run folder.
         sweep: the members of a job array; empty: a single run.
+        kind: `of_command` and `resumes` of the request.
     """
     slurm, run_folder = config.slurm, folder.root.absolute()
     if slurm.time is not None:
@@ -176,6 +178,7 @@ def request(
         setup=slurm.setup,
         options=slurm.options,
         members=sweep,
+        **kind,
     )
 
 
@@ -187,7 +190,7 @@ def _runner(slurm: SlurmConfig) -> list[str]:
     return ["runner"] if slurm.setup and is_light() else runner_command()
 
 
-def check_srun(config: RunConfig) -> None:
+def check_srun(config: JobConfig) -> None:
     """Refuses `slurm.srun` where this Python cannot be that of the ranks, which its path names.
 
     Raises:
@@ -269,11 +272,16 @@ def cpus_per_task(shapes: Sequence[NodeShape], ranks: int, gpus: int) -> tuple[i
     return cpus // ranks, f"A rank's share: the smallest node has {human_count(cpus, 'CPU')}."
 
 
-def submit(wanted: SbatchRequest, partition: Partition) -> int:
+def submit(
+    wanted: SbatchRequest, partition: Partition, before: Callable[[], None] = lambda: None
+) -> int:
     """Writes the script to the run folder and submits it: exactly one job, whatever fails.
 
     One process at a time does this for a run folder. What is in the queue is written down before
     sbatch, so that a job whose number never came is found: now, or by the next `submit`.
+
+    Args:
+        before: writes what the job reads, when no other job of the run folder is in the queue.
 
     Returns:
         The job's number.
@@ -289,14 +297,18 @@ def submit(wanted: SbatchRequest, partition: Partition) -> int:
     folder.root.mkdir(parents=True, exist_ok=True)
     try:
         with hold_run_folder(folder, os.environ, to_submit=True):
-            return _submit_alone(wanted, script, folder, partition)
+            return _submit_alone(wanted, script, folder, partition, before)
     finally:
         with suppress(OSError):  # it is not empty
             folder.root.rmdir()
 
 
 def _submit_alone(
-    wanted: SbatchRequest, script: str, folder: RunFolder, partition: Partition
+    wanted: SbatchRequest,
+    script: str,
+    folder: RunFolder,
+    partition: Partition,
+    before: Callable[[], None],
 ) -> int:
     try:
         jobs = _jobs_of(wanted.script)
@@ -317,6 +329,7 @@ def _submit_alone(
         say(f"warning: {away}")
     # Slurm does not create the log's folder: without it a job fails without a message.
     wanted.log.parent.mkdir(parents=True, exist_ok=True)
+    before()
     write_atomically(wanted.script, script.encode())
     write_json(folder.intent, {"since": time.time(), "known": [job.id for job in jobs]})
     try:
@@ -426,7 +439,7 @@ def ask_slurm(wanted: SbatchRequest, partition: Partition) -> SlurmAnswer:
     return SlurmAnswer(f"Slurm request: {shape}{minutes}: {accepts}", away)
 
 
-def find_short_time(config: RunConfig, wanted: SbatchRequest) -> Iterator[Finding]:
+def find_short_time(config: JobConfig, wanted: SbatchRequest) -> Iterator[Finding]:
     """Warns of a time limit in which a start alone may not end."""
     limit = time_limit_s(wanted.time) if wanted.time else None
     if limit is not None and limit < A_START_S:

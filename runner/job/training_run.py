@@ -17,11 +17,18 @@ from runner.config.run_config import RunConfig
 from runner.data.prepare import store_path
 from runner.data.recipe import Recipe, data_key, documents_of, recipes
 from runner.errors import OTHER_RUN
-from runner.from_stage import as_shown, check_libraries, quoted
+from runner.from_stage import as_shown, check_libraries
 from runner.inputs import Inputs
 from runner.job.access import disk_needed, files_to_read
 from runner.job.findings import Finding, NotKnownError, attempt, fact, note
-from runner.job.installed import Packages, for_tokenizer, is_installed, to_prepare, to_train
+from runner.job.installed import (
+    Packages,
+    for_tokenizer,
+    is_installed,
+    missing_tools,
+    to_prepare,
+    to_train,
+)
 from runner.job.model_probe import Look, LookResult, look_at_model, look_at_texts
 from runner.job.plan import DEFAULT_GLOBAL, TrainingPlan, decide, num_steps, sequence_length
 from runner.job.run import NO_RANKS, Asked, RankCount, Run
@@ -142,8 +149,12 @@ def _changed(config: RunConfig, history: History | None) -> list[str]:
 class TrainingRun(Run):
     """A run that trains a model: what the commands around `runner train` read."""
 
-    @staticmethod
+    config: RunConfig
+    inputs: Inputs
+
+    @classmethod
     def load(
+        cls,
         run_file: Path,
         bundle: Path,
         output: Path | None,
@@ -165,15 +176,6 @@ class TrainingRun(Run):
         inputs_module.check_not_inside(folder.root, inputs.bundle)
         return TrainingRun(config, inputs, folder, bundle, tuple(overrides), asked)
 
-    def member(self, name: str, overrides: Sequence[str], *, tries_shell: bool) -> TrainingRun:
-        """A run of a sweep, in a folder below this one's."""
-        every, asked = (*self.overrides, *overrides), replace(self.asked, tries_shell=tries_shell)
-        folder = self.folder.root / name
-        made = TrainingRun.load(self.config.path, self.bundle, folder, every, asked)
-        same = made.config.slurm.partition == self.config.slurm.partition
-        # Slurm is asked once a command, not once a member.
-        return made.given(Run.partition, self.partition) if same else made
-
     @fact
     def to_read(self) -> tuple[Path, ...]:
         """The bundle's files that the run reads: of its model, datasets and environment."""
@@ -186,19 +188,10 @@ class TrainingRun(Run):
         of_tokenizer = for_tokenizer(self.inputs.model.digests) if has_tokens else ()
         return Packages(tuple(to_train(config)), tuple(to_prepare(config)), tuple(of_tokenizer))
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether its folder is another one than that of its name."""
-        return self.folder.root != (Path("output") / self.config.name).absolute()
-
-    def command(self, name: str) -> str:
-        """The command `runner NAME` for this run, to be typed."""
-        words = ["runner", name, self.config.path, "--bundle", self.bundle]
-        for override in self.overrides:
-            words += ["--set", override]
-        if self.is_elsewhere:
-            words += ["--output", self.folder.root]
-        return " ".join(map(quoted, words))
+    @fact
+    def missing_tools(self) -> list[tuple[str, str]]:
+        """What the run compiles with and is missing here, each with what fixes it."""
+        return missing_tools(self.config)
 
     @property
     def words_in_job(self) -> tuple[str, ...]:
@@ -324,10 +317,7 @@ class TrainingRun(Run):
 
     @fact
     def finished(self) -> list[str]:
-        """What `check`, `submit` and `train` print if this run has done all its steps; else empty.
-
-        It is no error: a job that is started again has nothing left to do.
-        """
+        """What is printed if this run has done all its steps; else empty."""
         line = describe_finished(self.history, self.config)
         if line is None:
             return []

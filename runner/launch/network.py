@@ -417,6 +417,14 @@ def _by_name(
     return None
 
 
+def free_port_here() -> int:
+    """A TCP port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def free_port(port: int, environ: Mapping[str, str]) -> int:
     """`port`, or the next free one. Only the node of rank 0 can know; elsewhere `port` itself.
 

@@ -12,6 +12,7 @@ from typing import Literal
 from runner.from_stage import says_no_memory
 from runner.launch.reach import lost_by_watchdog
 from runner.run_folder.heartbeat import Failure
+from runner.run_folder.logs import LastWords
 
 Kind = Literal["done", "stopped", "failed", "hung", "no_memory"]
 
@@ -179,3 +180,50 @@ def _ran_out_of_memory(ended: RanksExit, left: Traces) -> bool:
         return left.cause.no_memory
     said = left.last_words
     return says_no_memory(said) or any(words in said for words in _ALLOCATORS)
+
+
+def outcome_of_command(
+    ended: RanksExit, said: LastWords, place: str, *, resumes: bool, made: int
+) -> Outcome:
+    """Judges how a command ended. Pure.
+
+    Args:
+        said: why, by its own words.
+        place: `LOG:LINE` of these words; empty: not known.
+        resumes: whether the run file says that it goes on from its own results.
+        made: how many results this start has made.
+    """
+    if ended.hung:
+        return Outcome("hung", 5, ("error: the command was ended: it made nothing any more",))
+    if ended.signals and (ended.code or resumes):
+        return Outcome("stopped", 5, _why_not_again(ended, resumes=resumes, made=made))
+    if ended.code == 0:
+        return Outcome("done", 0)
+    kind: Kind = "no_memory" if ended.code == -signal.SIGKILL else "failed"
+    rank = f" (task {ended.rank})" if ended.rank is not None else ""
+    how = ended.words if ended.code < 0 else f"exit code {ended.code}"
+    text = f": {said.text}" if said.text else ""
+    remedy = said.advice or "Correct that, and submit the run again."
+    if kind == "no_memory":
+        remedy = "The kernel does this where memory runs out: ask for more in slurm.options (mem)."
+    where = f" {place}" if place else ""
+    message = f"error:{where}: the command ended with {how}{rank}{text}\n  -> {remedy}"
+    code = ended.code if 0 < ended.code < 256 else 1
+    return Outcome(kind, code, (message,), cause=said.text or how, killed=kind == "no_memory")
+
+
+def _why_not_again(ended: RanksExit, *, resumes: bool, made: int) -> tuple[str, ...]:
+    if not ended.in_job:
+        return ("stopped by a signal",)
+    if not resumes:
+        return (
+            "error: the job is over, and the command has not ended\n  -> Ask for more slurm.time; "
+            "or, if it goes on from its own checkpoints when it is started again: resumes: true",
+        )
+    if not made:
+        return (
+            "error: this start wrote no result, so another would make none: the job is not "
+            "requeued\n  -> Save more often than the time limit, or ask for more slurm.time; then "
+            "submit the run again",
+        )
+    return ()

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -33,12 +34,12 @@ from runner.from_stage import IncompleteError, UsageError, human_count, print_li
 from runner.job import node_local
 from runner.job.host_memory import is_limited
 from runner.job.plan import MicroBound, can_be_smaller, with_micro
-from runner.job.training_run import TrainingRun
-from runner.launch.network import GLOO, LOOPBACK, Master, free_port, read_ephemeral_ports, with_port
+from runner.job.run import Run
+from runner.launch.network import GLOO, LOOPBACK, Master, free_port, free_port_here, read_ephemeral_ports, with_port
 from runner.launch.outcome import Outcome, RanksExit, Traces, outcome_of
 from runner.launch.ranks import MEETING_FILE, RANK_FLAG, TORCH_VARIABLES, RankInfo, Start
 from runner.launch.resolved import Resolved, read_resolved, tried_with, write_bound, write_resolved
-from runner.launch.watch import HangDetector, recorded_signals, wait_for_end
+from runner.launch.watch import HangDetector, Waited, recorded_signals, wait_for_end
 from runner.processes import die_with_parent, threads_variable, usable_cores, why_ended
 from runner.run_folder.heartbeat import read_failures, tries
 from runner.run_folder.layout import RunFolder
@@ -84,7 +85,7 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
 
 
 def environment_for_ranks(
-    run: TrainingRun, start: Start, environ: Mapping[str, str]
+    run: Run, start: Start, environ: Mapping[str, str]
 ) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
@@ -231,7 +232,7 @@ def run_local(
         say(ignored)
     logs.mkdir(parents=True, exist_ok=True)
     meeting = Path(tempfile.mkdtemp(prefix="airlift-"))
-    common, port = _common_environment(environ, start.world_size, meeting), _free_port()
+    common, port = _common_environment(environ, start.world_size, meeting), free_port_here()
     ranks: list[subprocess.Popen[bytes]] = []
     with recorded_signals() as received:
         try:
@@ -271,13 +272,6 @@ def _words(rank: int, code: int, logs: Path) -> str:
     hint = f" ({why})" if (why := why_ended(code)) else ""
     name = signal.Signals(-code).name
     return f"rank {rank} was ended by {name}{hint}; the others were ended{log}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _common_environment(
@@ -398,7 +392,11 @@ def run_srun(
     command = srun_command(job, environ, start.on_node, (*options, *argv))
     variables = srun_environment(job, environ, port, master.address)
     _describe(job, command, master, port)
-    code, first, hung = _srun(command, variables, watch)
+
+    def wait(process: subprocess.Popen[bytes], received: deque[int]) -> Waited:
+        return wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
+
+    code, first, hung = srun(command, variables, wait)
     how = first["how"] if first else ""
     if code < 0:
         say(f"srun was ended by {signal.Signals(-code).name}")
@@ -407,7 +405,7 @@ def run_srun(
         raise error
     return RanksExit(
         in_job=True,
-        code=_code_of_first_task(code, how),
+        code=code_of_first_task(code, how),
         rank=int(first["rank"]) if first else None,
         words=how or f"srun exit code {code}",
         hung=hung,
@@ -442,10 +440,17 @@ def _describe(job: SlurmJobEnvironment, command: Sequence[str], master: Master, 
 _TASK_ENDED = re.compile(r"srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<how>.*)")
 
 
-def _srun(
-    command: Sequence[str], variables: Mapping[str, str], watch: HangDetector
+Wait = Callable[[subprocess.Popen[bytes], "deque[int]"], Waited]
+"""Waits for the end of a process; it gets the stop signals that this process receives."""
+
+
+def srun(
+    command: Sequence[str], variables: Mapping[str, str], wait: Wait
 ) -> tuple[int, re.Match[str] | None, bool]:
-    """Runs srun and watches the ranks.
+    """Runs srun and watches what it starts.
+
+    Args:
+        wait: waits for its end; srun is ended where it still runs afterwards.
 
     Returns:
         srun's exit code, what it printed of the first task that failed, and whether ranks hung.
@@ -478,7 +483,7 @@ def _srun(
         assert process.stderr is not None
         reader = threading.Thread(target=copy, args=(process.stderr,), daemon=True)
         reader.start()
-        waited = wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
+        waited = wait(process, received)
         if process.poll() is None:
             process.terminate()  # srun ends the tasks, and kills the rest after KillWait
         code = process.wait()
@@ -516,7 +521,7 @@ def end_ranks(job_id: int, launcher: int) -> None:
     say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
 
 
-def _code_of_first_task(code: int, how: str) -> int:
+def code_of_first_task(code: int, how: str) -> int:
     """The exit code of the task that ended first; negative: the signal that ended it.
 
     srun ends the other tasks after one fails and returns *their* code, so the first task decides.

@@ -96,20 +96,20 @@ def python(run: Run) -> Iterator[Finding]:
         yield about
 
 
-@needs(Run.has_own_torch)
+@needs(Run.has_own_torch, Run.missing_tools)
 def tools_here(run: Run) -> Iterator[Finding]:
     """A compiler or library that the ranks need and that is missing on this machine."""
     if run.has_own_torch:
-        yield from attempt(check_tools, run.config)
+        yield from attempt(check_tools, run.config, run.missing_tools)
 
 
-@needs()
+@needs(Run.missing_tools)
 def tools(run: Run) -> Iterator[Finding]:
     """A compiler or library that is missing here: the job's nodes may lack it, too."""
     if run.asked.processes is None:
-        yield from find_tools(run.config)
+        yield from find_tools(run.config, run.missing_tools)
     elif run.config.environment is None:
-        yield from attempt(check_tools, run.config)
+        yield from attempt(check_tools, run.config, run.missing_tools)
 
 
 @needs()

@@ -1,0 +1,48 @@
+"""What can end the run of a command, beside what can end any run: its words, its project, its code.
+
+The checks read the facts of `CommandRun`. The table at the end gives the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.from_stage import human_count, human_size
+from runner.job.command_run import CommandRun
+from runner.job.findings import Finding, fact_line, needs, note
+
+
+@needs(CommandRun.launch)
+def launch(run: CommandRun) -> Iterator[Finding]:
+    """Words that cannot be started on the nodes of the job."""
+    nodes, launch = run.config.slurm.nodes, run.launch
+    many = {
+        "once": "once" if nodes == 1 else "once, on the first node",
+        "node": f"on {human_count(nodes, 'node')}, {human_count(launch.processes, 'rank')} each",
+        "rank": f"{nodes * launch.tasks_per_node} times, once for each rank",
+    }
+    yield fact_line(f"command: {' '.join(run.words)}")
+    yield fact_line(f"it starts {many[launch.mode]}")
+    yield from map(note, launch.notes)
+
+
+@needs(CommandRun.project)
+def project(run: CommandRun) -> Iterator[Finding]:
+    """A project that cannot travel, and what of it stays here."""
+    found = run.project
+    size = human_size(sum(found.files.values()))
+    at = f", commit {found.commit[:12]}" if found.commit else ""
+    dirty = " with changes" if found.is_dirty else ""
+    yield fact_line(
+        f"project {found.root}{at}{dirty}: {human_count(len(found.files), 'file')}, {size}"
+    )
+    yield from map(note, found.notes)
+    if found.omitted:
+        yield note(
+            f"private files stay here: {', '.join(found.omitted)}",
+            "Where the job needs one: include: [NAME] in the run file",
+        )
+
+
+ANYWHERE = (launch, project)
+"""What ends a command, wherever it starts."""

@@ -1,0 +1,171 @@
+"""The run of a command: `Run` with the facts that follow from its words and its project.
+
+On the machine that submits, the project is read where it lies. In the job, the run file and the
+project are those that `submit` left in the run folder (`CommandRun.of_folder`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner import inputs as inputs_module
+from runner.config.command import CommandConfig
+from runner.from_stage import UsageError, WrongValueError, write_atomically
+from runner.inputs import JobInputs
+from runner.job.access import environment_files
+from runner.job.findings import fact
+from runner.job.installed import Packages
+from runner.job.launchers import Launch, Places, as_words, plan_launch
+from runner.job.run import NO_RANKS, Asked, Run
+from runner.run_folder.layout import RunFolder, read_json
+from runner.run_folder.project import Project, find_root, list_project, pack
+
+_IN_FOLDER = re.compile(r"\s*cd\s+([^\s;&|]+)\s*&&\s*")
+
+
+class CommandRun(Run):
+    """A run that starts a program of the user's own."""
+
+    config: CommandConfig
+
+    @classmethod
+    def load(
+        cls,
+        run_file: Path,
+        bundle: Path,
+        output: Path | None,
+        overrides: Sequence[str],
+        asked: Asked = NO_RANKS,
+    ) -> CommandRun:
+        """Reads the run file and finds its bundle.
+
+        Raises:
+            UsageError: as for `CommandConfig.load` and `inputs_of_command`; the run folder is
+                inside the bundle.
+            DamageError: as for `inputs_of_command`.
+        """
+        config = CommandConfig.load(run_file, overrides)
+        inputs: JobInputs = inputs_module.inputs_of_command(config, bundle)
+        folder = RunFolder((output or Path("output") / config.name).absolute())
+        inputs_module.check_not_inside(folder.root, inputs.bundle)
+        return CommandRun(config, inputs, folder, bundle, tuple(overrides), asked)
+
+    @classmethod
+    def of_folder(cls, folder: Path, bundle: Path) -> CommandRun:
+        """The run that `write_for_job` left in a run folder.
+
+        Raises:
+            UsageError, DamageError: as for `load`.
+        """
+        return cls.load(RunFolder(folder).config, bundle, folder, ())
+
+    @fact
+    def to_read(self) -> tuple[Path, ...]:
+        """The bundle's files without which nothing starts; the command asks for the others."""
+        return environment_files(self.inputs)
+
+    @fact
+    def packages(self) -> Packages:
+        """Nothing: what the command imports is read in its code."""
+        return Packages((), ())
+
+    @property
+    def words_in_job(self) -> tuple[str, ...]:
+        """The words after `runner` that start the run in a job, without its folder."""
+        return ("launch", "--bundle", str(self.bundle.absolute()))
+
+    @property
+    def kind_of_job(self) -> dict[str, bool]:
+        """Slurm's signal is for the launcher; only what resumes is started again."""
+        return {"of_command": True, "resumes": self.config.resumes}
+
+    def key_of_axis(self, axis: str) -> str:
+        """`KEY=A,B` of --array with the whole key: `lr` is `values.lr`."""
+        return f"values.{axis}" if axis.partition("=")[0] in self.config.values else axis
+
+    @fact
+    def start_folder(self) -> str:
+        """Where the command starts, in the project: of `cd FOLDER && ...`; empty: at its top."""
+        command = self.config.command
+        inside = _IN_FOLDER.match(command) if isinstance(command, str) else None
+        return inside[1].strip("\"'").rstrip("/") if inside else ""
+
+    @fact
+    def words(self) -> tuple[str, ...]:
+        """The command's words, with the values in them.
+
+        Raises:
+            UsageError: a shell could not read them.
+        """
+        command = self.config.with_values()
+        if isinstance(command, str):
+            command = _IN_FOLDER.sub("", command, count=1)
+        try:
+            return as_words(command)
+        except WrongValueError as error:
+            what = f"`command` {error}."
+            raise UsageError(what, error.remedy, place=self.config.place("command")) from None
+
+    @fact
+    def root(self) -> Path:
+        """The project's folder.
+
+        Raises:
+            UsageError: there is no such folder.
+        """
+        return find_root(self.config.project, self.config.path)
+
+    @fact
+    def project(self) -> Project:
+        """The files that travel.
+
+        Raises:
+            UsageError: they are too many or too large, or one cannot be read.
+        """
+        leave = (self.folder.root.parent, self.inputs.bundle)
+        return list_project(self.root, self.config.include, leave)
+
+    @fact
+    def launch(self) -> Launch:
+        """How the command is started on the nodes of its job.
+
+        Raises:
+            UsageError: it cannot be, with the line that can.
+        """
+        return plan_launch(self.words, self.places, self.config.launch, self.root)
+
+    @property
+    def places(self) -> Places:
+        """What the job has."""
+        slurm = self.config.slurm
+        tasks = slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else None
+        return Places(nodes=slurm.nodes, gpus=slurm.gpus_per_node, tasks=tasks)
+
+    @fact
+    def disk_needed(self) -> int:
+        """The bytes of the project, twice: as it travels and as it is used."""
+        return 2 * sum(self.project.files.values())
+
+    @fact
+    def earlier(self) -> Sequence[Mapping[str, Any]]:
+        """What the run folder records of earlier starts, oldest first."""
+        found = read_json(self.folder.environment)
+        return found.get("starts", []) if isinstance(found, dict) else []
+
+    @fact
+    def finished(self) -> list[str]:
+        """What is printed if the command has ended well, and is the same now; else empty."""
+        return []
+
+    def write_for_job(self) -> None:
+        """Leaves the run file and the project in the run folder, as the job will read them.
+
+        Raises:
+            UsageError, IncompleteError: as for `project` and `pack`.
+        """
+        self.folder.root.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder.config, self.config.to_yaml().encode())
+        pack(self.project, self.folder.project, self.folder.packed)

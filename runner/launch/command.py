@@ -1,0 +1,364 @@
+"""Starts the command of a run file, watches it, and puts its job back in the queue.
+
+The project is unpacked into the working folder; checkpoints that the end before cut off are set
+aside; then srun starts the command's tasks, or the batch script's own node does, where it is one
+process. What each task becomes is in `task.json` (`runner.exec.user_script.become`).
+
+Slurm's signal before the time limit comes to this process alone (`--signal=B:USR1`). The command
+would save at its own times, so this process waits until nothing is being written, and ends it then.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from runner.child import runner_command
+from runner.errors import say
+from runner.from_stage import UsageError, human_count, print_line, quoted
+from runner.job.command_run import CommandRun
+from runner.launch.network import free_port, read_ephemeral_ports
+from runner.launch.outcome import Outcome, RanksExit, outcome_of_command
+from runner.launch.ranks import TORCH_VARIABLES, Start
+from runner.launch.supervise import code_of_first_task, end_ranks, environment_for_ranks, srun
+from runner.launch.watch import Waited, recorded_signals
+from runner.processes import die_with_parent
+from runner.run_folder.layout import RunFolder, environment_record, write_json
+from runner.run_folder.logs import last_words, log_of
+from runner.run_folder.project import Packed, read_description, set_earlier_work_aside, unpack
+from runner.run_folder.results import (
+    Result,
+    half_written,
+    is_log,
+    is_quiet,
+    progress,
+    results,
+    set_aside,
+)
+from runner.run_folder.run_lock import age_s, disk_time, hold_run_folder
+from runner.slurm.environment import (
+    BINDS_GPUS,
+    SlurmJobEnvironment,
+    cpus_per_task,
+    master_port,
+    srun_command,
+    tasks_per_node,
+)
+from runner.slurm.jobs import over_job, step_name
+from runner.slurm.requeue import requeue
+from runner.slurm.script import save_before_end_s
+
+LOOK_EVERY_S = 1.0
+QUIET_S = 10.0
+"""Nothing was written for so long: a save has ended. Between two files of one it is a second."""
+TO_END_S = 60.0
+"""Before the time limit the command is ended in any case: srun kills 30 s after SIGTERM
+(KillWait, slurm.conf), and the job must still ask Slurm to requeue it."""
+BY_FORCE_S = 20.0
+"""After SIGTERM from outside, Slurm kills the job in 30 s (KillWait)."""
+MOST_LOG = 64 * 2**20  # bytes of a log in which lines are counted
+
+
+def start_command(run: CommandRun, start: Start, environ: Mapping[str, str]) -> int:
+    """Starts what `CommandRun.write_for_job` left in the run folder, and waits for its end.
+
+    Args:
+        run: as the job reads it, of `CommandRun.of_folder`.
+        start: where the command starts.
+
+    Returns:
+        The exit code: of the command; 5: it was stopped.
+
+    Raises:
+        StageError: it cannot be started.
+    """
+    run.folder.logs.mkdir(parents=True, exist_ok=True)
+    with hold_run_folder(run.folder, environ):
+        begun = _Begun.of(run)
+        return begun.start(start, environ).exit_code
+
+
+class _Begun:
+    """One start of a command.
+
+    Attributes:
+        packed: what travelled.
+        before: the results that were there.
+    """
+
+    def __init__(self, run: CommandRun, packed: Packed, before: list[Result]) -> None:
+        self.run, self.packed, self.before = run, packed, before
+        self.number = len(run.earlier) + 1
+
+    @staticmethod
+    def of(run: CommandRun) -> _Begun:
+        """Makes the working folder ready."""
+        folder, config = run.folder, run.config
+        archive = folder.project if folder.project.is_file() else _of_sweep(folder).project
+        description = archive.with_name(folder.packed.name)
+        packed = read_description(description)
+        if packed is None:
+            raise UsageError(
+                f"{description}: the project of this run is not there.",
+                "Submit the run again: runner submit RUN --bundle BUNDLE",
+            )
+        if folder.work.is_dir() and not config.resumes:
+            there = results(folder.work, packed.files)
+            if any(not is_log(result.path) for result in there):
+                kept = set_earlier_work_aside(folder.work)
+                say(f"an earlier start left {human_count(len(there), 'file')}: now in {kept}")
+        for line in unpack(archive, description, folder.work):
+            say(line)
+        before = results(folder.work, packed.files)
+        if broken := half_written(folder.work, before):
+            aside = folder.root / "half-written" / str(len(run.earlier) + 1)
+            for line in set_aside(folder.work, broken, aside):
+                say(line)
+            before = results(folder.work, packed.files)
+        return _Begun(run.given(CommandRun.root, folder.work), packed, before)
+
+    def start(self, start: Start, environ: Mapping[str, str]) -> Outcome:
+        """Starts the command and waits for its end."""
+        run, folder = self.run, self.run.folder
+        for path in (folder.limit, folder.missing):
+            path.unlink(missing_ok=True)
+        goes_on = run.config.resumes and any(not is_log(one.path) for one in self.before)
+        words = (*run.words, *(run.config.on_resume if goes_on else ()))
+        launch = run.launch
+        for line in launch.notes:
+            say(line)
+        task = {"words": words, "folder": run.start_folder, "bundle": str(run.inputs.bundle)}
+        write_json(folder.task, {**task, "launch": asdict(launch)})
+        self._note_start(words, environ)
+        prefix = environment_for_ranks(run, start, environ)
+        argv = runner_command("rank", str(folder.root), "command", prefix=prefix)
+        if start.job is not None:
+            argv = [*run.config.slurm.around_ranks, *argv]
+        say(f"start {self.number}: {' '.join(map(quoted, words))}  (in {folder.work})")
+        begun = _size(_log(folder))
+        on_first_node = environ.get("SLURM_NODEID", "0") == "0"
+        if start.job is None or (launch.mode == "once" and on_first_node):
+            ended = self._here(argv, environ)
+        else:
+            ended = self._by_srun(argv, start.job, environ)
+        return self._end(ended, start, environ, begun)
+
+    def _here(self, argv: Sequence[str], environ: Mapping[str, str]) -> RanksExit:
+        """Runs one task on this machine. A step of srun would leave no room for those in it."""
+        variables = _without_ranks(environ)
+        with recorded_signals() as received:
+            # In a session of its own, as a rank is: Ctrl-C comes once, from us.
+            process = subprocess.Popen(
+                list(argv),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+            waited = self._wait(process, received)
+            if process.poll() is None:
+                _end_group(process)
+        code = process.wait()
+        in_job = "SLURM_JOB_ID" in environ
+        words = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return RanksExit(
+            in_job=in_job, code=code, words=words, hung=waited.hung, signals=waited.signals
+        )
+
+    def _by_srun(
+        self, argv: Sequence[str], job: SlurmJobEnvironment, environ: Mapping[str, str]
+    ) -> RanksExit:
+        launch = self.run.launch
+        port = free_port(master_port(job.job_id, 0, read_ephemeral_ports()), environ)
+        # A launcher that finds the run folder locked asks Slurm by this name.
+        options = [f"--job-name={step_name(platform.node(), os.getpid())}"]
+        if job.num_nodes * launch.tasks_per_node > 1:
+            options += ["--kill-on-bad-exit=1", "--label"]
+        command = srun_command(job, environ, launch.tasks_per_node, (*options, *argv))
+        if launch.mode == "once":  # an salloc shell, which is on no node of the job
+            cpus = f"--cpus-per-task={cpus_per_task(job, environ) * tasks_per_node(job)}"
+            one = ("--nodes=1", "--ntasks=1", "--ntasks-per-node=1", cpus)
+            command = ["srun", *one, "--mpi=none", "--export=ALL", *options, *argv]
+        say(" ".join(command))
+        variables = {**_without_ranks(environ), "MASTER_PORT": str(port)}
+        code, first, hung = srun(command, variables, lambda p, received: self._wait(p, received))
+        how = first["how"] if first else ""
+        if code < 0:
+            end_ranks(job.job_id, os.getpid())
+        if code and not how and not hung and (error := over_job(environ)):
+            raise error
+        return RanksExit(
+            in_job=True,
+            code=code_of_first_task(code, how),
+            rank=int(first["rank"]) if first else None,
+            words=how or f"srun exit code {code}",
+            hung=hung,
+            signals=self._signals,
+        )
+
+    _signals: frozenset[int] = frozenset()
+
+    def _wait(self, process: subprocess.Popen[bytes], received: deque[int]) -> Waited:
+        """Waits for the end; after a stop signal, until it may be ended."""
+        hang_after = self.run.config.hang_after
+        looked = time.monotonic()
+        while process.poll() is None:
+            if received:
+                number = received.popleft()
+                self._signals = frozenset({number})
+                self._until_quiet(process, received, number)
+                return Waited(None, self._signals)
+            if isinstance(hang_after, float) and time.monotonic() - looked > hang_after / 10:
+                looked = time.monotonic()
+                if self._is_silent(hang_after):
+                    say(f"nothing was written for {hang_after:.0f} s (hang_after): it is ended")
+                    return Waited(None, frozenset(), hung=True)
+            time.sleep(0.05)  # as for ranks: a command that has ended ends its job at once
+        return Waited(None, self._signals)
+
+    def _until_quiet(
+        self, process: subprocess.Popen[bytes], received: deque[int], number: int
+    ) -> None:
+        """Returns when the command has ended, when nothing is being written, or in time."""
+        config, work = self.run.config, self.run.folder.work
+        is_limit = number == signal.SIGUSR1
+        most = BY_FORCE_S if not is_limit else _seconds_left(config.slurm.time) - TO_END_S
+        ends = time.monotonic() + max(0.0, most)
+        name = signal.Signals(number).name
+        if config.on_limit:
+            say(f"{name} received: the ranks get SIG{config.on_limit}, and are waited for")
+            self.run.folder.limit.write_text(config.on_limit, encoding="ascii")
+        else:
+            say(f"{name} received: the command is ended when nothing is being written")
+        while process.poll() is None and time.monotonic() < ends and not received:
+            if not config.on_limit and is_quiet(work, QUIET_S, disk_time(self.run.folder.root)):
+                return
+            time.sleep(LOOK_EVERY_S)
+        if process.poll() is None and not received:
+            say("its time is over: it is ended, whatever it writes")
+
+    def _is_silent(self, seconds: float) -> bool:
+        """Whether neither the log nor the working folder has changed for so long."""
+        work, log = self.run.folder.work, _log(self.run.folder)
+        if log is not None and age_s(log) < seconds:
+            return False
+        after = results(work, self.packed.files)
+        now = disk_time(self.run.folder.root)
+        return not any(now - result.changed < seconds for result in after)
+
+    def _end(
+        self, ended: RanksExit, start: Start, environ: Mapping[str, str], begun: int
+    ) -> Outcome:
+        """Records how the start ended, prints it, and requeues the job."""
+        run, folder = self.run, self.run.folder
+        after = results(folder.work, self.packed.files, run.config.results)
+        made = progress(self.before, results(folder.work, self.packed.files))
+        log = _log(folder)
+        said = last_words(_written_since(log, begun)) if log else last_words("")
+        place = f"{log}:{said.line + _lines_before(log, begun)}" if log and said.line else ""
+        outcome = outcome_of_command(ended, said, place, resumes=run.config.resumes, made=len(made))
+        self._note_end(outcome, after, said.text)
+        for line in outcome.messages:
+            print_line(line, err=True)
+        if outcome.kind == "stopped" and start.job is not None and run.config.resumes and made:
+            requeue(environ)
+        return outcome
+
+    def _note_start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        run = self.run
+        environment = run.inputs.environment
+        job, restart = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
+        started = {"job": job, "restart": restart, "began": time.time(), "words": words}
+        facts = {
+            "bundle_id": run.inputs.bundle_id,
+            "environment_tree": environment.tree if environment else None,
+            "code": {
+                "commit": self.packed.commit,
+                "dirty": self.packed.is_dirty,
+                "digest": self.packed.digest,
+                "from": self.packed.root,
+            },
+            "launch": asdict(run.launch),
+            "starts": [*run.earlier, started],
+        }
+        record = environment_record(facts, environ)
+        record["git_commit"] = self.packed.commit
+        write_json(run.folder.environment, record)
+        self._record = record
+
+    def _note_end(self, outcome: Outcome, found: Sequence[Result], words: str) -> None:
+        ended: dict[str, Any] = {
+            "ended": time.time(),
+            "kind": outcome.kind,
+            "code": outcome.exit_code,
+            "cause": outcome.cause,
+            "results": len(found),
+            "newest": found[-1].path if found else None,
+        }
+        self._record["starts"][-1] |= ended
+        write_json(self.run.folder.environment, self._record)
+
+
+def _of_sweep(folder: RunFolder) -> RunFolder:
+    """The folder of the sweep that a run may be in: one project for all its runs."""
+    return RunFolder(folder.root.parent)
+
+
+def _without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a task: ours, without those of another launcher's ranks."""
+    stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS}
+    kept = {name: value for name, value in environ.items() if name not in stale}
+    return {"PYTHONUNBUFFERED": "1", **kept}  # else the last lines of a killed rank are lost
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.wait(timeout=30)  # as KillWait of Slurm
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def _seconds_left(time_limit: str | None) -> float:
+    """Until Slurm ends the job; where it does not say when, as the signal came before the end."""
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(end) - time.time() if end.isdecimal() else save_before_end_s(time_limit)
+
+
+def _log(folder: RunFolder) -> Path | None:
+    """The log of this job; None: outside of one the command writes to the terminal."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    try:
+        log = log_of(folder.root, None)
+    except UsageError:
+        return None
+    return log if log.is_file() else None
+
+
+def _size(path: Path | None) -> int:
+    return path.stat().st_size if path else 0
+
+
+def _written_since(log: Path, size: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(size, file.seek(0, os.SEEK_END) - 2**18))
+        return file.read().decode("utf-8", "replace")
+
+
+def _lines_before(log: Path, size: int) -> int:
+    """The lines of a log before what `_written_since` reads."""
+    end = log.stat().st_size
+    if end > MOST_LOG:
+        return 0
+    return log.read_bytes()[: max(size, end - 2**18)].count(b"\n")
