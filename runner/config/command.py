@@ -167,7 +167,7 @@ def _check(config: CommandConfig) -> None:
 
 
 def has_command(path: Path, overrides: Sequence[str] = ()) -> bool:
-    """Whether a run file is that of a command. What is wrong in it is said by what reads it next."""
+    """Whether a run file is that of a command. What reads it next says what is wrong in it."""
     if any(text.partition("=")[0].strip() == "command" for text in overrides):
         return True
     try:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from runner.config.data import DatasetConfig
 from runner.config.held_out import SplitPart
+from runner.config.job_config import JobConfig
 from runner.config.run_config import RunConfig
 from runner.config.task_keys import keys_of_task, place_in_dataset
 from runner.from_stage import (
@@ -154,15 +155,21 @@ class EnvironmentInput:
     packages: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The resolved inputs of a run; `environment` is None if it has none."""
+@dataclass(frozen=True, kw_only=True)
+class JobInputs:
+    """What any run reads of its bundle; `environment` is None if it has none."""
 
     bundle: Path
     bundle_id: str
+    environment: EnvironmentInput | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs(JobInputs):
+    """The resolved inputs of a training."""
+
     model: ModelInput
     datasets: tuple[DatasetInput, ...]
-    environment: EnvironmentInput | None = None
 
 
 class ClosedError(UsageError):
@@ -190,6 +197,33 @@ def find_mistakes(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inpu
 
     None: the model, or the training split of a dataset, is not known.
     """
+    bundle = _open(config, bundle_path)
+    mistakes = Mistakes()
+    inputs = _resolve(config, bundle, wrong, mistakes)
+    if mistakes.found and not any(isinstance(error, ClosedError) for error in mistakes.found):
+        # A damaged bundle can look like a run file that does not fit. Damage is the first cause.
+        check_known_damage(bundle_path, os.environ)
+        check_names_and_sizes(bundle_path)
+    mistakes.check(str(config.path))
+    return inputs
+
+
+def inputs_of_command(config: JobConfig, bundle_path: Path) -> JobInputs:
+    """Finds what the run of a command reads in a bundle, beside what it asks for when it runs.
+
+    Raises:
+        UsageError: not a complete bundle; or the environment is not there.
+        DamageError: the bundle's lock is damaged, or the run file asks for another bundle.
+    """
+    bundle = _open(config, bundle_path)
+    return JobInputs(
+        bundle=bundle.root.resolve(),
+        bundle_id=bundle.id,
+        environment=environment_input(config, bundle),
+    )
+
+
+def _open(config: JobConfig, bundle_path: Path) -> Bundle:
     try:
         bundle = Bundle.open(bundle_path)
     except DamageError:
@@ -203,14 +237,7 @@ def find_mistakes(config: RunConfig, bundle_path: Path, wrong: Set[str]) -> Inpu
             f"write its id: bundle: {{id: {bundle.id}}}",
             place=config.place("bundle.id"),
         )
-    mistakes = Mistakes()
-    inputs = _resolve(config, bundle, wrong, mistakes)
-    if mistakes.found and not any(isinstance(error, ClosedError) for error in mistakes.found):
-        # A damaged bundle can look like a run file that does not fit. Damage is the first cause.
-        check_known_damage(bundle_path, os.environ)
-        check_names_and_sizes(bundle_path)
-    mistakes.check(str(config.path))
-    return inputs
+    return bundle
 
 
 def _resolve(
@@ -308,7 +335,7 @@ def check_not_inside(folder: Path, bundle: Path) -> None:
         )
 
 
-def environment_input(config: RunConfig, bundle: Bundle) -> EnvironmentInput | None:
+def environment_input(config: JobConfig, bundle: Bundle) -> EnvironmentInput | None:
     """Finds the environment that the run file names; None: it names none.
 
     Raises:

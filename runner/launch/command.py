@@ -265,7 +265,7 @@ class _Begun:
         said = last_words(_written_since(log, begun)) if log else last_words("")
         place = f"{log}:{said.line + _lines_before(log, begun)}" if log and said.line else ""
         outcome = outcome_of_command(ended, said, place, resumes=run.config.resumes, made=len(made))
-        self._note_end(outcome, after, said.text)
+        self._note_end(outcome, after)
         for line in outcome.messages:
             print_line(line, err=True)
         if outcome.kind == "stopped" and start.job is not None and run.config.resumes and made:
@@ -294,12 +294,14 @@ class _Begun:
         write_json(run.folder.environment, record)
         self._record = record
 
-    def _note_end(self, outcome: Outcome, found: Sequence[Result], words: str) -> None:
+    def _note_end(self, outcome: Outcome, found: Sequence[Result]) -> None:
         ended: dict[str, Any] = {
             "ended": time.time(),
             "kind": outcome.kind,
             "code": outcome.exit_code,
             "cause": outcome.cause,
+            "place": outcome.place,
+            "remedy": outcome.remedy,
             "results": len(found),
             "newest": found[-1].path if found else None,
         }

@@ -80,6 +80,8 @@ class Outcome:
         report: lines that a rank wrote; they are printed first, as they are.
         cause: what ended the first rank, in one line.
         killed: by SIGKILL.
+        place: of a command: `LOG:LINE` of what ended it.
+        remedy: of a command: what helps.
     """
 
     kind: Kind
@@ -88,6 +90,8 @@ class Outcome:
     report: tuple[str, ...] = ()
     cause: str = ""
     killed: bool = False
+    place: str = ""
+    remedy: str = ""
 
 
 def outcome_of(ended: RanksExit, left: Traces) -> Outcome:
@@ -209,7 +213,8 @@ def outcome_of_command(
     where = f" {place}" if place else ""
     message = f"error:{where}: the command ended with {how}{rank}{text}\n  -> {remedy}"
     code = ended.code if 0 < ended.code < 256 else 1
-    return Outcome(kind, code, (message,), cause=said.text or how, killed=kind == "no_memory")
+    cause = said.text or how
+    return Outcome(kind, code, (message,), (), cause, kind == "no_memory", place, remedy)
 
 
 def _why_not_again(ended: RanksExit, *, resumes: bool, made: int) -> tuple[str, ...]:

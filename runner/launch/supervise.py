@@ -15,7 +15,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,15 @@ from runner.job import node_local
 from runner.job.host_memory import is_limited
 from runner.job.plan import MicroBound, can_be_smaller, with_micro
 from runner.job.run import Run
-from runner.launch.network import GLOO, LOOPBACK, Master, free_port, free_port_here, read_ephemeral_ports, with_port
+from runner.launch.network import (
+    GLOO,
+    LOOPBACK,
+    Master,
+    free_port,
+    free_port_here,
+    read_ephemeral_ports,
+    with_port,
+)
 from runner.launch.outcome import Outcome, RanksExit, Traces, outcome_of
 from runner.launch.ranks import MEETING_FILE, RANK_FLAG, TORCH_VARIABLES, RankInfo, Start
 from runner.launch.resolved import Resolved, read_resolved, tried_with, write_bound, write_resolved
@@ -84,9 +91,7 @@ def start_work(resolved: Resolved, work: str, start: Start, environ: Mapping[str
     return start_ranks(argv, start, run.folder, environ, again, hang_after_s=hang_after_s)
 
 
-def environment_for_ranks(
-    run: Run, start: Start, environ: Mapping[str, str]
-) -> Path | None:
+def environment_for_ranks(run: Run, start: Start, environ: Mapping[str, str]) -> Path | None:
     """The prefix of the ranks' environment on their nodes; None: that of this process.
 
     Raises:

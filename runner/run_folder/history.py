@@ -151,6 +151,19 @@ class History:
         return str(self.settings.get("name") or self.folder.root.name)
 
     @property
+    def is_of_command(self) -> bool:
+        """Whether it runs a program of the user's own."""
+        return "command" in self.settings
+
+    @property
+    def starts(self) -> tuple[Mapping[str, Any], ...]:
+        """Of a command: what is recorded of each start, oldest first."""
+        found = self.facts.get("starts")
+        return (
+            tuple(one for one in found if isinstance(one, dict)) if isinstance(found, list) else ()
+        )
+
+    @property
     def done(self) -> int:
         """The last step; 0: there is none."""
         return int(self.steps.last.get("step", 0))

@@ -123,6 +123,36 @@ class RunFolder:
         return self.root / STOPPED
 
     @property
+    def project(self) -> Path:
+        """Of a command: the archive of the user's project."""
+        return self.root / "project.tar"
+
+    @property
+    def packed(self) -> Path:
+        """What is in that archive."""
+        return self.root / "project.json"
+
+    @property
+    def work(self) -> Path:
+        """Of a command: its working folder, a copy of the project and what it wrote."""
+        return self.root / "work"
+
+    @property
+    def task(self) -> Path:
+        """Of a command: what each of its processes that srun starts is to become."""
+        return self.root / "task.json"
+
+    @property
+    def limit(self) -> Path:
+        """Of a command: the name of the signal that its ranks are to get now."""
+        return self.root / "limit"
+
+    @property
+    def missing(self) -> Path:
+        """Of a command: what it asked for and the bundle does not have, as lines of a manifest."""
+        return self.root / "missing.yaml"
+
+    @property
     def stores(self) -> Path:
         """Tokenised data, shared with the other runs in the parent folder."""
         return self.root.parent / ".stores"

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from runner.from_stage import UsageError, quoted
 from runner.run_folder.history import History, elements, where_asked
@@ -127,3 +127,55 @@ def _whole_lines(file: IO[bytes]) -> str:
     whole = data[: data.rfind(b"\n") + 1]
     file.seek(start + len(whole))
     return whole.decode("utf-8", "replace")
+
+
+_MARKS = r"(?:\d+: ?)?(?:\[\w+\]: ?)?"  # of srun --label, and of torchrun
+_TRACEBACK = re.compile(rf"{_MARKS}Traceback \(most recent call last\):")
+_RAISED = re.compile(rf"{_MARKS}(?P<text>\w[\w.]*(?:: .*)?)$")
+_OF_OTHERS = re.compile(
+    r"ChildFailedError|CalledProcessError|ProcessExitedException|Connection (closed|reset) by peer|"
+    r"DistBackendError|DistNetworkError|KeyboardInterrupt|SignalException"
+)
+"""Errors by which a launcher, or another rank, learns that a rank has failed."""
+_OF_LAUNCHERS = re.compile(
+    rf"{_MARKS}(runner\b|srun: |slurmstepd: |\[?\d{{4}}-\d\d-\d\d|[WE]\d{{4}} )"
+)
+
+
+class LastWords(NamedTuple):
+    """Why a program ended, by its own words.
+
+    Attributes:
+        line: from 1, in the text; 0: nothing was found.
+        text: the exception, or the last line.
+        advice: what the line of `runner exec` after it says; else empty.
+    """
+
+    line: int
+    text: str
+    advice: str
+
+
+def last_words(text: str) -> LastWords:
+    """Finds in a log why a program ended: the last exception that is no consequence of another.
+
+    Without one it is the last line that no launcher wrote. Pure.
+    """
+    lines = [readable(line) for line in text.splitlines()]
+    found, advice = LastWords(0, "", ""), ""
+    raised = 0
+    for number, line in enumerate(lines, 1):
+        if _TRACEBACK.match(line):
+            raised = number
+        elif raised and (end := _RAISED.match(line)):
+            raised = 0
+            if not _OF_OTHERS.search(line):
+                found = LastWords(number, end["text"], "")
+        elif "runner exec: " in line:
+            advice = line.partition("runner exec: ")[2]
+    if not found.line:
+        own = ((n, line) for n, line in enumerate(lines, 1) if not _OF_LAUNCHERS.match(line))
+        for number, line in own:
+            if line.strip():
+                found = LastWords(number, re.sub(rf"^{_MARKS}", "", line).strip(), "")
+    return found._replace(advice=advice) if found.line else found

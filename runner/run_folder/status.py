@@ -13,8 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.run_config import RunConfig
+from runner.config.command import load_run_file
 from runner.from_stage import UsageError, human_size, nearest_name, quoted, suggest_path
+from runner.run_folder.command_status import (
+    document_of_command,
+    lines_of_command,
+    state_of_command,
+)
 from runner.run_folder.history import SCRIPT, History, elements, is_run_folder, number
 from runner.run_folder.history import where_asked as _to
 from runner.run_folder.logs import last_error
@@ -77,7 +82,9 @@ class Status:
         lines = [f"{name}: {self.shown}  ({self.run_folder})", *(f"  {n}" for n in self.notes)]
         if self.history is None:
             return lines
-        lines += [f"  {line}" for line in _progress(self.history)]
+        of_command = self.history.is_of_command
+        progress = lines_of_command(self.history) if of_command else _progress(self.history)
+        lines += [f"  {line}" for line in progress]
         if self.seconds_left and self.state == "running":
             left = format_duration(self.seconds_left)
             lines.append(f"  about {left} to go, at the pace of its last steps")
@@ -98,6 +105,7 @@ class Status:
             "memory": history.memory if history else {},
             "last_checkpoint": history.checkpoints[-1] if history and history.checkpoints else None,
             "warnings": list(history.warnings) if history else [],
+            **(document_of_command(history) if history and history.is_of_command else {}),
         }
 
 
@@ -116,7 +124,7 @@ def find(what: str) -> tuple[Path, int | None]:
     if path.is_dir():
         return path.absolute(), None
     if path.is_file():
-        folder = Path("output") / RunConfig.load(path).name
+        folder = Path("output") / load_run_file(path).name
         if not folder.is_dir():
             raise UsageError(
                 f"{path}: no run of it has begun: there is no {folder}.",
@@ -319,6 +327,9 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
         )
     if holder := holder_of(history.folder, RunLock.me({})):
         return "running", [*notes, holder.describe()]
+    if history.is_of_command:
+        state, more = state_of_command(history)
+        return state, [*notes, *more]
     if history.num_steps is not None and history.done >= history.num_steps and history.is_exported:
         early = "" if history.ended_early is None else "ended early (evaluation.patience); "
         return "finished", [*notes, f"{early}its model: {history.model}"]

@@ -34,6 +34,16 @@ trap '__code=$?; [ -z "$__line" ] || echo "error: $__line
   -> Correct that line, in the run file or in clusters.yaml." >&2' EXIT"""
 
 
+_OF_RANKS = (
+    "# exec: Slurm's signals reach the runner itself, which starts the ranks with srun, passes",
+    "# signals on to them, and requeues the job after they have saved.",
+)
+_OF_COMMAND = (
+    "# exec: Slurm's signal reaches the runner itself, which starts the command of config.yaml in",
+    "# work/, ends it in time, and requeues the job if it goes on from its own checkpoints.",
+)
+
+
 SAVE_BEFORE_END_S = 300
 """How many seconds before the time limit the ranks get the signal to save."""
 
@@ -67,6 +77,8 @@ class SbatchRequest:
         srun: words for every srun. The script then starts the ranks itself, after `prepare`.
         members: the members of a sweep: the job becomes an array, each member with a run folder
             inside `run_folder`. The command then has no `--output`.
+        of_command: a program of the user's own runs, not ranks of ours.
+        resumes: whether a job that is started again goes on.
     """
 
     name: str
@@ -86,6 +98,8 @@ class SbatchRequest:
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     srun: tuple[str, ...] = ()
     members: tuple[Member, ...] = ()
+    of_command: bool = False
+    resumes: bool = True
 
     @property
     def script(self) -> Path:
@@ -173,8 +187,7 @@ def sbatch_script(request: SbatchRequest) -> str:
         return "\n".join([*lines, *_ranks_by_srun(request, command, more)]) + "\n"
     lines += [
         "",
-        "# exec: Slurm's signals reach the runner itself, which starts the ranks with srun, passes",
-        "# signals on to them, and requeues the job after they have saved.",
+        *(_OF_COMMAND if request.of_command else _OF_RANKS),
         f"exec {command}",
     ]
     return "\n".join(lines) + "\n"
@@ -269,7 +282,14 @@ def _own_directives(
         f"{lead} s before the time limit the ranks get SIGTERM, save a checkpoint and exit; then\n"
         "the job is requeued and resumes. No `B:`: that would signal only this script."
     )
+    if request.of_command:
+        signal = (
+            f"{lead} s before the time limit the launcher below gets SIGUSR1; it ends the command\n"
+            "when nothing is being written. `B:`: the command itself may not know that signal."
+        )
     requeue = "After a preemption or the loss of a node Slurm may start the job again: it resumes."
+    if not request.resumes:
+        requeue = "Another start would begin anew: the run file does not say `resumes: true`."
     output = str(request.log.parent).replace("%", "%%") + "/" + request.log.name
     chdir = "Relative paths mean the same as when it was submitted."
     return [
@@ -281,8 +301,8 @@ def _own_directives(
         (gres, "gres", f"gpu:{gpus}" if gpus else None),
         (request.cpus_reason, "cpus-per-task", request.cpus_per_task),
         ("", "time", request.time),
-        (signal, "signal", f"TERM@{lead}"),
-        (requeue, "requeue", True),
+        (signal, "signal", f"B:USR1@{lead}" if request.of_command else f"TERM@{lead}"),
+        (requeue, "requeue" if request.resumes else "no-requeue", True),
         ("... and continues in the same log.", "open-mode", "append"),
         ("", "output", output),
         (chdir, "chdir", str(request.working_folder)),

@@ -42,7 +42,7 @@ from runner.job.access import (
 )
 from runner.job.devices import ask_driver
 from runner.job.findings import Finding, attempt, errors_in, errors_of, fact_line, raise_errors
-from runner.job.installed import check_installed, check_tools
+from runner.job.installed import check_installed, check_tools, missing_tools
 from runner.job.submit import ranks_on_node, try_script
 from runner.job.training_run import TrainingRun
 from runner.launch.network import (
@@ -353,7 +353,7 @@ def look_at_node(run: TrainingRun, info: RankInfo, environ: Mapping[str, str]) -
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     yield from check_locked_memory(INFINIBAND, limit, environ)
     yield from check_caches(local_folder(environ, run.mounts)[0])
-    yield from attempt(check_tools, run.config)
+    yield from attempt(check_tools, run.config, missing_tools(run.config))
     yield from attempt(check_devices, run.config, environ)
 
 

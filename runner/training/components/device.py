@@ -19,7 +19,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from runner.config.run_config import SlurmConfig
+from runner.config.job_config import SlurmConfig
 from runner.job.devices import (
     BF16_SINCE,
     FP16_SINCE,

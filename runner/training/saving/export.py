@@ -18,7 +18,8 @@ from huggingface_hub import ModelCardData
 
 from runner.config.engine import LoraConfig
 from runner.config.fields import every_key, unused_keys
-from runner.config.run_config import NO_RESULT, RunConfig
+from runner.config.job_config import NO_RESULT
+from runner.config.run_config import RunConfig
 from runner.data.recipe import documents_of
 from runner.data.tokenizing import read_tokenizer
 from runner.from_stage import dotted, human_count, keys_of

@@ -1,0 +1,101 @@
+"""What `runner status` says about the run of a command: its starts, its results, what it missed."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from runner.from_stage import format_age, human_count, human_size, quoted
+from runner.run_folder.history import History, where_asked
+from runner.run_folder.project import read_description
+from runner.run_folder.results import Result, results
+
+NAMED = 3  # at most so many results are named
+
+
+def state_of_command(history: History) -> tuple[str, list[str]]:
+    """The state of a command that no job runs now, and what to do next."""
+    last = history.starts[-1] if history.starts else {}
+    logs = f"runner logs {quoted(_near(history))}{where_asked()}"
+    if history.is_pulled:
+        return "stopped", ["what it does there: runner status --to CLUSTER"]
+    if not last:
+        return "stopped", [f"its command never began; why: {logs}"]
+    kind, code = last.get("kind"), last.get("code")
+    if kind == "done":
+        return "finished", [
+            f"the command ended with exit code 0; its results: {history.folder.work}"
+        ]
+    if kind is None:
+        return "stopped", [f"it was ended from outside; why: {logs}"]
+    how = "it was stopped by a signal" if kind == "stopped" else f"it ended with exit code {code}"
+    cause = f": {last['cause']}" if last.get("cause") else ""
+    place = f" ({last['place']})" if last.get("place") else ""
+    remedy = last.get("remedy") or f"why: {logs}"
+    return "stopped", [f"{how}{cause}{place}", f"-> {remedy}"]
+
+
+def lines_of_command(history: History) -> list[str]:
+    """Lines for people on its starts and results."""
+    words = " ".join(map(str, history.starts[-1].get("words", []))) if history.starts else ""
+    lines = [f"command: {words or history.settings.get('command')}"]
+    if len(history.starts) > 1:
+        lines.append(f"{len(history.starts)} starts")
+    found = results_of(history)
+    if found:
+        size = human_size(sum(result.size for result in found))
+        lines.append(f"{human_count(len(found), 'result')}, {size}; the newest:")
+        for result in reversed(found[-NAMED:]):
+            ago = format_age(max(0.0, time.time() - result.changed))
+            lines.append(f"  {result.path} ({human_size(result.size)}, {ago} ago)")
+    elif history.starts:
+        lines.append("no result yet")
+    if missing := missing_of(history.folder.missing):
+        lines.append("it asked for what the bundle does not have:")
+        lines += [f"  {line}" for line in missing.splitlines()]
+    return lines
+
+
+def document_of_command(history: History) -> dict[str, Any]:
+    """The same for `--json`."""
+    return {
+        "command": history.starts[-1].get("words") if history.starts else None,
+        "starts": list(history.starts),
+        "results": [
+            {"path": result.path, "size": result.size, "changed": result.changed}
+            for result in results_of(history)
+        ],
+        "missing": missing_of(history.folder.missing),
+    }
+
+
+def results_of(history: History) -> list[Result]:
+    """What the command wrote, as `results:` of its run file narrows it; the newest last."""
+    folder, of_sweep = history.folder, history.folder.root.parent / history.folder.packed.name
+    packed = read_description(folder.packed) or read_description(of_sweep)
+    if packed is None or not folder.work.is_dir():
+        return []
+    patterns = history.settings.get("results")
+    return results(folder.work, packed.files, tuple(patterns) if isinstance(patterns, list) else ())
+
+
+_ENTRY = re.compile(r"^  \S.*:$(?:\n    .*)*", re.MULTILINE)
+
+
+def missing_of(path: Path) -> str:
+    """What the command asked for and the bundle does not have, as entries of a manifest; each once.
+
+    Each node of the job writes them.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(dict.fromkeys(_ENTRY.findall(text)))
+
+
+def _near(history: History) -> Path:
+    root, here = history.folder.root, Path.cwd()
+    return root.relative_to(here) if root.is_relative_to(here) else root
