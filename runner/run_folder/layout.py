@@ -311,18 +311,50 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_commit(folder: Path) -> str | None:
-    """The git commit of a folder; None if it is not in a repository or git is not installed."""
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+class GitError(Exception):
+    """Git says nothing about a folder. Its text is the reason."""
+
+
+def ask_git(folder: Path, *words: str, timeout_s: float = 10.0) -> str:
+    """What a command of git prints in a folder.
+
+    Args:
+        timeout_s: a dead network disk must not keep the run from starting.
+
+    Returns:
+        Its output; bytes that are not UTF-8, in names of files, are surrogates.
+
+    Raises:
+        GitError: no checkout, one that git does not trust, no git.
+    """
+    # A hook of git sets variables that name another checkout than that of the folder.
+    environ = {key: text for key, text in os.environ.items() if key not in _OF_GIT_HOOKS}
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+            ["git", *words],
             cwd=folder,
             capture_output=True,
-            text=True,
-            timeout=10,  # a dead network disk must not keep the run from starting
-            env=environ,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=timeout_s,
+            env={**environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except FileNotFoundError:
+        raise GitError("there is no git program") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GitError(f"git: {error}") from None
+    if done.returncode != 0:
+        reason = done.stderr.strip().partition("\n")[0]
+        raise GitError(f"git: {reason.removeprefix('fatal: ')}")
+    return done.stdout
+
+
+_OF_GIT_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+
+
+def _git_commit(folder: Path) -> str | None:
+    """The git commit of a folder; None if it is not in a repository or git is not installed."""
+    try:
+        return ask_git(folder, "rev-parse", "HEAD").strip()
+    except GitError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None

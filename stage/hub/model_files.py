@@ -7,7 +7,6 @@ fix on the laptop and expensive on the cluster.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from stage.errors import PolicyError, UsageError, join_errors
 from stage.files import Expected, join_limited
 from stage.lock.model import EXCLUDED, NOT_INCLUDED, Ingredient, LeftOut, LockedFile
 from stage.paths import printable
+from stage.walk import matches
 
 
 @dataclass(frozen=True)
@@ -376,8 +376,3 @@ def why_left(path: str, include: Sequence[str], exclude: Sequence[str]) -> str |
     if include and not any(matches(path, pattern) for pattern in include):
         return NOT_INCLUDED
     return None
-
-
-def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern of a manifest matches this path, by the Hub's rule."""
-    return fnmatch.fnmatchcase(path, pattern + "*" if pattern.endswith("/") else pattern)

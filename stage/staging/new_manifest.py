@@ -26,7 +26,7 @@ from stage.lock.licences import identifiers
 from stage.lock.manifest import FORMAT, is_repository_id
 from stage.lock.yaml_lines import scalar
 from stage.paths import folded, problem_with_asset_name
-from stage.staging.sources.listing import Walk
+from stage.walk import Walk
 
 
 @dataclass(frozen=True)

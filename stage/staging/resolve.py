@@ -23,7 +23,7 @@ from stage.bundle.inspect import TOKENIZER, WEIGHTS
 from stage.convert.convert import made_with
 from stage.errors import Mistakes, PolicyError, UsageError, about, quoted, suggest
 from stage.files import human_count, human_size, join_limited, read_file
-from stage.hub.model_files import PICKLE_SUFFIXES, matches
+from stage.hub.model_files import PICKLE_SUFFIXES
 from stage.lock.licences import check_licences, with_stated_licence
 from stage.lock.manifest import Manifest
 from stage.lock.model import (
@@ -53,6 +53,7 @@ from stage.staging.sources.local import PathSource, local_base
 from stage.staging.sources.repository import DatasetSource, MetricSource, ModelSource
 from stage.staging.sources.source import ALL, AssetSource, FetchRun
 from stage.staging.sources.url import UrlSource
+from stage.walk import matches
 
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")

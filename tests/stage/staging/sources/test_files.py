@@ -14,9 +14,9 @@ import pytest
 from stage.bundle.bundle import TAG_FILES, TAG_MANIFEST, verify
 from stage.bundle.inspect import ParquetFooter, parquet_footer
 from stage.files import FileDigests, hash_file
+from stage.private_files import is_named
 from stage.staging.sources import local, source
 from stage.staging.sources.local import PathSource
-from stage.staging.sources.private_files import is_named
 from tests.support.rights import as_another_user
 from tests.support.staging import run_here
 

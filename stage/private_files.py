@@ -1,4 +1,6 @@
-"""Private files (keys, passwords, tokens) among those that a `path:` entry takes: they are refused.
+"""Private files (keys, passwords, tokens) among a user's own.
+
+An entry `path:` of a manifest that takes one is refused; a project travels without them.
 
 They are recognised by the names that programs give to them, and by the first bytes of small files.
 This is no search for secrets inside data. It catches the `path: .` that takes a `.env` file into a
@@ -121,6 +123,27 @@ def _is_suffix(pattern: str) -> bool:
     return stem != "" and not _has_letters(stem)
 
 
+def find_private(folder: Path, sizes: Mapping[str, int], include: Sequence[str]) -> dict[str, str]:
+    """The files of a folder that look private, unless the user named them in `include`.
+
+    Args:
+        sizes: path in the folder -> bytes.
+
+    Returns:
+        Path -> what it is.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    private: dict[str, str] = {}
+    for path, size in sizes.items():
+        what = private_by_name(path) or private_by_first_bytes(folder / path, size)
+        whole = is_known_by_whole_name(path)
+        if what and not is_named(private_part(path), include, whole=whole):
+            private[path] = what
+    return private
+
+
 def check_not_private(folder: Path, sizes: Mapping[str, int], include: Sequence[str]) -> None:
     """Checks that no file of a folder looks private, unless the user named it in `include`.
 
@@ -131,12 +154,7 @@ def check_not_private(folder: Path, sizes: Mapping[str, int], include: Sequence[
     Raises:
         PolicyError: names the private files.
     """
-    private: dict[str, str] = {}
-    for path, size in sizes.items():
-        what = private_by_name(path) or private_by_first_bytes(folder / path, size)
-        whole = is_known_by_whole_name(path)
-        if what and not is_named(private_part(path), include, whole=whole):
-            private[path] = what
+    private = find_private(folder, sizes, include)
     if not private:
         return
     shown = join_limited([f"{printable(path)} ({what})" for path, what in private.items()], _SHOWN)
