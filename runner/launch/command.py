@@ -14,12 +14,15 @@ import os
 import platform
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from runner.child import runner_command
 from runner.errors import say
@@ -153,21 +156,25 @@ class _Begun:
 
     def _here(self, argv: Sequence[str], environ: Mapping[str, str]) -> RanksExit:
         """Runs one task on this machine. A step of srun would leave no room for those in it."""
-        variables = _without_ranks(environ)
+        in_job = "SLURM_JOB_ID" in environ  # else nothing but us writes a log
         with recorded_signals() as received:
             # In a session of its own, as a rank is: Ctrl-C comes once, from us.
             process = subprocess.Popen(
                 list(argv),
-                env=variables,
+                env=_without_ranks(environ),
                 stdin=subprocess.DEVNULL,
+                stdout=None if in_job else subprocess.PIPE,
+                stderr=None if in_job else subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
+            copying = threading.Thread(target=_copy, args=(process.stdout, self._own_log))
+            copying.start()
             waited = self._wait(process, received)
             if process.poll() is None:
                 _end_group(process)
         code = process.wait()
-        in_job = "SLURM_JOB_ID" in environ
+        copying.join(timeout=5)  # what the command left behind may hold the pipe open
         words = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         return RanksExit(
             in_job=in_job, code=code, words=words, hung=waited.hung, signals=waited.signals
@@ -205,6 +212,10 @@ class _Begun:
         )
 
     _signals: frozenset[int] = frozenset()
+
+    @property
+    def _own_log(self) -> Path:
+        return self.run.folder.logs / "rank-0.log"
 
     def _wait(self, process: subprocess.Popen[bytes], received: deque[int]) -> Waited:
         """Waits for the end; after a stop signal, until it may be ended."""
@@ -321,6 +332,19 @@ def _without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **kept}  # else the last lines of a killed rank are lost
 
 
+def _copy(output: IO[bytes] | None, log: Path) -> None:
+    """Copies what a program writes to the terminal and to a log."""
+    if output is None:
+        return
+    with log.open("ab") as file:
+        while data := os.read(output.fileno(), 2**16):
+            file.write(data)
+            file.flush()
+            with suppress(OSError):  # our terminal is gone: the command must not end because of it
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+
+
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         os.killpg(process.pid, number)
@@ -338,9 +362,7 @@ def _seconds_left(time_limit: str | None) -> float:
 
 
 def _log(folder: RunFolder) -> Path | None:
-    """The log of this job; None: outside of one the command writes to the terminal."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return None
+    """The log of this job, or of this start; None: there is none yet."""
     try:
         log = log_of(folder.root, None)
     except UsageError:

@@ -210,8 +210,8 @@ def outcome_of_command(
     remedy = said.advice or "Correct that, and submit the run again."
     if kind == "no_memory":
         remedy = "The kernel does this where memory runs out: ask for more in slurm.options (mem)."
-    where = f" {place}" if place else ""
-    message = f"error:{where}: the command ended with {how}{rank}{text}\n  -> {remedy}"
+    where = f"{place}: " if place else ""
+    message = f"error: {where}the command ended with {how}{rank}{text}\n  -> {remedy}"
     code = ended.code if 0 < ended.code < 256 else 1
     cause = said.text or how
     return Outcome(kind, code, (message,), (), cause, kind == "no_memory", place, remedy)

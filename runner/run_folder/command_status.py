@@ -25,9 +25,7 @@ def state_of_command(history: History) -> tuple[str, list[str]]:
         return "stopped", [f"its command never began; why: {logs}"]
     kind, code = last.get("kind"), last.get("code")
     if kind == "done":
-        return "finished", [
-            f"the command ended with exit code 0; its results: {history.folder.work}"
-        ]
+        return "finished", [f"the command ended with exit code 0; results: {history.folder.work}"]
     if kind is None:
         return "stopped", [f"it was ended from outside; why: {logs}"]
     how = "it was stopped by a signal" if kind == "stopped" else f"it ended with exit code {code}"

@@ -162,8 +162,7 @@ def last_words(text: str) -> LastWords:
     Without one it is the last line that no launcher wrote. Pure.
     """
     lines = [readable(line) for line in text.splitlines()]
-    found, advice = LastWords(0, "", ""), ""
-    raised = 0
+    found, raised = LastWords(0, "", ""), 0
     for number, line in enumerate(lines, 1):
         if _TRACEBACK.match(line):
             raised = number
@@ -171,11 +170,11 @@ def last_words(text: str) -> LastWords:
             raised = 0
             if not _OF_OTHERS.search(line):
                 found = LastWords(number, end["text"], "")
-        elif "runner exec: " in line:
-            advice = line.partition("runner exec: ")[2]
+        elif "runner exec: " in line and found.line and not found.advice:
+            found = found._replace(advice=line.partition("runner exec: ")[2])
     if not found.line:
         own = ((n, line) for n, line in enumerate(lines, 1) if not _OF_LAUNCHERS.match(line))
         for number, line in own:
             if line.strip():
                 found = LastWords(number, re.sub(rf"^{_MARKS}", "", line).strip(), "")
-    return found._replace(advice=advice) if found.line else found
+    return found

@@ -173,7 +173,7 @@ def test_a_value_that_cannot_be_is_reported_with_its_line(
         (3, "lora: {}\nmodel: {asset: bert, init: scratch}", "has random weights"),
         (1, "format: 2", "newer airlift"),
         (2, "task: masked-ml", "Did you mean `masked-lm`?"),
-        (2, "task: my.Task", "runner exec"),
+        (2, "task: my.Task", "command: python"),
     ],
 )
 def test_a_line_that_says_what_cannot_be_is_refused(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.run_config import RunConfig, SlurmConfig
+from runner.config.job_config import SlurmConfig
+from runner.config.run_config import RunConfig
 from runner.from_stage import UsageError
 from runner.job import devices
 from runner.job import host_memory as of_host

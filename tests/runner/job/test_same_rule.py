@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from runner.config.run_config import SlurmConfig
+from runner.config.job_config import SlurmConfig
 from runner.from_stage import UsageError
 from runner.job import devices
 from runner.job.devices import GIB

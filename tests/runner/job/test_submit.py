@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.config.run_config import SlurmConfig
+from runner.config.job_config import SlurmConfig
 from runner.from_stage import StageError, UsageError
 from runner.job import submit
 from runner.job.partition import NodeShape, Partition, ask_partition, count_gpus, types_of_gpus
