@@ -395,14 +395,14 @@ def _trial() -> Callable[..., None]:
 
 WORKS = {"train": _train, "evaluate": _evaluate, "trial": _trial}
 """The kinds of work, each with what imports it: a rank imports torch after its limits are set."""
-NODES, COMMAND = "nodes", "command"
-"""Two other kinds: ranks of a rehearsal, which look at their nodes before they meet; and tasks of a
-user's own command."""
+NODES, COMMAND, PROLOG = "nodes", "command", "prolog"
+"""Other kinds: ranks of a rehearsal, which look at their nodes before they meet; tasks of a user's
+own command; and what Slurm runs before the tasks that such a command starts."""
 
 
 @click.command(hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("work", type=click.Choice(sorted((*WORKS, NODES, COMMAND))))
+@click.argument("work", type=click.Choice(sorted((*WORKS, NODES, COMMAND, PROLOG))))
 def rank(folder: Path, work: str) -> None:
     """Be a rank of the run in FOLDER, and do WORK. The launcher starts it."""
     from runner import isolation, offline
@@ -411,10 +411,11 @@ def rank(folder: Path, work: str) -> None:
     from runner.training.rank import be_rank
 
     outlive_readers()
-    if work == COMMAND:
-        from runner.exec.user_script import become
+    if work in (COMMAND, PROLOG):
+        from runner.exec.task import become, lend
 
-        become(RunFolder(folder), os.environ)
+        (become if work == COMMAND else lend)(RunFolder(folder), os.environ)
+        return
     offline.set_variables(os.environ)
     isolation.isolate(os.environ, lambda _line: None)
     if work == NODES:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -27,9 +26,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -62,12 +58,8 @@ from runner.inputs import (
     running_tree,
 )
 from runner.isolation import isolate, note_for_script
-from runner.job.launchers import Launch, Node, words_on_node
-from runner.launch.network import free_port_here
-from runner.launch.ranks import RankInfo, variables_between_nodes
+from runner.launch.ranks import variables_between_nodes
 from runner.processes import birth_time, is_alive
-from runner.run_folder.layout import RunFolder
-from runner.slurm.environment import SlurmJobEnvironment
 from stage.serve.catalogue import ServedRepository
 from stage.serve.children import with_hub
 
@@ -102,23 +94,29 @@ def _put(content: Path | bytes, target: Path) -> None:
     aside.replace(target)
 
 
+def tell(text: str) -> None:
+    """Prints a line about the script, on stderr."""
+    print_line(f"runner exec: {text}", err=True)
+
+
 LOOK_EVERY_S = 0.5  # one look is one stat of /proc
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def serve_beside(
+    program: int,
     serve: Callable[[], None],
     afterwards: Callable[[], None],
     between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Starts a server that runs as long as the calling process, also after its `exec`.
+    """Starts a server that runs as long as a process, also after its `exec`.
 
     Args:
+        program: the process: the calling one, or another.
         serve: serves until its process ends. What it prints to stderr comes to ours.
         afterwards: called in the server's process when the program has ended.
         between: called in the server's process between two looks at the program.
     """
-    program = os.getpid()
     born = birth_time(program)  # a program keeps it when it becomes another
     sys.stdout.flush()
     sys.stderr.flush()
@@ -157,53 +155,6 @@ def _supervise(
     afterwards()
 
 
-def pass_on(limit: Path, program: int, sent: list[str]) -> None:
-    """Sends the ranks below a program the signal that a file names, once.
-
-    Args:
-        limit: the file; it is there when the job's time is nearly over.
-        program: its process number.
-        sent: gets the name, and keeps it from being sent again.
-
-    The ranks alone: a launcher that gets SIGTERM kills its ranks 30 s later (torchrun), and one
-    that gets SIGUSR1 ends at once.
-    """
-    try:
-        name = limit.read_text(encoding="ascii").strip()
-    except OSError:
-        return
-    if not name or sent:
-        return
-    sent.append(name)
-    for rank in ranks_below(program) or [program]:
-        with suppress(ProcessLookupError):
-            os.kill(rank, signal.Signals[f"SIG{name}"])
-
-
-def ranks_below(program: int) -> list[int]:
-    """The processes below a program that are ranks: the topmost ones with a LOCAL_RANK."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            # proc_pid_stat(5): the name, in brackets, can have spaces; then the state, the parent.
-            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found, below = list[int](), children.get(program, [])
-    while below:
-        process = below.pop()
-        if _has_rank(process):
-            found.append(process)
-        else:
-            below += children.get(process, [])
-    return found
-
-
-def _has_rank(process: int) -> bool:
-    with suppress(OSError):
-        return b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{process}/environ").read_bytes()
-    return False
-
-
 LAST_WORDS = Path(last_words.__file__)
 NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 """Errors of flock(2) on a file system without locks."""
@@ -220,64 +171,41 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
+    program = program_of(command, bundle, environ)
+    check_site()
     script, text = shell_script(command)
     check_all_nodes(command, bundle, environ, text)
-    note = note_on_tasks(command, bundle, environ, text)
-    _become(command, bundle, environ, (note, _note_on_line_ends(script, text)), _say)
+    lines = (note_on_tasks(command, bundle, environ, text), _note_on_line_ends(script, text))
+    variables = serve_bundle(bundle, environ, program, lines)
+    os.execve(program, list(command), variables)
 
 
-def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
-    """Becomes a task of the command of a run, in its working folder. Does not return.
-
-    What it becomes is in `task.json` of the run folder; which task it is, in Slurm's variables.
-
-    Raises:
-        UsageError: as for `run`; or Slurm's variables contradict each other.
-        DamageError: as for `run`.
-    """
-    task = json.loads(folder.task.read_text(encoding="utf-8"))
-    launch = Launch(**task["launch"])
-    work = folder.work / task["folder"]
-    os.chdir(work)
-    job = SlurmJobEnvironment.from_environ(environ)
-    node = Node(number=0, nodes=1, processes=launch.processes, master="127.0.0.1", port=0, job="")
-    own = {"PWD": str(work)}
-    if job is not None and job.step is not None and launch.mode != "once":
-        info = RankInfo.of(environ)
-        own |= info.variables() if launch.mode == "rank" else {"MASTER_PORT": str(info.port)}
-        node = replace(
-            node, number=info.rank, nodes=job.num_nodes, master=info.master, port=info.port
-        )
-    node = replace(node, job=environ.get("SLURM_JOB_ID", ""), port=node.port or free_port_here())
-    variables, words = words_on_node(task["words"], launch, node, folder.work)
-
-    def missed(text: str) -> None:
-        _say(text)
-        if entry := text.partition("fetch again:\n")[2]:
-            with folder.missing.open("a", encoding="utf-8") as file:
-                file.write(f"{entry}\n")
-
-    between = {**environ, **own, **variables}
-    _become(words, Path(task["bundle"]), between, (), missed, folder.limit)
-
-
-def _become(
-    command: Sequence[str],
+def serve_bundle(
     bundle: Path,
     environ: Mapping[str, str],
-    lines: Sequence[str],
-    say: Callable[[str], None],
-    limit: Path | None = None,
-) -> NoReturn:
-    """Serves the bundle beside this process, and becomes the command.
+    program: str,
+    lines: Sequence[str] = (),
+    say: Callable[[str], None] = tell,
+    process: int | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, str]:
+    """Serves the bundle as the Hub of a process, beside it and as long as it lives.
 
     Args:
-        lines: notes on the command itself.
+        environ: the variables of that process.
+        program: the file that it runs.
+        lines: notes on its command.
         say: prints what the server says, such as what is asked for and not here.
-        limit: a file with the name of a signal for the ranks, when they are to get one.
+        process: its number; None: this one, which becomes it.
+        between: called in the server's process between two looks at that process.
+
+    Returns:
+        The variables with which it finds the Hub.
+
+    Raises:
+        UsageError: another user owns the folder of the caches.
+        DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
-    program = _program(command, bundle, environ)
-    check_site()
     _check_bundle(bundle.resolve(), environ)
     of_script = [*sys.path]
     isolate(dict(environ), lambda line: None)  # the server takes nothing from PYTHONPATH
@@ -287,8 +215,7 @@ def _become(
     own_folder(compiled)
     lock = _in_use(base)
     folder = base / "exec" / hub.bundle_id[:12]
-    between = partial(pass_on, limit, os.getpid(), list[str]()) if limit else (lambda: None)
-    serve_beside(hub.serve, _cleaner(base, lock, environ), between)
+    serve_beside(process or os.getpid(), hub.serve, _cleaner(base, lock, environ), between)
     sys.path[:] = of_script
     clear_builds(compiled)  # the server, which ends later than the script, does not use it
     write_hub_cache(hub.repositories, folder / "hub")
@@ -326,12 +253,8 @@ def _become(
             *notes,
         )
         for note in filter(None, said):
-            _say(note)
-    os.execve(program, list(command), variables)
-
-
-def _say(text: str) -> None:
-    print_line(f"runner exec: {text}", err=True)
+            tell(note)
+    return variables
 
 
 def environment(
@@ -391,7 +314,7 @@ def _note_on_line_ends(script: str, start: bytes) -> str:
     return f"{script} has the line ends of Windows: sed -i 's/\\r$//' {shlex.quote(script)}"
 
 
-def _program(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
+def program_of(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
     first = command[0]
     found = shutil.which(first, path=environ.get("PATH"))
     if found is not None:
@@ -486,7 +409,7 @@ def _in_use(base: Path) -> int:
         note = base / NEVER_CLEANED
         if not note.exists():
             note.touch()
-            _say(
+            tell(
                 f"{base} takes no locks ({error.strerror}), so its caches stay there after the "
                 "job; with TMPDIR on the node's own disk they are removed"
             )

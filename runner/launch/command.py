@@ -60,8 +60,12 @@ from runner.slurm.requeue import requeue
 from runner.slurm.script import save_before_end_s
 
 LOOK_EVERY_S = 1.0
-QUIET_S = 10.0
-"""Nothing was written for so long: a save has ended. Between two files of one it is a second."""
+QUIET_S = ((60.0, 10.0), (120.0, 3.0), (float("inf"), 1.0))
+"""Until so many seconds after the signal -> nothing was written for so long: a save has ended.
+
+Between two files of one save it is a second, and a network disk shows a change seconds later. A
+command that saves each few seconds is never quiet for long.
+"""
 TO_END_S = 60.0
 """Before the time limit the command is ended in any case: srun kills 30 s after SIGTERM
 (KillWait, slurm.conf), and the job must still ask Slurm to requeue it."""
@@ -242,15 +246,19 @@ class _Begun:
         config, work = self.run.config, self.run.folder.work
         is_limit = number == signal.SIGUSR1
         most = BY_FORCE_S if not is_limit else _seconds_left(config.slurm.time) - TO_END_S
-        ends = time.monotonic() + max(0.0, most)
+        begun = time.monotonic()
         name = signal.Signals(number).name
         if config.on_limit:
             say(f"{name} received: the ranks get SIG{config.on_limit}, and are waited for")
             self.run.folder.limit.write_text(config.on_limit, encoding="ascii")
         else:
             say(f"{name} received: the command is ended when nothing is being written")
-        while process.poll() is None and time.monotonic() < ends and not received:
-            if not config.on_limit and is_quiet(work, QUIET_S, disk_time(self.run.folder.root)):
+        while process.poll() is None and not received:
+            waited = time.monotonic() - begun
+            if waited > most:
+                break
+            quiet = next(quiet for until, quiet in QUIET_S if waited < until)
+            if not config.on_limit and is_quiet(work, quiet, disk_time(self.run.folder.root)):
                 return
             time.sleep(LOOK_EVERY_S)
         if process.poll() is None and not received:
