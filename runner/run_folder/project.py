@@ -172,7 +172,7 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
         links,
         listed.commit,
         listed.is_changed or not listed.new.isdisjoint(files) if listed.is_git else None,
-        tuple(f"`{printable(path)}` ({what})" for path, what in private.items()),
+        tuple(f"{printable(path)} ({what})" for path, what in private.items()),
         (listed.note, *listed.nested, *led_out),
     )
 
@@ -207,7 +207,7 @@ def _list(root: Path, include: Sequence[str], leave: Sequence[Path]) -> _Listed:
         if not is_folder:
             return f"{_EVENTS}*" if name.startswith(_EVENTS) else None
         if name in _OF_RUNS or _CHECKPOINT.fullmatch(name) or path in closed:
-            return f"{printable(path)}/"
+            return printable(f"{path}/")
         is_conda = (root / path / "conda-meta").is_dir()
         return f"a conda environment: {printable(path)}" if is_conda else None
 
@@ -263,7 +263,7 @@ def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> _Listed:
                 prefixes.append(f"{path.rstrip('/')}/")
             else:
                 listed.nested.append(
-                    f"the submodule `{printable(path)}` is empty: "
+                    f"the submodule {printable(path)} is empty: "
                     f"git -C {quoted(root)} submodule update --init {quoted(path)}"
                 )
     if not listed.paths:
@@ -377,7 +377,7 @@ def _targets(
             links[path] = os.path.relpath(target, os.path.realpath((root / path).parent))
         else:
             links[path] = target
-            out.append(f"`{printable(path)}` -> {printable(target)}")
+            out.append(f"{printable(path)} -> {printable(target)}")
     note = f"links to what stays here, which must be on the cluster: {join_limited(out, _SHOWN)}"
     return links, [note] if out else []
 
