@@ -11,6 +11,7 @@ private files: `include` brings both.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -18,13 +19,12 @@ import shutil
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from runner.from_stage import (
     DamageError,
@@ -37,7 +37,7 @@ from runner.from_stage import (
     write_atomically,
 )
 from runner.run_folder.layout import GitError, ask_git, read_json, write_json
-from stage.files import join_limited, sync_disk
+from stage.files import join_limited, read_file, sync_disk
 from stage.paths import printable
 from stage.private_files import find_private, private_by_name
 from stage.walk import (
@@ -53,15 +53,12 @@ MOST_BYTES, MOST_OF_ONE_FILE = 200_000_000, 50_000_000
 MOST_FILES = 20_000  # each is an inode in each run folder; clusters count them in a quota
 _SHOWN = 5  # names in a message
 _LISTING_S = 120.0  # of a large checkout on a network disk
-_PIECE = 2**20  # bytes read at a time
 # Of earlier runs: by our own `output`, by the loggers, by transformers' Trainer. TensorBoard's
 # folder is often `runs`, as is that of run files: its event files are left, not the folder.
 _OF_RUNS = frozenset(("output", "wandb", "lightning_logs", "mlruns", ".cache"))
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _EVENTS = "events.out.tfevents."
-_FORMAT = 1
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are not UTF-8
-_AGAIN = "Submit it again, which packs the project anew, under another `name:`."
 
 
 @dataclass(frozen=True)
@@ -149,243 +146,211 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
             of Git LFS.
     """
     root = root.absolute()
-    listed = _list(root, include, leave)
-    found = {
-        path: os.lstat(root / path) for path in sorted(listed.paths) if os.path.lexists(root / path)
-    }
-    sizes = {path: one.st_size for path, one in found.items() if stat.S_ISREG(one.st_mode)}
-    check_readable(root, sizes)
-    private = find_private(root, sizes, include)
-    sizes = {path: size for path, size in sizes.items() if path not in private}
-    if not sizes:
-        raise UsageError(
-            f"{root} has no file that travels ({listed.note}).",
-            "Does `code:` of the run file name the right folder?",
-        )
-    _check_limits(root, sizes, is_git=listed.is_git)
-    check_no_pointers(root, sizes)
-    links, led_out = _targets(root, found, sizes)
-    files = {path: one.st_size for path, one in found.items() if path in sizes or path in links}
-    return Project(
-        root,
-        files,
-        links,
-        listed.commit,
-        listed.is_changed or not listed.new.isdisjoint(files) if listed.is_git else None,
-        tuple(f"`{printable(path)}` ({what})" for path, what in private.items()),
-        (listed.note, *listed.nested, *led_out),
-    )
+    top = root.resolve()
+    resolved = [folder.resolve() for folder in leave]
+    closed = {str(folder.relative_to(top)) for folder in resolved if top in folder.parents}
 
-
-@dataclass
-class _Listed:
-    """The files that may travel.
-
-    Attributes:
-        paths: of files, links and others, relative to the project.
-        new: those of them that git does not track.
-        commit, is_changed: of the checkout; whether tracked files differ from the commit.
-        note: how they were listed.
-        nested: notes on checkouts inside.
-    """
-
-    note: str
-    is_git: bool
-    paths: set[str] = field(default_factory=set)
-    new: set[str] = field(default_factory=set)
-    commit: str | None = None
-    is_changed: bool = False
-    nested: list[str] = field(default_factory=list)
-
-
-def _list(root: Path, include: Sequence[str], leave: Sequence[Path]) -> _Listed:
-    closed = _inside(root, leave)
-
-    def left_too(path: str, is_folder: bool) -> str | None:
+    def is_of_runs(path: str, is_folder: bool) -> str | None:
         """What is skipped of a project, besides what `Walk` skips of any folder."""
         name = path.rpartition("/")[2]
-        if not is_folder:
-            return f"{_EVENTS}*" if name.startswith(_EVENTS) else None
-        if name in _OF_RUNS or _CHECKPOINT.fullmatch(name) or path in closed:
-            return f"{printable(path)}/"
-        is_conda = (root / path / "conda-meta").is_dir()
-        return f"a conda environment: {printable(path)}" if is_conda else None
+        if name.startswith(_EVENTS):
+            return f"{_EVENTS}*"
+        is_left = is_folder and (
+            (name in _OF_RUNS or path in closed or _CHECKPOINT.fullmatch(name))
+            or (root / path / "conda-meta").is_dir()
+        )
+        return printable(f"{path}/") if is_left else None
 
-    walk = Walk(root, include, left_too)
+    walk = Walk(root, include, is_of_runs)
     try:
-        listed = _list_checkout(root, include, walk)
+        tracked, new, notes = _list_checkout(root, include, walk)
+        commit, is_dirty = _commit(root)
     except GitError as error:
         try:
             walk.run()
         except OSError as failed:
             raise unreadable(f"{failed.filename}: {failed.strerror}", failed.filename) from None
-        left = f", without {walk.left}" if walk.left else ""
-        listed = _Listed(f"all files of the folder ({error}){left}", False)
-        listed.paths = {*walk.sizes, *walk.others}
-    # Also what git tracks there: a bundle or a run folder is no part of the project.
-    listed.paths -= {
-        path for path in listed.paths if any(path.startswith(f"{folder}/") for folder in closed)
-    }
-    return listed
+        tracked, new = {*walk.sizes, *walk.others}, set()
+        commit, is_dirty = None, None
+        notes = [f"all files of the folder ({error}), without: {walk.left or 'none'}"]
+    sizes, linked = dict[str, int](), []
+    for path in sorted(tracked | new):
+        # Also what git tracks there: a bundle or a run folder is no part of the project.
+        if any(path.startswith(f"{folder}/") for folder in closed):
+            continue
+        with suppress(FileNotFoundError):  # git tracks it, and the user has deleted it
+            status = os.lstat(root / path)
+            if stat.S_ISLNK(status.st_mode):
+                linked.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                sizes[path] = status.st_size
+    check_readable(root, sizes)
+    private = find_private(root, sizes, include)
+    sizes = {path: size for path, size in sizes.items() if path not in private}
+    _check_limits(root, sizes, is_git=is_dirty is not None)
+    check_no_pointers(root, sizes)
+    links, led_out = _targets(root, linked, sizes)
+    files = sizes | {path: len(os.fsencode(target)) for path, target in links.items()}
+    return Project(
+        root,
+        dict(sorted(files.items())),
+        links,
+        commit,
+        is_dirty if is_dirty is None else is_dirty or not new.isdisjoint(files),
+        tuple(f"{printable(path)} ({what})" for path, what in private.items()),
+        (*notes, *led_out),
+    )
 
 
-def _inside(root: Path, leave: Sequence[Path]) -> set[str]:
-    """Those of the folders that are inside the project, relative to it."""
-    top = root.resolve()
-    folders = [folder.resolve() for folder in leave]
-    return {folder.relative_to(top).as_posix() for folder in folders if top in folder.parents}
-
-
-def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> _Listed:
+def _list_checkout(
+    root: Path, include: Sequence[str], walk: Walk
+) -> tuple[set[str], set[str], list[str]]:
     """The files of a git checkout, and of those inside: submodules, and other clones.
+
+    Args:
+        walk: says what programs and earlier runs left there; of that, tracked files travel.
+
+    Returns:
+        Paths of tracked files; of others; notes.
 
     Raises:
         GitError: git says nothing about it, or lists no file.
     """
-    listed = _Listed("tracked files, and untracked ones that are not ignored", True)
-    folder_is_left = cache(lambda folder: walk.why_left(folder, True) is not None)
+    folder_is_left = cache(lambda folder: walk.why_left(folder, True))
 
     def is_left(path: str) -> bool:
         above = [folder.as_posix() for folder in PurePosixPath(path).parents][:-1]
-        return any(map(folder_is_left, above)) or walk.why_left(path, False) is not None
+        return bool(any(map(folder_is_left, above)) or walk.why_left(path, False))
 
-    prefixes = [""]
-    while prefixes:
-        prefix = prefixes.pop()
+    all_tracked, all_new = set[str](), set[str]()
+    notes = ["tracked files, and untracked ones that are not ignored"]
+    # Without patterns, git need not look into ignored folders: a data set can be there.
+    ignored = ("--ignored", *(() if include else ("--directory",)))
+    inside = [""]
+    while inside:
+        prefix = inside.pop()
         tracked = _ls_files(root, prefix, "--cached")
-        others = _ls_files(root, prefix, "--others", "--exclude-standard")
-        new = {path for path in (*others, *_asked(root, prefix, include)) if not is_left(path)}
-        listed.new |= new
+        new = _ls_files(root, prefix, "--others")
+        # `.env` is mostly ignored, and the user has to know that it stays.
+        new += [
+            path
+            for path in _ls_files(root, prefix, "--others", *ignored)
+            if private_by_name(path) or any(matches(path, pattern) for pattern in include)
+        ]
         for path in (*tracked, *new):
-            if not (root / path).is_dir() or (root / path).is_symlink():
-                listed.paths.add(path)
-            elif os.path.lexists(root / path / ".git"):
-                prefixes.append(f"{path.rstrip('/')}/")
-            else:
-                listed.nested.append(
-                    f"the submodule `{printable(path)}` is empty: "
-                    f"git -C {quoted(root)} submodule update --init {quoted(path)}"
-                )
-    if not listed.paths:
+            folder = root / path.rstrip("/")
+            if not folder.is_dir() or folder.is_symlink():
+                continue
+            if os.path.lexists(folder / ".git"):
+                inside.append(path.rstrip("/") + "/")
+            elif path in tracked:
+                update = f"git -C {quoted(root)} submodule update --init {quoted(path)}"
+                notes.append(f"the submodule {printable(path)} is empty; to have it: {update}")
+        all_tracked.update(tracked)
+        all_new.update(path for path in new if not is_left(path))
+    if not all_tracked | all_new:
         raise GitError("git lists no file there")
-    with suppress(GitError):  # there is no commit yet
-        listed.commit = ask_git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip()
-    changes = ask_git(
-        *(root, "status", "--porcelain", "--untracked-files=no", "--", "."), timeout_s=_LISTING_S
-    )
-    listed.is_changed = changes != ""
-    return listed
+    return all_tracked, all_new, notes
 
 
 def _ls_files(root: Path, prefix: str, *words: str) -> list[str]:
     """What `git ls-files` lists of a checkout at or in the project, relative to the project."""
-    text = ask_git(root / prefix, "ls-files", "-z", *words, timeout_s=_LISTING_S)
+    kept = "--exclude-standard"  # without a meaning for tracked files
+    text = ask_git(root / prefix, "ls-files", "-z", kept, *words, timeout_s=_LISTING_S)
     return [f"{prefix}{path}" for path in text.split("\0") if path]
 
 
-def _asked(root: Path, prefix: str, include: Sequence[str]) -> list[str]:
-    """Files that git ignores, and that a pattern asks for; and those with private names: `.env` is
-    mostly ignored, and the user has to know that it stays.
-    """
-    # Without patterns, git need not look into ignored folders: a data set can be there.
-    whole = () if include else ("--directory",)
-    ignored = _ls_files(root, prefix, "--others", "--ignored", "--exclude-standard", *whole)
-    return [
-        path
-        for path in ignored
-        if not path.endswith("/")
-        and (private_by_name(path) or any(matches(path, pattern) for pattern in include))
-    ]
+def _commit(root: Path) -> tuple[str | None, bool]:
+    """The commit of a checkout, None before the first; whether tracked files differ from it."""
+    commit = None
+    with suppress(GitError):
+        commit = ask_git(root, "rev-parse", "--verify", "HEAD").strip()
+    words = ("status", "--porcelain", "--untracked-files=no", "--", ".")
+    return commit, ask_git(root, *words, timeout_s=_LISTING_S) != ""
 
 
 def _check_limits(root: Path, sizes: Mapping[str, int], *, is_git: bool) -> None:
     """Checks that the project is no more than code.
 
     Raises:
-        UsageError: it is too large; names what makes it so, and how that travels.
+        UsageError: it has no file, or is too large; names what makes it so, and how that travels.
     """
-    total, weights = sum(sizes.values()), Counter(sizes)
-    if max(sizes.values()) > MOST_OF_ONE_FILE:
-        what = f"files of at most {human_size(MOST_OF_ONE_FILE)} travel with a run"
-    elif total > MOST_BYTES:
-        what = f"at most {human_size(MOST_BYTES)} travel with a run, and it has {human_size(total)}"
-        weights = _by_first_part(sizes)
-    elif len(sizes) > MOST_FILES:
-        what = f"at most {MOST_FILES:,} files travel with a run, and it has {len(sizes):,}"
-        weights = _by_first_part(dict.fromkeys(sizes, 1))
-    else:
+    if not sizes:
+        raise UsageError(
+            f"{root} has no file that travels.",
+            "Does `code:` of the run file name the right folder?",
+        )
+    total = sum(sizes.values())
+    if total <= MOST_BYTES and len(sizes) <= MOST_FILES and max(sizes.values()) <= MOST_OF_ONE_FILE:
         return
-    unit = human_size if total > MOST_BYTES or len(sizes) <= MOST_FILES else _files
-    largest = weights.most_common(_SHOWN)
-    shown = ", ".join(f"{printable(path)} ({unit(weight)})" for path, weight in largest)
+    # Of many small files, their folder is named.
+    is_one = max(sizes.values()) > MOST_OF_ONE_FILE
+    parts, counts = Counter[str](), Counter[str]()
+    for path, size in sizes.items():
+        part = path if is_one else path.partition("/")[0]
+        parts[part] += size
+        counts[part] += 1
+    by_bytes = is_one or total > MOST_BYTES
+    largest = [part for part, _ in (parts if by_bytes else counts).most_common(_SHOWN)]
+    shown = [
+        f"{printable(part)} ({human_size(parts[part])}, {human_count(counts[part], 'file')})"
+        for part in largest
+    ]
     raise UsageError(
-        f"the project {root} is too large: {what}. The largest: {shown}.",
-        _way_of_data(root, largest[0][0], is_git=is_git),
+        f"the project {root} has {human_size(total)} in {human_count(len(sizes), 'file')}. At most "
+        f"{human_size(MOST_BYTES)} in {MOST_FILES:,} files travel with a run, and no file above "
+        f"{human_size(MOST_OF_ONE_FILE)}. The largest: {', '.join(shown)}.",
+        _way_of_data(root, largest[0], is_git=is_git),
     )
-
-
-def _by_first_part(weights: Mapping[str, int]) -> Counter[str]:
-    """The sums of the folders and files at the top of the project."""
-    sums = Counter[str]()
-    for path, weight in weights.items():
-        sums[path.partition("/")[0]] += weight
-    return sums
-
-
-def _files(number: int) -> str:
-    return human_count(number, "file")
 
 
 def _way_of_data(root: Path, path: str, *, is_git: bool) -> str:
     """How a large file or folder stays out of the project, and comes by the bundle."""
     file = root / path
+    keep_out = f"mv {quoted(file)} {quoted(root.parent)}"
     if is_git:
-        escaped = re.sub(r"([*?\[\]\\])", r"\\\1", path)
-        keep_out = f"echo {quoted(f'/{escaped}')} >> {quoted(root / '.gitignore')}"
+        # As .gitignore means it; and what is tracked travels, ignored or not.
+        name = re.sub(r"([*?\[\]\\])", r"\\\1", path)
+        keep_out = f"echo {quoted(f'/{name}')} >> {quoted(root / '.gitignore')}"
         if ask_git(root, "ls-files", "--", f":(literal){path}"):
-            # What is tracked travels, ignored or not.
             keep_out += f"; git -C {quoted(root)} rm -r -q --cached {quoted(path)}"
     else:
         file = root.parent / file.name
-        keep_out = f"mv {quoted(root / path)} {quoted(file)}"
-    name = re.sub(r"[^\w.-]+", "-", file.stem).strip(".-") or "data"
-    inside = "FILE" if (root / path).is_dir() else file.name
+    asset = re.sub(r"[^\w.-]+", "-", file.stem).strip(".-") or "data"
     return (
         f"Keep it out of the project: {keep_out}\n"
         "     If the command needs it, the bundle brings it: below `assets:` of the manifest write "
-        f"`{name}: {{path: {json.dumps(str(file), ensure_ascii=False)}}}`, then stage fetch; the "
-        f"command finds it at $AIRLIFT_BUNDLE/data/files/{name}/{inside}"
+        f"`{asset}: {{path: {json.dumps(str(file), ensure_ascii=False)}}}`, then stage fetch; the "
+        f"command finds it in $AIRLIFT_BUNDLE/data/files/{asset}"
     )
 
 
 def _targets(
-    root: Path, found: Mapping[str, os.stat_result], sizes: Mapping[str, int]
+    root: Path, linked: Sequence[str], sizes: Mapping[str, int]
 ) -> tuple[dict[str, str], list[str]]:
-    """The targets of the symbolic links, as they travel; and notes on those that lead out.
+    """The targets of the symbolic links, as they travel; and a note on those that lead out.
 
     A link to what travels leads to the copy. Another leads to the same place as here, where there
     is such a place: on a disk of the cluster.
     """
     top = os.path.realpath(root)
-    linked = [path for path, one in found.items() if stat.S_ISLNK(one.st_mode)]
     travels = {*sizes, *linked}
-    travels |= {folder.as_posix() for path in sizes for folder in PurePosixPath(path).parents}
+    travels |= {folder.as_posix() for path in travels for folder in PurePosixPath(path).parents}
     links, out = dict[str, str](), []
     for path in linked:
-        target = os.path.realpath(root / path)
-        if os.path.relpath(target, top) in travels:
-            links[path] = os.path.relpath(target, os.path.realpath((root / path).parent))
+        links[path] = os.path.realpath(root / path)
+        if os.path.relpath(links[path], top) in travels:
+            links[path] = os.path.relpath(links[path], os.path.realpath((root / path).parent))
         else:
-            links[path] = target
-            out.append(f"`{printable(path)}` -> {printable(target)}")
+            out.append(f"{printable(path)} -> {printable(links[path])}")
     note = f"links to what stays here, which must be on the cluster: {join_limited(out, _SHOWN)}"
     return links, [note] if out else []
 
 
 def pack(project: Project, archive: Path, description: Path) -> str:
-    """Writes the archive, and then its description, which makes it valid.
+    """Writes the archive, and then its description, without which it does not count.
 
-    The archive is not compressed: gzip takes 20 times as long as the rest, for code that is small.
+    The archive is not compressed: gzip takes five times as long as all the rest.
 
     Args:
         archive: `project.tar`.
@@ -401,94 +366,59 @@ def pack(project: Project, archive: Path, description: Path) -> str:
     description.unlink(missing_ok=True)
     partial = archive.with_name(f"{archive.name}.partial")
     files, entries = dict[str, tuple[int, str]](), []
-    try:
-        with open(partial, "wb") as target:
-            with tarfile.TarFile(
-                fileobj=target, mode="w", format=tarfile.GNU_FORMAT, **_NAMES, copybufsize=_PIECE
-            ) as tar:
-                for path, size in project.files.items():
-                    info = tarfile.TarInfo(path)
-                    if path in project.links:
-                        info.type, info.linkname = tarfile.SYMTYPE, project.links[path]
-                        tar.addfile(info)
-                    else:
-                        info.size = size
-                        files[path] = size, _add(tar, info, project.root / path)
-                    content = files[path][1] if path in files else info.linkname
-                    entries.append((path, _kind(info), content))
-            target.flush()
-            os.fsync(target.fileno())
-        partial.replace(archive)
-        sync_folder(archive.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    with open(partial, "wb") as target:
+        with tarfile.TarFile(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, **_NAMES) as tar:
+            for path, size in project.files.items():
+                info, data = tarfile.TarInfo(path), b""
+                if path in project.links:
+                    info.type, info.linkname = tarfile.SYMTYPE, project.links[path]
+                else:
+                    data = _read(project.root / path, info, size)
+                    files[path] = size, hashlib.sha256(data).hexdigest()
+                tar.addfile(info, io.BytesIO(data))
+                entries.append(_entry(info, data))
+        target.flush()
+        os.fsync(target.fileno())
+    partial.replace(archive)
+    sync_folder(archive.parent)
+    facts = {"commit": project.commit, "dirty": project.is_dirty, "root": str(project.root)}
     digest = _digest(entries)
-    write_json(
-        description,
-        {
-            "format": _FORMAT,
-            "digest": digest,
-            "commit": project.commit,
-            "dirty": project.is_dirty,
-            "root": str(project.root),
-            "files": files,
-            "links": project.links,
-        },
-    )
+    content = {"files": files, "links": project.links}
+    write_json(description, {"format": 1, "digest": digest, **facts, **content})
     return digest
 
 
-def _add(tar: tarfile.TarFile, info: tarfile.TarInfo, file: Path) -> str:
-    """Adds a file to the archive, and reads it once; returns its sha256.
+def _read(file: Path, info: tarfile.TarInfo, size: int) -> bytes:
+    """The bytes of a file, and in `info` what the archive has of it.
+
+    Args:
+        size: bytes that it had when it was listed; few enough for the memory.
 
     Raises:
-        IncompleteError: it changed since it was listed, or while it is read.
+        IncompleteError: it changed since, or while it is read.
     """
-    changed = IncompleteError(
-        f"{printable(str(file))} changed while the project was packed.",
-        "Save it, and submit again. A file that a program still writes belongs into .gitignore.",
-    )
     try:
-        # Without waiting, if it is a pipe by now, and not by a link.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        before = os.lstat(file)
+        data = read_file(file, MOST_OF_ONE_FILE, follow=False)
+        after = os.lstat(file)
     except OSError:
-        raise changed from None
-    with open(descriptor, "rb") as source:
-        before = os.fstat(descriptor)
-        info.mode = 0o755 if before.st_mode & stat.S_IXUSR else 0o644
-        info.mtime = int(before.st_mtime)
-        reader = _Hashed(source, changed)
-        tar.addfile(info, reader)  # type: ignore[arg-type]  # it only reads
-        after = os.fstat(descriptor)
-    times = (before.st_size, before.st_mtime_ns), (after.st_size, after.st_mtime_ns)
-    if not stat.S_ISREG(before.st_mode) or before.st_size != info.size or times[0] != times[1]:
-        raise changed
-    return reader.sha256.hexdigest()
+        after = None
+    if after is None or len(data) != size or before.st_mtime_ns != after.st_mtime_ns:
+        raise IncompleteError(
+            f"{file} changed while the project was packed.",
+            "Save it, and submit again. What a program still writes belongs into .gitignore.",
+        )
+    info.size, info.mtime = size, int(before.st_mtime)
+    info.mode = 0o755 if before.st_mode & stat.S_IXUSR else 0o644
+    return data
 
 
-class _Hashed:
-    """A file that is read to an end that is known before, and hashed on the way."""
-
-    def __init__(self, file: IO[bytes], too_short: IncompleteError) -> None:
-        self._file, self._too_short = file, too_short
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise self._too_short
-        self.sha256.update(data)
-        return data
+def _entry(info: tarfile.TarInfo, data: bytes) -> tuple[str, int, str]:
+    """What the digest is of: path, mode, and the target of a link or the sha256."""
+    return info.name, info.mode, info.linkname or hashlib.sha256(data).hexdigest()
 
 
-def _kind(info: tarfile.TarInfo) -> str:
-    if info.issym():
-        return "link"
-    return "program" if info.mode & stat.S_IXUSR else "file"
-
-
-def _digest(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Of (path, kind, sha256 or target) of all."""
+def _digest(entries: Iterable[tuple[str, int, str]]) -> str:
     return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
 
 
@@ -524,25 +454,25 @@ def unpack(archive: Path, description: Path, work: Path) -> list[str]:
         OSError: the disk is full, for example.
     """
     packed = read_description(description)
-    if packed is None:
-        raise DamageError(f"{description}: is missing, or cannot be read.", _AGAIN)
     mark = work.with_name(f"{work.name}.digest")
-    if work.is_dir() and mark.is_file() and mark.read_text() == packed.digest:
+    if packed and work.is_dir() and mark.is_file() and mark.read_text() == packed.digest:
         return []
     partial = work.with_name(f"{work.name}.partial")
     if partial.exists():
         shutil.rmtree(partial)
-    partial.mkdir(parents=True)
     try:
-        _check_names(packed)
-        entries = list(_extract(archive, packed, partial))
-    except (tarfile.TarError, FileExistsError, FileNotFoundError, ValueError) as error:
-        raise DamageError(f"{archive}: is damaged ({error}).", _AGAIN) from None
-    if _digest(entries) != packed.digest:
-        raise DamageError(f"{archive}: is not what {description.name} says.", _AGAIN)
+        if packed is None:
+            raise ValueError(f"{description.name} cannot be read")
+        _extract(archive, packed, partial)
+    except (tarfile.TarError, ValueError, LookupError, FileExistsError, FileNotFoundError) as error:
+        raise DamageError(
+            f"{archive}: the project of the run is damaged: {error}.",
+            "Submit the run again from the project: that packs it anew.",
+        ) from None
     # A node that loses power now must not leave files without bytes in a folder that seems whole.
     sync_disk(partial)
-    lines = [f"the project is in {work}: {_files(len(entries))}, digest {packed.digest[:12]}"]
+    count = human_count(len(packed.files), "file")
+    lines = [f"the project is in {work}: {count}, digest {packed.digest[:12]}"]
     if os.path.lexists(work):
         lines.insert(0, f"the work of another project is now in {set_earlier_work_aside(work)}")
     write_atomically(mark, packed.digest.encode())
@@ -551,64 +481,53 @@ def unpack(archive: Path, description: Path, work: Path) -> list[str]:
     return lines
 
 
-def _check_names(packed: Packed) -> None:
-    """Raises for names that lead out of the folder: a run folder may be another's copy.
+def _extract(archive: Path, packed: Packed, folder: Path) -> None:
+    """Writes what the description names, nothing else of the archive, into a new folder.
+
+    A run folder can be another person's copy. So no name may lead out of the folder, or through a
+    link, and no file is written over another.
 
     Raises:
-        ValueError: for the first.
+        ValueError, LookupError, FileExistsError, tarfile.TarError: the archive is not ours.
     """
+    folder.mkdir(parents=True)
     names = {*packed.files, *packed.links}
     for name in names:
         path = PurePosixPath(name)
-        if path.is_absolute() or path.as_posix() != name or ".." in path.parts or name == ".":
-            raise ValueError(f"the name {printable(name)}")
-        # A link first, and then a file through it.
-        if any(above.as_posix() in names for above in path.parents):
-            raise ValueError(f"{printable(name)} is in a file or a link")
-
-
-def _extract(archive: Path, packed: Packed, folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Writes the files and links that the description names; yields the entries of the digest.
-
-    Raises:
-        ValueError: there is another one, or it has other bytes.
-        tarfile.TarError, FileExistsError, FileNotFoundError: the archive is damaged.
-    """
+        is_plain = str(path) == name != "." and not path.is_absolute() and ".." not in path.parts
+        if not is_plain or any(str(above) in names for above in path.parents):
+            raise ValueError(f"it has the name {printable(name)}")
+    entries = []
     with tarfile.TarFile(archive, **_NAMES) as tar:
         for info in tar:
+            data = b""
             place = folder / info.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if info.issym() and packed.links.get(info.name) == info.linkname:
-                place.symlink_to(info.linkname)
-                yield info.name, _kind(info), info.linkname
-            elif info.isreg() and info.name in packed.files:
+            if info.isreg() and info.size == packed.files[info.name][0]:
                 source = tar.extractfile(info)
-                assert source is not None  # it is a regular file
-                found = info.size, _write(source, info, place)
-                if found != packed.files[info.name]:
-                    raise ValueError(f"{printable(info.name)} has other bytes than it had")
-                yield info.name, _kind(info), found[1]
-            else:
-                raise ValueError(f"{printable(info.name)} is not in its description")
+                data = source.read() if source else b""
+                _write(place, data, info)
+            elif info.linkname == packed.links[info.name]:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(info.linkname)
+            entries.append(_entry(info, data))
+    if _digest(entries) != packed.digest or len(entries) != len(names):
+        raise ValueError("its files are not those that were packed")
 
 
-def _write(source: IO[bytes], info: tarfile.TarInfo, place: Path) -> str:
-    """Writes one file, never over another or through a link; returns its sha256."""
-    mode = 0o777 if _kind(info) == "program" else 0o666  # and the umask, as for a checkout
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    sha256 = hashlib.sha256()
-    with open(descriptor, "wb") as target:
-        while piece := source.read(_PIECE):
-            sha256.update(piece)
-            target.write(piece)
-    # Tools that build what is older than its source compare these.
-    os.utime(place, (info.mtime, info.mtime))
-    return sha256.hexdigest()
+def _write(place: Path, data: bytes, info: tarfile.TarInfo) -> None:
+    """Writes one file of the project, with its time and the right to execute it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    # With the umask, as in a checkout: others may read it if they may there.
+    mode = info.mode | 0o066
+    with open(place, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as target:
+        target.write(data)
+    os.utime(place, (info.mtime, info.mtime))  # tools compare these: is it older than its source?
 
 
 def set_earlier_work_aside(work: Path) -> Path:
     """Renames a working folder to the first free of `work-1`, `work-2`, ...; returns that."""
-    names = (work.with_name(f"{work.name}-{number}") for number in count(1))
-    aside = next(name for name in names if not os.path.lexists(name))
+    number = 1
+    while os.path.lexists(aside := work.with_name(f"{work.name}-{number}")):
+        number += 1
     work.rename(aside)
     return aside
