@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +18,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+import click
 
 from runner.child import runner_command
 from runner.exec.user_script import program_of, serve_bundle, tell
@@ -90,20 +93,20 @@ def lend(folder: RunFolder, environ: Mapping[str, str]) -> None:
         StageError: as for `serve_bundle`.
     """
     task = json.loads(folder.task.read_text(encoding="utf-8"))
-    # All but those lines must go elsewhere; slurmstepd waits until this pipe is closed.
-    exports = os.dup(1)
-    os.dup2(2, 1)
+    # stderr is the same pipe as stdout here, and slurmstepd waits until every process has closed
+    # it; the server, which goes on, needs another one.
+    log = folder.logs / f"hub-{socket.gethostname()}.log"
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
     variables = serve_bundle(
         Path(task["bundle"]),
         environ,
         sys.executable,
         say=partial(_missed, folder),
         process=int(environ["SLURM_TASK_PID"]),
-        between=lambda: None,
     )
-    changed = (name for name, value in variables.items() if environ.get(name) != value)
-    text = "".join(f"export {n}={variables[n]}\n" for n in changed if "\n" not in variables[n])
-    os.write(exports, text.encode())
+    for name, value in variables.items():
+        if environ.get(name) != value and "\n" not in value:
+            click.echo(f"export {name}={value}")
 
 
 def _missed(folder: RunFolder, text: str) -> None:
