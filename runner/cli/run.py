@@ -211,18 +211,23 @@ def _start_here(
     from runner.job.command_run import CommandRun
     from runner.job.findings import report
     from runner.job.run import Asked
-    from runner.launch.command import start_command
+    from runner.launch.command import on_machine, start_command
     from runner.launch.ranks import Start, as_launcher
     from runner.launch.train import ranks_of
 
     start = as_launcher(Start.of(os.environ, processes), "train")
     loaded = CommandRun.load(run, bundle, output, overrides, Asked(ranks_of(start)))
+    loaded = on_machine(loaded, start, processes)
     report(check_run(loaded), print_line)
+    if loaded.finished:
+        print_line("\n".join(loaded.finished))
+        return 0
     if dry_run:
         print_line("dry run: nothing was started")
         return 0
     loaded.write_for_job()
-    return start_command(CommandRun.of_folder(loaded.folder.root, bundle), start, os.environ)
+    left = CommandRun.of_folder(loaded.folder.root, bundle)
+    return start_command(on_machine(left, start, processes), start, os.environ)
 
 
 @click.command(hidden=True)
@@ -296,11 +301,19 @@ def submit(
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
       runner submit runs/my.yaml --to cluster
     """
+    from runner.config.command import has_command
+
     if to is not None:
         if output is not None:
             raise UsageError(
                 "runner submit --to: no --output: there, a run is in output/<name>.",
                 "Set `name:` in the run file, or --set name=NAME.",
+            )
+        if has_command(run, overrides):
+            raise UsageError(
+                f"{run}: `command:` is submitted on the cluster itself, not yet by --to.",
+                "Copy the project and the bundle there (rsync; stage push BUNDLE CLUSTER:FOLDER), "
+                "then on the cluster: runner submit RUN --bundle BUNDLE",
             )
         from runner.remote.submit_to import start
 

@@ -7,12 +7,14 @@ project are those that `submit` left in the run folder (`CommandRun.of_folder`).
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runner import inputs as inputs_module
 from runner.config.command import CommandConfig
+from runner.errors import OTHER_RUN
 from runner.from_stage import UsageError, WrongValueError, write_atomically
 from runner.inputs import JobInputs
 from runner.job.access import environment_files
@@ -21,7 +23,14 @@ from runner.job.installed import Packages
 from runner.job.launchers import Launch, Places, as_words, plan_launch
 from runner.job.run import NO_RANKS, Asked, Run
 from runner.run_folder.layout import RunFolder, read_json
-from runner.run_folder.project import Project, find_root, list_project, pack
+from runner.run_folder.project import (
+    Project,
+    find_root,
+    is_packed,
+    list_project,
+    pack,
+    read_description,
+)
 
 _IN_FOLDER = re.compile(r"\s*cd\s+([^\s;&|]+)\s*&&\s*")
 
@@ -137,7 +146,7 @@ class CommandRun(Run):
         """
         return plan_launch(self.words, self.places, self.config.launch, self.root)
 
-    @property
+    @fact
     def places(self) -> Places:
         """What the job has."""
         slurm = self.config.slurm
@@ -158,7 +167,20 @@ class CommandRun(Run):
     @fact
     def finished(self) -> list[str]:
         """What is printed if the command has ended well, and is the same now; else empty."""
-        return []
+        last = self.earlier[-1] if self.earlier else {}
+        words, ended = list(self.words), last.get("ended")
+        if last.get("kind") != "done" or last.get("words", [])[: len(words)] != words:
+            return []
+        packed = read_description(self.folder.packed)
+        same_bundle = last.get("bundle_id") == self.inputs.bundle_id
+        if packed is None or not same_bundle or not is_packed(self.project, packed):
+            return []
+        when = time.strftime(" at %F %H:%M", time.localtime(ended)) if ended else ""
+        return [
+            f"{self.folder.root}: the command has ended well{when}, with these words, this project "
+            "and this bundle",
+            f"  -> Its results are in work/. To start it once more, give the run {OTHER_RUN}",
+        ]
 
     def write_for_job(self) -> None:
         """Leaves the run file and the project in the run folder, as the job will read them.

@@ -28,6 +28,7 @@ from runner.child import runner_command
 from runner.errors import say
 from runner.from_stage import UsageError, human_count, print_line, quoted
 from runner.job.command_run import CommandRun
+from runner.job.launchers import Places
 from runner.launch.network import free_port, read_ephemeral_ports
 from runner.launch.outcome import Outcome, RanksExit, outcome_of_command
 from runner.launch.ranks import TORCH_VARIABLES, Start
@@ -72,6 +73,17 @@ TO_END_S = 60.0
 BY_FORCE_S = 20.0
 """After SIGTERM from outside, Slurm kills the job in 30 s (KillWait)."""
 MOST_LOG = 64 * 2**20  # bytes of a log in which lines are counted
+
+
+def on_machine(run: CommandRun, start: Start, processes: int | None) -> CommandRun:
+    """The run on this machine, where its command starts here and in no job.
+
+    Args:
+        processes: of a launcher in it, as `--processes` asks for.
+    """
+    if start.job is not None:
+        return run
+    return run.given(CommandRun.places, Places(nodes=1, gpus=processes or 0, tasks=None))
 
 
 def start_command(run: CommandRun, start: Start, environ: Mapping[str, str]) -> int:
@@ -296,6 +308,7 @@ class _Begun:
         environment = run.inputs.environment
         job, restart = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
         started = {"job": job, "restart": restart, "began": time.time(), "words": words}
+        started["bundle_id"] = run.inputs.bundle_id
         facts = {
             "bundle_id": run.inputs.bundle_id,
             "environment_tree": environment.tree if environment else None,

@@ -30,6 +30,7 @@ from runner.from_stage import (
     DamageError,
     IncompleteError,
     UsageError,
+    hash_file,
     human_count,
     human_size,
     quoted,
@@ -436,6 +437,22 @@ def read_description(path: Path) -> Packed | None:
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
+
+
+def is_packed(project: Project, packed: Packed) -> bool:
+    """Whether an archive has the same files with the same contents as a project has now.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    sizes = {path: size for path, (size, _) in packed.files.items()}
+    now = {path: size for path, size in project.files.items() if path not in project.links}
+    if sizes != now or packed.links != project.links:
+        return False
+    return all(
+        hash_file(project.root / path).sha256 == digest
+        for path, (_, digest) in packed.files.items()
+    )
 
 
 def unpack(archive: Path, description: Path, work: Path) -> list[str]:
