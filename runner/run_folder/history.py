@@ -13,7 +13,7 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from runner.run_folder.layout import (
     RunFolder,
     metrics_line,
 )
+from runner.run_folder.results import Result
 from runner.slurm.script import elements_of
 
 MISSING, NO_NUMBER = math.nan, math.inf
@@ -98,6 +99,11 @@ class Columns:
         """The finite numbers of one measure, in order."""
         return [value for _, value in self.points(key) if value is not None]
 
+    @property
+    def names(self) -> list[str]:
+        """Of all measures."""
+        return list(self._columns)
+
 
 def number(line: Mapping[str, Any], key: str) -> float | None:
     """A finite number of a metrics line; None if there is none (null stands for nan and inf)."""
@@ -133,6 +139,8 @@ class History:
         checkpoints: the steps of the whole checkpoints, in order.
         jobs: the numbers of the Slurm jobs that wrote logs here, oldest first.
         warnings: messages about what could not be read.
+        table: of a command's run: its measures without a step (`runner.run_folder.curves`).
+        results: of a command's run: what it wrote, the newest last.
     """
 
     folder: RunFolder
@@ -144,6 +152,13 @@ class History:
     checkpoints: tuple[int, ...]
     jobs: tuple[int, ...]
     warnings: tuple[str, ...]
+    table: Mapping[str, str | float] = field(default_factory=dict)
+    results: tuple[Result, ...] = ()
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is the run of a command, not of a task of ours."""
+        return "command" in self.settings and "task" not in self.settings
 
     @property
     def name(self) -> str:

@@ -17,24 +17,31 @@ import json
 import reprlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.from_stage import (
+    UsageError,
     __version__,
     as_shown,
     human_count,
     human_size,
     write_atomically,
 )
+from runner.run_folder.curves import with_curves
 from runner.run_folder.history import Columns, History
+from runner.run_folder.logs import last_lines, log_of, readable
 from runner.run_folder.run_lock import GONE_AFTER_S, age_s
 from runner.run_folder.status import format_duration, memory_of
 from runner.tasks import TASKS
 
 MOST_POINTS = 5000
 """Per line; a screen has fewer columns, and zooming in shows more."""
+
+MOST_OTHERS, MOST_RESULTS, LAST_LINES = 24, 50, 40
+"""Of a command's run: charts of measures by its own names, files, and lines of its log."""
 
 FEWEST_SMOOTHED = 20
 """Lines with fewer points are drawn as they are."""
@@ -109,7 +116,7 @@ def charts(runs: Sequence[History]) -> list[Chart]:
     """The charts for which any run has values; the redundant ones last."""
     drawn: dict[str, Chart] = {}
     of_tokens = all(_predicts_tokens(str(run.settings.get("task"))) for run in runs)
-    for key, title, unit, from_zero, smoothed, twin in MEASURES:
+    for key, title, unit, from_zero, smoothed, twin in (*MEASURES, *_others(runs)):
         seldom = key.startswith("validation_")
         every = (run.validations if seldom else run.steps for run in runs)
         lines = tuple(
@@ -130,6 +137,19 @@ def charts(runs: Sequence[History]) -> list[Chart]:
             folded=twin in drawn or (key in ("memory_gib", "data_wait") and _says_nothing(values)),
         )
     return sorted(drawn.values(), key=lambda chart: chart.folded)
+
+
+def _others(runs: Sequence[History]) -> list[tuple[str, str, str, bool, bool, str]]:
+    """The measures of commands that `MEASURES` has not, as entries of it."""
+    known = {"step", *(key for key, *_ in MEASURES)}
+    names = dict.fromkeys(
+        name
+        for run in runs
+        if run.is_command
+        for name in (*run.validations.names, *run.steps.names)
+        if name not in known
+    )
+    return [(name, name, "", False, True, "") for name in list(names)[:MOST_OTHERS]]
 
 
 def _predicts_tokens(name: str) -> bool:
@@ -219,6 +239,7 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
         *_warnings(runs, names),
         "<h2>Curves</h2>",
         _charts(drawn, names),
+        *_of_commands(runs, names),
         "<h2>Settings</h2>",
         _settings(runs, names),
         "<h2>Where it comes from</h2>",
@@ -240,6 +261,27 @@ def page(runs: Sequence[History], running: Sequence[bool] = ()) -> str:
         *(f"<script>{script}</script>" for script in scripts),
         "</body></html>\n",
     ])  # fmt: skip
+
+
+def _of_commands(runs: Sequence[History], names: Sequence[str]) -> Iterable[str]:
+    """What commands measured without steps, what they wrote, and what they said last."""
+    measures = list(dict.fromkeys(name for run in runs for name in run.table))
+    if measures:
+        values = [[_value(run.table.get(name, "")) for run in runs] for name in measures]
+        yield "<h2>Measures at the end</h2>"
+        yield _table(names, list(zip(measures, values, strict=True)))
+    for run, name in zip(runs, names, strict=True):
+        of_run = f" of {_text(name)}" if len(runs) > 1 else ""
+        if run.results:
+            rows = [(r.path, [human_size(r.size)]) for r in reversed(run.results[-MOST_RESULTS:])]
+            older = len(run.results) - len(rows)
+            yield f"<h2>Results{of_run}</h2>" + _table([name], rows)
+            yield f'<p class="sub">and {human_count(older, "older file")}</p>' if older else ""
+        if run.is_command and not run.done:
+            with suppress(UsageError, OSError):
+                lines, _ = last_lines(log_of(run.folder.root, None), LAST_LINES)
+                log = "\n".join(_text(readable(line)) for line in lines)
+                yield f"<h2>The end of the log{of_run}</h2><pre>{log}</pre>"
 
 
 def short_names(runs: Sequence[History]) -> list[str]:
@@ -299,7 +341,7 @@ def _findings(run: History) -> Iterable[str]:
         yield f"the loss was not finite (nan or inf) at step {', '.join(map(str, broken[:5]))}" + (
             f" and {len(broken) - 5} more" if len(broken) > 5 else ""
         )
-    if not run.done:
+    if not run.done and not run.is_command:
         yield "no step was logged"
     elif run.num_steps is not None and run.done < run.num_steps:
         yield f"unfinished: step {run.done} of {run.num_steps}"
@@ -344,6 +386,8 @@ def _summary(runs: Sequence[History], names: Sequence[str], running: Sequence[bo
 
 def _at_rest(run: History) -> str:
     """One word or two on where a run stands that does not run."""
+    if run.is_command:
+        return "not running"
     if not run.done:
         return "no step yet"
     if run.num_steps is None:
@@ -536,7 +580,8 @@ def write_report(folders: Sequence[Path], output: Path | None) -> Path:
     Raises:
         UsageError: a folder is not a run folder.
     """
-    runs = [History.read(folder.absolute(), whole=True) for folder in folders]
+    read = [History.read(folder.absolute(), whole=True) for folder in folders]
+    runs = [with_curves(run) if run.is_command else run for run in read]
     target = output or (
         runs[0].folder.root / "report.html" if len(runs) == 1 else Path("report.html")
     )

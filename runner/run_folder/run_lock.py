@@ -274,11 +274,16 @@ def age_s(path: Path) -> float:
         written = path.stat().st_mtime
     except OSError:
         return float("inf")
+    return disk_time(path.parent) - written
+
+
+def disk_time(folder: Path) -> float:
+    """Now, by the clock of a folder's disk: the mtime of a file that is written there."""
     try:
-        with tempfile.TemporaryFile(dir=path.parent) as now:
-            return os.fstat(now.fileno()).st_mtime - written
+        with tempfile.TemporaryFile(dir=folder) as now:
+            return os.fstat(now.fileno()).st_mtime
     except OSError:  # this user may only read there
-        return time.time() - written
+        return time.time()
 
 
 def _machine() -> str:

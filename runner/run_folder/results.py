@@ -1,0 +1,394 @@
+"""What a command wrote into its working folder: its results, and which of them are half-written.
+
+`results` lists; `progress` and `is_quiet` judge a start; `half_written` finds the checkpoints that
+a kill cut off, each by the rule of the library that writes it; `set_aside` moves them, so that the
+next start finds the last whole one. Nothing is deleted. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO
+
+from runner.from_stage import IncompleteError, hash_file
+from runner.run_folder.layout import read_json
+
+NO_RESULTS = frozenset({"__pycache__", ".cache"})
+
+_LOG_FOLDERS = frozenset({"wandb", "tensorboard", "mlruns", ".hydra"})
+_LOG_NAMES = re.compile(
+    r"""events\.out\.tfevents.*       # TensorBoard
+    | .*\.(?:log|out|err|lock)        # nohup.out is one of them
+    | core(?:\.\d+)?                  # of a process that crashed
+    | hparams\.yaml                   # Lightning writes a new one at each start
+    | (?:.*[_.-])?(?:logs?|logging|metrics?|history|stats)(?:[_.-].*)?\.(?:jsonl|csv|txt)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CONFIG_SUFFIXES = (".json", ".yaml", ".yml", ".txt", ".md", ".csv", ".html", ".png")
+CLOCKS_APART_S = 60.0
+"""So far ahead may the clock of another node be; a later time is no sign of work."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file that the command wrote.
+
+    Attributes:
+        path: in the working folder, with `/`.
+        size: bytes.
+        changed: its mtime, seconds since 1970.
+    """
+
+    path: str
+    size: int
+    changed: float
+
+
+def results(
+    work: Path, travelled: Mapping[str, tuple[int, str]], patterns: Sequence[str] = ()
+) -> list[Result]:
+    """The regular files that did not travel, or have changed; the newest last.
+
+    Of the files that travelled, those of the same size are hashed if they are newer than
+    `project.json` beside `work`: unpacking keeps the times of the laptop, so these are few.
+
+    Args:
+        travelled: path -> bytes and SHA-256.
+        patterns: globs of the run file's `results:`; `**` crosses folders, and a folder means all
+            that is in it. Empty: all files.
+    """
+    project = work.parent / "project.json"
+    packed = project.stat().st_mtime if project.exists() else 0.0
+    found = []
+    for path, status in _walk(work):
+        if not stat.S_ISREG(status.st_mode) or not _is_asked(path, patterns):
+            continue
+        size, digest = travelled.get(path, (-1, ""))
+        is_same = status.st_size == size and status.st_mtime <= packed
+        if status.st_size == size and not is_same:
+            with suppress(OSError):  # gone meanwhile, or not for this user
+                is_same = hash_file(work / path).sha256 == digest
+        if not is_same:
+            found.append(Result(path, status.st_size, status.st_mtime))
+    return sorted(found, key=lambda result: (result.changed, result.path))
+
+
+def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The folders and regular files below a folder, in one pass; the command may work in it."""
+    inner = [""]
+    while inner:
+        prefix = inner.pop()
+        with suppress(OSError), os.scandir(work / prefix) as entries:
+            for entry in entries:
+                if entry.is_symlink() or entry.name in NO_RESULTS:
+                    continue
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        inner.append(f"{prefix}{entry.name}/")
+                    if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
+                        yield prefix + entry.name, status
+
+
+def _is_asked(path: str, patterns: Sequence[str]) -> bool:
+    parts = path.split("/")
+    globs = [pattern.removeprefix("./").strip("/").split("/") for pattern in patterns]
+    return not globs or any(
+        _matches(parts, [*glob, *end]) for glob in globs for end in ([], ["**"])
+    )
+
+
+def _matches(parts: Sequence[str], globs: Sequence[str]) -> bool:
+    """Whether a path matches a glob whole; `**` is any number of folders."""
+    if not globs:
+        return not parts
+    if globs[0] == "**":
+        return any(_matches(parts[begin:], globs[1:]) for begin in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
+
+
+def is_log(path: str) -> bool:
+    """Whether a file grows all the time and is no progress of its own."""
+    *folders, name = path.split("/")
+    return not _LOG_FOLDERS.isdisjoint(folders) or _LOG_NAMES.fullmatch(name) is not None
+
+
+def progress(before: Iterable[Result], after: Iterable[Result]) -> list[Result]:
+    """The results that a start made or changed, and that are no logs; empty: it made nothing.
+
+    A small text that was written again with the same size is none: scripts write their settings at
+    each start.
+    """
+    known = {result.path: result for result in before}
+    return [
+        result
+        for result in after
+        if result != (old := known.get(result.path))
+        and not is_log(result.path)
+        and not (old and old.size == result.size and result.path.endswith(_CONFIG_SUFFIXES))
+    ]
+
+
+def is_quiet(work: Path, seconds: float, now: float) -> bool:
+    """Whether no file that is not a log was changed in the last `seconds`.
+
+    Args:
+        now: by the clock of the disk (`runner.run_folder.run_lock.disk_time`), seconds since 1970.
+    """
+    return not any(
+        -CLOCKS_APART_S < now - status.st_mtime < seconds
+        for path, status in _walk(work)
+        if stat.S_ISREG(status.st_mode) and not is_log(path)
+    )
+
+
+# ---- Half-written checkpoints ----
+
+_NUMBERED = re.compile(
+    r"(?:.*[^a-z])?(?:checkpoint|ckpt|epoch|step|iter|iteration)[-_=]?\d+(?:\.\w+)?", re.IGNORECASE
+)
+"""A folder for one checkpoint: checkpoint-20, checkpoint_1, global_step20, iter_0000020,
+epoch=1-step=20.ckpt. Not `version_0` of Lightning, which holds all checkpoints of a start."""
+
+_OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
+_OF_DEEPSPEED = re.compile(r"global_step\d+")  # save_checkpoint, deepspeed/runtime/engine.py
+_STATE = "trainer_state.json"
+_WRITTEN_FIRST = {"config.json", "generation_config.json"}  # save_pretrained, then the weights
+_ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz")
+_JUST_NOW_S = 10.0
+"""Before the last change of all: a save of that time may have been under way."""
+_RECENTLY_S = 3600.0
+"""Older files are not opened: each start sets aside what the end of the one before cut off."""
+_MOST_HEADER = 100 * 10**6  # bytes; MAX_HEADER_SIZE of safetensors/src/tensor.rs
+_ZIP_END = 22 + 2**16  # bytes: the record and the longest comment (APPNOTE.TXT, 4.3.16)
+
+
+@dataclass
+class _Checkpoint:
+    """A folder for one checkpoint.
+
+    Attributes:
+        path: in the working folder.
+        files: path in the folder -> mtime.
+    """
+
+    path: str
+    files: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def kinds(self) -> set[str]:
+        """Names with `#` for numbers: those of steps, and of ranks, of which there may be fewer."""
+        return {_without_numbers(name) for name in self.files if not is_log(name)}
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def half_written(work: Path, found: Sequence[Result]) -> list[tuple[Path, str]]:
+    """The checkpoints that are not whole, each with the reason in words.
+
+    Reads headers and ends of files only. A folder that has a file that travelled is never one.
+
+    Args:
+        found: all `results`, not narrowed by patterns.
+    """
+    known = {result.path: result for result in found}
+    end = max((result.changed for result in found), default=0.0)
+    broken = {
+        path: why
+        for path, result in known.items()
+        if result.changed > end - _RECENTLY_S and (why := _cut_off(work / path))
+    }
+    families = _checkpoints(work, known)
+    for family in families.values():
+        for checkpoint in family:
+            inside = [path for path in broken if path.startswith(f"{checkpoint.path}/")]
+            whys = [f"{path.rpartition('/')[2]}: {broken.pop(path)}" for path in inside]
+            if checkpoint is family[-1]:  # only the newest may be under way
+                whys.append(_unfinished(work, checkpoint, family[:-1], end))
+            if why := next(filter(None, whys), ""):
+                broken[checkpoint.path] = why
+    for path in [path for path in known if path.rpartition("/")[2] == "latest"]:
+        broken |= _not_latest(work, path, families)
+    return [(work / path, broken[path]) for path in sorted(broken)]
+
+
+def _checkpoints(
+    work: Path, known: Mapping[str, Result]
+) -> dict[tuple[str, str], list[_Checkpoint]]:
+    """(Folder, name without numbers) -> the checkpoints there, in order of their numbers."""
+    found: dict[str, _Checkpoint] = {}
+    foreign = set()
+    for path, status in _walk(work):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        folder = _checkpoint_of(path.split("/") if is_folder else path.split("/")[:-1])
+        if folder:
+            checkpoint = found.setdefault(folder, _Checkpoint(folder))
+        if folder and not is_folder:
+            checkpoint.files[path.removeprefix(f"{folder}/")] = status.st_mtime
+            foreign |= {folder} - ({folder} if path in known else set())
+    families: dict[tuple[str, str], list[_Checkpoint]] = {}
+    for folder in sorted(found.keys() - foreign, key=_numbers):
+        parent, _, name = folder.rpartition("/")
+        families.setdefault((parent, _without_numbers(name)), []).append(found[folder])
+    return families
+
+
+def _checkpoint_of(folders: Sequence[str]) -> str:
+    """The innermost folder for one checkpoint; DeepSpeed's is a part of the one it is in."""
+    for depth in range(len(folders), 0, -1):
+        is_part = _OF_DEEPSPEED.fullmatch(folders[depth - 1]) and any(
+            map(_NUMBERED.fullmatch, folders[max(0, depth - 2) : depth - 1])
+        )
+        if _NUMBERED.fullmatch(folders[depth - 1]) and not is_part:
+            return "/".join(folders[:depth])
+    return ""
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d{1,18}", path)]
+
+
+def _unfinished(
+    work: Path, checkpoint: _Checkpoint, older: Sequence[_Checkpoint], end: float
+) -> str:
+    """Why the newest of some checkpoints is not whole, though no file in it is cut off."""
+    files = checkpoint.files
+    if _OF_TRAINER.fullmatch(checkpoint.name):
+        # transformers/trainer.py, _save_checkpoint: weights, training_args.bin, optimizer.pt,
+        # scheduler.pt, rng_state*.pth (each rank its own), and trainer_state.json last.
+        if files.keys() <= _WRITTEN_FIRST:
+            return "it has no weights"
+        if "checkpoint-is-incomplete.txt" in files:  # transformers/trainer_jit_checkpoint.py
+            return "checkpoint-is-incomplete.txt is in it"
+        if _STATE in files:
+            is_read = isinstance(read_json(work / checkpoint.path / _STATE), dict)
+            return "" if is_read else f"{_STATE} is cut off"
+        if "training_args.bin" in files or any(_STATE in other.files for other in older):
+            return f"it has no {_STATE}, which transformers' Trainer writes last"
+    is_just_written = max(files.values(), default=end) > end - _JUST_NOW_S
+    if older:
+        # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
+        # torch/distributed/checkpoint: .metadata last.
+        missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds
+        for kind in sorted(missing):
+            # What people add later (an evaluation of each checkpoint) is text.
+            if is_just_written or not kind.endswith(_CONFIG_SUFFIXES):
+                return f"it has no {kind}, as {older[-1].name} has"
+    latest = (work / checkpoint.path).with_name("latest")
+    is_alone = not older and is_just_written and _OF_DEEPSPEED.fullmatch(checkpoint.name)
+    return (
+        "there is no file `latest`, which DeepSpeed writes last"
+        if is_alone and not latest.exists()
+        else ""
+    )
+
+
+def _not_latest(
+    work: Path, path: str, families: Mapping[tuple[str, str], Sequence[_Checkpoint]]
+) -> dict[str, str]:
+    """DeepSpeed's checkpoints that are newer than the one that `latest` names; or `latest` itself.
+
+    deepspeed/runtime/engine.py, save_checkpoint: `latest` is written when all ranks have saved.
+    """
+    with suppress(OSError, UnicodeDecodeError), open(work / path, encoding="utf-8") as file:
+        tag = file.read(200).strip()
+        family = families.get((path.rpartition("/")[0], _without_numbers(tag)), ())
+        names = [checkpoint.name for checkpoint in family]
+        if tag in names:
+            newer = family[names.index(tag) + 1 :]
+            return {checkpoint.path: f"`latest` names {tag}, before it" for checkpoint in newer}
+        if _OF_DEEPSPEED.fullmatch(tag) and not (work / path).with_name(tag).is_dir():
+            return {path: f"it names {tag}, which is not there"}
+    return {}
+
+
+def _cut_off(path: Path) -> str:
+    """Why a file is not whole; empty: it is, or its kind cannot be judged, or it is gone."""
+    with suppress(OSError):
+        if path.name.endswith(".index.json"):
+            return _missing_shard(path)
+        if path.suffix in (".safetensors", *_ZIPS):
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                is_tensors = path.suffix == ".safetensors"
+                return _cut_tensors(file, size) if is_tensors else _cut_zip(file, size)
+    return ""
+
+
+def _missing_shard(path: Path) -> str:
+    index = read_json(path)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    names = {name for name in shards.values() if isinstance(name, str)} if shards else set()
+    missing = sorted(name for name in names if not path.with_name(name).exists())
+    return f"it names {missing[0]}, which is not there" if missing else ""
+
+
+def _cut_tensors(file: IO[bytes], size: int) -> str:
+    """The format: 8 bytes of the header's length, the header in JSON, the tensors
+    (https://github.com/huggingface/safetensors#format).
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, _MOST_HEADER):
+        return "its header is cut off"
+    try:
+        tensors = json.loads(file.read(length))
+        ends = [tensors[name]["data_offsets"][1] for name in tensors.keys() - {"__metadata__"}]
+        whole = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return "its header is damaged"
+    return f"it has {size} of {whole} bytes" if size < whole else ""
+
+
+def _cut_zip(file: IO[bytes], size: int) -> str:
+    """torch.save writes a zip (torch/serialization.py), whose directory is at its end."""
+    start = file.read(4)
+    file.seek(max(0, size - _ZIP_END))
+    if not start or (start == b"PK\x03\x04" and b"PK\x05\x06" not in file.read(_ZIP_END)):
+        return "it is cut off"
+    return ""
+
+
+def set_aside(work: Path, broken: Sequence[tuple[Path, str]], aside: Path) -> list[str]:
+    """Moves what is half-written out of the command's way; deletes nothing.
+
+    Args:
+        broken: what `half_written` found.
+        aside: a folder on the same disk, of this start: `RUNFOLDER/half-written/START`.
+
+    Returns:
+        A line to print for each.
+
+    Raises:
+        IncompleteError: one cannot be moved.
+    """
+    lines = []
+    for path, why in broken:
+        inside = path.relative_to(work)
+        target = aside / inside
+        while target.exists():
+            target = target.with_name(f"{target.name}.again")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+        except OSError as error:
+            raise IncompleteError(
+                f"{path}: half-written ({why}), and cannot be moved to {target}: {error.strerror}.",
+                "Correct that, then run the same command again.",
+            ) from None
+        lines.append(f"{inside.as_posix()}: half-written ({why}); moved to {target}")
+    return lines
