@@ -54,7 +54,8 @@ _WRITTEN = re.compile(
 )
 """Options that name what the command writes, or wrote in an earlier start."""
 _READ = re.compile(r"^c$|conf|cfg|file$|deepspeed|data|input|train|valid|test|recipe|prompt")
-"""Options that name what the command reads."""
+_CONFIG = re.compile(r"^c$|conf|cfg|deepspeed|recipe")
+"""Options that name what the command reads; the second: what it cannot start without."""
 _TRUE = ("1", "true", "yes", "on")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 _SET_IN_JOBS = re.compile(
@@ -192,15 +193,17 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
     for option, value in code.values():
         path = code.path(value)
         suffix = PurePosixPath(path).suffix
-        is_name = suffix in (*_CODE, *_CONFIGS, *_DATA) or (option and "/" in value)
+        is_file = suffix in (*_CODE, *_CONFIGS, *_DATA)
         is_elsewhere = re.search(r"[$*{,~]|://|^/", value) is not None
-        if not is_name or is_elsewhere or _WRITTEN.search(option) or path in reached.scripts:
+        if not (is_file or (option and "/" in value)) or is_elsewhere or _WRITTEN.search(option):
             continue
-        if path in code.paths or any(p.startswith(f"{path}/") for p in code.paths):
+        if path in reached.scripts or any(f"/{p}/".startswith(f"/{path}/") for p in code.paths):
             continue
         is_read = _READ.search(option) if option else suffix in (*_CODE, *_CONFIGS)
-        if (code.root / path).exists() or (is_read and suffix):
-            is_sure = is_read and suffix in (*_CODE, *_CONFIGS)
+        # A script may look for it in a folder of its own, as yolov5 does in `data`.
+        may_be_found = any(p.endswith(f"/{value}") for p in code.paths)
+        if (code.root / path).exists() or (is_read and is_file and not may_be_found):
+            is_sure = suffix in (*_CODE, *_CONFIGS) and _CONFIG.search(option or "conf")
             yield _absent(code, path, usage_error if is_sure else warning, sorted(code.paths))
 
 
@@ -333,8 +336,10 @@ def _left_behind(code: OwnCode, where: str, modules: Sequence[str]) -> Finding |
 def _folder_of(name: str, paths: frozenset[str]) -> str:
     """The folder of the project that has a module of this name; empty: there is none."""
     ends = (f"/{name}/__init__.py", f"/{name}.py")
-    found = [f"./{path}".removesuffix(end) for path in paths for end in ends if path.endswith(end)]
-    return min(found, key=len, default="").removeprefix("./")
+    found = [
+        f"/{path}".removesuffix(end) for path in paths for end in ends if f"/{path}".endswith(end)
+    ]
+    return min((folder[1:] or "." for folder in found), key=len, default="")
 
 
 # What the command, its configs and its code say.
@@ -343,25 +348,32 @@ def _folder_of(name: str, paths: frozenset[str]) -> str:
 def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     """All that is said; without the defaults that the command or a config replaces."""
     yield from (Said("sets", name, more=(value,)) for name, value in code.variables.items())
+    calls = frozenset[str]().union(*(source.calls for source in reached.sources.values()))
     given = set()
     for option, value in code.values():
         given.add(option)
-        yield from _of_value(Said(option, value))
+        yield from _of_value(Said(option, value), calls)
         path = code.path(value)
         if path in code.paths and PurePosixPath(path).suffix in _CONFIGS:
             for key, inner, line in _config(code.root / path):
                 given.add(key)
-                yield from _of_value(Said(key, str(inner), path, line))
+                yield from _of_value(Said(key, str(inner), path, line), calls)
     for path, source in reached.sources.items():
         for said in source.said:
-            if reached.sure[path] and (not said.option or said.option not in given):
+            is_used = path in reached.scripts or said.owner in ("", *calls)
+            if reached.sure[path] and is_used and (said.option or None) not in given:
                 yield said
 
 
-def _of_value(said: Said) -> Iterator[Said]:
-    """What an option, or a key of a config, says with its value."""
+def _of_value(said: Said, calls: Collection[str]) -> Iterator[Said]:
+    """What an option, or a key of a config, says with its value.
+
+    Args:
+        calls: what the code calls. Without `load_dataset`, a name is one of its own datasets.
+    """
     key, text = said.what, said.text
-    if kind := kind_of_key(key):
+    is_bare = key.endswith("name_or_path") or (key == "dataset_name" and "load_dataset" in calls)
+    if (kind := kind_of_key(key)) and (is_bare or REPOSITORY.fullmatch(text)):
         yield said._replace(what=kind)
     if OF_LAPTOP.fullmatch(text) or text.startswith("~/"):
         yield said._replace(what="path")
@@ -461,7 +473,7 @@ def _is_path(code: OwnCode, name: str) -> bool:
     first = name.partition("/")[0]
     is_file = name.endswith((*_CODE, *_CONFIGS, *_DATA, *_WEIGHTS))
     is_folder = first.lower() in _FOLDERS or (code.root / code.path(first)).exists()
-    return is_file or is_folder or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is None
+    return is_file or is_folder or re.fullmatch(r"[\w.-]+(/[\w.-]{3,})?", name) is None
 
 
 def _of_laptop(one: Said, job: Job) -> Iterator[Finding]:

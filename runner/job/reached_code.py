@@ -70,6 +70,7 @@ class Reached:
         scripts: the files that it starts.
         arguments: the words after the script.
         folders: where Python looks for modules of the project.
+        modules: that the command starts, and that are no files of the project.
         sources: path -> file, of those that are read.
         sure: path -> how sure it is that the file is read, as in `Said`.
         outside: imports of what is not in the project.
@@ -79,6 +80,7 @@ class Reached:
     scripts: list[str] = field(default_factory=list)
     arguments: tuple[str, ...] = ()
     folders: list[str] = field(default_factory=list)
+    modules: list[Said] = field(default_factory=list)
     sources: dict[str, Source] = field(default_factory=dict)
     sure: dict[str, int] = field(default_factory=dict)
     outside: list[Said] = field(default_factory=list)
@@ -91,7 +93,7 @@ def reach(code: OwnCode) -> Reached:
     known = -1
     while known != len(reached.folders):  # a file that is read later may have added one
         known = len(reached.folders)
-        reached.sure, reached.outside, reached.lost = {}, [], []
+        reached.sure, reached.outside, reached.lost = {}, [*reached.modules], []
         todo = [(script, 2) for script in reached.scripts if script in code.paths]
         while todo and len(reached.sources) < MAX_FILES:
             path, sure = todo.pop()
@@ -118,15 +120,18 @@ def _start(code: OwnCode) -> Reached:
     words = code.words
     if any(PurePosixPath(word).name == "deepspeed" for word in words):
         folders.append(code.folder)  # its launcher adds this folder to PYTHONPATH
+    modules: list[Said] = []
     for number, word in enumerate(words):
         module = code.path(word.replace(".", "/"))
         is_module = number > 0 and words[number - 1] in ("-m", "--module")
         found = [p for p in (f"{module}.py", f"{module}/__main__.py") if p in code.paths]
         if is_module and found:
             return Reached(found[:1], words[number + 1 :], [code.folder, *folders])
+        if is_module:
+            modules.append(Said("import", word))
         path = code.path(word)
         if word.endswith(".py"):
-            return Reached([path], words[number + 1 :], [_join(path, ".."), *folders])
+            return Reached([path], words[number + 1 :], [_join(path, ".."), *folders], modules)
         if word.endswith(".sh") and path in code.paths:
             text = (code.root / path).read_text("utf-8", "replace")
             named = {code.path(name) for name in re.findall(r"[\w./-]+\.py\b", text)}
@@ -134,7 +139,7 @@ def _start(code: OwnCode) -> Reached:
             return Reached(
                 scripts, (), [code.folder, *(_join(script, "..") for script in scripts), *folders]
             )
-    return Reached()
+    return Reached(folders=[code.folder, *folders], modules=modules)
 
 
 def _join(*parts: str) -> str:

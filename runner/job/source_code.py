@@ -19,7 +19,7 @@ MAX_BYTES = 2**20  # a larger file of Python is data
 OF_LAPTOP = re.compile(r"(?:/home/|/Users/)[^\s/{}<>*$]+/[^\s{}<>*$]+|[A-Z]:\\[^\s{}<>*$]+")
 """A path that exists on the machine of one person."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_NOT_READ = r"(?!.*(?:out|save|hub|log|wandb|push|type))(?:\w+_)?"
+_NOT_READ = r"(?!.*(?:out|save|hub|log|wandb|push|type|meta))(?:\w+_)?"
 _END = r"(?:_(?:name|id|name_or_path|path|mixer))?"
 _KEYS = {
     "models": re.compile(f"{_NOT_READ}(?:model|tokenizer|processor){_END}"),
@@ -63,6 +63,7 @@ class Said(NamedTuple):
         sure: 2: it runs whenever the file runs; 1: when the script calls a function; 0: perhaps
             never, or a failure is caught.
         option: of the command, which wins over it; empty: nothing does.
+        owner: the function or class of the file in which it stands; empty: none.
         more: what is imported from the module; the value of a variable; parts of a folder.
     """
 
@@ -72,6 +73,7 @@ class Said(NamedTuple):
     line: int = 0
     sure: int = 2
     option: str = ""
+    owner: str = ""
     more: tuple[str, ...] = ()
 
     @property
@@ -87,19 +89,22 @@ class Source(NamedTuple):
         said: what it says.
         problem: the line and the message, if this Python cannot read it.
         flags: the options that it gives to argparse; empty: not all are known.
+        calls: functions and classes that it calls, and classes on which its own are built.
     """
 
     said: tuple[Said, ...] = ()
     problem: tuple[int, str] | None = None
     flags: tuple[str, ...] = ()
+    calls: frozenset[str] = frozenset()
 
 
 class _Where(NamedTuple):
-    """Where a part of a file stands: `sure` and `option` as in `Said`."""
+    """Where a part of a file stands: in a branch that may not be taken; the rest as in `Said`."""
 
     sure: int = 2
     in_branch: bool = False
     option: str = ""
+    owner: str = ""
 
 
 def read_source(root: Path, path: str, *, is_script: bool) -> Source:
@@ -118,12 +123,10 @@ def read_source(root: Path, path: str, *, is_script: bool) -> Source:
     except (OSError, ValueError, RecursionError, MemoryError):
         return Source()  # the Python of the job says what it thinks of such a file
     reader = _Reader(path, _constants(tree), _called_at_once(tree) if is_script else None)
-    said: list[Said] = []
     # A deep expression, such as a sum of a thousand texts: what comes after it is not read.
     with suppress(RecursionError):
-        for node, where in reader.steps(tree, _Where()):
-            said += reader.say(node, where)
-    return Source(tuple(said), None, _flags(tree))
+        reader.read(tree, _Where())
+    return Source(tuple(reader.said), None, _flags(tree), frozenset(reader.calls))
 
 
 def kind_of_key(key: str) -> str:
@@ -149,12 +152,14 @@ class _Reader:
 
     def __init__(self, path: str, texts: dict[str, str], called: set[str] | None) -> None:
         self.path, self.texts, self.called = path, texts, called
+        self.said: list[Said] = []
+        self.calls: set[str] = set()
 
-    def steps(self, node: ast.AST, where: _Where) -> Iterator[tuple[ast.AST, _Where]]:
-        """All parts of a file, each with where it stands."""
-        yield node, where
+    def read(self, node: ast.AST, where: _Where) -> None:
+        """Reads a part of the file, with all that is in it."""
+        self.said += self.say(node, where)
         for child in ast.iter_child_nodes(node):
-            yield from self.steps(child, self.inside(node, child, where))
+            self.read(child, self.inside(node, child, where))
 
     def inside(self, node: ast.AST, child: ast.AST, where: _Where) -> _Where:
         """Where a child of a node stands."""
@@ -163,15 +168,19 @@ class _Reader:
             case ast.If(test=test):
                 is_sure = child is test or (self.called is not None and _is_main(node))
                 return where if is_sure else maybe
+            case ast.Expr(value=ast.Constant()):  # a docstring
+                return maybe
             case ast.IfExp() | ast.BoolOp() | ast.ExceptHandler() | ast.Lambda() | ast.match_case():
                 return maybe
             case ast.Try(body=body, handlers=handlers) if child in body:
                 kinds = [kind for handler in handlers for kind in _caught_by(handler)]
-                return where._replace(sure=0) if set(kinds) & {*_CATCHES} else where
-            case ast.AsyncFunctionDef(body=body) if child in body:
-                return where._replace(sure=0)
-            case ast.FunctionDef(name=name, body=body) if child in body:
-                return where._replace(sure=min(1, where.sure) if name in (self.called or ()) else 0)
+                return maybe if set(kinds) & {*_CATCHES} else where
+            case ast.ClassDef(name=name):
+                return where._replace(owner=where.owner or name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if child in node.body:
+                is_called = self.called is not None and node.name in self.called
+                sure = min(1, where.sure) if is_called else 0
+                return where._replace(sure=sure, owner=where.owner or node.name)
             case ast.Call(args=names) if dotted(node.func).endswith(".add_argument"):
                 flag = max(map(self.text, names), key=len, default="")
                 return where._replace(option=flag.lstrip("-").replace("-", "_"))
@@ -184,22 +193,20 @@ class _Reader:
         line, option = getattr(node, "lineno", 1), where.option
 
         def said(what: str, text: str, *more: str) -> Said:
-            return Said(what, text, self.path, line, where.sure, option, more)
+            return Said(what, text, self.path, line, where.sure, option, where.owner, more)
 
         match node:
             case ast.Import(names=names):
                 yield from (said("import", name.name) for name in names)
             case ast.ImportFrom(level=level, module=module, names=names):
                 yield said("import", "." * level + (module or ""), *(name.name for name in names))
-            case ast.Expr(value=ast.Constant()):
-                return
             case ast.Constant(value=str(text)) if OF_LAPTOP.fullmatch(text) and not where.in_branch:
                 yield said("path", text)
             case ast.Constant(value=str(text)) if REPOSITORY.fullmatch(text) and option:
                 yield said(kind_of_key(option), text)
             case ast.Assign(targets=[ast.Subscript(value=of, slice=name)], value=value):
-                if _is_environ(of):
-                    yield said("sets", self.text(name), self.text(value))
+                if _is_environ(of) and isinstance(value, ast.Constant) and not where.in_branch:
+                    yield said("sets", self.text(name), str(value.value))
             case ast.Subscript(value=of, slice=name, ctx=ast.Load()):
                 if _is_environ(of) and where.sure and self.text(name):
                     yield said("reads", self.text(name))
@@ -209,7 +216,10 @@ class _Reader:
                 several = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
                 for logger in filter(None, map(self.text, several)):
                     yield said("report_to", logger)._replace(option="report_to")
+            case ast.ClassDef(bases=bases):
+                self.calls.update(dotted(base).rpartition(".")[2] for base in bases)
             case ast.Call(args=arguments) if not where.in_branch:
+                self.calls.add(dotted(node.func).rpartition(".")[2])
                 yield from (said(*found) for found in self.call(node, dotted(node.func), arguments))
 
     def call(
