@@ -1,0 +1,308 @@
+"""What a file of Python says, read from its syntax tree: nothing of it is run.
+
+`read_source` lists what the file imports and mentions: repositories of a Hub, paths of one machine,
+variables, uploads. Each has its line, and how sure it is that this line runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+MAX_BYTES = 2**20  # a larger file of Python is data
+OF_LAPTOP = re.compile(r"(?:/home/|/Users/)[^\s/{}<>*$]+/[^\s{}<>*$]+|[A-Z]:\\[^\s{}<>*$]+")
+"""A path that exists on the machine of one person."""
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NOT_READ = r"(?!.*(?:out|save|hub|log|wandb|push|type|meta))(?:\w+_)?"
+_END = r"(?:_(?:name|id|name_or_path|path|mixer))?"
+_KEYS = {
+    "models": re.compile(f"{_NOT_READ}(?:model|tokenizer|processor){_END}"),
+    "datasets": re.compile(f"{_NOT_READ}datasets?{_END}"),
+}
+"""Kind of repository -> the keys of configs and options that may name one."""
+_LOADERS = {
+    "from_pretrained": ("models", "pretrained_model_name_or_path"),
+    "SentenceTransformer": ("models", "model_name_or_path"),
+    "CrossEncoder": ("models", "model_name"),
+    "LLM": ("models", "model"),
+    "load_dataset": ("datasets", "path"),
+    "snapshot_download": ("", "repo_id"),  # `repo_type` says the kind
+    "hf_hub_download": ("", "repo_id"),
+    "evaluate.load": ("spaces", "path"),
+}
+"""What is called -> the kind of repository that it loads, and the name of its first argument."""
+_BUILDERS = (
+    *("json", "csv", "text", "parquet", "arrow", "pandas", "xml", "sql", "generator", "webdataset"),
+    *("imagefolder", "audiofolder", "videofolder", "pdffolder", "spark", "cache", "hdf5"),
+)
+"""What `load_dataset` reads by itself: files, and no repository."""
+_CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException", "")
+_OTHER_OPTIONS = re.compile(
+    r"parse_known_args|add_subparsers|parents=|fromfile_prefix|REMAINDER|BooleanOptional|sys\.argv"
+    r"|HfArgumentParser|class \w+\(.*ArgumentParser|nargs='\.\.\.'|prefix_chars|\.parse_args\([^)]"
+    r"|\(\w*parser\w*[,)]|\*\*"  # a parser that another function gets, and options of a mapping
+)
+"""Signs that a script takes options which it does not name itself."""
+
+
+class Said(NamedTuple):
+    """One thing that a file, a config or the command says.
+
+    Attributes:
+        what: `import`; `models`, `datasets`, `spaces`: a repository; `path`: of one machine;
+            `reads`, `sets`: a variable; `report_to`: a logger; `needs_hub`: an upload or a login;
+            `folder`: is added to `sys.path`.
+        text: the module, with a dot for each level; the name, the path, the variable.
+        path: of the file, relative to the project; empty: the command.
+        sure: 2: it runs whenever the file runs; 1: when the script calls a function; 0: perhaps
+            never, or a failure is caught.
+        option: of the command, which wins over it; empty: nothing does.
+        owner: the function or class of the file in which it stands; empty: none.
+        more: what is imported from the module; the value of a variable; parts of a folder.
+    """
+
+    what: str
+    text: str
+    path: str = ""
+    line: int = 0
+    sure: int = 2
+    option: str = ""
+    owner: str = ""
+    more: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for a message."""
+        return f"{self.path}:{self.line}" if self.path else "the command"
+
+
+class Source(NamedTuple):
+    """A file of Python.
+
+    Attributes:
+        said: what it says.
+        problem: the line and the message, if this Python cannot read it.
+        flags: the options that it gives to argparse; empty: not all are known.
+        calls: functions and classes that it calls, and classes on which its own are built.
+    """
+
+    said: tuple[Said, ...] = ()
+    problem: tuple[int, str] | None = None
+    flags: tuple[str, ...] = ()
+    calls: frozenset[str] = frozenset()
+
+
+class _Where(NamedTuple):
+    """Where a part of a file stands: in a branch that may not be taken; the rest as in `Said`."""
+
+    sure: int = 2
+    in_branch: bool = False
+    option: str = ""
+    owner: str = ""
+
+
+def read_source(root: Path, path: str, *, is_script: bool) -> Source:
+    """Reads one file. It raises nothing, whatever is in the file.
+
+    Args:
+        is_script: the command starts it, so `__name__` is `__main__`.
+    """
+    try:
+        text = (root / path).read_bytes()[: MAX_BYTES + 1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes such as "\d", which are no errors
+            tree = ast.parse(text if len(text) <= MAX_BYTES else "")
+    except SyntaxError as error:
+        return Source(problem=(error.lineno or 1, error.msg))
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return Source()  # the Python of the job says what it thinks of such a file
+    reader = _Reader(path, _constants(tree), _called_at_once(tree) if is_script else None)
+    # A deep expression, such as a sum of a thousand texts: what comes after it is not read.
+    with suppress(RecursionError):
+        reader.read(tree, _Where())
+    return Source(tuple(reader.said), None, _flags(tree), frozenset(reader.calls))
+
+
+def kind_of_key(key: str) -> str:
+    """The kind of repository that a key of a config, or an option, names; empty: none."""
+    plain = key.rpartition(".")[2].replace("-", "_").lower()
+    return next((kind for kind, pattern in _KEYS.items() if pattern.fullmatch(plain)), "")
+
+
+def dotted(node: ast.AST | None) -> str:
+    """`a.b.c` of an expression; what is not a name is left out."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}".lstrip(".")
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+class _Reader:
+    """Reads one file.
+
+    Args:
+        texts: the names that are texts.
+        called: functions that the script calls; None: it is no script.
+    """
+
+    def __init__(self, path: str, texts: dict[str, str], called: set[str] | None) -> None:
+        self.path, self.texts, self.called = path, texts, called
+        self.said: list[Said] = []
+        self.calls: set[str] = set()
+
+    def read(self, node: ast.AST, where: _Where) -> None:
+        """Reads a part of the file, with all that is in it."""
+        self.said += self.say(node, where)
+        for child in ast.iter_child_nodes(node):
+            self.read(child, self.inside(node, child, where))
+
+    def inside(self, node: ast.AST, child: ast.AST, where: _Where) -> _Where:
+        """Where a child of a node stands."""
+        maybe = where._replace(sure=0, in_branch=True)
+        match node:
+            case ast.If(test=test):
+                is_sure = child is test or (self.called is not None and _is_main(node))
+                return where if is_sure else maybe
+            case ast.Expr(value=ast.Constant()):  # a docstring
+                return maybe
+            case ast.IfExp() | ast.BoolOp() | ast.ExceptHandler() | ast.Lambda() | ast.match_case():
+                return maybe
+            case ast.Try(body=body, handlers=handlers) if child in body:
+                kinds = [kind for handler in handlers for kind in _caught_by(handler)]
+                return maybe if set(kinds) & {*_CATCHES} else where
+            case ast.ClassDef(name=name):
+                return where._replace(owner=where.owner or name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if child in node.body:
+                is_called = self.called is not None and node.name in self.called
+                sure = min(1, where.sure) if is_called else 0
+                return where._replace(sure=sure, owner=where.owner or node.name)
+            case ast.Call(args=names) if dotted(node.func).endswith(".add_argument"):
+                flag = max(map(self.text, names), key=len, default="")
+                return where._replace(option=flag.lstrip("-").replace("-", "_"))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                return where._replace(option=name)
+        return where
+
+    def say(self, node: ast.AST, where: _Where) -> Iterator[Said]:
+        """What one part of a file says."""
+        line, option = getattr(node, "lineno", 1), where.option
+
+        def said(what: str, text: str, *more: str) -> Said:
+            return Said(what, text, self.path, line, where.sure, option, where.owner, more)
+
+        match node:
+            case ast.Import(names=names):
+                yield from (said("import", name.name) for name in names)
+            case ast.ImportFrom(level=level, module=module, names=names):
+                yield said("import", "." * level + (module or ""), *(name.name for name in names))
+            case ast.Constant(value=str(text)) if OF_LAPTOP.fullmatch(text) and not where.in_branch:
+                yield said("path", text)
+            case ast.Constant(value=str(text)) if REPOSITORY.fullmatch(text) and option:
+                yield said(kind_of_key(option), text)
+            case ast.Assign(targets=[ast.Subscript(value=of, slice=name)], value=value):
+                if _is_environ(of) and isinstance(value, ast.Constant) and not where.in_branch:
+                    yield said("sets", self.text(name), str(value.value))
+            case ast.Subscript(value=of, slice=name, ctx=ast.Load()):
+                if _is_environ(of) and where.sure and self.text(name):
+                    yield said("reads", self.text(name))
+            case ast.keyword(arg="push_to_hub", value=ast.Constant(value=True)):
+                yield said("needs_hub", "push_to_hub=True")._replace(option="push_to_hub")
+            case ast.keyword(arg="report_to", value=value) if not where.in_branch:
+                several = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
+                for logger in filter(None, map(self.text, several)):
+                    yield said("report_to", logger)._replace(option="report_to")
+            case ast.ClassDef(bases=bases):
+                self.calls.update(dotted(base).rpartition(".")[2] for base in bases)
+            case ast.Call(args=arguments) if not where.in_branch:
+                self.calls.add(dotted(node.func).rpartition(".")[2])
+                yield from (said(*found) for found in self.call(node, dotted(node.func), arguments))
+
+    def call(
+        self, node: ast.Call, called: str, arguments: Sequence[ast.expr]
+    ) -> Iterator[tuple[str, ...]]:
+        """What a call says: the first words of a `Said`."""
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        last = called.rpartition(".")[2]
+        kind, first = _LOADERS.get(called) or _LOADERS.get(last) or ("models", "model")
+        if called in _LOADERS or last in _LOADERS or last.endswith(("Trainer", "pipeline")):
+            is_first = arguments and first != "model"
+            name = self.text(arguments[0] if is_first else named.get(first))
+            kind = kind or f"{self.text(named.get('repo_type')) or 'model'}s"
+            if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and name not in _BUILDERS:
+                yield kind, name
+        elif called.endswith("environ.setdefault") and len(arguments) == 2:
+            yield "sets", self.text(arguments[0]), self.text(arguments[1])
+        elif called in ("sys.path.append", "sys.path.insert"):
+            parts = [n for argument in arguments for n in ast.walk(argument)]
+            yield "folder", "", *filter(None, (*map(self.text, parts), *map(dotted, parts)))
+        elif last == "push_to_hub" or called in ("login", "huggingface_hub.login"):
+            yield "needs_hub", f"{last}(...)"
+
+    def text(self, node: ast.AST | None) -> str:
+        """The text that an expression is: a literal, or a name that is assigned once."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        return self.texts.get(dotted(node), "")
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return dotted(node) in ("os.environ", "environ")
+
+
+def _is_main(node: ast.AST) -> bool:
+    test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
+    return test == "__name__ == '__main__'"
+
+
+def _caught_by(handler: ast.ExceptHandler) -> list[str]:
+    """The exceptions that a handler takes; "": all of them."""
+    kind = handler.type
+    return [dotted(one) for one in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
+
+
+def _constants(tree: ast.Module) -> dict[str, str]:
+    """The names that are assigned once in the file, and are texts."""
+    nodes = list(ast.walk(tree))
+    stored = Counter(
+        n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    )
+    stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
+    found = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                if stored[name] == 1:
+                    found[name] = text
+    return found
+
+
+def _called_at_once(tree: ast.Module) -> set[str]:
+    """What a script calls, or passes to what it calls (`fire.Fire(train)`), when it is started."""
+    mains = [node for node in tree.body if isinstance(node, ast.If) and _is_main(node)]
+    body = [*tree.body, *(step for main in mains for step in main.body)]
+    steps = [node for node in body if isinstance(node, ast.Expr | ast.Assign | ast.With)]
+    calls = [n for step in steps for n in ast.walk(step) if isinstance(n, ast.Call)]
+    return {n.id for call in calls for n in ast.walk(call) if isinstance(n, ast.Name)}
+
+
+def _flags(tree: ast.Module) -> tuple[str, ...]:
+    """The options of a file with a parser of argparse; empty: others may be known to it, too."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    makers = [dotted(call.func).rpartition(".")[2] for call in calls]
+    if not {"ArgumentParser", "parse_args"} <= {*makers} or _OTHER_OPTIONS.search(
+        ast.unparse(tree)
+    ):
+        return ()
+    added = [
+        arg
+        for call, name in zip(calls, makers, strict=True)
+        if name == "add_argument"
+        for arg in call.args
+    ]
+    names = [arg.value for arg in added if isinstance(arg, ast.Constant)]
+    return tuple(map(str, names)) if len(names) == len(added) else ()
