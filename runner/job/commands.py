@@ -160,7 +160,7 @@ _LAUNCHER_IN_SHELL = re.compile(
     r"(?:swift|megatron)\s+(?:pt|sft|rlhf)|fabric\s+run)\s[^\n;|&<>]*?)(?=\s*\d?[\n;|&<>]|\s*$)"
 )
 _NODES_IN_SHELL = re.compile(
-    rf"(?:{_AT}|\b\w+=[\"'])(srun|(?:mpi|orte|p)run|mpiexec(?:\.hydra)?|pdsh|clush|ssh)\s"
+    rf"(?:{_AT}|\b\w+=[\"'])(srun|(?:mpi|orte|p)run|mpiexec(?:\.hydra)?|pdsh|clush)\s"
 )
 
 
@@ -247,7 +247,8 @@ def read_command(words: Sequence[str]) -> Command:
     Raises:
         UsageError: there is no program in it.
     """
-    is_line = [*words[:2]] == ["bash", "-c"] and not _OPERATOR.search(_bare(words[-1]))
+    is_line = len(words) == 3 and [*words[:2]] == ["bash", "-c"]
+    is_line = is_line and not _OPERATOR.search(_bare(words[2]))
     rest = [word[0] for word in _WORD.finditer(words[2])] if is_line else [*words]
     if rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
         rest.insert(0, "env")
@@ -357,7 +358,9 @@ def shell_script(words: Sequence[str], folder: Path = Path()) -> tuple[str, byte
     name = Path(words[0]).name
     if name not in _SHELLS:
         start = _beginning(folder / words[0])
-        return (words[0], start) if re.match(rb"#!.*\b(ba|da|z)?sh\b", start) else ("", b"")
+        # pip writes a line for sh into a Python program whose path is long.
+        is_shell = re.match(rb"#!.*\b(ba|da|z)?sh\b", start) and b"\n'''exec" not in start
+        return (words[0], start) if is_shell else ("", b"")
     n = 1
     while n < len(words) and words[n].startswith("-"):
         if re.fullmatch("-[a-z]*c", words[n]):

@@ -172,7 +172,7 @@ def _once(command: Command, places: Places) -> Launch:
     if places.nodes > 1:
         notes.append(f"`{name}` starts on the first of {places.nodes} nodes alone")
     if places.gpus > 1:
-        line = _with_torchrun(command)
+        line = with_torchrun(command)
         notes.append(
             f"`{name}` starts one process, which has all {places.gpus} GPUs"
             + (f"; one process per GPU: `command: {line}`" if line else "")
@@ -233,7 +233,7 @@ def _check_not_for_nodes(command: Command, places: Places) -> None:
         )
 
 
-def _with_torchrun(command: Command) -> str:
+def with_torchrun(command: Command) -> str:
     """The line that starts a Python script by torchrun; empty: it is none."""
     words = [*command.own, *command.rest]
     starts = [n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")]
@@ -244,7 +244,7 @@ def _with_torchrun(command: Command) -> str:
 
 def _one_of_several(command: Command, places: Places) -> UsageError:
     name = Path(command.own[0]).name
-    line = _with_torchrun(command)
+    line = with_torchrun(command)
     tasks = f"`slurm: {{tasks_per_node: {max(places.gpus, 1)}}}`"
     return UsageError(
         f"`{name}` is one process, and the job has {places.nodes} nodes: it would run on the first "
