@@ -40,7 +40,7 @@ from runner.disks import (
     user_variables,
 )
 from runner.exec import last_words
-from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks, shell_script
+from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks
 from runner.from_stage import (
     UsageError,
     human_count,
@@ -58,6 +58,7 @@ from runner.inputs import (
     running_tree,
 )
 from runner.isolation import isolate, note_for_script
+from runner.job.commands import shell_script
 from runner.launch.ranks import variables_between_nodes
 from runner.processes import birth_time, is_alive
 from stage.serve.catalogue import ServedRepository
@@ -175,7 +176,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
     check_site()
     script, text = shell_script(command)
     check_all_nodes(command, bundle, environ, text)
-    lines = (note_on_tasks(command, bundle, environ, text), _note_on_line_ends(script, text))
+    lines = (note_on_tasks(command, environ, text), _note_on_line_ends(script, text))
     variables = serve_bundle(bundle, environ, program, lines)
     os.execve(program, list(command), variables)
 

@@ -7,8 +7,9 @@ project are those that `submit` left in the run folder (`CommandRun.of_folder`).
 from __future__ import annotations
 
 import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from runner.from_stage import UsageError, WrongValueError, write_atomically
 from runner.inputs import JobInputs
 from runner.job.access import environment_files
 from runner.job.findings import fact
-from runner.job.installed import Packages
+from runner.job.installed import Packages, is_light
 from runner.job.launchers import Launch, Places, as_words, plan_launch
+from runner.job.own_code import JobPython
 from runner.job.run import NO_RANKS, Asked, Run
 from runner.run_folder.layout import RunFolder, read_json
 from runner.run_folder.project import (
@@ -152,6 +154,25 @@ class CommandRun(Run):
         slurm = self.config.slurm
         tasks = slurm.tasks_per_node if isinstance(slurm.tasks_per_node, int) else None
         return Places(nodes=slurm.nodes, gpus=slurm.gpus_per_node, tasks=tasks)
+
+    @fact
+    def served(self) -> Callable[[str, str], bool]:
+        """Whether the bundle serves a repository, by its kind (`models`) and its name."""
+        return inputs_module.served_names(self.inputs.bundle)
+
+    @fact
+    def job_python(self) -> JobPython:
+        """The Python that runs the command."""
+        words, environment = self.python_of_ranks, self.inputs.environment
+        if environment is not None and not self.config.slurm.around_ranks:
+            here = (sys.executable,) if words == () else None
+            name = f"the environment `{environment.asset}` of the bundle"
+            remedy = "On the laptop, add {} to its environment.yml, and fetch again"
+            return JobPython(name, here, environment.packages, remedy)
+        slurm = self.config.slurm
+        if words is None or (words == () and (slurm.setup or slurm.modules) and is_light()):
+            return JobPython("the Python of the job", None)  # another check asks it
+        return JobPython(f"{(words or (sys.executable,))[-1]}", words or (sys.executable,))
 
     @fact
     def disk_needed(self) -> int:

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 from runner.from_stage import human_count, human_size
 from runner.job.command_run import CommandRun
-from runner.job.findings import Finding, fact_line, needs, note
+from runner.job.findings import Finding, after, fact_line, needs, note
+from runner.job.own_code import Job, findings
+from runner.job.reached_code import OwnCode
 
 
 @needs(CommandRun.launch)
@@ -44,5 +46,15 @@ def project(run: CommandRun) -> Iterator[Finding]:
         )
 
 
-ANYWHERE = (launch, project)
+@needs(CommandRun.project, CommandRun.words)
+def own_code(run: CommandRun) -> Iterator[Finding]:
+    """What the code and the words ask for, and the job has not."""
+    files = frozenset(run.project.files)
+    code = OwnCode(run.root, files, run.words, run.start_folder)
+    serves, gpus = run.served, run.config.slurm.gpus_per_node or None
+    is_here = run.known(CommandRun.queue) is not None
+    yield from findings(code, Job(run.job_python, serves, gpus, is_here))
+
+
+ANYWHERE = (launch, project, *after((CommandRun.verification,), own_code))
 """What ends a command, wherever it starts."""

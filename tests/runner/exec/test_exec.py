@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import importlib
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,11 +16,14 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import yaml
 
 from runner.disks import cache_variables
 from runner.exec import launchers
 from runner.exec import user_script as exec_module
 from runner.exec.user_script import environment, write_hub_cache
+from runner.job.commands import shell_script
+from runner.job.launchers import Launch, Places, as_words, plan_launch
 from stage.serve.catalogue import ServedFile, ServedRepository, Version
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.conftest import Cluster
@@ -32,8 +32,6 @@ from tests.support.waiting import wait_for
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BIN = Path(sys.executable).parent
-SRUN = "srun --ntasks-per-node=1 --ntasks=1"
-MPIRUN = "mpirun --map-by ppr:1:node --bind-to none -n 1"
 
 
 @pytest.fixture
@@ -350,20 +348,15 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
 
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     def note(command: list[str], environ: dict[str, str]) -> str:
-        script = launchers.shell_script(command)[1]
-        return launchers.note_on_tasks(command, Path("my bundle"), environ, script)
+        return launchers.note_on_tasks(command, environ, shell_script(command)[1])
 
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
-    once = "--ntasks=1 runner exec --bundle 'my bundle' -- torchrun --standalone --nproc-per-node=8"
-    assert "trains alone in each task" in note(["python", "x.py"], eight)
-    assert f"srun --ntasks-per-node=1 {once} x.py" in note(["python", "x.py"], eight)
-    assert f"{once} --no-python python -c 1" in note(["python", "-c", "1"], eight)
-    two = {**eight, "SLURM_STEP_NUM_NODES": "2"}
-    assert f"torchrun {MEET} --nproc-per-node=4 x.py" in note(["python", "x.py"], two)
+    assert "trains alone in each task (a run file" in note(["python", "x.py"], eight)
+    assert "trains alone in each task" in note(["python", "-c", "1"], eight)
     for command, environ in (
         (["torchrun", "x.py"], eight),
-        (["torchrun", "--rdzv-endpoint=n1:29500", "x.py"], two),
-        (["bash", "x.sh"], two),
+        (["torchrun", "--rdzv-endpoint=n1:29500", "x.py"], eight),
+        (["bash", "x.sh"], eight),
         (["python", "x.py"], {**eight, "WORLD_SIZE": "8"}),
         (["python", "x.py"], {"SLURM_STEP_NUM_TASKS": "1"}),
         (["python", "x.py"], {}),
@@ -371,90 +364,30 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
         assert note(command, environ) == ""
 
 
-MEET = (
-    "--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:29500 "
-    "--rdzv-id=$SLURM_JOB_ID"
-)
-MACHINES = (
-    "--num_machines $SLURM_NNODES --machine_rank $SLURM_NODEID --num_processes "
-    "$((SLURM_NNODES * {})) --main_process_ip $MASTER_ADDR --main_process_port 29500 "
-    "--deepspeed_multinode_launcher standard"
-)
+def run_file_in(error: str) -> tuple[str, Launch]:
+    """The command of the run file that a refusal prints, and how its job starts it."""
+    config = yaml.safe_load(in_it(error, r"(?s)(?<=run.yaml:\n)  format: 1\n.*?}\n"))
+    assert set(config) == {"format", "command", "slurm"} and "runner submit run.yaml" in error
+    slurm = config["slurm"]
+    places = Places(
+        nodes=slurm["nodes"],
+        gpus=slurm.get("gpus_per_node", 0),
+        tasks=slurm.get("tasks_per_node"),
+    )
+    words = as_words(config["command"])
+    return config["command"], plan_launch(words, places, "auto", Path())
 
 
-# LLaMA-Factory reads these, and starts torchrun itself: in each rank, if torchrun started it.
-FACTORY = (
-    "FORCE_TORCHRUN=1 NNODES=$SLURM_NNODES NODE_RANK=$SLURM_NODEID MASTER_PORT=29500 "
-    "NPROC_PER_NODE=${{NPROC_PER_NODE:-{}}}"
-)
-
-
-@pytest.mark.parametrize(
-    ("command", "nodes", "tasks", "line"),
-    [
-        (
-            "accelerate launch --config_file fsdp.yaml x.py", 2, 1,
-            f"sh -c 'accelerate launch --config_file fsdp.yaml {MACHINES.format(2)} x.py'",
-        ),
-        (
-            "accelerate launch --num_processes=2 x.py", 2, 1,
-            f"sh -c 'accelerate launch --num_processes=2 --multi_gpu {MACHINES.format(2)} x.py'",
-        ),
-        (
-            "python -m accelerate.commands.launch -m pkg", 2, 1,
-            "sh -c 'python -m accelerate.commands.launch --multi_gpu "
-            f"{MACHINES.format('${SLURM_GPUS_ON_NODE:-1}')} -m pkg'",
-        ),
-        ("deepspeed --num_gpus=2 x.py", 2, 1, f"sh -c 'torchrun {MEET} --nproc-per-node=2 x.py'"),
-        ("deepspeed --num_gpus 4 x.py", 2, 1, f"sh -c 'torchrun {MEET} --nproc-per-node=4 x.py'"),
-        ("deepspeed -a 1", 2, 1, "deepspeed -a 1"),
-        (
-            "python -u x.py -a 1", 2, 1,
-            f"sh -c 'torchrun {MEET} --nproc-per-node=${{SLURM_GPUS_ON_NODE:-1}} x.py -a 1'",
-        ),
-        (
-            "torchrun --standalone --nproc-per-node=2 x.py --standalone", 3, 1,
-            f"sh -c 'torchrun --nproc-per-node=2 {MEET} x.py --standalone'",
-        ),
-        ("env A=1 torchrun -m pkg.a", 2, 1, f"sh -c 'env A=1 torchrun {MEET} -m pkg.a'"),
-        ("torchrun x.py", 1, 1, "torchrun x.py"),
-        ("torchrun --rdzv-endpoint=a x.py", 2, 1, "torchrun --rdzv-endpoint=a x.py"),
-        ("python x.py", 2, 4, f"sh -c 'torchrun {MEET} --nproc-per-node=4 x.py'"),
-        ("python x.py", 1, 8, "torchrun --standalone --nproc-per-node=8 x.py"),
-        (
-            "./prog x.py", 2, 1,
-            f"sh -c 'torchrun {MEET} --nproc-per-node=${{SLURM_GPUS_ON_NODE:-1}} --no-python "
-            "./prog x.py'",
-        ),
-        ("bash x.sh", 2, 1, "bash x.sh"),
-        (
-            "llamafactory-cli train x.yaml a=1", 2, 1,
-            f"sh -c '{FACTORY.format('${SLURM_GPUS_ON_NODE:-1}')} llamafactory-cli train x.yaml "
-            "a=1'",
-        ),
-        ("env A=1 lmf train x", 2, 4, f"sh -c '{FACTORY.format(4)} env A=1 lmf train x'"),
-        ("llamafactory-cli train x", 1, 4, "llamafactory-cli train x"),
-    ],
-)  # fmt: skip
-def test_the_line_for_all_nodes_keeps_the_users_words_and_number_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, nodes: int, tasks: int, line: str
-) -> None:
-    """It was `srun --ntasks-per-node=1 ... accelerate launch x.py`: each node trained alone."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    Path("fsdp.yaml").write_text("distributed_type: FSDP\nnum_machines: 1\nnum_processes: 2\n")
-    srun = f"srun --ntasks-per-node=1 --ntasks={nodes} runner exec --bundle 'my b' -- "
-    assert launchers.on_each_node(command.split(), Path("my b"), nodes, tasks) == srun + line
-
-
-@pytest.mark.parametrize(("by", "command"), [
-    (SRUN, ["torchrun", "--nproc_per_node=2", "x.py"]),
-    (SRUN, ["sh", "-c", "cd .; torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:2 x"]),
-    (SRUN, ["bash", "train.sh"]),
-    (MPIRUN, ["torchrun", "--nproc_per_node=2", "x.py"]),
+@pytest.mark.parametrize(("by", "command", "line"), [
+    ("srun", ["torchrun", "--nproc_per_node=2", "x.py"], "torchrun --nproc_per_node=2 x.py"),
+    ("srun", ["sh", "-c", "cd .; torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:2 x"],
+     "torchrun --nnodes=$SLURM_NNODES --rdzv-endpoint=$MASTER_ADDR:2 x"),
+    ("srun", ["bash", "train.sh"], "accelerate launch x.py"),
+    ("mpirun", ["torchrun", "--nproc_per_node=2", "x.py"], "torchrun --nproc_per_node=2 x.py"),
 ])  # fmt: skip
+@obeys("runner/exec/launchers.py", "Write a run file, such as run.yaml:")
 def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
-    node: Cluster, by: str, command: list[str]
+    node: Cluster, by: str, command: list[str], line: str
 ) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1",
             "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4",
@@ -462,186 +395,71 @@ def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
             "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}  # fmt: skip
     (node.folder / "train.sh").write_text("cd .\n  accelerate launch x.py\n")
     for rank in (0, 1):
-        given = open_mpi(rank, 4, 4) if by == MPIRUN else {**step, "SLURM_PROCID": str(rank)}
+        given = open_mpi(rank, 4, 4) if by == "mpirun" else {**step, "SLURM_PROCID": str(rank)}
         process = start(node, *command, offline=False, **given)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2
-        line = f"{by} runner exec --bundle {node.bundle} -- {shlex.join(command)}\n"
-        assert not err if rank else line in err and "the whole training 4 times" in err
-
-
-ONE_MACHINE = "compute_environment: LOCAL_MACHINE\nnum_machines: 1\nmixed_precision: bf16\n"
-FILES = {
-    "no.yaml": f"{ONE_MACHINE}distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: false\n",
-    "plain-no.yaml": f"{ONE_MACHINE}distributed_type: NO\nnum_processes: 1\nuse_cpu: false\n",
-    "gpus.yaml": f"{ONE_MACHINE}distributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n",
-    "cpus.yaml": f"{ONE_MACHINE}distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\n",
-    "ds.yaml": f"{ONE_MACHINE}distributed_type: DEEPSPEED\nnum_processes: 2\nuse_cpu: false\n"
-    "deepspeed_config: {zero_stage: 2}\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("options", "launcher", "processes", "on_cpu"),
-    [
-        ("--config_file no.yaml", "multi_gpu_launcher", 2, False),
-        ("--config_file plain-no.yaml", "multi_gpu_launcher", 2, False),
-        ("--config_file gpus.yaml", "multi_gpu_launcher", 4, False),
-        ("--config_file ds.yaml", "deepspeed_launcher", 4, False),
-        ("--config_file no.yaml --use_fsdp", "multi_gpu_launcher", 2, False),
-        ("--config_file cpus.yaml", "multi_gpu_launcher", 4, True),
-        ("--cpu --num_processes 3", "multi_gpu_launcher", 6, True),
-        ("", "multi_gpu_launcher", 2, False),
-    ],
-)
-def test_accelerate_itself_starts_the_ranks_of_all_nodes_by_the_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    launcher: str,
-    processes: int,
-    on_cpu: bool,
-) -> None:
-    """With `NO` in its file, or without one, it started one process per node, each alone."""
-    launch = importlib.import_module("accelerate.commands.launch")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr(launch, "default_config_file", str(tmp_path / "none.yaml"))
-    for name, text in FILES.items():
-        Path(name).write_text(text)
-    once = launchers.on_each_node(
-        shlex.split(f"accelerate launch {options} x.py"), Path("b"), nodes=2
-    )
-    line = shlex.split(once)[-1]
-    assert line.startswith("ACCELERATE_USE_CPU=true ") is on_cpu
-    words = subprocess.run(
-        ["sh", "-c", line.replace("accelerate launch", "printf '%s\\n'", 1)],
-        env={"SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "192.0.2.1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    chosen: list[tuple[str, int, int]] = []
-    for name in [name for name in vars(launch) if name.endswith("_launcher")]:
-        monkeypatch.setattr(
-            launch,
-            name,
-            lambda *a, by=name: chosen.append((by, a[-1].num_processes, a[-1].num_machines)),
-        )
-    launch.launch_command(launch.launch_command_parser().parse_args(words))
-    assert chosen == [(launcher, processes, 2)]
+        if rank:
+            assert err == ""
+        else:
+            assert "the whole training 4 times" in err
+            assert run_file_in(err)[0] == line and run_file_in(err)[1].mode == "node"
 
 
 TORCHRUN = "import os; print('RANK', os.environ['RANK'], 'OF', os.environ['WORLD_SIZE'])\n"
-CLI = """#!/bin/sh
-# As llamafactory/launcher.py starts it, on a machine whose GPUs it does not see.
-[ "$1 $FORCE_TORCHRUN" = "train 1" ] || exec python envs.py
-exec torchrun --nnodes ${NNODES:-1} --node_rank ${NODE_RANK:-0} --nproc_per_node $NPROC_PER_NODE \\
-    --master_addr $MASTER_ADDR --master_port $MASTER_PORT envs.py
-"""
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "launcher"),
     [
-        "torchrun --standalone --nproc-per-node=1 envs.py",
-        "accelerate launch --config_file no.yaml envs.py",
-        # Each takes ten seconds: the other ways to write the line are nightly.
-        pytest.param("accelerate launch --cpu envs.py", marks=pytest.mark.slow),
-        pytest.param("./llamafactory-cli train x.yaml", marks=pytest.mark.slow),
-        pytest.param("bash job.sh", marks=pytest.mark.slow),
+        ("torchrun --standalone --nproc-per-node=1 envs.py", "torchrun"),
+        ("accelerate launch --config_file no.yaml envs.py", "accelerate"),
+        ("accelerate launch --cpu envs.py", "accelerate"),
+        ("llamafactory-cli train x.yaml", "llamafactory"),
+        ("bash job.sh", "torchrun"),
     ],
 )
-@obeys("runner/exec/launchers.py", "All nodes together: ")
-def test_a_launcher_that_knows_of_no_other_node_is_refused_with_the_line_that_trains_once(
-    node: Cluster, command: str
+def test_a_launcher_that_knows_of_no_other_node_is_refused_with_the_run_that_trains_once(
+    node: Cluster, command: str, launcher: str
 ) -> None:
-    """It was a note: both nodes trained, into one folder. The line runs here as on two nodes."""
-    for name, text in {**FILES, "envs.py": TORCHRUN, "llamafactory-cli": CLI}.items():
-        (node.folder / name).write_text(text)
-    (node.folder / "llamafactory-cli").chmod(0o755)
+    """It was a note: both nodes trained, into one folder."""
     script = node.folder / "job.sh"
     script.write_text("#!/bin/bash\n# --rdzv-endpoint=n1:29500\ncd .\ntorchrun envs.py\n")
+    (node.folder / "llamafactory-cli").write_text("#!/bin/sh\necho started\n")
+    (node.folder / "llamafactory-cli").chmod(0o755)
     step = {**TWO_NODES, "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
             "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n[1-2]",
-            "SLURM_LOCALID": "0", "HF_HOME": str(node.folder)}  # fmt: skip
+            "SLURM_LOCALID": "0", "SLURM_GPUS_ON_NODE": "2"}  # fmt: skip
     said = []
     for rank in ("0", "1"):
-        process = start(
-            node, *command.split(), offline=False, **step, SLURM_PROCID=rank, SLURM_NODEID=rank
-        )
+        words = command.replace("llamafactory-cli", "./llamafactory-cli").split()
+        process = start(node, *words, offline=False, **step, SLURM_PROCID=rank, SLURM_NODEID=rank)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2
         said.append(err)
     assert said[1] == "" and "on each of 2 nodes" in said[0], said
-    assert ("cannot start processes on several nodes" in said[0]) is ("--cpu" in command)
-    printed_line = in_it(said[0], "(?<=All nodes together: ).*(?=[.] One node only)")
-    if printed_line.startswith("there write "):
-        line_of_node = printed_line.removeprefix("there write ") + " envs.py"
-    else:
-        srun = shlex.split(printed_line.partition(" (for CPUs")[0])
-        line_of_node = srun[srun.index("-c") + 1]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        line_of_node = line_of_node.replace("29500", str(free.getsockname()[1]))
-    path = f"{BIN}:{os.environ['PATH']}"
-    alone = {**os.environ, "PATH": path, "MASTER_ADDR": "127.0.0.1", "SLURM_NNODES": "2",
-             "SLURM_JOB_ID": "7", "HF_HOME": str(node.folder)}  # fmt: skip
-    both = [
-        subprocess.Popen(
-            ["sh", "-c", line_of_node],
-            cwd=node.folder,
-            env={**alone, "SLURM_NODEID": number},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in ("0", "1")
-    ]
-    printed = [process.communicate(timeout=120) for process in both]
-    ranks = sorted(re.findall(r"RANK \d OF \d", " ".join(out for out, _ in printed)))
-    assert ranks == ["RANK 0 OF 2", "RANK 1 OF 2"], printed
+    launch = run_file_in(said[0])[1]
+    assert (launch.mode, launch.launcher) == ("node", launcher)
 
 
-SRUN_OF_TWO = """#!/bin/sh
-export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE="1(x2)" SLURM_NTASKS=2
-export SLURM_STEP_NODELIST="n[1-2]" SLURM_LOCALID=0
-for n in 0 1; do SLURM_NODEID=$n SLURM_PROCID=$n "$@"; done
-"""
-
-
-@obeys("runner/exec/launchers.py", "In that line, write after ")
 def test_a_job_script_that_starts_ranks_by_srun_is_not_started_once_per_node(
-    node: Cluster, tmp_path: Path
+    node: Cluster,
 ) -> None:
     """Its own remedy started the script on each node, and so the training twice."""
     script = node.folder / "job.sh"
     script.write_text(
         "#!/bin/bash\n#SBATCH --nodes=2\nFIRST=$(srun --nodes=1 hostname)\n"
-        "# srun python old.py\n"
-        'srun python -c \'import os; print(os.environ["SLURM_PROCID"], "AIRLIFT_BUNDLE" in '
-        "os.environ)'\n"
+        "# srun python old.py\nsrun python -c 'import os'\n"
     )
     script.chmod(0o755)
     process = start(node, "./job.sh", offline=False, **TWO_NODES)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2 and "job.sh:5: `srun` starts processes on 2 nodes" in err
-    assert "--ntasks-per-node" not in err
-    put, command = re.findall("options: (.*? --)[.] Then start it without: (.*)", err)[0]
-    script.write_text(script.read_text().replace("\nsrun ", f"\nsrun {put} "))
-    (tmp_path / "srun").write_text(SRUN_OF_TWO)
-    (tmp_path / "srun").chmod(0o755)
-    path = f"{tmp_path}:{BIN}:{os.environ['PATH']}"
-    done = subprocess.run(
-        shlex.split(command),
-        cwd=node.folder,
-        env=node.environment(TMPDIR=str(tmp_path / "local"), PATH=path, **TWO_NODES),
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "0 True\n1 True\n", done.stderr
+    assert yaml.safe_load(in_it(err, "  command: .*")) == {"command": "./job.sh"}
     for line in ("srun python x.py", 'L="srun -n 2"; $L python x.py', "if true; then srun x; fi"):
         process = start(node, "bash", "-c", line, offline=False, **TWO_NODES)
-        assert "bash:1: `srun` starts" in process.communicate(timeout=60)[1]
+        err = process.communicate(timeout=60)[1]
+        assert "bash:1: `srun` starts" in err and run_file_in(err)[1].mode in ("rank", "once")
 
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
@@ -656,14 +474,22 @@ TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM
         (["cd x && python a.py"], {}, ["{} -- bash -c 'cd x && python a.py'\n"]),
         (["envs.py", "--x"], {}, ["{} -- python envs.py --x\n"]),
         # It would leave the node; it would run on one of several.
-        (["./srun", "python", "x.py"], TWO_NODES, ["srun ... runner exec"]),
+        (
+            ["./srun", "python", "x.py"],
+            TWO_NODES,
+            [
+                "`srun` starts processes on 2 nodes",
+                '\n  command: "python x.py"\n',
+                "tasks_per_node: 1",
+            ],
+        ),
         (
             ["torchrun", "train.py"],
             TWO_NODES,
             [
                 "this job has 2 nodes",
-                "srun --ntasks-per-node=1 --ntasks=2 {} -- sh -c 'torchrun --nnodes=$",
-                "srun --nodes=1 --ntasks=1 runner exec",
+                '\n  command: "torchrun train.py"\n  slurm: {{nodes: 2}}\n',
+                "runner submit run.yaml --bundle",
             ],
         ),
     ],
