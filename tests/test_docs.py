@@ -34,30 +34,6 @@ def commands() -> set[str]:
     return below(stage.cli.main, "stage") | below(runner.cli.main, "runner")
 
 
-def test_the_recipe_for_a_time_limit_goes_on_from_the_newest_whole_checkpoint(
-    tmp_path: Path,
-) -> None:
-    """A job that was requeued while it saved found a checkpoint without trainer_state.json."""
-    page = (ROOT / "docs/howto/own-script.md").read_text(encoding="utf-8")
-    found = re.search(r"(?ms)^    for folder in output/.*?^    done$", page)
-    assert found is not None
-    for name, state in (("8", '{"global_step": 8}'), ("16", '{"global_st'), ("24", None)):
-        folder = tmp_path / "output" / f"checkpoint-{name}"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").touch()
-        if state is not None:
-            (folder / "trainer_state.json").write_text(state)
-    for _ in range(2):  # another start finds nothing more to do
-        subprocess.run(["bash", "-ec", found[0]], cwd=tmp_path, check=True)
-    names = sorted(path.name for path in (tmp_path / "output").iterdir())
-    assert [re.sub(r"-\d{9,}$", "", name) for name in names] == [
-        "checkpoint-8",
-        "half-checkpoint-16",
-        "half-checkpoint-24",
-    ]
-    subprocess.run(["bash", "-ec", found[0]], cwd=tmp_path / "output", check=True)  # none yet
-
-
 def test_every_module_and_path_of_the_repository_that_a_page_names_is_there() -> None:
     """CONTRIBUTING named two modules that nobody had written."""
     written = {"envs/profiles/cluster.yml", "envs/profiles/NAME.yml"}  # by `stage env probe`
