@@ -18,6 +18,7 @@ from runner.config.command import CommandConfig
 from runner.errors import OTHER_RUN
 from runner.from_stage import UsageError, WrongValueError, write_atomically
 from runner.inputs import JobInputs
+from runner.inputs.hub import served_names
 from runner.job.access import environment_files
 from runner.job.findings import fact
 from runner.job.installed import Packages, is_light
@@ -158,7 +159,7 @@ class CommandRun(Run):
     @fact
     def served(self) -> Callable[[str, str], bool]:
         """Whether the bundle serves a repository, by its kind (`models`) and its name."""
-        return inputs_module.served_names(self.inputs.bundle)
+        return served_names(self.inputs.bundle)
 
     @fact
     def job_python(self) -> JobPython:

@@ -88,8 +88,12 @@ _PIP_NAMES = {
 }
 """Import name -> the package that pip installs."""
 _LOGGERS = {
-    **{"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX"), "mlflow": ("mlflow",)},
-    **{"comet_ml": ("comet_ml",), "swanlab": ("swanlab",), "clearml": ("clearml",)},
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "mlflow": ("mlflow",),
+    "comet_ml": ("comet_ml",),
+    "swanlab": ("swanlab",),
+    "clearml": ("clearml",),
 }
 """Value of `report_to` -> the modules, one of which it needs."""
 _ASK = """
