@@ -154,6 +154,20 @@ def test_submodules_clones_and_worktrees_travel(checkout: Path, tmp_path: Path) 
     assert "sub/code.py" in list_project(tmp_path / "tree", (), ()).files
 
 
+def test_what_the_user_replaced_travels_as_it_is_now(
+    checkout: Path, tmp_path: Path, place: Callable[..., list[str]]
+) -> None:
+    (checkout / "lib").rename(tmp_path / "lib")
+    (checkout / "lib").symlink_to(tmp_path / "lib")
+    (checkout / "configs/a").unlink()
+    (checkout / "configs").rmdir()
+    write(checkout, configs="", venv__pyvenv="")
+    (checkout / "venv/pyvenv").rename(checkout / "venv/pyvenv.cfg")
+    git(checkout, "clone", "-q", str(checkout), "venv/src")
+    place(list_project(checkout, (), ()))
+    assert names(tmp_path / "run/work") == {".gitignore", "train.py", "lib", "configs"}
+
+
 def test_private_files_stay_and_are_named_also_those_git_ignores(checkout: Path) -> None:
     (checkout / ".env").write_text("TOKEN=x")
     write(checkout, key="-----BEGIN OPENSSH PRIVATE KEY-----\n")
