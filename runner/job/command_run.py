@@ -137,7 +137,7 @@ class CommandRun(Run):
         Raises:
             UsageError: they are too many or too large, or one cannot be read.
         """
-        leave = (self.folder.root.parent, self.inputs.bundle)
+        leave = (self.folder.root.parent, self.folder.root, self.inputs.bundle)
         return list_project(self.root, self.config.include, leave)
 
     @fact
