@@ -239,7 +239,7 @@ def _list_checkout(
         return bool(any(map(folder_is_left, above)) or walk.why_left(path, False))
 
     all_tracked, all_new = set[str](), set[str]()
-    notes = ["tracked files, and untracked ones that are not ignored"]
+    notes = list[str]()
     # Without patterns, git need not look into ignored folders: a data set can be there.
     ignored = ("--ignored", *(() if include else ("--directory",)))
     inside = [""]
