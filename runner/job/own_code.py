@@ -297,6 +297,8 @@ def _imports(
     """Modules that neither the project nor the Python of the job has."""
     for said in _surest(reached.lost, lambda said: said.more[0]):
         path = said.more[0]
+        if any(one.startswith(f"{path}.") for one in code.paths):
+            continue  # a compiled part, or the source of one
         where = f"{said.place}: imports `{path.replace('/', '.')}`"
         remedy = "Correct the name, or add the file to the project."
         yield _left_behind(code, where, [PurePosixPath(path)]) or usage_error(
@@ -369,6 +371,7 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     for path, source in reached.sources.items():
         for said in source.said:
             is_used = path in reached.scripts or said.owner in ("", *calls)
+            is_used = is_used and not (said.what == "reads" and "load_dotenv" in calls)
             if reached.sure[path] and is_used and (said.option or None) not in given:
                 yield said
 
@@ -442,6 +445,8 @@ def _asks_for(
                 f"{one.place}: reads the variable {text}, and nothing sets it in the job.",
                 f"Begin the command with {text}=VALUE.",
             )
+        case "sets" if not one.more:
+            return
         case "sets" if text == "HF_ENDPOINT" and "127.0.0.1" not in value:
             yield warning(
                 f"{one.place}: sets HF_ENDPOINT, so the script does not ask the bundle.",
@@ -452,7 +457,9 @@ def _asks_for(
                 f"{one.place}: sets {text}, so `load_dataset` does not ask the bundle.",
                 "Take this line out of the script: the job has no other Hub than the bundle.",
             )
-        case "sets" if text == "CUDA_VISIBLE_DEVICES" and (job.gpus or 0) > _number(value):
+        case "sets" if text == "CUDA_VISIBLE_DEVICES" and (job.gpus or 0) > len(
+            [*filter(None, value.split(","))]
+        ):
             yield warning(
                 f"{one.place}: sets {text} to {value!r}, and the job has {job.gpus} GPUs per node.",
                 "Take it out: Slurm and the launcher set it.",
@@ -498,11 +505,6 @@ def _of_laptop(one: Said, job: Job) -> Iterator[Finding]:
 
 def _name_of_asset(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "asset"
-
-
-def _number(devices: str) -> int:
-    """The number of devices that a value of CUDA_VISIBLE_DEVICES leaves."""
-    return len([one for one in devices.split(",") if one])
 
 
 def _flags(reached: Reached) -> Iterator[Finding]:

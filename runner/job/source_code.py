@@ -44,15 +44,8 @@ _BUILDERS = (
 """What `load_dataset` reads by itself: files, and no repository."""
 _CHANGES = (
     *(ast.If, ast.IfExp, ast.BoolOp, ast.ExceptHandler, ast.Lambda, ast.match_case, ast.Try),
-    *(
-        ast.Expr,
-        ast.Compare,
-        ast.ClassDef,
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.Call,
-        ast.AnnAssign,
-    ),
+    *(ast.With, ast.Expr, ast.Compare, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef),
+    *(ast.Call, ast.AnnAssign),
 )
 """Parts of a file whose children stand elsewhere; see `_Reader.inside`."""
 _CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException", "")
@@ -77,7 +70,8 @@ class Said(NamedTuple):
             never, or a failure is caught.
         option: of the command, which wins over it; empty: nothing does.
         owner: the function or class of the file in which it stands; empty: none.
-        more: what is imported from the module; the value of a variable; parts of a folder.
+        more: what is imported from the module; the value of a variable, where it is known; parts
+            of a folder.
     """
 
     what: str
@@ -197,9 +191,13 @@ class _Reader:
                 is_called = self.called is not None and node.name in self.called
                 sure = min(1, where.sure) if is_called else 0
                 return where._replace(sure=sure, owner=where.owner or node.name)
+            case ast.With(items=items) if any("suppress" in ast.unparse(item) for item in items):
+                return maybe
             case ast.Call(args=names) if dotted(node.func).endswith(".add_argument"):
                 flag = max(map(self.text, names), key=len, default="")
-                return where._replace(option=flag.lstrip("-").replace("-", "_"))
+                is_default = getattr(child, "arg", "") == "default"
+                option = flag.lstrip("-").replace("-", "_") if is_default else ""
+                return where._replace(option=option)
             case ast.AnnAssign(target=ast.Name(id=name)):
                 return where._replace(option=name)
         return where
@@ -221,8 +219,9 @@ class _Reader:
             case ast.Constant(value=str(text)) if REPOSITORY.fullmatch(text) and option:
                 yield said(kind_of_key(option), text)
             case ast.Assign(targets=[ast.Subscript(value=of, slice=name)], value=value):
-                if _is_environ(of) and isinstance(value, ast.Constant) and not where.in_branch:
-                    yield said("sets", self.text(name), str(value.value))
+                if _is_environ(of):
+                    is_known = isinstance(value, ast.Constant) and not where.in_branch
+                    yield said("sets", self.text(name), *([self.text(value)] if is_known else []))
             case ast.Subscript(value=of, slice=name, ctx=ast.Load()):
                 if _is_environ(of) and where.sure and self.text(name):
                     yield said("reads", self.text(name))

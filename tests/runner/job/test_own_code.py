@@ -161,12 +161,15 @@ def test_packages_known_by_name_alone_give_a_warning(project: Project) -> None:
         "def not_called():\n    import absent\n",
         "class A:\n    def f(self):\n        import absent\n",
         "import importlib\nimportlib.import_module('absent')\n",
+        "from contextlib import suppress\nwith suppress(ImportError):\n    import absent\n",
+        "from compiled import _C\nimport compiled._C\n",
         "import a_namespace.part\n",
         "from __future__ import annotations\n",
     ],
 )
 def test_an_import_that_may_never_run_is_no_fault(project: Project, text: str) -> None:
     project.write("a_namespace/part/x.py", "")
+    project.write("compiled/__init__.py", "").write("compiled/_C.abi3.so", "")
     assert project.write("train.py", text).check() == []
 
 
@@ -405,6 +408,7 @@ def test_a_repository_in_the_code(
         "'''AutoModel.from_pretrained('org/small')'''",
         "parser.add_argument('--hub_model_id', default='me/mine')",
         "parser.add_argument('--model', default='DiT-XL/2')",
+        "parser.add_argument('--model', choices=['org/one', 'org/two'])",
         "class A:\n    metadata_dataset: str = 'org/evals'",
         "timm.create_model('vit_base')",
     ],
@@ -562,6 +566,9 @@ def test_variables_that_the_code_sets(project: Project, text: str) -> None:
         "os.environ['RANK']\nos.environ['SLURM_PROCID']\nos.environ['HOME']",
         "os.environ.get('MINE')\nos.getenv('MINE')",
         "os.environ['MINE'] = 'x'\nos.environ['MINE']",
+        "os.environ['MINE'] = str(x)\nos.environ['MINE']",
+        "if x:\n    os.environ['MINE'] = 'x'\nos.environ['MINE']",
+        "load_dotenv()\nos.environ['MINE']",
         "if 'MINE' in os.environ:\n    os.environ['MINE']",
         "def f():\n    return os.environ['MINE']",
         "x = os.environ['MINE'] if 'MINE' in os.environ else ''",
