@@ -21,9 +21,14 @@ import yaml
 
 from runner.from_stage import quoted, scalar, suggest
 from runner.job.findings import Finding, note, usage_error, warning
-from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach
+from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach, values
 from runner.job.source_code import OF_LAPTOP, REPOSITORY, Said, kind_of_key
 from stage.serve.catalogue import ENTRY_KEYS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CHILD_S = 60.0  # for a Python on a slow disk, or in a container
 MAX_CONFIG = 2**20  # bytes; a larger JSON is data
@@ -93,7 +98,6 @@ _LOGGERS = {
     "mlflow": ("mlflow",),
     "comet_ml": ("comet_ml",),
     "swanlab": ("swanlab",),
-    "clearml": ("clearml",),
 }
 """Value of `report_to` -> the modules, one of which it needs."""
 _ASK = """
@@ -104,10 +108,10 @@ for path in asked["files"]:
     try:
         with open(path, "rb") as file:
             compile(file.read(), path, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        faults[path] = [error.lineno or 1, error.msg]
-    except Exception as error:
-        faults[path] = [1, str(error)]
+    except (SyntaxError, ValueError) as error:
+        faults[path] = [getattr(error, "lineno", 1) or 1, getattr(error, "msg", str(error))]
+    except Exception:
+        pass
 for name in asked["names"]:
     try:
         if importlib.util.find_spec(name) is None:
@@ -194,7 +198,7 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
         if script not in code.paths:
             scripts = [path for path in code.paths if path.endswith(".py")]
             yield _absent(code, script, usage_error, scripts)
-    for option, value in code.values():
+    for option, value in values(code.words):
         path = code.path(value)
         suffix = PurePosixPath(path).suffix
         is_file = suffix in (*_CODE, *_CONFIGS, *_DATA)
@@ -293,9 +297,11 @@ def _imports(
     """Modules that neither the project nor the Python of the job has."""
     for said in _surest(reached.lost, lambda said: said.more[0]):
         path = said.more[0]
+        if any(one.startswith(f"{path}.") for one in code.paths):
+            continue  # a compiled part, or the source of one
         where = f"{said.place}: imports `{path.replace('/', '.')}`"
         remedy = "Correct the name, or add the file to the project."
-        yield _left_behind(code, where, [path]) or usage_error(
+        yield _left_behind(code, where, [PurePosixPath(path)]) or usage_error(
             f"{where}, and the project has no such module.", remedy
         )
     for said in _surest(reached.outside, _top):
@@ -305,7 +311,7 @@ def _imports(
         kind = usage_error if answers.version and said.sure == 2 else warning
         where = f"{said.place}: imports `{name}`"
         folder = _folder_of(name, code.paths)
-        if found := _left_behind(code, where, [f"{f}/{name}" for f in reached.folders]):
+        if found := _left_behind(code, where, [PurePosixPath(f, name) for f in reached.folders]):
             yield found
         elif folder:
             yield kind(
@@ -314,7 +320,8 @@ def _imports(
             )
         else:
             yield kind(
-                f"{where}, which {python.name} has not.", python.remedy.format(_pip_name(name))
+                f"{where}, and {python.name} does not have it.",
+                python.remedy.format(_pip_name(name)),
             )
 
 
@@ -324,16 +331,15 @@ def _surest(said: Iterable[Said], key: Callable[[Said], str]) -> list[Said]:
     return [one for one in best.values() if one.sure]
 
 
-def _left_behind(code: OwnCode, where: str, modules: Sequence[str]) -> Finding | None:
+def _left_behind(code: OwnCode, where: str, modules: Iterable[PurePosixPath]) -> Finding | None:
     """The error of a module that is on this machine and does not travel; None: it is not here."""
-    for module in modules:
-        for path in (f"{module}.py", module):
-            here = code.root / path
-            if here.is_file() or any(here.glob("*.py")):
-                return usage_error(
-                    f"{where}, and {path} does not travel: git ignores it.",
-                    f"In the run file, write include: [{scalar(path)}], or git add -f {quoted(path)}.",
-                )
+    for path in (one for module in modules for one in (module.with_suffix(".py"), module)):
+        if (code.root / path).is_file() or any((code.root / path).glob("*.py")):
+            return usage_error(
+                f"{where}, and {path} does not travel: git ignores it.",
+                f"In the run file, write include: [{scalar(str(path))}]; or: git add -f "
+                f"{quoted(path)}",
+            )
     return None
 
 
@@ -354,7 +360,7 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     yield from (Said("sets", name, more=(value,)) for name, value in code.variables.items())
     calls = frozenset[str]().union(*(source.calls for source in reached.sources.values()))
     given = set()
-    for option, value in code.values():
+    for option, value in (*values(code.words), *values(reached.shell)):
         given.add(option)
         yield from _of_value(Said(option, value), calls)
         path = code.path(value)
@@ -365,6 +371,7 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     for path, source in reached.sources.items():
         for said in source.said:
             is_used = path in reached.scripts or said.owner in ("", *calls)
+            is_used = is_used and not (said.what == "reads" and "load_dotenv" in calls)
             if reached.sure[path] and is_used and (said.option or None) not in given:
                 yield said
 
@@ -391,19 +398,12 @@ def _config(path: Path) -> Iterator[tuple[str, Any, int]]:
     """Keys, values and lines of a YAML, JSON or TOML file; nothing of one that cannot be read."""
     try:
         text = path.read_text("utf-8") if path.stat().st_size <= MAX_CONFIG else ""
-        tree = _toml(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        tree = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        known = list(_walk("", tree))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return
-    for key, value in _walk("", tree):
+    for key, value in known:
         yield key, value, text.count("\n", 0, max(text.find(str(value)), 0)) + 1
-
-
-def _toml(text: str) -> Any:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-    return tomllib.loads(text)
 
 
 def _walk(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
@@ -434,7 +434,7 @@ def _asks_for(
             if not job.serves(one.what, text):
                 kind, asset = ENTRY_KEYS[one.what], _name_of_asset(text.rpartition("/")[2])
                 yield warning(
-                    f"{one.place}: asks for the {kind} `{text}`, which the bundle has not.",
+                    f"{one.place}: asks for the {kind} `{text}`, and the bundle does not have it.",
                     f"In the manifest, below `assets:`, write {asset}: {{{kind}: {scalar(text)}}}; "
                     "then fetch again.",
                 )
@@ -445,6 +445,8 @@ def _asks_for(
                 f"{one.place}: reads the variable {text}, and nothing sets it in the job.",
                 f"Begin the command with {text}=VALUE.",
             )
+        case "sets" if not one.more:
+            return
         case "sets" if text == "HF_ENDPOINT" and "127.0.0.1" not in value:
             yield warning(
                 f"{one.place}: sets HF_ENDPOINT, so the script does not ask the bundle.",
@@ -455,14 +457,16 @@ def _asks_for(
                 f"{one.place}: sets {text}, so `load_dataset` does not ask the bundle.",
                 "Take this line out of the script: the job has no other Hub than the bundle.",
             )
-        case "sets" if text == "CUDA_VISIBLE_DEVICES" and (job.gpus or 0) > _number(value):
+        case "sets" if text == "CUDA_VISIBLE_DEVICES" and (job.gpus or 0) > len(
+            [*filter(None, value.split(","))]
+        ):
             yield warning(
                 f"{one.place}: sets {text} to {value!r}, and the job has {job.gpus} GPUs per node.",
                 "Take it out: Slurm and the launcher set it.",
             )
         case "report_to" if text in _LOGGERS and answers.missing >= {*_LOGGERS[text]}:
             yield warning(
-                f"{one.place}: reports to {text}, which {job.python.name} has not.",
+                f"{one.place}: reports to {text}, and {job.python.name} does not have it.",
                 f"{job.python.remedy.format(text)}; or without it: --report_to none",
             )
         case "needs_hub":
@@ -503,11 +507,6 @@ def _name_of_asset(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "asset"
 
 
-def _number(devices: str) -> int:
-    """The number of devices that a value of CUDA_VISIBLE_DEVICES leaves."""
-    return len([one for one in devices.split(",") if one])
-
-
 def _flags(reached: Reached) -> Iterator[Finding]:
     """Options of the command that its script does not know."""
     script = reached.scripts[0] if len(reached.scripts) == 1 else ""
@@ -519,5 +518,5 @@ def _flags(reached: Reached) -> Iterator[Finding]:
         if re.match(r"--\w", flag) and not is_known:
             yield usage_error(
                 f"the command gives {flag}, and {script} has no such option.",
-                suggest(flag, known, f"python {quoted(script)} --help lists them."),
+                suggest(flag, known, "The script lists its options with --help."),
             )
