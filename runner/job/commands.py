@@ -187,7 +187,7 @@ class Command:
         typed = [word for word in self.front if word.startswith(f"{name}=")]
         return typed[-1].partition("=")[2].strip("'\"") if typed else None
 
-    def argv(self, words: Sequence[str], without: frozenset[str] = frozenset()) -> list[str]:
+    def argv(self, words: Sequence[str], without: frozenset[str]) -> list[str]:
         """The words to execute, after `front` without some variables."""
         front = [word for word in self.front if word.partition("=")[0] not in without]
         if front == ["env"]:
@@ -344,6 +344,9 @@ def inner_command(words: Sequence[str]) -> list[str]:
         if re.search(r"\.py$|\.sh$", name):
             return ["python" if name.endswith(".py") else "bash", *words[n:]]
         if re.fullmatch(r"python[\d.]*", name) or name in _PROGRAMS or name in _SHELLS:
+            return [*words[n:]]
+    for n, word in enumerate(words[1:], 1):  # not an option, nor a short option's value
+        if re.match(r"[^-\d]", word) and not re.fullmatch(r"-\w", words[n - 1]):
             return [*words[n:]]
     return [*words[-1:]]
 

@@ -216,8 +216,8 @@ def _check_not_for_nodes(command: Command, places: Places) -> None:
     """
     name = Path(command.own[0]).name
     words = [*command.own, *command.rest]
-    inner = inner_command(words)
     if name in STARTS_NODES:
+        inner = inner_command(words)
         total = re.search(r"\s(?:-np?|--ntasks)[ =]?(\d+)", " ".join(words))
         tasks = int(total[1]) // places.nodes if total else places.gpus
         is_rank = not read_command(inner).launcher and shell_script(inner)[0] == ""
@@ -226,7 +226,8 @@ def _check_not_for_nodes(command: Command, places: Places) -> None:
             f"`{name}` in `command`: the job itself starts the command on its nodes.",
             f"Write `command: {shlex.join(inner)}`{several}.",
         )
-    if name in ENVIRONMENTS and "run" in command.rest:
+    if name in ENVIRONMENTS and "run" in words:
+        inner = inner_command(words[words.index("run") :])
         raise UsageError(
             f"`{name} run` makes an environment on this machine; a job has the bundle's.",
             f"Write `command: {shlex.join(inner)}`",
@@ -301,8 +302,9 @@ def _processes(command: Command, places: Places, folder: Path) -> tuple[int, lis
             number //= _number(typed.get("num-machines")) or 1
             number = gpus if gpus and number == gpus * places.nodes else max(number, 1)
         file = accelerate_file(command, folder)
-        if not gpus and number is None and file.get("num_processes"):
-            number = max(file["num_processes"] // int(file.get("num_machines") or 1), 1)
+        in_file = _number(str(file.get("num_processes")))
+        if not gpus and number is None and in_file is not None:
+            number = max(in_file // (_number(str(file.get("num_machines"))) or 1), 1)
         notes += _notes_on_file(command, file, typed.get("config-file"))
     if count == "devices" and text and "," in text:
         number = text.count(",") + 1
@@ -376,8 +378,9 @@ def words_on_node(
         UsageError: as `plan_launch`.
     """
     command = read_command(words)
+    itself = [*words] if command.is_line else [*command.front, *command.own, *command.rest]
     if launch.mode != "node":
-        return {}, command.argv([*command.own, *command.rest])
+        return {}, itself
     meeting = {
         "NNODES": str(node.nodes),
         "NODE_RANK": str(node.number),
@@ -386,7 +389,7 @@ def words_on_node(
         "NPROC_PER_NODE": str(node.processes),
     }
     if not launch.launcher:
-        return meeting, command.argv([*command.own, *command.rest], MEETING)
+        return meeting, itself
     options, script = options_of(command)
     launcher = LAUNCHERS[launch.launcher]
     ours = launcher.words + (f" {launcher.each}" if node.processes else "")
@@ -430,8 +433,9 @@ def _accelerate(
 def _deepspeed(own: str, node: Node) -> list[str]:
     """What `deepspeed` itself starts on each node, over ssh: the launcher of its ranks."""
     seen = os.environ.get(VISIBLE, "").split(",")
-    gpus = seen if len(seen) >= node.processes and seen[0] else [*map(str, range(node.processes))]
-    world = {str(number): gpus[: node.processes] for number in range(node.nodes)}
+    ranks = max(node.processes, 1)
+    gpus = seen if len(seen) >= ranks and seen[0] else [*map(str, range(ranks))]
+    world = {str(number): gpus[:ranks] for number in range(node.nodes)}
     if not Path(own).name.startswith("python"):
         own = str(Path(own).with_name("python"))
     encoded = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()

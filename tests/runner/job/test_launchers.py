@@ -270,8 +270,8 @@ def test_how_a_command_is_started_and_which_choice_is_told(
 
 
 def test_with_launch_node_the_command_is_itself_on_each_node(project: Path) -> None:
-    line = line_on("MASTER_PORT=1 torchrun --nnodes $NNODES x.py", project, asked="node")
-    assert line == f"{BY_VARIABLES.format(4)} bash -c 'exec torchrun --nnodes $NNODES x.py'"
+    line = line_on("torchrun --nnodes $NNODES x.py", project, asked="node")
+    assert line == f"{BY_VARIABLES.format(4)} bash -c 'torchrun --nnodes $NNODES x.py'"
 
 
 @pytest.mark.parametrize(
@@ -312,8 +312,9 @@ def test_what_cannot_start_is_refused_with_the_line_that_can(
         ("mpirun -np 8 -x A python x.py", "python x.py", 4),
         ("horovodrun -np 4 train.py", "python train.py", 2),
         ("sbatch --time 3 srun.sh a", "bash srun.sh a", None),
+        ("srun -N 2 ./my_program --x 1", "./my_program --x 1", 4),
         ("uv run --extra gpu torchrun x.py", "torchrun x.py", None),
-        ("poetry run train.py", "python train.py", None),
+        ("poetry run torchrun train.py", "torchrun train.py", None),
         ("conda run -n x accelerate launch x.py", "accelerate launch x.py", None),
     ],
 )  # fmt: skip
@@ -330,7 +331,8 @@ def test_the_line_of_a_refusal_starts_on_all_nodes(
     planned(line, project, tasks=tasks)
 
 
-@obeys(FILE, "A script that reads SLURM_PROCID or RANK itself: ", "launch: node", "Omit `tasks_per")
+@obeys("runner/job/commands.py", "Options of the script come after its name")
+@obeys(FILE, "{gpus_per_node: ", "A script that reads SLURM_PROCID or RANK itself: ")
 def test_each_other_way_of_a_refusal_starts_on_all_nodes(project: Path) -> None:
     with pytest.raises(UsageError, match="`lm_eval` is one process") as error:
         planned("lm_eval --model hf", project)
@@ -341,6 +343,12 @@ def test_each_other_way_of_a_refusal_starts_on_all_nodes(project: Path) -> None:
     assert planned("lm_eval --model hf", project, nodes=1).mode == "once"
     assert planned("bash torchrun.sh", project, asked="node").mode == "node"
     assert planned("torchrun --new_option 3 x.py", project, asked="node").mode == "node"
+    for command in ("torchrun --nproc_per_node 8 x.py", "deepspeed --num_gpus 8 x.py"):
+        with pytest.raises(UsageError, match="asks for 4 GPUs") as error:
+            planned(command, project)
+        assert "{gpus_per_node: 8}" in error.value.remedy
+        assert planned(command, project, gpus=8).processes == 8
+        assert planned(command.replace("8", "4"), project).processes == 4
 
 
 def test_the_file_of_this_machine_is_told_of_because_it_does_not_travel(project: Path) -> None:
