@@ -217,6 +217,7 @@ def as_words(command: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(command, str):
         text = re.sub(r"(?:(?<=\s)|^)\\(?=\s)", "", command.replace("\\\n", "")).strip()
+        text = re.sub(r"(?<![&>])\s*&$", "", text)  # else the job ends as soon as it has begun
         bare = _bare(text)
         if re.search("['\"]", bare):
             raise WrongValueError("has a quote that is not closed", "Close it, or omit it.")

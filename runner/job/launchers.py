@@ -276,6 +276,8 @@ def _shell(script: str, code: str, places: Places) -> Launch:
     if starter_in(code) is None and not line and tasks > 1:
         return _launch("rank", tasks, "", f"{script} starts {tasks} times on each node")
     notes = []
+    if line:
+        notes.append(f"in {script} `{line}` runs as it is: `slurm:` does not change its processes")
     if places.nodes > 1 and starter_in(code) is None:
         notes.append(f"no `srun` is in {script}: it runs on the first of {places.nodes} nodes")
     return _launch("once", 0, "", *notes)
@@ -329,9 +331,13 @@ def _processes(command: Command, places: Places, folder: Path) -> tuple[int, lis
 
 
 def accelerate_file(command: Command, folder: Path) -> dict[str, Any]:
-    """The config file of `accelerate launch`; empty: there is none, or it cannot be read."""
+    """The config file of `accelerate launch`; empty: there is none.
+
+    Of a file that cannot be read here, `distributed_type` is not known, and not `NO`.
+    """
     options, _ = options_of(command)
     named = "".join([one.value for one in options if one.name == "config-file"][-1:])
+    named = os.path.expandvars(named)
     if command.launcher == "trl" and "--accelerate_config" in command.rest[:-1]:
         named = command.rest[command.rest.index("--accelerate_config") + 1]
         if not (folder / named).is_file():  # a name of a file in trl
@@ -339,7 +345,7 @@ def accelerate_file(command: Command, folder: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load((folder / named if named else _default_file()).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):  # accelerate itself says what is wrong with it
-        return {}
+        return {"distributed_type": "unknown"} if named else {}
     return config if isinstance(config, dict) else {}
 
 

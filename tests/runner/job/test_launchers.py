@@ -131,6 +131,11 @@ BY_VARIABLES = "NNODES=2 NODE_RANK=1 MASTER_ADDR=n1 MASTER_PORT=777 NPROC_PER_NO
             "--mixed_precision fp16 x.py",
         ),
         (
+            "accelerate launch --config_file $CONFIGS/one.yaml x.py",
+            f"bash -c 'exec accelerate launch {MACHINES.format(8)} --config_file "
+            "$CONFIGS/one.yaml x.py'",
+        ),
+        (
             "accelerate-launch --config-file=fsdp.yaml x.py",
             f"accelerate-launch {MACHINES.format(8)} --config-file=fsdp.yaml x.py",
         ),
@@ -240,7 +245,7 @@ def test_on_one_node_the_number_of_processes_follows_slurm(project: Path) -> Non
         ("bash run.sh", 2, 4, 4, "auto", "rank", 4, "run.sh starts 4 times on each node"),
         ("./srun.sh a", 2, 4, None, "auto", "once", 0, ""),
         ("./srun.sh", 2, 4, 4, "auto", "once", 0, ""),
-        ("bash -l torchrun.sh", 1, 4, None, "auto", "once", 0, ""),
+        ("bash -l torchrun.sh", 1, 4, None, "auto", "once", 0, "runs as it is"),
         ("cd x && python y.py", 1, 1, None, "auto", "once", 0, ""),
         ("python x.py", 2, 4, None, "rank", "rank", 4, ""),
         ("python x.py", 2, 4, None, "once", "once", 0, "on the first of 2 nodes alone"),
@@ -379,10 +384,12 @@ def test_deepspeed_takes_the_gpus_that_slurm_gave_to_the_job(
         ("x 'a | b' \"c && d\" e\\;f 5$ '$A'", ["x", "a | b", "c && d", "e;f", "5$", "$A"]),
         ("swift sft --dataset a#20 --x b=[1,2]",
          ["swift", "sft", "--dataset", "a#20", "--x", "b=[1,2]"]),
+        ("nohup python x.py &", ["nohup", "python", "x.py"]),
+        ("x > log 2>&1 &", ["bash", "-c", "x > log 2>&1"]),
         ("x \"it's\" 'say \"a\"'", ["x", "it's", 'say "a"']),
         *((text, ["bash", "-c", text]) for text in (
             "python a.py | tee b", "cd x && y", "a; b", "a > b", "a < b", "a $(b)", "a `b`", "a\nb",
-            'a "$B"', "a $B", 'a "x${B}"', "a *.txt", "a ~/b", "a --x=~/b", "a &", "a # b",
+            'a "$B"', "a $B", 'a "x${B}"', "a *.txt", "a ~/b", "a --x=~/b", "a & b", "a # b",
             'x "$(pwd)"', "a $((1 + 2))",
         )),
     ],
@@ -449,8 +456,8 @@ LOCAL_RANK = RANKS + "import sys; os.write(1, (' '.join(sys.argv[1:]) + '\\n').e
     "command",
     [
         "torchrun --standalone --nproc-per-node=2 ranks.py",
-        "accelerate launch --config_file no.yaml ranks.py",
         # Each takes ten seconds and more: the other launchers are nightly.
+        pytest.param("accelerate launch --config_file no.yaml ranks.py", marks=pytest.mark.slow),
         pytest.param("python -m torch.distributed.run --nproc_per_node 2 ranks.py",
                      marks=pytest.mark.slow),
         pytest.param("accelerate launch --cpu --num_processes 2 ranks.py", marks=pytest.mark.slow),
