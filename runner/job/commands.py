@@ -268,11 +268,9 @@ def read_command(words: Sequence[str]) -> Command:
             end += 1
         end = end + 2 if rest[end : end + 1] == ["-m"] and rest[end + 1 :] else 1
     launcher, subcommands = _PROGRAMS.get(Path(rest[end - 1]).name, ("", ""))
-    if subcommands and rest[end : end + 1]:
-        launcher = launcher if rest[end] in subcommands.split() else ""
+    if subcommands:
+        launcher = launcher if "".join(rest[end : end + 1]) in subcommands.split() else ""
         end += 2 if rest[end : end + 2] == ["run", "model"] else 1  # its name before lightning 2.3
-    elif subcommands:
-        launcher = ""
     end = end if launcher else 1
     return Command(
         is_line=is_line,

@@ -186,13 +186,20 @@ def _by_launcher(command: Command, places: Places, folder: Path) -> Launch:
     options, script = options_of(command)
     if any(one.name == "autotuning" for one in options):  # it starts `deepspeed` many times
         return _once(command, places)
-    processes, notes = _processes(command, places, folder)
+    file = accelerate_file(command, folder)
+    processes, notes = _processes(command, places, file)
     if not script and command.launcher != "trl":
         raise UsageError(
             f"`{shlex.join(command.own)}` is given no script.", "Name it after the options."
         )
+    if file and command.launcher == "accelerate" and "config-file" not in {o.name for o in options}:
+        notes.append(
+            f"{_default_file()} is of this machine: to send its settings with the run, copy it "
+            "into the project and name it by --config_file"
+        )
     ours = LAUNCHERS[command.launcher].ours.split()
     replaced = [one.words[0] for one in options if one.name in ours]
+    replaced += [key for key in ("num_processes", "num_machines", "main_process_ip") if key in file]
     replaced += [one for one in command.front if one.partition("=")[0] in MEETING | {VISIBLE}]
     if replaced:
         notes.append(
@@ -287,8 +294,11 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[1-9]\d*", text) else None
 
 
-def _processes(command: Command, places: Places, folder: Path) -> tuple[int, list[str]]:
+def _processes(command: Command, places: Places, file: Mapping[str, Any]) -> tuple[int, list[str]]:
     """The ranks on each node, and why so many.
+
+    Args:
+        file: from `accelerate_file`.
 
     Raises:
         UsageError: the command says more than there are GPUs.
@@ -303,11 +313,9 @@ def _processes(command: Command, places: Places, folder: Path) -> tuple[int, lis
         if number is not None:  # that of all machines
             number //= _number(typed.get("num-machines")) or 1
             number = gpus if gpus and number == gpus * places.nodes else max(number, 1)
-        file = accelerate_file(command, folder)
         in_file = _number(str(file.get("num_processes")))
         if not gpus and number is None and in_file is not None:
             number = max(in_file // (_number(str(file.get("num_machines"))) or 1), 1)
-        notes += _notes_on_file(command, file, typed.get("config-file"))
     if count == "devices" and text and "," in text:
         number = text.count(",") + 1
     if number is None and (chosen := typed.get("include") or typed.get("gpu-ids")):
@@ -335,6 +343,8 @@ def accelerate_file(command: Command, folder: Path) -> dict[str, Any]:
 
     Of a file that cannot be read here, `distributed_type` is not known, and not `NO`.
     """
+    if command.launcher not in ("accelerate", "trl"):
+        return {}
     options, _ = options_of(command)
     named = "".join([one.value for one in options if one.name == "config-file"][-1:])
     named = os.path.expandvars(named)
@@ -354,20 +364,6 @@ def _default_file() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface")
     return home / "accelerate" / "default_config.yaml"
-
-
-def _notes_on_file(command: Command, file: Mapping[str, Any], named: str | None) -> list[str]:
-    if not file:
-        return []
-    if named is None and command.launcher == "accelerate":
-        return [
-            f"{_default_file()} is of this machine: to send its settings with the run, copy it "
-            "into the project and name it by --config_file"
-        ]
-    own = [key for key in ("num_processes", "num_machines", "main_process_ip") if file.get(key)]
-    if not own:
-        return []
-    return [f"{', '.join(own)} of {named or 'the config file'}: replaced, as `slurm:` says"]
 
 
 def words_on_node(

@@ -230,7 +230,7 @@ def test_on_one_node_the_number_of_processes_follows_slurm(project: Path) -> Non
         ("torchrun --nproc_per_node 1 x.py", 1, 4, None, "auto", "node", 1, "idle on each node: 3"),
         ("torchrun --standalone x.py", 1, 1, None, "auto", "node", 1, "`--standalone`: replaced"),
         ("accelerate launch --config_file gpus.yaml x", 1, 4, None, "auto", "node", 4,
-         "num_processes, num_machines, main_process_ip of gpus.yaml: replaced"),
+         "`num_processes num_machines main_process_ip`: replaced"),
         ("python x.py", 1, 4, None, "auto", "once", 0, "`command: torchrun x.py`"),
         ("python -u -m pkg.a b", 1, 4, None, "auto", "once", 0, "`command: torchrun -m pkg.a b`"),
         ("python x.py", 1, 1, None, "auto", "once", 1, ""),
