@@ -69,23 +69,29 @@ def curves_of(work: Path, found: Sequence[Result]) -> Curves:
     notes: list[str] = []
     source, lines = _steps(work, found[::-1], notes)
     table = dict[str, str | float]()
-    steps, validations, names = Columns(), Columns(), set[str]()
+    by_step, names = dict[int, Line](), set[str]()
     for line in lines:
+        measures = {_our_name(name): value for name, value in line.items() if name != "step"}
         if "train_runtime" in line:  # the last line of Trainer: means over the whole run
             table |= {name: value for name, value in line.items() if name != "step"}
             continue
-        measures = {_our_name(name): value for name, value in line.items() if name != "step"}
         names |= set(sorted(measures.keys() - names)[: MOST_NAMES - len(names)])
-        measures = {name: value for name, value in measures.items() if name in names}
+        kept = {name: value for name, value in measures.items() if name in names}
+        by_step.setdefault(line["step"], {}).update(kept)
+    steps, validations = Columns(), Columns()
+    for step, measures in sorted(by_step.items()):
         is_validation = {name for name in measures if name.startswith("validation_")}
-        for columns, chosen in ((validations, is_validation), (steps, names - is_validation)):
-            if of_line := {name: measures[name] for name in measures if name in chosen}:
-                columns.append({"step": line["step"], **of_line})
+        for columns, chosen in (
+            (validations, is_validation),
+            (steps, measures.keys() - is_validation),
+        ):
+            if chosen:
+                columns.append({"step": step, **{name: measures[name] for name in chosen}})
     table |= _table(work, found[::-1], notes)
     for run in sorted({match[0] for result in found if (match := _WANDB.match(result.path))}):
         sync = f"wandb sync {quoted(work / run)}"
         notes.append(f"files of wandb, to send from a machine with internet: {sync}")
-    return Curves(source, steps.by_step(), validations.by_step(), table, tuple(notes))
+    return Curves(source, steps, validations, table, tuple(notes))
 
 
 def with_curves(history: History) -> History:
@@ -225,11 +231,11 @@ def _table(work: Path, newest: Sequence[Result], notes: list[str]) -> dict[str, 
     folders = {result.path.rpartition("/")[0] for result in chosen}
     table: dict[str, str | float] = {}
     for result in chosen:
-        where = f"{result.path.rpartition('/')[0]}: " if len(folders) > 1 else ""
+        where = f"{result.path.rpartition('/')[0]}:" if len(folders) > 1 else ""
         for task, measures in _read(work, result, _of_tasks, notes):
             for name in measures if isinstance(measures, dict) else ():
                 if len(table) < MOST_NAMES and (value := number(measures, name)) is not None:
-                    table.setdefault(f"{where}{task} {name}".strip(), value)
+                    table.setdefault(" ".join(filter(None, (where, task, name))), value)
     return table
 
 
