@@ -48,8 +48,8 @@ def trainer(work: Path) -> None:
 
 def accelerate(work: Path) -> None:
     """accelerate's save_state, into numbered folders; loads the last one."""
-    from accelerate import Accelerator
-    from accelerate.utils import ProjectConfiguration
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate.utils import ProjectConfiguration  # type: ignore[import-untyped]
 
     accelerator = Accelerator(
         cpu=True,
@@ -94,6 +94,9 @@ def deepspeed(work: Path) -> None:
     """DeepSpeed's save_checkpoint; loads what `latest` names."""
     import deepspeed
 
+    from runner.training import patches
+
+    patches.omit_shared_memory_op()  # a kill while it is compiled would leave a lock behind
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     model = _model()
     engine, *_ = deepspeed.initialize(
@@ -145,7 +148,7 @@ def main(writer: str, work: Path, kills: int, seed: int, longest: float = 0.5) -
     elif writer in ("accelerate", "deepspeed"):
         __import__(writer)
     chosen = random.Random(seed)
-    log, lines = work.parent / "log", []
+    log, lines = work.parent / "log", list[str]()
     work.mkdir(parents=True, exist_ok=True)
     for number in range(kills):
         before = results(work, {})
