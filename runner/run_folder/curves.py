@@ -21,7 +21,8 @@ from runner.run_folder.results import Result, results
 
 MOST_BYTES = 64 * 10**6  # of one file
 MOST_NAMES = 200  # measures, and rows of the table
-MOST_TABLES = 20  # files
+MOST_FILES = 20  # of one kind
+MOST_WORDS = 200  # characters of an error
 
 _STEPS = ("step", "global_step", "current_steps", "iteration", "iter")
 """transformers and Lightning; accelerate's scripts; LLaMA-Factory; others."""
@@ -99,12 +100,14 @@ def with_curves(history: History) -> History:
     root = history.folder.root
     project = read_json(root / "project.json")
     files = project.get("files") if isinstance(project, dict) else None
+    travelled = {
+        path: (entry[0], entry[1])
+        for path, entry in (files.items() if isinstance(files, dict) else ())
+        if isinstance(entry, list) and len(entry) == 2
+    }
     asked = history.settings.get("results")
-    found = results(
-        root / "work",
-        {path: tuple(entry) for path, entry in files.items()} if isinstance(files, dict) else {},
-        [str(pattern) for pattern in asked] if isinstance(asked, list) else [],
-    )
+    patterns = [str(pattern) for pattern in asked] if isinstance(asked, list) else []
+    found = results(root / "work", travelled, patterns)
     curves = curves_of(root / "work", found)
     return replace(
         history,
@@ -125,15 +128,10 @@ def _our_name(name: str) -> str:
 def _steps(work: Path, newest: Sequence[Result], notes: list[str]) -> tuple[str, list[Line]]:
     """The file with the curves, and its lines; empty: there is none."""
     for pattern, entries_of in _SOURCES:
-        for result in newest:
-            if pattern.search(result.path):
-                lines = [
-                    line
-                    for entry in _read(work, result, entries_of, notes)
-                    if (line := _line(entry))
-                ]
-                if lines:
-                    return result.path, lines
+        for result in [result for result in newest if pattern.search(result.path)][:MOST_FILES]:
+            entries = _read(work, result, entries_of, notes)
+            if lines := [line for line in map(_line, entries) if line]:
+                return result.path, lines
     return "", []
 
 
@@ -146,8 +144,8 @@ def _read(
             raise ValueError(f"it has {human_size(result.size)}")
         return entries_of(work / result.path)
     except Exception as error:  # noqa: BLE001 - anyone wrote these bytes; protobuf has errors of its own
-        why = str(error).partition("\n")[0][:200]
-        notes.append(f"{result.path} was not read: {type(error).__name__}: {why}")
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        notes.append(f"{result.path} was not read: {kind}{str(error)[:MOST_WORDS]}")
         return ()
 
 
@@ -227,7 +225,7 @@ def _table(work: Path, newest: Sequence[Result], notes: list[str]) -> dict[str, 
     """Measures without a step: `all_results.json` of transformers' examples; the tasks in
     `results_*.json` of lm-evaluation-harness.
     """
-    chosen = [result for result in newest if _TABLES.search(result.path)][:MOST_TABLES]
+    chosen = [result for result in newest if _TABLES.search(result.path)][:MOST_FILES]
     folders = {result.path.rpartition("/")[0] for result in chosen}
     table: dict[str, str | float] = {}
     for result in chosen:

@@ -88,13 +88,12 @@ def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
         prefix = inner.pop()
         with suppress(OSError), os.scandir(work / prefix) as entries:
             for entry in entries:
-                if entry.is_symlink() or entry.name in NO_RESULTS:
-                    continue
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(status.st_mode):
+                    is_folder = stat.S_ISDIR(status.st_mode) and entry.name not in NO_RESULTS
+                    if is_folder:
                         inner.append(f"{prefix}{entry.name}/")
-                    if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
+                    if is_folder or stat.S_ISREG(status.st_mode):
                         yield prefix + entry.name, status
 
 
@@ -240,7 +239,8 @@ def _checkpoints(
             checkpoint = found.setdefault(folder, _Checkpoint(folder))
         if folder and not is_folder:
             checkpoint.files[path.removeprefix(f"{folder}/")] = status.st_mtime
-            foreign |= {folder} - ({folder} if path in known else set())
+            if path not in known:
+                foreign.add(folder)
     families: dict[tuple[str, str], list[_Checkpoint]] = {}
     for folder in sorted(found.keys() - foreign, key=_numbers):
         parent, _, name = folder.rpartition("/")
@@ -273,8 +273,6 @@ def _unfinished(
         # scheduler.pt, rng_state*.pth (each rank its own), and trainer_state.json last.
         if files.keys() <= _WRITTEN_FIRST:
             return "it has no weights"
-        if "checkpoint-is-incomplete.txt" in files:  # transformers/trainer_jit_checkpoint.py
-            return "checkpoint-is-incomplete.txt is in it"
         if _STATE in files:
             is_read = isinstance(read_json(work / checkpoint.path / _STATE), dict)
             return "" if is_read else f"{_STATE} is cut off"
@@ -342,15 +340,13 @@ def _cut_tensors(file: IO[bytes], size: int) -> str:
     """The format: 8 bytes of the header's length, the header in JSON, the tensors
     (https://github.com/huggingface/safetensors#format).
     """
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, _MOST_HEADER):
-        return "its header is cut off"
     try:
-        tensors = json.loads(file.read(length))
+        length = int.from_bytes(file.read(8), "little")
+        tensors = json.loads(file.read(min(length, _MOST_HEADER)))
         ends = [tensors[name]["data_offsets"][1] for name in tensors.keys() - {"__metadata__"}]
         whole = 8 + length + max(ends, default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return "its header is damaged"
+        return "its header is cut off, or damaged"
     return f"it has {size} of {whole} bytes" if size < whole else ""
 
 
