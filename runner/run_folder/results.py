@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from runner.from_stage import IncompleteError, hash_file
@@ -160,7 +160,8 @@ epoch=1-step=20.ckpt. Not `version_0` of Lightning, which holds all checkpoints 
 _OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
 _OF_DEEPSPEED = re.compile(r"global_step\d+")  # save_checkpoint, deepspeed/runtime/engine.py
 _STATE = "trainer_state.json"
-_WRITTEN_FIRST = {"config.json", "generation_config.json"}  # save_pretrained, then the weights
+_WRITTEN_FIRST = {"README.md", "config.json", "generation_config.json"}
+"""Before the weights: by save_pretrained of peft, and of transformers."""
 _ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz")
 _JUST_NOW_S = 10.0
 """Before the last change of all: a save of that time may have been under way."""
@@ -229,9 +230,12 @@ def half_written(work: Path, found: Sequence[Result]) -> list[tuple[Path, str]]:
 def _checkpoints(
     work: Path, known: Mapping[str, Result]
 ) -> dict[tuple[str, str], list[_Checkpoint]]:
-    """(Folder, name without numbers) -> the checkpoints there, in order of their numbers."""
+    """(Folder, name without numbers) -> the checkpoints there, in order of their numbers.
+
+    A folder that has checkpoints inside is none: `step1` of a training in stages.
+    """
     found: dict[str, _Checkpoint] = {}
-    foreign = set()
+    foreign = set[str]()
     for path, status in _walk(work):
         is_folder = stat.S_ISDIR(status.st_mode)
         folder = _checkpoint_of(path.split("/") if is_folder else path.split("/")[:-1])
@@ -241,6 +245,7 @@ def _checkpoints(
             checkpoint.files[path.removeprefix(f"{folder}/")] = status.st_mtime
             if path not in known:
                 foreign.add(folder)
+    foreign |= {outer.as_posix() for folder in found for outer in PurePosixPath(folder).parents}
     families: dict[tuple[str, str], list[_Checkpoint]] = {}
     for folder in sorted(found.keys() - foreign, key=_numbers):
         parent, _, name = folder.rpartition("/")
@@ -250,12 +255,11 @@ def _checkpoints(
 
 def _checkpoint_of(folders: Sequence[str]) -> str:
     """The innermost folder for one checkpoint; DeepSpeed's is a part of the one it is in."""
-    for depth in range(len(folders), 0, -1):
-        is_part = _OF_DEEPSPEED.fullmatch(folders[depth - 1]) and any(
-            map(_NUMBERED.fullmatch, folders[max(0, depth - 2) : depth - 1])
-        )
-        if _NUMBERED.fullmatch(folders[depth - 1]) and not is_part:
-            return "/".join(folders[:depth])
+    for depth in reversed(range(len(folders))):
+        name, above = folders[depth], folders[depth - 1] if depth else ""
+        is_part = _OF_DEEPSPEED.fullmatch(name) and _NUMBERED.fullmatch(above)
+        if _NUMBERED.fullmatch(name) and not is_part:
+            return "/".join(folders[: depth + 1])
     return ""
 
 
@@ -279,21 +283,20 @@ def _unfinished(
         if "training_args.bin" in files or any(_STATE in other.files for other in older):
             return f"it has no {_STATE}, which transformers' Trainer writes last"
     is_just_written = max(files.values(), default=end) > end - _JUST_NOW_S
-    if older:
-        # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
-        # torch/distributed/checkpoint: .metadata last.
-        missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds
-        for kind in sorted(missing):
-            # What people add later (an evaluation of each checkpoint) is text.
-            if is_just_written or not kind.endswith(_CONFIG_SUFFIXES):
-                return f"it has no {kind}, as {older[-1].name} has"
-    latest = (work / checkpoint.path).with_name("latest")
-    is_alone = not older and is_just_written and _OF_DEEPSPEED.fullmatch(checkpoint.name)
-    return (
-        "there is no file `latest`, which DeepSpeed writes last"
-        if is_alone and not latest.exists()
-        else ""
-    )
+    if not older:
+        is_named = not _OF_DEEPSPEED.fullmatch(checkpoint.name) or (
+            (work / checkpoint.path).with_name("latest").exists()
+        )
+        is_whole = is_named or not is_just_written
+        return "" if is_whole else "there is no file `latest`, which DeepSpeed writes last"
+    # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
+    # torch/distributed/checkpoint: .metadata last.
+    missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds
+    for kind in sorted(missing):
+        # What people add later (an evaluation of each checkpoint) is text.
+        if is_just_written or not kind.endswith(_CONFIG_SUFFIXES):
+            return f"it has no {kind}, as {older[-1].name} has"
+    return ""
 
 
 def _not_latest(

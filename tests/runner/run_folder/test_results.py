@@ -228,7 +228,9 @@ WHOLE: dict[str, tuple[str | tuple[str, bytes | str], ...]] = {
         "eval/checkpoint-5/results.json", "eval/checkpoint-10/results.json",
         "out/epoch_1/table.json",
     ),
-    "a stage that has a number": ("step1/checkpoint-5/a.pt", "step1/checkpoint-5/b.pt"),
+    "stages that have numbers": (
+        "step1/checkpoint-5/a.pt", "step1/a.pt", "step1/b.txt", "step2/checkpoint-5/a.pt",
+    ),
     "fewer ranks than before": (
         *(f"checkpoint_0/random_states_{rank}.pkl" for rank in range(4)),
         *(f"checkpoint_1/random_states_{rank}.pkl" for rank in range(2)),
