@@ -23,6 +23,7 @@ MOST_BYTES = 64 * 10**6  # of one file
 MOST_NAMES = 200  # measures, and rows of the table
 MOST_FILES = 20  # of one kind
 MOST_WORDS = 200  # characters of an error
+CURVES = "curves"  # in the facts of a History: the file with the curves
 
 _STEPS = ("step", "global_step", "current_steps", "iteration", "iter")
 """transformers and Lightning; accelerate's scripts; LLaMA-Factory; others."""
@@ -111,6 +112,7 @@ def with_curves(history: History) -> History:
     curves = curves_of(root / "work", found)
     return replace(
         history,
+        facts={**history.facts, CURVES: f"work/{curves.source}" if curves.source else None},
         steps=curves.steps,
         validations=curves.validations,
         table=curves.table,

@@ -184,7 +184,7 @@ def test_the_report_of_a_command_draws_what_its_trainer_measured(tmp_path: Path)
                           "Learning rate", "Gradient norm, before clipping"]  # fmt: skip
     assert titles[5:] == ["validation_runtime", "rewards/mean"]
     for shown in ("accelerate launch sft.py", "eval_accuracy", "0.75", "gpu7", "abab",
-                  "out/checkpoint-40/trainer_state.json"):  # fmt: skip
+                  "Curves are fromwork/out/checkpoint-40/trainer_state.json"):  # fmt: skip
         assert shown in page.text, shown
     assert "The end of the log" not in page.text and "no step" not in page.text
 
