@@ -209,6 +209,9 @@ def test_a_checkpoint_of_deepspeed_counts_when_latest_names_it(tmp_path: Path) -
     (tmp_path / "alone").mkdir()
     write(tmp_path / "alone", f"global_step1/{states}")
     assert "latest" in torn(tmp_path / "alone")["global_step1"]
+    write(tmp_path / "alone", f"global_step1/{states}", age=60)
+    write(tmp_path / "alone", "later.txt")
+    assert torn(tmp_path / "alone") == {}, "it asked for no `latest`"
 
 
 def test_a_shard_that_an_index_names_must_be_there(tmp_path: Path) -> None:
@@ -268,6 +271,7 @@ def test_a_folder_with_a_file_that_travelled_stays(tmp_path: Path) -> None:
     write(tmp_path, "checkpoint-1/training_args.bin", ("checkpoint-1/README.md", "mine"))
     found = results(tmp_path, {"checkpoint-1/README.md": digest("mine")})
     assert half_written(tmp_path, found) == []
+    (tmp_path / "checkpoint-1" / "link").symlink_to("README.md")
     assert [*torn(tmp_path)] == ["checkpoint-1"]
 
 
