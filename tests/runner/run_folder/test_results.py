@@ -214,6 +214,14 @@ def test_a_checkpoint_of_deepspeed_counts_when_latest_names_it(tmp_path: Path) -
     assert torn(tmp_path / "alone") == {}, "it asked for no `latest`"
 
 
+def test_a_part_that_is_cut_off_takes_its_whole_checkpoint_along(tmp_path: Path) -> None:
+    write(tmp_path, "out/checkpoint-9/trainer_state.json", ("out/checkpoint-9/global_step9/a.pt", ""),
+          "out/checkpoint-5/trainer_state.json", ("best.ckpt", ""))  # fmt: skip
+    assert torn(tmp_path) == {
+        "best.ckpt": "it is cut off", "out/checkpoint-9": "a.pt: it is cut off"
+    }  # fmt: skip
+
+
 def test_a_shard_that_an_index_names_must_be_there(tmp_path: Path) -> None:
     index = json.dumps({"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}})
     data = tensors(tmp_path / "one")
