@@ -215,8 +215,8 @@ def test_a_checkpoint_of_deepspeed_counts_when_latest_names_it(tmp_path: Path) -
 
 
 def test_a_part_that_is_cut_off_takes_its_whole_checkpoint_along(tmp_path: Path) -> None:
-    write(tmp_path, "out/checkpoint-9/trainer_state.json", ("out/checkpoint-9/global_step9/a.pt", ""),
-          "out/checkpoint-5/trainer_state.json", ("best.ckpt", ""))  # fmt: skip
+    write(tmp_path, "out/checkpoint-9/trainer_state.json", "out/checkpoint-5/trainer_state.json")
+    write(tmp_path, ("out/checkpoint-9/global_step9/a.pt", ""), ("best.ckpt", ""))
     assert torn(tmp_path) == {
         "best.ckpt": "it is cut off", "out/checkpoint-9": "a.pt: it is cut off"
     }  # fmt: skip
