@@ -37,21 +37,10 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _DATA = (".txt", ".csv", ".tsv", ".jsonl", ".parquet")
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".npy", ".npz", ".pkl", ".h5", ".gguf")
 _FOLDERS = (
-    *(
-        "data",
-        "dataset",
-        "datasets",
-        "out",
-        "output",
-        "outputs",
-        "models",
-        "model",
-        "ckpt",
-        "ckpts",
-    ),
-    *("checkpoint", "checkpoints", "configs", "config", "logs", "results", "runs", "exp", "save"),
-    *("saves", "saved", "saved_models", "pretrained", "weights", "experiments", "cache", "tmp"),
-    *("path", "..", "."),
+    *("data", "dataset", "datasets", "out", "output", "outputs", "model", "models", "ckpt"),
+    *("ckpts", "checkpoint", "checkpoints", "config", "configs", "logs", "results", "runs"),
+    *("exp", "save", "saves", "saved", "saved_models", "pretrained", "weights", "experiments"),
+    *("cache", "tmp", "path", "..", "."),
 )
 """Names of folders; a value that begins with one is no repository of a Hub."""
 _WRITTEN = re.compile(
@@ -61,6 +50,8 @@ _WRITTEN = re.compile(
 _READ = re.compile(r"^c$|conf|cfg|file$|deepspeed|data|input|train|valid|test|recipe|prompt")
 _CONFIG = re.compile(r"^c$|conf|cfg|deepspeed|recipe")
 """Options that name what the command reads; the second: what it cannot start without."""
+_ELSEWHERE = re.compile(r"[$*{,~\s]|://|^/")
+"""Signs of a value that is no path in the project, or that only a shell knows."""
 _TRUE = ("1", "true", "yes", "on")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 _SET_IN_JOBS = re.compile(
@@ -195,15 +186,18 @@ def findings(code: OwnCode, job: Job) -> Iterator[Finding]:
 def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
     """Files that the command names, and that do not travel."""
     for script in reached.scripts:
-        if script not in code.paths:
+        if script not in code.paths and not _ELSEWHERE.search(script):
             scripts = [path for path in code.paths if path.endswith(".py")]
             yield _absent(code, script, usage_error, scripts)
     for option, value in values(code.words):
         path = code.path(value)
         suffix = PurePosixPath(path).suffix
         is_file = suffix in (*_CODE, *_CONFIGS, *_DATA)
-        is_elsewhere = re.search(r"[$*{,~]|://|^/", value) is not None
-        if not (is_file or (option and "/" in value)) or is_elsewhere or _WRITTEN.search(option):
+        if (
+            not (is_file or (option and "/" in value))
+            or _ELSEWHERE.search(value)
+            or _WRITTEN.search(option)
+        ):
             continue
         if path in reached.scripts or any(f"/{p}/".startswith(f"/{path}/") for p in code.paths):
             continue
@@ -258,7 +252,11 @@ def _ask(root: Path, python: JobPython, reached: Reached, names: Collection[str]
     own = {path: source.problem for path, source in reached.sources.items() if source.problem}
     have = {_plain(name) for name in python.packages}
     have |= {"torch"} if "pytorch" in have else set()
-    missing = {name for name in names if not have & {_plain(name), _plain(_pip_name(name))}}
+    # `opencv-python-headless` and `faiss-gpu` have the modules of their namesakes.
+    stems = {
+        name: (_plain(name), _plain(_pip_name(name)).removesuffix("-python")) for name in names
+    }
+    missing = {name for name in names if not any(p.startswith(stems[name]) for p in have)}
     return _Answers(own, frozenset(missing - sys.stdlib_module_names if have else ()))
 
 
@@ -447,12 +445,13 @@ def _asks_for(
             )
         case "sets" if not one.more:
             return
-        case "sets" if text == "HF_ENDPOINT" and "127.0.0.1" not in value:
+        # Before the program, these do no harm: `exec` sets its own in each Python.
+        case "sets" if text == "HF_ENDPOINT" and one.path and "127.0.0.1" not in value:
             yield warning(
                 f"{one.place}: sets HF_ENDPOINT, so the script does not ask the bundle.",
                 "Take this line out of the script; a shell's own HF_ENDPOINT may stay.",
             )
-        case "sets" if text in _OFFLINE and value.lower() in _TRUE:
+        case "sets" if text in _OFFLINE and one.path and value.lower() in _TRUE:
             yield warning(
                 f"{one.place}: sets {text}, so `load_dataset` does not ask the bundle.",
                 "Take this line out of the script: the job has no other Hub than the bundle.",

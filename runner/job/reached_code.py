@@ -18,6 +18,9 @@ from runner.job.source_code import Said, Source, read_source
 MAX_FILES = 500  # of Python that are read: about 5 s; timm has 300
 
 
+_STARTS_MODULES = re.compile(r"(^|/)(python|torchrun|accelerate|deepspeed)")
+
+
 @dataclass(frozen=True)
 class OwnCode:
     """A project, and the command that starts it.
@@ -128,23 +131,35 @@ def _start(code: OwnCode) -> Reached:
         folders.append(code.folder)  # its launcher adds this folder to PYTHONPATH
     modules: list[Said] = []
     for number, word in enumerate(words):
-        module = code.path(word.replace(".", "/"))
-        is_module = number > 0 and words[number - 1] in ("-m", "--module")
+        before = words[number - 1] if number else ""
+        path, module = code.path(word), code.path(word.replace(".", "/"))
         found = [p for p in (f"{module}.py", f"{module}/__main__.py") if p in code.paths]
-        if is_module and found:
-            return Reached(found[:1], words[number + 1 :], [code.folder, *folders])
-        if is_module:
+        # `srun -m block` is no module.
+        if before in ("-m", "--module") and any(map(_STARTS_MODULES.search, words[:number])):
+            if found:
+                return Reached(found[:1], words[number + 1 :], [code.folder, *folders])
             modules.append(Said("import", word))
-        path = code.path(word)
-        if word.endswith(".py"):
+        is_text = re.fullmatch(r"-\w*c", before) is not None  # `bash -lc 'cd src; python train.py'`
+        if word.endswith(".py") and not is_text:
             return Reached([path], words[number + 1 :], [_join(path, ".."), *folders], modules)
-        if word.endswith(".sh") and path in code.paths:
-            text = (code.root / path).read_text("utf-8", "replace")
-            shell = tuple(re.findall(r"[^\s\\\"']+", re.sub(r"(?m)(^|\s)#.*", "", text)))
+        if is_text or (word.endswith(".sh") and path in code.paths):
+            shell = _words_of_shell(word if is_text else _text(code.root / path))
             scripts = sorted({code.path(name) for name in shell} & _Modules(code.paths).files)
             folders = [code.folder, *(_join(script, "..") for script in scripts), *folders]
             return Reached(scripts, (), folders, modules, shell)
     return Reached(folders=[code.folder, *folders], modules=modules)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:  # what packs the project says it
+        return ""
+
+
+def _words_of_shell(text: str) -> tuple[str, ...]:
+    """The words of a shell script, without comments; quotes are left out."""
+    return tuple(re.findall(r"[^\s\\\"';]+", re.sub(r"(?m)(^|\s)#.*", "", text)))
 
 
 def _join(*parts: str) -> str:

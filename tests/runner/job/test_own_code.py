@@ -144,8 +144,9 @@ def test_a_package_has_another_name_for_pip(project: Project) -> None:
 
 
 def test_packages_known_by_name_alone_give_a_warning(project: Project) -> None:
-    project.python = NOT_HERE
-    project.write("train.py", "import cv2, torch, json\nimport trl\n")
+    names = ("torch", "opencv-python-headless", "faiss-gpu", "PyYAML")
+    project.python = JobPython("the environment `train-env`", None, names)
+    project.write("train.py", "import cv2, torch, json, faiss, yaml\nimport trl\n")
     assert project.only().level == "warning"
 
 
@@ -197,6 +198,7 @@ def test_the_main_block_of_a_file_that_is_imported_does_not_run(project: Project
         ("PYTHONPATH=lib python src/run.py", "", "import far"),
         ("env PYTHONPATH=lib python src/run.py", "", "import far"),
         ("deepspeed src/run.py", "", "from lib import far"),
+        ("srun -m block python src/run.py", "", "import beside"),
         ("python src/run.py", "", "import sys\nsys.path.append('lib')\nimport far"),
         (
             "python src/run.py",
@@ -272,6 +274,14 @@ def test_the_python_scripts_of_a_shell_script(project: Project) -> None:
     assert "`absent`" in project.only("bash run.sh").message
 
 
+def test_the_python_scripts_in_a_line_for_a_shell(project: Project) -> None:
+    project.write("train.py", "import absent\n")
+    code = project.code("bash -c")
+    text = "cd . && python train.py"
+    reached = reach(OwnCode(code.root, code.paths, ("bash", "-lc", text)))
+    assert reached.scripts == ["train.py"]
+
+
 def test_the_number_of_files_is_bounded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reached_code, "MAX_FILES", 3)
     monkeypatch.setattr("runner.job.own_code.MAX_FILES", 3)
@@ -282,6 +292,11 @@ def test_the_number_of_files_is_bounded(project: Project, monkeypatch: pytest.Mo
 
 
 # Files that the command names.
+
+
+@pytest.mark.parametrize("script", ["/opt/tools/run.py", "$HOME/run.py"])
+def test_a_script_that_is_elsewhere(project: Project, script: str) -> None:
+    assert project.check(f"python {script}") == []
 
 
 def test_the_script_has_another_name(project: Project) -> None:
@@ -559,6 +574,7 @@ def test_variables_that_the_code_sets(project: Project, text: str) -> None:
     "text",
     [
         "os.environ['HF_HUB_OFFLINE'] = '0'",
+        "os.environ['HF_ENDPOINT'] = address",
         "os.environ['CUDA_VISIBLE_DEVICES'] = '0,1,2,3'",
         "os.environ['CUDA_VISIBLE_DEVICES'] = str(rank)",
         "if args.cpu:\n    os.environ['CUDA_VISIBLE_DEVICES'] = '-1'",
@@ -586,6 +602,10 @@ def test_a_variable_that_nothing_sets(project: Project) -> None:
         found.message == "train.py:2: reads the variable MY_DATA, and nothing sets it in the job."
     )
     assert project.check(f"{in_it(found.remedy, 'MY_DATA=VALUE')} python train.py") == []
+
+
+def test_offline_variables_before_the_program_do_no_harm(project: Project) -> None:
+    assert project.check("HF_HUB_OFFLINE=1 HF_ENDPOINT=https://a.b python train.py") == []
 
 
 def test_gpus_that_the_command_hides(project: Project) -> None:
