@@ -251,7 +251,7 @@ def test_links_lead_to_the_copy_or_to_where_they_led(
         assert (work / name).exists(), name
     assert (work / "lib/out").resolve() == tmp_path / "data"
     assert (work / "ignored").resolve() == checkout / "big/x"
-    (note,) = project.notes[1:]
+    (note,) = project.notes
     for name in ("lib/out", "gone", "ignored"):
         assert f"`{name}`" in note
     assert "`a`" not in note
