@@ -1,4 +1,4 @@
-"""Faults of a person's own script that `runner check` finds before the queue, each injected once."""
+"""Faults of a script of the user that `runner check` finds before the queue, each injected once."""
 
 from __future__ import annotations
 
