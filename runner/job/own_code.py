@@ -188,7 +188,7 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
     for script in reached.scripts:
         if script not in code.paths and not _ELSEWHERE.search(script):
             scripts = [path for path in code.paths if path.endswith(".py")]
-            yield _absent(code, script, usage_error, scripts)
+            yield _error_if(True, _absent(code, script, scripts))
     for option, value in values(code.words):
         path = code.path(value)
         suffix = PurePosixPath(path).suffix
@@ -206,22 +206,25 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
         may_be_found = any(p.endswith(f"/{value}") for p in code.paths)
         if (code.root / path).exists() or (is_read and is_file and not may_be_found):
             is_sure = suffix in (*_CODE, *_CONFIGS) and _CONFIG.search(option or "conf")
-            yield _absent(code, path, usage_error if is_sure else warning, sorted(code.paths))
+            yield _error_if(bool(is_sure), _absent(code, path, sorted(code.paths)))
 
 
-def _absent(
-    code: OwnCode, path: str, kind: Callable[[str, str], Finding], known: Sequence[str]
-) -> Finding:
+def _absent(code: OwnCode, path: str, known: Sequence[str]) -> Finding:
     if (code.root / path).exists():
-        return kind(
+        return warning(
             f"the command names {path}, which does not travel: git ignores it, or it is outside.",
             f"In the run file, write include: [{scalar(path)}]; what is large is an asset "
             "(`path:` in the manifest).",
         )
-    return kind(
+    return warning(
         f"the command names {path}, and the project has no such file.",
         suggest(path, known, "Check the path: it begins at the project's folder."),
     )
+
+
+def _error_if(is_sure: bool, found: Finding) -> Finding:
+    """What is found; an error, if it ends the command for sure."""
+    return usage_error(found.message, found.remedy) if is_sure else found
 
 
 # What the Python of the job says.
@@ -277,16 +280,13 @@ def _top(said: Said) -> str:
 def _syntax(reached: Reached, answers: _Answers) -> Iterator[Finding]:
     """Files that the Python of the job cannot read."""
     for path, (line, message) in answers.faults.items():
-        kind = usage_error if reached.sure[path] == 2 else warning
         version = answers.version or sys.version.split()[0]
-        what = f"{path}:{line}: Python {version} cannot read it: {message}."
+        remedy = "Correct this line: no Python that is known here can read it."
         if answers.version and reached.sources[path].problem is None:
             newer = ".".join(sys.version.split(".")[:2])
-            yield kind(
-                what, f"It is for a newer Python: ask for python={newer} in the environment."
-            )
-        else:
-            yield kind(what, f"Correct it; python -m py_compile {quoted(path)} shows the place.")
+            remedy = f"It is for a newer Python: ask for python={newer} in the environment."
+        found = warning(f"{path}:{line}: Python {version} cannot read it: {message}.", remedy)
+        yield _error_if(reached.sure[path] == 2, found)
 
 
 def _imports(
@@ -306,21 +306,18 @@ def _imports(
         name = _top(said)
         if name not in answers.missing:
             continue
-        kind = usage_error if answers.version and said.sure == 2 else warning
         where = f"{said.place}: imports `{name}`"
         folder = _folder_of(name, code.paths)
-        if found := _left_behind(code, where, [PurePosixPath(f, name) for f in reached.folders]):
-            yield found
-        elif folder:
-            yield kind(
+        found = warning(
+            f"{where}, and {python.name} does not have it.", python.remedy.format(_pip_name(name))
+        )
+        if folder:
+            found = warning(
                 f"{where}, which is in the folder `{folder}`, where Python does not look.",
                 f"Begin the command with PYTHONPATH={folder}; or stage it as a wheel.",
             )
-        else:
-            yield kind(
-                f"{where}, and {python.name} does not have it.",
-                python.remedy.format(_pip_name(name)),
-            )
+        left = _left_behind(code, where, [PurePosixPath(f, name) for f in reached.folders])
+        yield left or _error_if(bool(answers.version) and said.sure == 2, found)
 
 
 def _surest(said: Iterable[Said], key: Callable[[Said], str]) -> list[Said]:
