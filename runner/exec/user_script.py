@@ -50,13 +50,12 @@ from runner.from_stage import (
     write_atomically,
 )
 from runner.inputs import (
-    HUB_IN_CHILDREN,
     check_known_damage,
     check_names_and_sizes,
     check_site,
-    open_hub,
     running_tree,
 )
+from runner.inputs.hub import HUB_IN_CHILDREN, open_hub
 from runner.isolation import isolate, note_for_script
 from runner.job.commands import shell_script
 from runner.launch.ranks import variables_between_nodes

@@ -38,8 +38,6 @@ from stage.bundle.verifier import TAG_MANIFEST, VerificationReport, state_folder
 from stage.environment.check import on_site
 from stage.files import hash_file
 from stage.lock.model import LockedAsset
-from stage.serve import children
-from stage.serve.catalogue import Catalogue, ServedRepository
 
 
 @dataclass(frozen=True)
@@ -587,51 +585,6 @@ def split_input(bundle: Bundle, asset: LockedAsset, name: str, locked: Any) -> S
         rows=locked.rows,
         columns={column.name: column.type for column in locked.schema},
     )
-
-
-HUB_IN_CHILDREN = Path(children.__file__)
-"""A file that each Python of a script loads, so that its children ask the same Hub."""
-
-
-@dataclass(frozen=True)
-class Hub:
-    """A bundle as a Hub for the scripts of this node.
-
-    Attributes:
-        repositories: kind (`models`, `datasets` or `spaces`) and each name that clients may use
-            (`org/name`, an old name, or the name without an owner) -> the repository.
-        address: the URL of the server, which listens already.
-        serve: answers requests until the process ends.
-    """
-
-    bundle_id: str
-    repositories: Mapping[tuple[str, str], ServedRepository]
-    address: str
-    serve: Callable[[], None]
-
-
-def open_hub(bundle_path: Path, say: Callable[[str], None]) -> Hub:
-    """Opens a bundle as a Hub on loopback.
-
-    Args:
-        say: prints what clients miss in the bundle.
-
-    Raises:
-        UsageError: not a complete bundle.
-        DamageError: the bundle's lock is damaged.
-    """
-    from stage.serve.server import BundleServer
-
-    bundle = Bundle.open(bundle_path.resolve())
-    catalogue = Catalogue.of(bundle)
-    server = BundleServer(catalogue, "127.0.0.1", 0, say)
-    return Hub(bundle.id, catalogue.names, server.address, server.serve_forever)
-
-
-def served_names(bundle: Path) -> Callable[[str, str], bool]:
-    """Whether a bundle serves a repository, by its kind (`models`, `datasets`) and its name."""
-    catalogue = Catalogue.of(Bundle.open(bundle))
-    return lambda kind, name: catalogue.find(kind, name) is not None
 
 
 def environments(bundle: Path) -> list[Path]:

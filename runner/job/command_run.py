@@ -6,7 +6,9 @@ project are those that `submit` left in the run folder (`CommandRun.of_folder`).
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +18,20 @@ from typing import Any
 from runner import inputs as inputs_module
 from runner.config.command import CommandConfig
 from runner.errors import OTHER_RUN
-from runner.from_stage import UsageError, WrongValueError, write_atomically
+from runner.from_stage import (
+    UsageError,
+    WrongValueError,
+    nearest_name,
+    suggest,
+    write_atomically,
+)
 from runner.inputs import JobInputs
+from runner.inputs.hub import served_names
 from runner.job.access import environment_files
+from runner.job.commands import LAUNCHERS, as_words, read_command
 from runner.job.findings import fact
 from runner.job.installed import Packages, is_light
-from runner.job.launchers import Launch, Places, as_words, plan_launch
+from runner.job.launchers import Launch, Places, plan_launch
 from runner.job.own_code import JobPython
 from runner.job.run import NO_RANKS, Asked, Run
 from runner.run_folder.layout import RunFolder, read_json
@@ -136,8 +146,28 @@ class CommandRun(Run):
         Raises:
             UsageError: they are too many or too large, or one cannot be read.
         """
-        leave = (self.folder.root.parent, self.inputs.bundle)
+        leave = (self.folder.root.parent, self.folder.root, self.inputs.bundle)
         return list_project(self.root, self.config.include, leave)
+
+    @fact
+    def program(self) -> str:
+        """The program that the command starts.
+
+        Raises:
+            UsageError: the job's Python has no such program beside it, and PATH has none.
+        """
+        name = read_command(self.words).own[0]
+        here = self.job_python.words == (sys.executable,)
+        path = os.pathsep.join((str(Path(sys.executable).parent), self.environ.get("PATH", "")))
+        known = (*LAUNCHERS, "python", "python3", "bash", "sh")
+        is_mistyped = name not in known and nearest_name(name, known)
+        if "/" not in name and shutil.which(name, path=path) is None and (here or is_mistyped):
+            raise UsageError(
+                f"`command` starts `{name}`, and there is no such program.",
+                suggest(name, known, "Correct its name, or add its package to the environment."),
+                place=self.config.place("command"),
+            )
+        return name
 
     @fact
     def launch(self) -> Launch:
@@ -158,7 +188,7 @@ class CommandRun(Run):
     @fact
     def served(self) -> Callable[[str, str], bool]:
         """Whether the bundle serves a repository, by its kind (`models`) and its name."""
-        return inputs_module.served_names(self.inputs.bundle)
+        return served_names(self.inputs.bundle)
 
     @fact
     def job_python(self) -> JobPython:

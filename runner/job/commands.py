@@ -187,7 +187,7 @@ class Command:
         typed = [word for word in self.front if word.startswith(f"{name}=")]
         return typed[-1].partition("=")[2].strip("'\"") if typed else None
 
-    def argv(self, words: Sequence[str], without: frozenset[str] = frozenset()) -> list[str]:
+    def argv(self, words: Sequence[str], without: frozenset[str]) -> list[str]:
         """The words to execute, after `front` without some variables."""
         front = [word for word in self.front if word.partition("=")[0] not in without]
         if front == ["env"]:
@@ -217,6 +217,7 @@ def as_words(command: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(command, str):
         text = re.sub(r"(?:(?<=\s)|^)\\(?=\s)", "", command.replace("\\\n", "")).strip()
+        text = re.sub(r"(?<![&>])\s*&$", "", text)  # else the job ends as soon as it has begun
         bare = _bare(text)
         if re.search("['\"]", bare):
             raise WrongValueError("has a quote that is not closed", "Close it, or omit it.")
@@ -267,11 +268,9 @@ def read_command(words: Sequence[str]) -> Command:
             end += 1
         end = end + 2 if rest[end : end + 1] == ["-m"] and rest[end + 1 :] else 1
     launcher, subcommands = _PROGRAMS.get(Path(rest[end - 1]).name, ("", ""))
-    if subcommands and rest[end : end + 1]:
-        launcher = launcher if rest[end] in subcommands.split() else ""
+    if subcommands:
+        launcher = launcher if "".join(rest[end : end + 1]) in subcommands.split() else ""
         end += 2 if rest[end : end + 2] == ["run", "model"] else 1  # its name before lightning 2.3
-    elif subcommands:
-        launcher = ""
     end = end if launcher else 1
     return Command(
         is_line=is_line,
@@ -344,6 +343,9 @@ def inner_command(words: Sequence[str]) -> list[str]:
         if re.search(r"\.py$|\.sh$", name):
             return ["python" if name.endswith(".py") else "bash", *words[n:]]
         if re.fullmatch(r"python[\d.]*", name) or name in _PROGRAMS or name in _SHELLS:
+            return [*words[n:]]
+    for n, word in enumerate(words[1:], 1):  # not an option, nor a short option's value
+        if re.match(r"[^-\d]", word) and not re.fullmatch(r"-\w", words[n - 1]):
             return [*words[n:]]
     return [*words[-1:]]
 

@@ -186,13 +186,20 @@ def _by_launcher(command: Command, places: Places, folder: Path) -> Launch:
     options, script = options_of(command)
     if any(one.name == "autotuning" for one in options):  # it starts `deepspeed` many times
         return _once(command, places)
-    processes, notes = _processes(command, places, folder)
+    file = accelerate_file(command, folder)
+    processes, notes = _processes(command, places, file)
     if not script and command.launcher != "trl":
         raise UsageError(
             f"`{shlex.join(command.own)}` is given no script.", "Name it after the options."
         )
+    if file and command.launcher == "accelerate" and "config-file" not in {o.name for o in options}:
+        notes.append(
+            f"{_default_file()} is of this machine: to send its settings with the run, copy it "
+            "into the project and name it by --config_file"
+        )
     ours = LAUNCHERS[command.launcher].ours.split()
     replaced = [one.words[0] for one in options if one.name in ours]
+    replaced += [key for key in ("num_processes", "num_machines", "main_process_ip") if key in file]
     replaced += [one for one in command.front if one.partition("=")[0] in MEETING | {VISIBLE}]
     if replaced:
         notes.append(
@@ -216,8 +223,8 @@ def _check_not_for_nodes(command: Command, places: Places) -> None:
     """
     name = Path(command.own[0]).name
     words = [*command.own, *command.rest]
-    inner = inner_command(words)
     if name in STARTS_NODES:
+        inner = inner_command(words)
         total = re.search(r"\s(?:-np?|--ntasks)[ =]?(\d+)", " ".join(words))
         tasks = int(total[1]) // places.nodes if total else places.gpus
         is_rank = not read_command(inner).launcher and shell_script(inner)[0] == ""
@@ -226,7 +233,8 @@ def _check_not_for_nodes(command: Command, places: Places) -> None:
             f"`{name}` in `command`: the job itself starts the command on its nodes.",
             f"Write `command: {shlex.join(inner)}`{several}.",
         )
-    if name in ENVIRONMENTS and "run" in command.rest:
+    if name in ENVIRONMENTS and "run" in words:
+        inner = inner_command(words[words.index("run") :])
         raise UsageError(
             f"`{name} run` makes an environment on this machine; a job has the bundle's.",
             f"Write `command: {shlex.join(inner)}`",
@@ -275,6 +283,8 @@ def _shell(script: str, code: str, places: Places) -> Launch:
     if starter_in(code) is None and not line and tasks > 1:
         return _launch("rank", tasks, "", f"{script} starts {tasks} times on each node")
     notes = []
+    if line:
+        notes.append(f"in {script} `{line}` runs as it is: `slurm:` does not change its processes")
     if places.nodes > 1 and starter_in(code) is None:
         notes.append(f"no `srun` is in {script}: it runs on the first of {places.nodes} nodes")
     return _launch("once", 0, "", *notes)
@@ -284,8 +294,11 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[1-9]\d*", text) else None
 
 
-def _processes(command: Command, places: Places, folder: Path) -> tuple[int, list[str]]:
+def _processes(command: Command, places: Places, file: Mapping[str, Any]) -> tuple[int, list[str]]:
     """The ranks on each node, and why so many.
+
+    Args:
+        file: from `accelerate_file`.
 
     Raises:
         UsageError: the command says more than there are GPUs.
@@ -300,10 +313,9 @@ def _processes(command: Command, places: Places, folder: Path) -> tuple[int, lis
         if number is not None:  # that of all machines
             number //= _number(typed.get("num-machines")) or 1
             number = gpus if gpus and number == gpus * places.nodes else max(number, 1)
-        file = accelerate_file(command, folder)
-        if not gpus and number is None and file.get("num_processes"):
-            number = max(file["num_processes"] // int(file.get("num_machines") or 1), 1)
-        notes += _notes_on_file(command, file, typed.get("config-file"))
+        in_file = _number(str(file.get("num_processes")))
+        if not gpus and number is None and in_file is not None:
+            number = max(in_file // (_number(str(file.get("num_machines"))) or 1), 1)
     if count == "devices" and text and "," in text:
         number = text.count(",") + 1
     if number is None and (chosen := typed.get("include") or typed.get("gpu-ids")):
@@ -327,9 +339,15 @@ def _processes(command: Command, places: Places, folder: Path) -> tuple[int, lis
 
 
 def accelerate_file(command: Command, folder: Path) -> dict[str, Any]:
-    """The config file of `accelerate launch`; empty: there is none, or it cannot be read."""
+    """The config file of `accelerate launch`; empty: there is none.
+
+    Of a file that cannot be read here, `distributed_type` is not known, and not `NO`.
+    """
+    if command.launcher not in ("accelerate", "trl"):
+        return {}
     options, _ = options_of(command)
     named = "".join([one.value for one in options if one.name == "config-file"][-1:])
+    named = os.path.expandvars(named)
     if command.launcher == "trl" and "--accelerate_config" in command.rest[:-1]:
         named = command.rest[command.rest.index("--accelerate_config") + 1]
         if not (folder / named).is_file():  # a name of a file in trl
@@ -337,7 +355,7 @@ def accelerate_file(command: Command, folder: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load((folder / named if named else _default_file()).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError):  # accelerate itself says what is wrong with it
-        return {}
+        return {"distributed_type": "unknown"} if named else {}
     return config if isinstance(config, dict) else {}
 
 
@@ -346,20 +364,6 @@ def _default_file() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface")
     return home / "accelerate" / "default_config.yaml"
-
-
-def _notes_on_file(command: Command, file: Mapping[str, Any], named: str | None) -> list[str]:
-    if not file:
-        return []
-    if named is None and command.launcher == "accelerate":
-        return [
-            f"{_default_file()} is of this machine: to send its settings with the run, copy it "
-            "into the project and name it by --config_file"
-        ]
-    own = [key for key in ("num_processes", "num_machines", "main_process_ip") if file.get(key)]
-    if not own:
-        return []
-    return [f"{', '.join(own)} of {named or 'the config file'}: replaced, as `slurm:` says"]
 
 
 def words_on_node(
@@ -376,8 +380,9 @@ def words_on_node(
         UsageError: as `plan_launch`.
     """
     command = read_command(words)
+    itself = [*words] if command.is_line else [*command.front, *command.own, *command.rest]
     if launch.mode != "node":
-        return {}, command.argv([*command.own, *command.rest])
+        return {}, itself
     meeting = {
         "NNODES": str(node.nodes),
         "NODE_RANK": str(node.number),
@@ -386,7 +391,7 @@ def words_on_node(
         "NPROC_PER_NODE": str(node.processes),
     }
     if not launch.launcher:
-        return meeting, command.argv([*command.own, *command.rest], MEETING)
+        return meeting, itself
     options, script = options_of(command)
     launcher = LAUNCHERS[launch.launcher]
     ours = launcher.words + (f" {launcher.each}" if node.processes else "")
@@ -430,8 +435,9 @@ def _accelerate(
 def _deepspeed(own: str, node: Node) -> list[str]:
     """What `deepspeed` itself starts on each node, over ssh: the launcher of its ranks."""
     seen = os.environ.get(VISIBLE, "").split(",")
-    gpus = seen if len(seen) >= node.processes and seen[0] else [*map(str, range(node.processes))]
-    world = {str(number): gpus[: node.processes] for number in range(node.nodes)}
+    ranks = max(node.processes, 1)
+    gpus = seen if len(seen) >= ranks and seen[0] else [*map(str, range(ranks))]
+    world = {str(number): gpus[:ranks] for number in range(node.nodes)}
     if not Path(own).name.startswith("python"):
         own = str(Path(own).with_name("python"))
     encoded = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()

@@ -21,9 +21,14 @@ import yaml
 
 from runner.from_stage import quoted, scalar, suggest
 from runner.job.findings import Finding, note, usage_error, warning
-from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach
+from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach, values
 from runner.job.source_code import OF_LAPTOP, REPOSITORY, Said, kind_of_key
 from stage.serve.catalogue import ENTRY_KEYS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CHILD_S = 60.0  # for a Python on a slow disk, or in a container
 MAX_CONFIG = 2**20  # bytes; a larger JSON is data
@@ -32,21 +37,10 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _DATA = (".txt", ".csv", ".tsv", ".jsonl", ".parquet")
 _WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".npy", ".npz", ".pkl", ".h5", ".gguf")
 _FOLDERS = (
-    *(
-        "data",
-        "dataset",
-        "datasets",
-        "out",
-        "output",
-        "outputs",
-        "models",
-        "model",
-        "ckpt",
-        "ckpts",
-    ),
-    *("checkpoint", "checkpoints", "configs", "config", "logs", "results", "runs", "exp", "save"),
-    *("saves", "saved", "saved_models", "pretrained", "weights", "experiments", "cache", "tmp"),
-    *("path", "..", "."),
+    *("data", "dataset", "datasets", "out", "output", "outputs", "model", "models", "ckpt"),
+    *("ckpts", "checkpoint", "checkpoints", "config", "configs", "logs", "results", "runs"),
+    *("exp", "save", "saves", "saved", "saved_models", "pretrained", "weights", "experiments"),
+    *("cache", "tmp", "path", "..", "."),
 )
 """Names of folders; a value that begins with one is no repository of a Hub."""
 _WRITTEN = re.compile(
@@ -56,6 +50,8 @@ _WRITTEN = re.compile(
 _READ = re.compile(r"^c$|conf|cfg|file$|deepspeed|data|input|train|valid|test|recipe|prompt")
 _CONFIG = re.compile(r"^c$|conf|cfg|deepspeed|recipe")
 """Options that name what the command reads; the second: what it cannot start without."""
+_ELSEWHERE = re.compile(r"[$*{,~\s]|://|^/")
+"""Signs of a value that is no path in the project, or that only a shell knows."""
 _TRUE = ("1", "true", "yes", "on")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 _SET_IN_JOBS = re.compile(
@@ -88,8 +84,11 @@ _PIP_NAMES = {
 }
 """Import name -> the package that pip installs."""
 _LOGGERS = {
-    **{"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX"), "mlflow": ("mlflow",)},
-    **{"comet_ml": ("comet_ml",), "swanlab": ("swanlab",), "clearml": ("clearml",)},
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+    "mlflow": ("mlflow",),
+    "comet_ml": ("comet_ml",),
+    "swanlab": ("swanlab",),
 }
 """Value of `report_to` -> the modules, one of which it needs."""
 _ASK = """
@@ -100,10 +99,10 @@ for path in asked["files"]:
     try:
         with open(path, "rb") as file:
             compile(file.read(), path, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        faults[path] = [error.lineno or 1, error.msg]
-    except Exception as error:
-        faults[path] = [1, str(error)]
+    except (SyntaxError, ValueError) as error:
+        faults[path] = [getattr(error, "lineno", 1) or 1, getattr(error, "msg", str(error))]
+    except Exception:
+        pass
 for name in asked["names"]:
     try:
         if importlib.util.find_spec(name) is None:
@@ -187,15 +186,18 @@ def findings(code: OwnCode, job: Job) -> Iterator[Finding]:
 def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
     """Files that the command names, and that do not travel."""
     for script in reached.scripts:
-        if script not in code.paths:
+        if script not in code.paths and not _ELSEWHERE.search(script):
             scripts = [path for path in code.paths if path.endswith(".py")]
-            yield _absent(code, script, usage_error, scripts)
-    for option, value in code.values():
+            yield _error_if(True, _absent(code, script, scripts))
+    for option, value in values(code.words):
         path = code.path(value)
         suffix = PurePosixPath(path).suffix
         is_file = suffix in (*_CODE, *_CONFIGS, *_DATA)
-        is_elsewhere = re.search(r"[$*{,~]|://|^/", value) is not None
-        if not (is_file or (option and "/" in value)) or is_elsewhere or _WRITTEN.search(option):
+        if (
+            not (is_file or (option and "/" in value))
+            or _ELSEWHERE.search(value)
+            or _WRITTEN.search(option)
+        ):
             continue
         if path in reached.scripts or any(f"/{p}/".startswith(f"/{path}/") for p in code.paths):
             continue
@@ -204,22 +206,25 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
         may_be_found = any(p.endswith(f"/{value}") for p in code.paths)
         if (code.root / path).exists() or (is_read and is_file and not may_be_found):
             is_sure = suffix in (*_CODE, *_CONFIGS) and _CONFIG.search(option or "conf")
-            yield _absent(code, path, usage_error if is_sure else warning, sorted(code.paths))
+            yield _error_if(bool(is_sure), _absent(code, path, sorted(code.paths)))
 
 
-def _absent(
-    code: OwnCode, path: str, kind: Callable[[str, str], Finding], known: Sequence[str]
-) -> Finding:
+def _absent(code: OwnCode, path: str, known: Sequence[str]) -> Finding:
     if (code.root / path).exists():
-        return kind(
+        return warning(
             f"the command names {path}, which does not travel: git ignores it, or it is outside.",
             f"In the run file, write include: [{scalar(path)}]; what is large is an asset "
             "(`path:` in the manifest).",
         )
-    return kind(
+    return warning(
         f"the command names {path}, and the project has no such file.",
         suggest(path, known, "Check the path: it begins at the project's folder."),
     )
+
+
+def _error_if(is_sure: bool, found: Finding) -> Finding:
+    """What is found; an error, if it ends the command for sure."""
+    return usage_error(found.message, found.remedy) if is_sure else found
 
 
 # What the Python of the job says.
@@ -250,7 +255,11 @@ def _ask(root: Path, python: JobPython, reached: Reached, names: Collection[str]
     own = {path: source.problem for path, source in reached.sources.items() if source.problem}
     have = {_plain(name) for name in python.packages}
     have |= {"torch"} if "pytorch" in have else set()
-    missing = {name for name in names if not have & {_plain(name), _plain(_pip_name(name))}}
+    # `opencv-python-headless` and `faiss-gpu` have the modules of their namesakes.
+    stems = {
+        name: (_plain(name), _plain(_pip_name(name)).removesuffix("-python")) for name in names
+    }
+    missing = {name for name in names if not any(p.startswith(stems[name]) for p in have)}
     return _Answers(own, frozenset(missing - sys.stdlib_module_names if have else ()))
 
 
@@ -271,16 +280,13 @@ def _top(said: Said) -> str:
 def _syntax(reached: Reached, answers: _Answers) -> Iterator[Finding]:
     """Files that the Python of the job cannot read."""
     for path, (line, message) in answers.faults.items():
-        kind = usage_error if reached.sure[path] == 2 else warning
         version = answers.version or sys.version.split()[0]
-        what = f"{path}:{line}: Python {version} cannot read it: {message}."
+        remedy = "Correct this line: no Python that is known here can read it."
         if answers.version and reached.sources[path].problem is None:
             newer = ".".join(sys.version.split(".")[:2])
-            yield kind(
-                what, f"It is for a newer Python: ask for python={newer} in the environment."
-            )
-        else:
-            yield kind(what, f"Correct it; python -m py_compile {quoted(path)} shows the place.")
+            remedy = f"It is for a newer Python: ask for python={newer} in the environment."
+        found = warning(f"{path}:{line}: Python {version} cannot read it: {message}.", remedy)
+        yield _error_if(reached.sure[path] == 2, found)
 
 
 def _imports(
@@ -289,29 +295,29 @@ def _imports(
     """Modules that neither the project nor the Python of the job has."""
     for said in _surest(reached.lost, lambda said: said.more[0]):
         path = said.more[0]
+        if any(one.startswith(f"{path}.") for one in code.paths):
+            continue  # a compiled part, or the source of one
         where = f"{said.place}: imports `{path.replace('/', '.')}`"
         remedy = "Correct the name, or add the file to the project."
-        yield _left_behind(code, where, [path]) or usage_error(
+        yield _left_behind(code, where, [PurePosixPath(path)]) or usage_error(
             f"{where}, and the project has no such module.", remedy
         )
     for said in _surest(reached.outside, _top):
         name = _top(said)
         if name not in answers.missing:
             continue
-        kind = usage_error if answers.version and said.sure == 2 else warning
         where = f"{said.place}: imports `{name}`"
         folder = _folder_of(name, code.paths)
-        if found := _left_behind(code, where, [f"{f}/{name}" for f in reached.folders]):
-            yield found
-        elif folder:
-            yield kind(
+        found = warning(
+            f"{where}, and {python.name} does not have it.", python.remedy.format(_pip_name(name))
+        )
+        if folder:
+            found = warning(
                 f"{where}, which is in the folder `{folder}`, where Python does not look.",
                 f"Begin the command with PYTHONPATH={folder}; or stage it as a wheel.",
             )
-        else:
-            yield kind(
-                f"{where}, which {python.name} has not.", python.remedy.format(_pip_name(name))
-            )
+        left = _left_behind(code, where, [PurePosixPath(f, name) for f in reached.folders])
+        yield left or _error_if(bool(answers.version) and said.sure == 2, found)
 
 
 def _surest(said: Iterable[Said], key: Callable[[Said], str]) -> list[Said]:
@@ -320,16 +326,15 @@ def _surest(said: Iterable[Said], key: Callable[[Said], str]) -> list[Said]:
     return [one for one in best.values() if one.sure]
 
 
-def _left_behind(code: OwnCode, where: str, modules: Sequence[str]) -> Finding | None:
+def _left_behind(code: OwnCode, where: str, modules: Iterable[PurePosixPath]) -> Finding | None:
     """The error of a module that is on this machine and does not travel; None: it is not here."""
-    for module in modules:
-        for path in (f"{module}.py", module):
-            here = code.root / path
-            if here.is_file() or any(here.glob("*.py")):
-                return usage_error(
-                    f"{where}, and {path} does not travel: git ignores it.",
-                    f"In the run file, write include: [{scalar(path)}], or git add -f {quoted(path)}.",
-                )
+    for path in (one for module in modules for one in (module.with_suffix(".py"), module)):
+        if (code.root / path).is_file() or any((code.root / path).glob("*.py")):
+            return usage_error(
+                f"{where}, and {path} does not travel: git ignores it.",
+                f"In the run file, write include: [{scalar(str(path))}]; or: git add -f "
+                f"{quoted(path)}",
+            )
     return None
 
 
@@ -350,7 +355,7 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     yield from (Said("sets", name, more=(value,)) for name, value in code.variables.items())
     calls = frozenset[str]().union(*(source.calls for source in reached.sources.values()))
     given = set()
-    for option, value in code.values():
+    for option, value in (*values(code.words), *values(reached.shell)):
         given.add(option)
         yield from _of_value(Said(option, value), calls)
         path = code.path(value)
@@ -361,6 +366,7 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     for path, source in reached.sources.items():
         for said in source.said:
             is_used = path in reached.scripts or said.owner in ("", *calls)
+            is_used = is_used and not (said.what == "reads" and "load_dotenv" in calls)
             if reached.sure[path] and is_used and (said.option or None) not in given:
                 yield said
 
@@ -387,19 +393,12 @@ def _config(path: Path) -> Iterator[tuple[str, Any, int]]:
     """Keys, values and lines of a YAML, JSON or TOML file; nothing of one that cannot be read."""
     try:
         text = path.read_text("utf-8") if path.stat().st_size <= MAX_CONFIG else ""
-        tree = _toml(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        tree = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        known = list(_walk("", tree))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return
-    for key, value in _walk("", tree):
+    for key, value in known:
         yield key, value, text.count("\n", 0, max(text.find(str(value)), 0)) + 1
-
-
-def _toml(text: str) -> Any:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-    return tomllib.loads(text)
 
 
 def _walk(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
@@ -430,7 +429,7 @@ def _asks_for(
             if not job.serves(one.what, text):
                 kind, asset = ENTRY_KEYS[one.what], _name_of_asset(text.rpartition("/")[2])
                 yield warning(
-                    f"{one.place}: asks for the {kind} `{text}`, which the bundle has not.",
+                    f"{one.place}: asks for the {kind} `{text}`, and the bundle does not have it.",
                     f"In the manifest, below `assets:`, write {asset}: {{{kind}: {scalar(text)}}}; "
                     "then fetch again.",
                 )
@@ -441,24 +440,29 @@ def _asks_for(
                 f"{one.place}: reads the variable {text}, and nothing sets it in the job.",
                 f"Begin the command with {text}=VALUE.",
             )
-        case "sets" if text == "HF_ENDPOINT" and "127.0.0.1" not in value:
+        case "sets" if not one.more:
+            return
+        # Before the program, these do no harm: `exec` sets its own in each Python.
+        case "sets" if text == "HF_ENDPOINT" and one.path and "127.0.0.1" not in value:
             yield warning(
                 f"{one.place}: sets HF_ENDPOINT, so the script does not ask the bundle.",
                 "Take this line out of the script; a shell's own HF_ENDPOINT may stay.",
             )
-        case "sets" if text in _OFFLINE and value.lower() in _TRUE:
+        case "sets" if text in _OFFLINE and one.path and value.lower() in _TRUE:
             yield warning(
                 f"{one.place}: sets {text}, so `load_dataset` does not ask the bundle.",
                 "Take this line out of the script: the job has no other Hub than the bundle.",
             )
-        case "sets" if text == "CUDA_VISIBLE_DEVICES" and (job.gpus or 0) > _number(value):
+        case "sets" if text == "CUDA_VISIBLE_DEVICES" and (job.gpus or 0) > len(
+            [*filter(None, value.split(","))]
+        ):
             yield warning(
                 f"{one.place}: sets {text} to {value!r}, and the job has {job.gpus} GPUs per node.",
                 "Take it out: Slurm and the launcher set it.",
             )
         case "report_to" if text in _LOGGERS and answers.missing >= {*_LOGGERS[text]}:
             yield warning(
-                f"{one.place}: reports to {text}, which {job.python.name} has not.",
+                f"{one.place}: reports to {text}, and {job.python.name} does not have it.",
                 f"{job.python.remedy.format(text)}; or without it: --report_to none",
             )
         case "needs_hub":
@@ -499,11 +503,6 @@ def _name_of_asset(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "asset"
 
 
-def _number(devices: str) -> int:
-    """The number of devices that a value of CUDA_VISIBLE_DEVICES leaves."""
-    return len([one for one in devices.split(",") if one])
-
-
 def _flags(reached: Reached) -> Iterator[Finding]:
     """Options of the command that its script does not know."""
     script = reached.scripts[0] if len(reached.scripts) == 1 else ""
@@ -515,5 +514,5 @@ def _flags(reached: Reached) -> Iterator[Finding]:
         if re.match(r"--\w", flag) and not is_known:
             yield usage_error(
                 f"the command gives {flag}, and {script} has no such option.",
-                suggest(flag, known, f"python {quoted(script)} --help lists them."),
+                suggest(flag, known, "The script lists its options with --help."),
             )

@@ -15,7 +15,10 @@ from pathlib import Path, PurePosixPath
 
 from runner.job.source_code import Said, Source, read_source
 
-MAX_FILES = 2000  # of Python that are read: about 3 s
+MAX_FILES = 500  # of Python that are read: about 5 s; timm has 300
+
+
+_STARTS_MODULES = re.compile(r"(^|/)(python|torchrun|accelerate|deepspeed)")
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,24 @@ class OwnCode:
             number += 1
         return dict(word.split("=", 1) for word in self.words[:number] if word != "env")
 
-    def values(self) -> Iterator[tuple[str, str]]:
-        """Each word that may be a value, or has none, with its option; empty: it has none."""
-        option = ""
-        for word in self.words[len(self.variables) :]:
-            name, equals, value = word.partition("=")
-            is_option = word.startswith("-")
-            if is_option and option:
-                yield option, ""
-            if equals and re.fullmatch(r"[-+]*[A-Za-z][\w.-]*", name):
-                yield name.lstrip("-+").replace("-", "_"), value
-            elif not is_option:
-                yield option, word
-            option = word.lstrip("-").replace("-", "_") if is_option and not equals else ""
-        yield option, ""
+
+def values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each option of a command with its value, or an empty one; each other word without an option.
+
+    `--rate 0.1`, `--rate=0.1` and Hydra's `rate=0.1` are the option `rate`.
+    """
+    option = ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        is_option = word.startswith("-")
+        if is_option and option:
+            yield option, ""
+        if equals and re.fullmatch(r"[-+]*[A-Za-z][\w.-]*", name):
+            yield name.lstrip("-+").replace("-", "_"), value
+        elif not is_option:
+            yield option, word
+        option = word.lstrip("-").replace("-", "_") if is_option and not equals else ""
+    yield option, ""
 
 
 @dataclass
@@ -71,6 +78,7 @@ class Reached:
         arguments: the words after the script.
         folders: where Python looks for modules of the project.
         modules: that the command starts, and that are no files of the project.
+        shell: the words of a shell script that the command starts.
         sources: path -> file, of those that are read.
         sure: path -> how sure it is that the file is read, as in `Said`.
         outside: imports of what is not in the project.
@@ -81,6 +89,7 @@ class Reached:
     arguments: tuple[str, ...] = ()
     folders: list[str] = field(default_factory=list)
     modules: list[Said] = field(default_factory=list)
+    shell: tuple[str, ...] = ()
     sources: dict[str, Source] = field(default_factory=dict)
     sure: dict[str, int] = field(default_factory=dict)
     outside: list[Said] = field(default_factory=list)
@@ -122,24 +131,35 @@ def _start(code: OwnCode) -> Reached:
         folders.append(code.folder)  # its launcher adds this folder to PYTHONPATH
     modules: list[Said] = []
     for number, word in enumerate(words):
-        module = code.path(word.replace(".", "/"))
-        is_module = number > 0 and words[number - 1] in ("-m", "--module")
+        before = words[number - 1] if number else ""
+        path, module = code.path(word), code.path(word.replace(".", "/"))
         found = [p for p in (f"{module}.py", f"{module}/__main__.py") if p in code.paths]
-        if is_module and found:
-            return Reached(found[:1], words[number + 1 :], [code.folder, *folders])
-        if is_module:
+        # `srun -m block` is no module.
+        if before in ("-m", "--module") and any(map(_STARTS_MODULES.search, words[:number])):
+            if found:
+                return Reached(found[:1], words[number + 1 :], [code.folder, *folders])
             modules.append(Said("import", word))
-        path = code.path(word)
-        if word.endswith(".py"):
+        is_text = re.fullmatch(r"-\w*c", before) is not None  # `bash -lc 'cd src; python train.py'`
+        if word.endswith(".py") and not is_text:
             return Reached([path], words[number + 1 :], [_join(path, ".."), *folders], modules)
-        if word.endswith(".sh") and path in code.paths:
-            text = (code.root / path).read_text("utf-8", "replace")
-            named = {code.path(name) for name in re.findall(r"[\w./-]+\.py\b", text)}
-            scripts = sorted(named & code.paths)
-            return Reached(
-                scripts, (), [code.folder, *(_join(script, "..") for script in scripts), *folders]
-            )
+        if is_text or (word.endswith(".sh") and path in code.paths):
+            shell = _words_of_shell(word if is_text else _text(code.root / path))
+            scripts = sorted({code.path(name) for name in shell} & _Modules(code.paths).files)
+            folders = [code.folder, *(_join(script, "..") for script in scripts), *folders]
+            return Reached(scripts, (), folders, modules, shell)
     return Reached(folders=[code.folder, *folders], modules=modules)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:  # what packs the project says it
+        return ""
+
+
+def _words_of_shell(text: str) -> tuple[str, ...]:
+    """The words of a shell script, without comments; quotes are left out."""
+    return tuple(re.findall(r"[^\s\\\"';]+", re.sub(r"(?m)(^|\s)#.*", "", text)))
 
 
 def _join(*parts: str) -> str:

@@ -42,6 +42,12 @@ _BUILDERS = (
     *("imagefolder", "audiofolder", "videofolder", "pdffolder", "spark", "cache", "hdf5"),
 )
 """What `load_dataset` reads by itself: files, and no repository."""
+_CHANGES = (
+    *(ast.If, ast.IfExp, ast.BoolOp, ast.ExceptHandler, ast.Lambda, ast.match_case, ast.Try),
+    *(ast.With, ast.Expr, ast.Compare, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef),
+    *(ast.Call, ast.AnnAssign),
+)
+"""Parts of a file whose children stand elsewhere; see `_Reader.inside`."""
 _CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException", "")
 _OTHER_OPTIONS = re.compile(
     r"parse_known_args|add_subparsers|parents=|fromfile_prefix|REMAINDER|BooleanOptional|sys\.argv"
@@ -64,7 +70,8 @@ class Said(NamedTuple):
             never, or a failure is caught.
         option: of the command, which wins over it; empty: nothing does.
         owner: the function or class of the file in which it stands; empty: none.
-        more: what is imported from the module; the value of a variable; parts of a folder.
+        more: what is imported from the module; the value of a variable, where it is known; parts
+            of a folder.
     """
 
     what: str
@@ -88,7 +95,7 @@ class Source(NamedTuple):
     Attributes:
         said: what it says.
         problem: the line and the message, if this Python cannot read it.
-        flags: the options that it gives to argparse; empty: not all are known.
+        flags: the options that a script gives to argparse; empty: not all are known.
         calls: functions and classes that it calls, and classes on which its own are built.
     """
 
@@ -118,15 +125,16 @@ def read_source(root: Path, path: str, *, is_script: bool) -> Source:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes such as "\d", which are no errors
             tree = ast.parse(text if len(text) <= MAX_BYTES else "")
-    except SyntaxError as error:
-        return Source(problem=(error.lineno or 1, error.msg))
-    except (OSError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        return Source(problem=(getattr(error, "lineno", 1) or 1, getattr(error, "msg", str(error))))
+    except (OSError, RecursionError, MemoryError):
         return Source()  # the Python of the job says what it thinks of such a file
     reader = _Reader(path, _constants(tree), _called_at_once(tree) if is_script else None)
     # A deep expression, such as a sum of a thousand texts: what comes after it is not read.
     with suppress(RecursionError):
         reader.read(tree, _Where())
-    return Source(tuple(reader.said), None, _flags(tree), frozenset(reader.calls))
+    flags = _flags(tree) if is_script else ()
+    return Source(tuple(reader.said), None, flags, frozenset(reader.calls))
 
 
 def kind_of_key(key: str) -> str:
@@ -163,12 +171,14 @@ class _Reader:
 
     def inside(self, node: ast.AST, child: ast.AST, where: _Where) -> _Where:
         """Where a child of a node stands."""
+        if not isinstance(node, _CHANGES):  # most are not: a quick answer for a million of nodes
+            return where
         maybe = where._replace(sure=0, in_branch=True)
         match node:
             case ast.If(test=test):
                 is_sure = child is test or (self.called is not None and _is_main(node))
                 return where if is_sure else maybe
-            case ast.Expr(value=ast.Constant()):  # a docstring
+            case ast.Expr(value=ast.Constant()) | ast.Compare():  # a docstring; what is no value
                 return maybe
             case ast.IfExp() | ast.BoolOp() | ast.ExceptHandler() | ast.Lambda() | ast.match_case():
                 return maybe
@@ -181,9 +191,13 @@ class _Reader:
                 is_called = self.called is not None and node.name in self.called
                 sure = min(1, where.sure) if is_called else 0
                 return where._replace(sure=sure, owner=where.owner or node.name)
+            case ast.With(items=items) if any("suppress" in ast.unparse(item) for item in items):
+                return maybe
             case ast.Call(args=names) if dotted(node.func).endswith(".add_argument"):
                 flag = max(map(self.text, names), key=len, default="")
-                return where._replace(option=flag.lstrip("-").replace("-", "_"))
+                is_default = getattr(child, "arg", "") == "default"
+                option = flag.lstrip("-").replace("-", "_") if is_default else ""
+                return where._replace(option=option)
             case ast.AnnAssign(target=ast.Name(id=name)):
                 return where._replace(option=name)
         return where
@@ -205,8 +219,9 @@ class _Reader:
             case ast.Constant(value=str(text)) if REPOSITORY.fullmatch(text) and option:
                 yield said(kind_of_key(option), text)
             case ast.Assign(targets=[ast.Subscript(value=of, slice=name)], value=value):
-                if _is_environ(of) and isinstance(value, ast.Constant) and not where.in_branch:
-                    yield said("sets", self.text(name), str(value.value))
+                if _is_environ(of):
+                    is_known = isinstance(value, ast.Constant) and not where.in_branch
+                    yield said("sets", self.text(name), *([self.text(value)] if is_known else []))
             case ast.Subscript(value=of, slice=name, ctx=ast.Load()):
                 if _is_environ(of) and where.sure and self.text(name):
                     yield said("reads", self.text(name))
@@ -240,6 +255,8 @@ class _Reader:
         elif called in ("sys.path.append", "sys.path.insert"):
             parts = [n for argument in arguments for n in ast.walk(argument)]
             yield "folder", "", *filter(None, (*map(self.text, parts), *map(dotted, parts)))
+        elif self.called is None:
+            return  # other files may be those of a library, copied
         elif last == "push_to_hub" or called in ("login", "huggingface_hub.login"):
             yield "needs_hub", f"{last}(...)"
 

@@ -21,7 +21,9 @@ from runner.run_folder.results import Result, results
 
 MOST_BYTES = 64 * 10**6  # of one file
 MOST_NAMES = 200  # measures, and rows of the table
-MOST_TABLES = 20  # files
+MOST_FILES = 20  # of one kind
+MOST_WORDS = 200  # characters of an error
+CURVES = "curves"  # in the facts of a History: the file with the curves
 
 _STEPS = ("step", "global_step", "current_steps", "iteration", "iter")
 """transformers and Lightning; accelerate's scripts; LLaMA-Factory; others."""
@@ -69,23 +71,29 @@ def curves_of(work: Path, found: Sequence[Result]) -> Curves:
     notes: list[str] = []
     source, lines = _steps(work, found[::-1], notes)
     table = dict[str, str | float]()
-    steps, validations, names = Columns(), Columns(), set[str]()
+    by_step, names = dict[int, Line](), set[str]()
     for line in lines:
+        measures = {_our_name(name): value for name, value in line.items() if name != "step"}
         if "train_runtime" in line:  # the last line of Trainer: means over the whole run
             table |= {name: value for name, value in line.items() if name != "step"}
             continue
-        measures = {_our_name(name): value for name, value in line.items() if name != "step"}
         names |= set(sorted(measures.keys() - names)[: MOST_NAMES - len(names)])
-        measures = {name: value for name, value in measures.items() if name in names}
+        kept = {name: value for name, value in measures.items() if name in names}
+        by_step.setdefault(line["step"], {}).update(kept)
+    steps, validations = Columns(), Columns()
+    for step, measures in sorted(by_step.items()):
         is_validation = {name for name in measures if name.startswith("validation_")}
-        for columns, chosen in ((validations, is_validation), (steps, names - is_validation)):
-            if of_line := {name: measures[name] for name in measures if name in chosen}:
-                columns.append({"step": line["step"], **of_line})
+        for columns, chosen in (
+            (validations, is_validation),
+            (steps, measures.keys() - is_validation),
+        ):
+            if chosen:
+                columns.append({"step": step, **{name: measures[name] for name in chosen}})
     table |= _table(work, found[::-1], notes)
     for run in sorted({match[0] for result in found if (match := _WANDB.match(result.path))}):
         sync = f"wandb sync {quoted(work / run)}"
         notes.append(f"files of wandb, to send from a machine with internet: {sync}")
-    return Curves(source, steps.by_step(), validations.by_step(), table, tuple(notes))
+    return Curves(source, steps, validations, table, tuple(notes))
 
 
 def with_curves(history: History) -> History:
@@ -93,15 +101,18 @@ def with_curves(history: History) -> History:
     root = history.folder.root
     project = read_json(root / "project.json")
     files = project.get("files") if isinstance(project, dict) else None
+    travelled = {
+        path: (entry[0], entry[1])
+        for path, entry in (files.items() if isinstance(files, dict) else ())
+        if isinstance(entry, list) and len(entry) == 2
+    }
     asked = history.settings.get("results")
-    found = results(
-        root / "work",
-        {path: tuple(entry) for path, entry in files.items()} if isinstance(files, dict) else {},
-        [str(pattern) for pattern in asked] if isinstance(asked, list) else [],
-    )
+    patterns = [str(pattern) for pattern in asked] if isinstance(asked, list) else []
+    found = results(root / "work", travelled, patterns)
     curves = curves_of(root / "work", found)
     return replace(
         history,
+        facts={**history.facts, CURVES: f"work/{curves.source}" if curves.source else None},
         steps=curves.steps,
         validations=curves.validations,
         table=curves.table,
@@ -119,15 +130,10 @@ def _our_name(name: str) -> str:
 def _steps(work: Path, newest: Sequence[Result], notes: list[str]) -> tuple[str, list[Line]]:
     """The file with the curves, and its lines; empty: there is none."""
     for pattern, entries_of in _SOURCES:
-        for result in newest:
-            if pattern.search(result.path):
-                lines = [
-                    line
-                    for entry in _read(work, result, entries_of, notes)
-                    if (line := _line(entry))
-                ]
-                if lines:
-                    return result.path, lines
+        for result in [result for result in newest if pattern.search(result.path)][:MOST_FILES]:
+            entries = _read(work, result, entries_of, notes)
+            if lines := [line for line in map(_line, entries) if line]:
+                return result.path, lines
     return "", []
 
 
@@ -140,8 +146,8 @@ def _read(
             raise ValueError(f"it has {human_size(result.size)}")
         return entries_of(work / result.path)
     except Exception as error:  # noqa: BLE001 - anyone wrote these bytes; protobuf has errors of its own
-        why = str(error).partition("\n")[0][:200]
-        notes.append(f"{result.path} was not read: {type(error).__name__}: {why}")
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        notes.append(f"{result.path} was not read: {kind}{str(error)[:MOST_WORDS]}")
         return ()
 
 
@@ -221,15 +227,15 @@ def _table(work: Path, newest: Sequence[Result], notes: list[str]) -> dict[str, 
     """Measures without a step: `all_results.json` of transformers' examples; the tasks in
     `results_*.json` of lm-evaluation-harness.
     """
-    chosen = [result for result in newest if _TABLES.search(result.path)][:MOST_TABLES]
+    chosen = [result for result in newest if _TABLES.search(result.path)][:MOST_FILES]
     folders = {result.path.rpartition("/")[0] for result in chosen}
     table: dict[str, str | float] = {}
     for result in chosen:
-        where = f"{result.path.rpartition('/')[0]}: " if len(folders) > 1 else ""
+        where = f"{result.path.rpartition('/')[0]}:" if len(folders) > 1 else ""
         for task, measures in _read(work, result, _of_tasks, notes):
             for name in measures if isinstance(measures, dict) else ():
                 if len(table) < MOST_NAMES and (value := number(measures, name)) is not None:
-                    table.setdefault(f"{where}{task} {name}".strip(), value)
+                    table.setdefault(" ".join(filter(None, (where, task, name))), value)
     return table
 
 

@@ -166,11 +166,6 @@ class History:
         return str(self.settings.get("name") or self.folder.root.name)
 
     @property
-    def is_of_command(self) -> bool:
-        """Whether it runs a program of the user's own."""
-        return "command" in self.settings
-
-    @property
     def starts(self) -> tuple[Mapping[str, Any], ...]:
         """Of a command: what is recorded of each start, oldest first."""
         found = self.facts.get("starts")

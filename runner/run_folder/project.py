@@ -19,7 +19,7 @@ import shutil
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -174,21 +174,12 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
         tracked, new = {*walk.sizes, *walk.others}, set()
         commit, is_dirty = None, None
         notes = [f"all files of the folder ({error}), without: {walk.left or 'none'}"]
-    sizes, linked = dict[str, int](), []
-    for path in sorted(tracked | new):
-        # Also what git tracks there: a bundle or a run folder is no part of the project.
-        if any(path.startswith(f"{folder}/") for folder in closed):
-            continue
-        with suppress(FileNotFoundError):  # git tracks it, and the user has deleted it
-            status = os.lstat(root / path)
-            if stat.S_ISLNK(status.st_mode):
-                linked.append(path)
-            elif stat.S_ISREG(status.st_mode):
-                sizes[path] = status.st_size
+    sizes, linked = _files_and_links(root, sorted(tracked | new), closed)
+    # First the limits: what follows opens each small file.
+    _check_limits(root, sizes, is_git=is_dirty is not None)
     check_readable(root, sizes)
     private = find_private(root, sizes, include)
     sizes = {path: size for path, size in sizes.items() if path not in private}
-    _check_limits(root, sizes, is_git=is_dirty is not None)
     check_no_pointers(root, sizes)
     links, led_out = _targets(root, linked, sizes)
     files = sizes | {path: len(os.fsencode(target)) for path, target in links.items()}
@@ -201,6 +192,30 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
         tuple(f"{printable(path)} ({what})" for path, what in private.items()),
         (*notes, *led_out),
     )
+
+
+def _files_and_links(
+    root: Path, paths: Iterable[str], closed: Collection[str]
+) -> tuple[dict[str, int], list[str]]:
+    """The regular files, with their bytes, and the links. Nothing else can travel.
+
+    Args:
+        closed: folders that never travel, also with what git tracks there.
+    """
+    sizes, linked = dict[str, int](), list[str]()
+    # What git tracks in a folder is no part of the project if that is a link by now.
+    skipped = {*closed}
+    for path in paths:
+        if any(str(above) in skipped for above in PurePosixPath(path).parents):
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):  # git tracks what the user deleted
+            status = os.lstat(root / path)
+            if stat.S_ISLNK(status.st_mode):
+                linked.append(path)
+                skipped.add(path)
+            elif stat.S_ISREG(status.st_mode):
+                sizes[path] = status.st_size
+    return sizes, linked
 
 
 def _list_checkout(
@@ -224,7 +239,7 @@ def _list_checkout(
         return bool(any(map(folder_is_left, above)) or walk.why_left(path, False))
 
     all_tracked, all_new = set[str](), set[str]()
-    notes = ["tracked files, and untracked ones that are not ignored"]
+    notes = list[str]()
     # Without patterns, git need not look into ignored folders: a data set can be there.
     ignored = ("--ignored", *(() if include else ("--directory",)))
     inside = [""]
@@ -238,6 +253,7 @@ def _list_checkout(
             for path in _ls_files(root, prefix, "--others", *ignored)
             if private_by_name(path) or any(matches(path, pattern) for pattern in include)
         ]
+        new = [path for path in new if not is_left(path)]
         for path in (*tracked, *new):
             folder = root / path.rstrip("/")
             if not folder.is_dir() or folder.is_symlink():
@@ -248,7 +264,7 @@ def _list_checkout(
                 update = f"git -C {quoted(root)} submodule update --init {quoted(path)}"
                 notes.append(f"the submodule {printable(path)} is empty; to have it: {update}")
         all_tracked.update(tracked)
-        all_new.update(path for path in new if not is_left(path))
+        all_new.update(new)
     if not all_tracked | all_new:
         raise GitError("git lists no file there")
     return all_tracked, all_new, notes
@@ -475,8 +491,7 @@ def unpack(archive: Path, description: Path, work: Path) -> list[str]:
     if packed and work.is_dir() and mark.is_file() and mark.read_text() == packed.digest:
         return []
     partial = work.with_name(f"{work.name}.partial")
-    if partial.exists():
-        shutil.rmtree(partial)
+    shutil.rmtree(partial, ignore_errors=True)
     try:
         if packed is None:
             raise ValueError(f"{description.name} cannot be read")

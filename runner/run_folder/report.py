@@ -30,7 +30,7 @@ from runner.from_stage import (
     human_size,
     write_atomically,
 )
-from runner.run_folder.curves import with_curves
+from runner.run_folder.curves import CURVES, with_curves
 from runner.run_folder.history import Columns, History
 from runner.run_folder.logs import last_lines, log_of, readable
 from runner.run_folder.run_lock import GONE_AFTER_S, age_s
@@ -202,6 +202,7 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3")
 
 _ASSETS = Path(__file__).with_name("assets")
 PROVENANCE = (
+    (CURVES, "Curves are from"),
     ("bundle_id", "Bundle"),
     ("model", "Model"),
     ("environment_tree", "Environment"),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from runner.from_stage import IncompleteError, hash_file
@@ -88,13 +88,12 @@ def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
         prefix = inner.pop()
         with suppress(OSError), os.scandir(work / prefix) as entries:
             for entry in entries:
-                if entry.is_symlink() or entry.name in NO_RESULTS:
-                    continue
                 with suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(status.st_mode):
+                    is_folder = stat.S_ISDIR(status.st_mode) and entry.name not in NO_RESULTS
+                    if is_folder:
                         inner.append(f"{prefix}{entry.name}/")
-                    if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
+                    if is_folder or stat.S_ISREG(status.st_mode):
                         yield prefix + entry.name, status
 
 
@@ -161,7 +160,8 @@ epoch=1-step=20.ckpt. Not `version_0` of Lightning, which holds all checkpoints 
 _OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
 _OF_DEEPSPEED = re.compile(r"global_step\d+")  # save_checkpoint, deepspeed/runtime/engine.py
 _STATE = "trainer_state.json"
-_WRITTEN_FIRST = {"config.json", "generation_config.json"}  # save_pretrained, then the weights
+_WRITTEN_FIRST = {"README.md", "config.json", "generation_config.json"}
+"""Before the weights: by save_pretrained of peft, and of transformers."""
 _ZIPS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".npz")
 _JUST_NOW_S = 10.0
 """Before the last change of all: a save of that time may have been under way."""
@@ -230,9 +230,12 @@ def half_written(work: Path, found: Sequence[Result]) -> list[tuple[Path, str]]:
 def _checkpoints(
     work: Path, known: Mapping[str, Result]
 ) -> dict[tuple[str, str], list[_Checkpoint]]:
-    """(Folder, name without numbers) -> the checkpoints there, in order of their numbers."""
+    """(Folder, name without numbers) -> the checkpoints there, in order of their numbers.
+
+    A folder that has checkpoints inside is none: `step1` of a training in stages.
+    """
     found: dict[str, _Checkpoint] = {}
-    foreign = set()
+    foreign = set[str]()
     for path, status in _walk(work):
         is_folder = stat.S_ISDIR(status.st_mode)
         folder = _checkpoint_of(path.split("/") if is_folder else path.split("/")[:-1])
@@ -240,7 +243,9 @@ def _checkpoints(
             checkpoint = found.setdefault(folder, _Checkpoint(folder))
         if folder and not is_folder:
             checkpoint.files[path.removeprefix(f"{folder}/")] = status.st_mtime
-            foreign |= {folder} - ({folder} if path in known else set())
+            if path not in known:
+                foreign.add(folder)
+    foreign |= {outer.as_posix() for folder in found for outer in PurePosixPath(folder).parents}
     families: dict[tuple[str, str], list[_Checkpoint]] = {}
     for folder in sorted(found.keys() - foreign, key=_numbers):
         parent, _, name = folder.rpartition("/")
@@ -250,12 +255,11 @@ def _checkpoints(
 
 def _checkpoint_of(folders: Sequence[str]) -> str:
     """The innermost folder for one checkpoint; DeepSpeed's is a part of the one it is in."""
-    for depth in range(len(folders), 0, -1):
-        is_part = _OF_DEEPSPEED.fullmatch(folders[depth - 1]) and any(
-            map(_NUMBERED.fullmatch, folders[max(0, depth - 2) : depth - 1])
-        )
-        if _NUMBERED.fullmatch(folders[depth - 1]) and not is_part:
-            return "/".join(folders[:depth])
+    for depth in reversed(range(len(folders))):
+        name, above = folders[depth], folders[depth - 1] if depth else ""
+        is_part = _OF_DEEPSPEED.fullmatch(name) and _NUMBERED.fullmatch(above)
+        if _NUMBERED.fullmatch(name) and not is_part:
+            return "/".join(folders[: depth + 1])
     return ""
 
 
@@ -273,29 +277,26 @@ def _unfinished(
         # scheduler.pt, rng_state*.pth (each rank its own), and trainer_state.json last.
         if files.keys() <= _WRITTEN_FIRST:
             return "it has no weights"
-        if "checkpoint-is-incomplete.txt" in files:  # transformers/trainer_jit_checkpoint.py
-            return "checkpoint-is-incomplete.txt is in it"
         if _STATE in files:
             is_read = isinstance(read_json(work / checkpoint.path / _STATE), dict)
             return "" if is_read else f"{_STATE} is cut off"
         if "training_args.bin" in files or any(_STATE in other.files for other in older):
             return f"it has no {_STATE}, which transformers' Trainer writes last"
     is_just_written = max(files.values(), default=end) > end - _JUST_NOW_S
-    if older:
-        # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
-        # torch/distributed/checkpoint: .metadata last.
-        missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds
-        for kind in sorted(missing):
-            # What people add later (an evaluation of each checkpoint) is text.
-            if is_just_written or not kind.endswith(_CONFIG_SUFFIXES):
-                return f"it has no {kind}, as {older[-1].name} has"
-    latest = (work / checkpoint.path).with_name("latest")
-    is_alone = not older and is_just_written and _OF_DEEPSPEED.fullmatch(checkpoint.name)
-    return (
-        "there is no file `latest`, which DeepSpeed writes last"
-        if is_alone and not latest.exists()
-        else ""
-    )
+    if not older:
+        is_named = not _OF_DEEPSPEED.fullmatch(checkpoint.name) or (
+            (work / checkpoint.path).with_name("latest").exists()
+        )
+        is_whole = is_named or not is_just_written
+        return "" if is_whole else "there is no file `latest`, which DeepSpeed writes last"
+    # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
+    # torch/distributed/checkpoint: .metadata last.
+    missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds
+    for kind in sorted(missing):
+        # What people add later (an evaluation of each checkpoint) is text.
+        if is_just_written or not kind.endswith(_CONFIG_SUFFIXES):
+            return f"it has no {kind}, as {older[-1].name} has"
+    return ""
 
 
 def _not_latest(
@@ -342,15 +343,13 @@ def _cut_tensors(file: IO[bytes], size: int) -> str:
     """The format: 8 bytes of the header's length, the header in JSON, the tensors
     (https://github.com/huggingface/safetensors#format).
     """
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, _MOST_HEADER):
-        return "its header is cut off"
     try:
-        tensors = json.loads(file.read(length))
+        length = int.from_bytes(file.read(8), "little")
+        tensors = json.loads(file.read(min(length, _MOST_HEADER)))
         ends = [tensors[name]["data_offsets"][1] for name in tensors.keys() - {"__metadata__"}]
         whole = 8 + length + max(ends, default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return "its header is damaged"
+        return "its header is cut off, or damaged"
     return f"it has {size} of {whole} bytes" if size < whole else ""
 
 

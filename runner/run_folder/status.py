@@ -82,7 +82,7 @@ class Status:
         lines = [f"{name}: {self.shown}  ({self.run_folder})", *(f"  {n}" for n in self.notes)]
         if self.history is None:
             return lines
-        of_command = self.history.is_of_command
+        of_command = self.history.is_command
         progress = lines_of_command(self.history) if of_command else _progress(self.history)
         lines += [f"  {line}" for line in progress]
         if self.seconds_left and self.state == "running":
@@ -105,7 +105,7 @@ class Status:
             "memory": history.memory if history else {},
             "last_checkpoint": history.checkpoints[-1] if history and history.checkpoints else None,
             "warnings": list(history.warnings) if history else [],
-            **(document_of_command(history) if history and history.is_of_command else {}),
+            **(document_of_command(history) if history and history.is_command else {}),
         }
 
 
@@ -327,7 +327,7 @@ def _state(history: History | None, job: Job | None, last_job: int | None) -> tu
         )
     if holder := holder_of(history.folder, RunLock.me({})):
         return "running", [*notes, holder.describe()]
-    if history.is_of_command:
+    if history.is_command:
         state, more = state_of_command(history)
         return state, [*notes, *more]
     if history.num_steps is not None and history.done >= history.num_steps and history.is_exported:

@@ -316,7 +316,7 @@ SHOWN = (
         does="runner status mine.yaml"),
     Row(STATUS, "Its log: {}", (("(?<=Its log: )[^ ]+", "show cat {}"),), does="runner status 17",
         files=JOB, given="chmod +x bin/scontrol", environ={"PATH": "bin:/usr/bin:/bin"}),
-    Row("runner/config/run_config.py", "`stage show BUNDLE` prints it.",
+    Row("runner/config/job_config.py", "`stage show BUNDLE` prints it.",
         (("stage show BUNDLE", "run",
           "(?<=bundle id )[0-9a-f]{64}", "edit bundle.id: {}"),), {"bundle": {"id": "abc"}}),
     Row("runner/config/ds_config.py", "Look at it: ls -l {}",

@@ -86,7 +86,7 @@ RUN_FILES = (
     Row("runner/config/held_out.py", "For instance: validation: 5%. Without validation:",
         (("validation: 5%", "edit dataset.{}"), ("validation: null", "edit dataset.{}")),
         {"dataset": HALF}),
-    Row("runner/config/run_config.py", "Write it into slurm.options",
+    Row("runner/config/job_config.py", "Write it into slurm.options",
         ((r"slurm: \{.*\}\}", "edit", "slurm.setup", "remove {}"),),
         {"slurm": {"setup": ["#SBATCH --mem=64G"]}}),
     Row("runner/tasks/instruction.py", "Give one of: {prompt: COLUMN, response: COLUMN}, {mess",

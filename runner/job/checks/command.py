@@ -14,7 +14,7 @@ from runner.job.own_code import Job, findings
 from runner.job.reached_code import OwnCode
 
 
-@needs(CommandRun.launch)
+@needs(CommandRun.program, CommandRun.launch)
 def launch(run: CommandRun) -> Iterator[Finding]:
     """Words that cannot be started on the nodes of the job."""
     nodes, launch = run.config.slurm.nodes, run.launch

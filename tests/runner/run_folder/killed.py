@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,10 +35,12 @@ def trainer(work: Path) -> None:
     from transformers.trainer_utils import get_last_checkpoint
 
     data = [{"input_ids": [i % 60] * 8, "labels": [i % 60] * 8} for i in range(4000)]
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=3, n_head=2))
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=3, n_head=2)
+    )
     arguments = TrainingArguments(
         output_dir=str(work / "out"), save_steps=1, save_total_limit=3, logging_steps=1,
-        per_device_train_batch_size=1, max_steps=4000, report_to=[], use_cpu=True, disable_tqdm=True,
+        per_device_train_batch_size=1, max_steps=4000, report_to=[], use_cpu=True,
     )  # fmt: skip
     last = get_last_checkpoint(work / "out") if (work / "out").is_dir() else None
     Trainer(model, arguments, train_dataset=data).train(resume_from_checkpoint=last)
@@ -45,8 +48,8 @@ def trainer(work: Path) -> None:
 
 def accelerate(work: Path) -> None:
     """accelerate's save_state, into numbered folders; loads the last one."""
-    from accelerate import Accelerator
-    from accelerate.utils import ProjectConfiguration
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate.utils import ProjectConfiguration  # type: ignore[import-untyped]
 
     accelerator = Accelerator(
         cpu=True,
@@ -91,11 +94,15 @@ def deepspeed(work: Path) -> None:
     """DeepSpeed's save_checkpoint; loads what `latest` names."""
     import deepspeed
 
+    from runner.training import patches
+
+    patches.omit_shared_memory_op()  # a kill while it is compiled would leave a lock behind
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     model = _model()
     engine, *_ = deepspeed.initialize(
         model=model,
-        config={"train_batch_size": 1, "optimizer": {"type": "Adam", "params": {"torch_adam": True}},
-                "zero_optimization": {"stage": 1}},
+        config={"train_batch_size": 1, "zero_optimization": {"stage": 1},
+                "optimizer": {"type": "Adam", "params": {"torch_adam": True}}},
     )  # fmt: skip
     folder = work / "out"
     is_left = any(folder.glob("global_step*"))
@@ -122,9 +129,7 @@ def start(write: Callable[[Path], None], work: Path, log: Path) -> int:
             os.dup2(file.fileno(), 2)
         write(work)
         status = 0
-    except BaseException:
-        import traceback
-
+    except BaseException:  # noqa: BLE001 - it is shown, and the process ends
         traceback.print_exc()
     finally:
         os._exit(status)
@@ -133,8 +138,9 @@ def start(write: Callable[[Path], None], work: Path, log: Path) -> int:
 def main(writer: str, work: Path, kills: int, seed: int, longest: float = 0.5) -> dict[str, object]:
     """Kills and starts again; what was found, and the end of the log of a start that failed."""
     torch.set_num_threads(1)
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
-                      MASTER_PORT="29713") if writer == "deepspeed" else None  # fmt: skip
+    if writer == "deepspeed":
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT="0", DS_ACCELERATOR="cpu")  # fmt: skip
     if writer == "trainer":
         from transformers import GPT2LMHeadModel, Trainer
 
@@ -142,7 +148,7 @@ def main(writer: str, work: Path, kills: int, seed: int, longest: float = 0.5) -
     elif writer in ("accelerate", "deepspeed"):
         __import__(writer)
     chosen = random.Random(seed)
-    log, lines = work.parent / "log", []
+    log, lines = work.parent / "log", list[str]()
     work.mkdir(parents=True, exist_ok=True)
     for number in range(kills):
         before = results(work, {})

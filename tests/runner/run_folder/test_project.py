@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import yaml
 
 from runner.from_stage import DamageError, IncompleteError, UsageError
 from runner.run_folder import project as project_module
+from runner.run_folder.layout import GitError
 from runner.run_folder.project import (
     Project,
     find_root,
@@ -30,6 +32,7 @@ from runner.run_folder.project import (
     set_earlier_work_aside,
     unpack,
 )
+from stage.files import read_file
 from tests.remedies.obeyed import in_it, obeys
 from tests.support.rights import as_another_user
 
@@ -110,8 +113,16 @@ def test_a_checkout_as_it_was_committed_is_clean(checkout: Path) -> None:
     assert list_project(checkout, (), ()).is_dirty is True
     git(checkout, "commit", "-qam", "second")
     assert list_project(checkout, (), ()).is_dirty is False
+    write(checkout, new_py="")
+    assert list_project(checkout, (), ()).is_dirty is True
+    git(checkout, "add", "new.py")
+    git(checkout, "commit", "-qm", "third")
     write(checkout, output__run__x="")
     assert list_project(checkout, (), [checkout / "output"]).is_dirty is False
+    git(checkout, "add", "-f", "output")
+    git(checkout, "commit", "-qm", "by accident")
+    assert "output/run/x" in list_project(checkout, (), ()).files
+    assert "output/run/x" not in list_project(checkout, (), [checkout / "output"]).files
     assert list_project(checkout / "lib", (), ()).files == {"init.py": 0, "old.py": 0}
 
 
@@ -141,6 +152,20 @@ def test_submodules_clones_and_worktrees_travel(checkout: Path, tmp_path: Path) 
     command = in_it(note, "git -C .*").replace("git ", "git -c protocol.file.allow=always ", 1)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     assert "sub/code.py" in list_project(tmp_path / "tree", (), ()).files
+
+
+def test_what_the_user_replaced_travels_as_it_is_now(
+    checkout: Path, tmp_path: Path, place: Callable[..., list[str]]
+) -> None:
+    (checkout / "lib").rename(tmp_path / "lib")
+    (checkout / "lib").symlink_to(tmp_path / "lib")
+    (checkout / "configs/a").unlink()
+    (checkout / "configs").rmdir()
+    write(checkout, configs="", venv__pyvenv="")
+    (checkout / "venv/pyvenv").rename(checkout / "venv/pyvenv.cfg")
+    git(checkout, "clone", "-q", str(checkout), "venv/src")
+    place(list_project(checkout, (), ()))
+    assert names(tmp_path / "run/work") == {".gitignore", "train.py", "lib", "configs"}
 
 
 def test_private_files_stay_and_are_named_also_those_git_ignores(checkout: Path) -> None:
@@ -226,7 +251,7 @@ def test_links_lead_to_the_copy_or_to_where_they_led(
         assert (work / name).exists(), name
     assert (work / "lib/out").resolve() == tmp_path / "data"
     assert (work / "ignored").resolve() == checkout / "big/x"
-    (note,) = project.notes[1:]
+    (note,) = project.notes
     for name in ("lib/out", "gone", "ignored"):
         assert f"`{name}`" in note
     assert "`a`" not in note
@@ -262,7 +287,7 @@ def test_a_large_file_is_named_with_its_way(
 
 
 def _no_git(*words: object) -> Any:
-    raise project_module.GitError("no git")
+    raise GitError("no git")
 
 
 def test_many_files_or_bytes_are_named_by_their_folder(
@@ -351,7 +376,8 @@ def test_a_file_that_changes_while_it_is_packed_is_an_error(
     file = checkout / "train.py"
     file.write_bytes(b"x" * 3_000_000)
     project = list_project(checkout, (), ())
-    read = project_module.read_file
+    pack(project, tmp_path / "project.tar", tmp_path / "project.json")
+    read = read_file
 
     def change(path: Path, *more: Any, **options: Any) -> bytes:
         data = read(path, *more, **options)
@@ -435,7 +461,7 @@ def hostile(folder: Path, members: dict[str, bytes | str], **more: Any) -> None:
                 entries.append((name, info.mode, content))
                 tar.addfile(info)
             else:
-                sha256 = project_module.hashlib.sha256(content).hexdigest()
+                sha256 = hashlib.sha256(content).hexdigest()
                 info.size, project_files[name] = len(content), [len(content), sha256]
                 entries.append((name, info.mode, sha256))
                 tar.addfile(info, io.BytesIO(content))

@@ -183,7 +183,7 @@ def test_each_beginning_of_a_checkpoint_is_half_written_and_a_whole_one_is_not(
                 (work / second).mkdir(parents=True)
                 write(work, *((f"{second}/{name}", content[name]) for name in files[:count]))
                 is_whole = count == len(files)
-                if part and not is_whole:
+                if part and not is_whole and files[count] != ".metadata":  # it is renamed
                     data = content[files[count]]
                     write(work, (f"{second}/{files[count]}", data[: int(len(data) * part)]))
                 if is_whole:
@@ -209,6 +209,17 @@ def test_a_checkpoint_of_deepspeed_counts_when_latest_names_it(tmp_path: Path) -
     (tmp_path / "alone").mkdir()
     write(tmp_path / "alone", f"global_step1/{states}")
     assert "latest" in torn(tmp_path / "alone")["global_step1"]
+    write(tmp_path / "alone", f"global_step1/{states}", age=60)
+    write(tmp_path / "alone", "later.txt")
+    assert torn(tmp_path / "alone") == {}, "it asked for no `latest`"
+
+
+def test_a_part_that_is_cut_off_takes_its_whole_checkpoint_along(tmp_path: Path) -> None:
+    write(tmp_path, "out/checkpoint-9/trainer_state.json", "out/checkpoint-5/trainer_state.json")
+    write(tmp_path, ("out/checkpoint-9/global_step9/a.pt", ""), ("best.ckpt", ""))
+    assert torn(tmp_path) == {
+        "best.ckpt": "it is cut off", "out/checkpoint-9": "a.pt: it is cut off"
+    }  # fmt: skip
 
 
 def test_a_shard_that_an_index_names_must_be_there(tmp_path: Path) -> None:
@@ -228,7 +239,9 @@ WHOLE: dict[str, tuple[str | tuple[str, bytes | str], ...]] = {
         "eval/checkpoint-5/results.json", "eval/checkpoint-10/results.json",
         "out/epoch_1/table.json",
     ),
-    "a stage that has a number": ("step1/checkpoint-5/a.pt", "step1/checkpoint-5/b.pt"),
+    "stages that have numbers": (
+        "step1/checkpoint-5/a.pt", "step1/a.pt", "step1/b.txt", "step2/checkpoint-5/a.pt",
+    ),
     "fewer ranks than before": (
         *(f"checkpoint_0/random_states_{rank}.pkl" for rank in range(4)),
         *(f"checkpoint_1/random_states_{rank}.pkl" for rank in range(2)),
@@ -266,6 +279,7 @@ def test_a_folder_with_a_file_that_travelled_stays(tmp_path: Path) -> None:
     write(tmp_path, "checkpoint-1/training_args.bin", ("checkpoint-1/README.md", "mine"))
     found = results(tmp_path, {"checkpoint-1/README.md": digest("mine")})
     assert half_written(tmp_path, found) == []
+    (tmp_path / "checkpoint-1" / "link").symlink_to("README.md")
     assert [*torn(tmp_path)] == ["checkpoint-1"]
 
 
