@@ -147,7 +147,7 @@ def test_tasks_that_do_not_know_of_each_other_are_told_of_a_run_file(
 def test_accelerate_launch_trains_on_two_nodes_with_a_config_file_for_one(
     site: Site, bundle: Path
 ) -> None:
-    """The line of docs/howto/own-script.md."""
+    """Typed by hand, behind `srun runner exec`; a run file writes such a line itself."""
     folder = site.home / "zero-2"
     folder.mkdir()
     (folder / "train.py").write_text(TRAIN)
