@@ -156,8 +156,7 @@ def sbatch_script(request: SbatchRequest) -> str:
         "#!/bin/bash -l",
         "# -l: a login shell, because `module` is defined by the login profile.",
         "#",
-        "# Written by `runner submit`. To run it again, from its last checkpoint: "
-        f"sbatch {_quoted(request.script)}",
+        f"# Written by `runner submit`. To {_again(request)}: sbatch {_quoted(request.script)}",
         "",
     ]
     for reason, name, value in _directives(request):
@@ -191,6 +190,12 @@ def sbatch_script(request: SbatchRequest) -> str:
         f"exec {command}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _again(request: SbatchRequest) -> str:
+    if not request.of_command:
+        return "run it again, from its last checkpoint"
+    return "start it again, from its own results" if request.resumes else "start it anew"
 
 
 def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]:
@@ -274,7 +279,7 @@ def _own_directives(
     lead = save_before_end_s(request.time)
     gpus = request.gpus_per_node
     members = f"0-{len(request.members) - 1}" if request.members else None
-    ranks = "Ranks on each node."
+    ranks = "Tasks on each node." if request.of_command else "Ranks on each node."
     if gpus == request.tasks_per_node:
         ranks = f"One rank for each of the {gpus} GPUs."
     gres = "--gres is the spelling that every version and site understands."

@@ -18,13 +18,16 @@ from runner.job.reached_code import OwnCode
 def launch(run: CommandRun) -> Iterator[Finding]:
     """Words that cannot be started on the nodes of the job."""
     nodes, launch = run.config.slurm.nodes, run.launch
-    many = {
-        "once": "once" if nodes == 1 else "once, on the first node",
-        "node": f"on {human_count(nodes, 'node')}, {human_count(launch.processes, 'rank')} each",
-        "rank": f"{nodes * launch.tasks_per_node} times, once for each rank",
-    }
+    how = "once"
+    if launch.mode == "rank":
+        how = f"{nodes * launch.tasks_per_node} times, once for each rank"
+    elif nodes > 1:
+        how = f"once on each of {nodes} nodes" if launch.mode == "node" else "on the first node"
+    ranks = ""
+    if launch.mode == "node" and launch.processes:
+        ranks = f", with {human_count(launch.processes, 'rank')}{' each' if nodes > 1 else ''}"
     yield fact_line(f"command: {' '.join(run.words)}")
-    yield fact_line(f"it starts {many[launch.mode]}")
+    yield fact_line(f"it starts {how}{ranks}")
     yield from map(note, launch.notes)
 
 
@@ -42,7 +45,7 @@ def project(run: CommandRun) -> Iterator[Finding]:
     if found.omitted:
         yield note(
             f"private files stay here: {', '.join(found.omitted)}",
-            "Where the job needs one: include: [NAME] in the run file",
+            "Where the job needs one, write in the run file: include: [NAME]",
         )
 
 
