@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -127,11 +128,22 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a key of the run file, e.g. batch.micro=4.",
 )
+include_option = click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Of a command: a private file of the project that travels all the same.",
+)
 processes_option = click.option(
     "--processes",
     type=click.IntRange(1),
     help="Ranks on this machine. In a Slurm job srun starts them.",
 )
+
+
+def with_include(overrides: tuple[str, ...], include: tuple[str, ...]) -> tuple[str, ...]:
+    """The `--set` texts with those of --include, which is a key of the run file of a command."""
+    return (*overrides, f"include={json.dumps(include)}") if include else overrides
 
 
 def to_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

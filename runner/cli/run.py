@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.options import processes_option, run_options, to_option
+from runner.cli.options import (
+    include_option,
+    processes_option,
+    run_options,
+    to_option,
+    with_include,
+)
 from runner.from_stage import (
     StageError,
     UsageError,
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="The number of ranks to check for. Default: as `slurm:` asks for.",
 )
+@include_option
 @quiet_option
 @json_option
 def check(
@@ -44,6 +51,7 @@ def check(
     output: Path | None,
     overrides: tuple[str, ...],
     processes: int | None,
+    include: tuple[str, ...],
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -62,6 +70,7 @@ def check(
     from runner.job.run import Asked
 
     offline.set_variables(os.environ)
+    overrides = with_include(overrides, include)
     said: list[str] = []
     with silent(if_=quiet and not as_json):
         # Only says what `train` will do.
@@ -276,6 +285,7 @@ def launch(bundle: Path, output: Path, overrides: tuple[str, ...]) -> None:
     help="With --to: what to fetch. Default: `manifest:` of RUN.",
 )
 @click.option("--logout", is_flag=True, help="With --to: close the connection at the end.")
+@include_option
 @quiet_option
 def submit(
     run: Path,
@@ -287,6 +297,7 @@ def submit(
     to: str | None,
     manifest: Path | None,
     logout: bool,
+    include: tuple[str, ...],
     quiet: bool,
 ) -> None:
     """Write the sbatch script into the run folder and submit it.
@@ -334,6 +345,7 @@ def submit(
 
     offline.set_variables(os.environ)
     asked = Asked(ahead=True, submits=True)
+    overrides = with_include(overrides, include)
     loaded = load_run(run, bundle, output, overrides, asked)
     sweep = members(list(map(loaded.key_of_axis, axes))) if axes else ()
     # The runs of a sweep share one shell, which is tried once.
