@@ -61,7 +61,7 @@ def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
     variables, words = words_on_node(task["words"], launch, node, folder.work)
     whole = {**environ, **own, **variables}
     bundle = Path(task["bundle"])
-    program = program_of(words, bundle, whole)
+    program = program_of(words, "command:", whole)
     check_site()
     if launch.mode == "once" and job is not None:
         whole["SLURM_TASK_PROLOG"] = str(_write_prolog(folder))

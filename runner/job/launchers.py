@@ -301,7 +301,8 @@ def read_command(words: Sequence[str]) -> Command:
     Raises:
         UsageError: there is no program in it.
     """
-    is_line = [*words[:2]] == ["bash", "-c"] and not _OPERATOR.search(_bare(words[-1]))
+    is_line = [*words[:2]] == ["bash", "-c"] and len(words) == 3
+    is_line = is_line and not _OPERATOR.search(_bare(words[-1]))
     rest = [word[0] for word in _WORD.finditer(words[2])] if is_line else [*words]
     if rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
         rest.insert(0, "env")

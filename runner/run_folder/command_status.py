@@ -28,7 +28,8 @@ def state_of_command(history: History) -> tuple[str, list[str]]:
         return "finished", [f"the command ended with exit code 0; results: {history.folder.work}"]
     if kind is None:
         return "stopped", [f"it was ended from outside; why: {logs}"]
-    how = "it was stopped by a signal" if kind == "stopped" else f"it ended with exit code {code}"
+    ends = {"stopped": "it was stopped by a signal", "hung": "it made nothing any more"}
+    how = ends.get(str(kind), f"it ended with exit code {code}")
     cause = f": {last['cause']}" if last.get("cause") else ""
     place = f" ({last['place']})" if last.get("place") else ""
     remedy = last.get("remedy") or f"why: {logs}"
