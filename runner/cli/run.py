@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="The number of ranks to check for. Default: as `slurm:` asks for.",
 )
+@click.option(
+    "--add",
+    is_flag=True,
+    help="Add to the manifest what an earlier start of a command missed; check nothing.",
+)
 @quiet_option
 @json_option
 def check(
@@ -44,6 +49,7 @@ def check(
     output: Path | None,
     overrides: tuple[str, ...],
     processes: int | None,
+    add: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -58,9 +64,14 @@ def check(
     """
     from runner import isolation, offline
     from runner.job.check import check_run, load_run
+    from runner.job.command_run import CommandRun
     from runner.job.findings import document, errors_of, fact_line
     from runner.job.run import Asked
 
+    if add:
+        with silent(if_=quiet):
+            print_line("\n".join(CommandRun.load(run, bundle, output, overrides).add_missing()))
+        return
     offline.set_variables(os.environ)
     said: list[str] = []
     with silent(if_=quiet and not as_json):

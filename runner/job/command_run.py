@@ -15,7 +15,7 @@ from typing import Any
 from runner import inputs as inputs_module
 from runner.config.command import CommandConfig
 from runner.errors import OTHER_RUN
-from runner.from_stage import UsageError, WrongValueError, write_atomically
+from runner.from_stage import UsageError, WrongValueError, quoted, write_atomically
 from runner.inputs import JobInputs
 from runner.job.access import environment_files
 from runner.job.findings import fact
@@ -23,6 +23,7 @@ from runner.job.installed import Packages
 from runner.job.launchers import Launch, Places, as_words, plan_launch
 from runner.job.run import NO_RANKS, Asked, Run
 from runner.run_folder.layout import RunFolder, read_json
+from runner.run_folder.missing import add_to_manifest, missing_of
 from runner.run_folder.project import (
     Project,
     find_root,
@@ -180,6 +181,28 @@ class CommandRun(Run):
             f"{self.folder.root}: the command has ended well{when}, with these words, this project "
             "and this bundle",
             f"  -> Its results are in work/. To start it once more, give the run {OTHER_RUN}",
+        ]
+
+    def add_missing(self) -> list[str]:
+        """Writes what an earlier start missed into the manifest; returns what is to be printed.
+
+        Raises:
+            UsageError: that manifest is not here, or is not written in lines.
+        """
+        missing, named = missing_of(self.folder.missing), self.config.manifest
+        manifest = self.config.path.parent / (named or "")
+        if not missing:
+            return [f"{self.folder.root}: no start asked for what the bundle does not have"]
+        if named is None or not manifest.is_file():
+            what = f"{manifest} is not here" if named else "the run file names no manifest"
+            raise UsageError(
+                f"{self.config.path}: {what}, so nothing was added.",
+                f"On the laptop, write below `assets:` of the manifest, then fetch it:\n{missing}",
+            )
+        added = add_to_manifest(missing, manifest)
+        return [
+            f"added to {manifest}: {', '.join(added)}" if added else f"{manifest} has all of it",
+            f"next: stage fetch {quoted(manifest)} -o {quoted(self.bundle)}",
         ]
 
     def write_for_job(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
 
 from runner.from_stage import format_age, human_count, human_size, quoted
 from runner.run_folder.history import History, where_asked
+from runner.run_folder.missing import missing_of
 from runner.run_folder.project import read_description
 from runner.run_folder.results import Result, results
 
@@ -78,21 +78,6 @@ def results_of(history: History) -> list[Result]:
         return []
     patterns = history.settings.get("results")
     return results(folder.work, packed.files, tuple(patterns) if isinstance(patterns, list) else ())
-
-
-_ENTRY = re.compile(r"^  \S.*:$(?:\n    .*)*", re.MULTILINE)
-
-
-def missing_of(path: Path) -> str:
-    """What the command asked for and the bundle does not have, as entries of a manifest; each once.
-
-    Each node of the job writes them.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(dict.fromkeys(_ENTRY.findall(text)))
 
 
 def _near(history: History) -> Path:

@@ -240,6 +240,16 @@ def test_scontrol_requeue_goes_on_too(project: Project, signalled: dict[str, int
     assert project.ranks("requeued")[0]["first"] == 2, log
 
 
+def test_a_rehearsal_on_the_nodes_passes_what_ends_well(project: Project) -> None:
+    file = run_file(project.folder, "tried", "python train.py", slurm={"nodes": 2}, launch="rank")
+    said = project.runner("rehearse", file.name, "--bundle", "../bundle", "--job").stdout
+    assert "step 3 loss 0.25" in said and "it ended with exit code 0" in said, said
+    file = run_file(project.folder, "tried", "python train.py --lr x", slurm=ALONE)
+    refused = project.runner("rehearse", file.name, "--bundle", "../bundle", "--job", check=False)
+    assert refused.returncode == 1 and "invalid float value: 'x'" in refused.stderr, refused
+    assert not project.output("tried").exists()
+
+
 KILLS = 20
 
 

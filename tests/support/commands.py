@@ -1,4 +1,4 @@
-"""A user's own project for tests: a script that trains as transformers' Trainer does, without torch.
+"""A user's own project for tests: a script that saves as transformers' Trainer does, without torch.
 
 It knows nothing of Airlift. `write_project` writes it; `TRAIN` is its script.
 """
@@ -27,7 +27,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--output_dir", type=Path, default=Path("out"))
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--sleep_at", type=int, help="wait for the signal there, on the first start")
-parser.add_argument("--torn_at", type=int, help="save the half of a checkpoint there, as a kill does")
+parser.add_argument("--torn_at", type=int, help="which checkpoint to leave half-written then")
 parser.add_argument("--lr", type=float, default=1.0)
 parser.add_argument("--gloo", action="store_true")
 parser.add_argument("--resume_from_checkpoint")

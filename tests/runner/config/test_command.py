@@ -112,6 +112,8 @@ def test_a_comment_or_an_inner_key_is_no_command(tmp_path: Path) -> None:
         (f"{SMALLEST}values: {{lr: 1}}\n", "mine.yaml:3: the command has no `${lr}`"),
         (f"{SMALLEST}on_resume: --again\n", "mine.yaml:3: `on_resume` adds words to a command"),
         (f"{SMALLEST}on_limit: KILL\n", "`on_limit` must be"),
+        (f"{SMALLEST}slurm: {{srun: [--x=y]}}\n", "mine.yaml:3: slurm.srun is for a training"),
+        (f"{SMALLEST}slurm: {{srun: [--x=y]}}\n", "slurm.container: [apptainer, exec, IMAGE.sif]"),
         (f"{SMALLEST}launch: all\n", "`launch` must be"),
         ("format: 1\ncommand: ''\n", "-> For instance: command: torchrun train.py"),
         ("format: 1\ncommand: '  '\n", "mine.yaml:2: `command` has no words"),

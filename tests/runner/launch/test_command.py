@@ -1,4 +1,4 @@
-"""`runner train` of a command, on a machine without Slurm: what it gets, what it leaves, its end."""
+"""`runner train` of a command, on a machine without Slurm: what it gets, leaves, and its end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.from_stage import UsageError
+from runner.run_folder.missing import add_to_manifest
 from tests.runner.conftest import Cluster
 from tests.support.commands import run_file, write_project
 
@@ -253,10 +256,8 @@ def test_a_process_that_it_leaves_behind_does_not_hold_it(project: Cluster) -> N
     train(project, "bash -c 'sleep 41 & echo $! >pid; echo end'")
     took = time.monotonic() - began
     left = int((work(project) / "pid").read_text())
-    try:
+    with suppress(ProcessLookupError):
         os.kill(left, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     assert took < 35, took
 
 
@@ -290,3 +291,65 @@ def test_settings_alone_are_nothing_to_resume_from(project: Cluster) -> None:
 def test_a_dry_run_starts_nothing(project: Cluster) -> None:
     said = train(project, "python train.py", "--dry-run")
     assert "dry run: nothing was started" in said and not work(project).exists()
+
+
+MANIFEST = """\
+# ours
+format: 1
+assets:
+    tiny-bert: {model: acme/tiny-bert}   # small
+    # the last one
+
+# what follows
+name: tiny
+"""
+
+
+def test_what_was_missed_is_added_to_the_manifest_as_its_lines(project: Cluster) -> None:
+    (project.folder / "missing.py").write_text(MISSING)
+    (project.folder / "m.yaml").write_text(MANIFEST)
+    train(project, "python missing.py", manifest="m.yaml")
+    said = project.run("check", "run.yaml", "--add")
+    assert said.returncode == 0, said.stderr
+    assert "added to m.yaml: not-there, nor-this" in said.stdout
+    assert f"next: stage fetch m.yaml -o {project.bundle}" in said.stdout
+    assert (project.folder / "m.yaml").read_text() == MANIFEST.replace(
+        "# small\n",
+        "# small\n"
+        "    not-there:\n      model: acme/not-there\n"
+        "    nor-this:\n      model: acme/nor-this\n",
+    )
+    assert "m.yaml has all of it" in project.run("check", "run.yaml", "--add").stdout
+    (project.folder / "m.yaml").unlink()
+    refused = project.refused("check", "run.yaml", "--add")
+    assert "m.yaml is not here" in refused and "model: acme/nor-this" in refused
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("format: 1\nassets:\n", "format: 1\nassets:\n  a:\n    model: x/a\n"),
+        ("assets:\n  b:\n    path: b", "assets:\n  b:\n    path: b\n  a:\n    model: x/a\n"),
+        ("assets:\n  a: {path: b}\n", "assets:\n  a: {path: b}\n"),
+        ("assets:\n  b: {model: x/a}\n", "assets:\n  b: {model: x/a}\n"),
+        ("assets: {b: {path: b}}\n", None),
+        ("format: 1\n", None),
+    ],
+)
+def test_a_manifest_keeps_its_form_or_is_left_alone(
+    tmp_path: Path, text: str, becomes: str | None
+) -> None:
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text(text)
+    if becomes is None:
+        with pytest.raises(UsageError, match="model: x/a"):
+            add_to_manifest("  a:\n    model: x/a", manifest)
+    else:
+        add_to_manifest("  a:\n    model: x/a", manifest)
+    assert manifest.read_text() == (becomes or text)
+
+
+def test_a_rehearsal_here_is_refused_with_what_to_do_instead(project: Cluster) -> None:
+    run_file(project.folder, "run", "python train.py")
+    refused = project.refused("rehearse", "run.yaml")
+    assert "runner train run.yaml" in refused and "--job" in refused

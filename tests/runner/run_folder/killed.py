@@ -34,9 +34,7 @@ def trainer(work: Path) -> None:
     from transformers.trainer_utils import get_last_checkpoint
 
     data = [{"input_ids": [i % 60] * 8, "labels": [i % 60] * 8} for i in range(4000)]
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=3, n_head=2)
-    )
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=3, n_head=2))
     arguments = TrainingArguments(
         output_dir=str(work / "out"), save_steps=1, save_total_limit=3, logging_steps=1,
         per_device_train_batch_size=1, max_steps=4000, report_to=[], use_cpu=True, disable_tqdm=True,
