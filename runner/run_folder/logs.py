@@ -133,6 +133,7 @@ _MARKS = r"(?:\d+: ?)?(?:\[\w+\]: ?)?"  # of srun --label, and of torchrun
 _TRACEBACK = re.compile(rf"{_MARKS}Traceback \(most recent call last\):")
 _RAISED = re.compile(rf"{_MARKS}(?P<text>\w[\w.]*(?:: .*)?)$")
 _OURS = re.compile(rf"{_MARKS}error: (?P<text>.*?)\.?$")
+_REMEDY = re.compile(rf"{_MARKS}  -> (?P<text>.*)")
 _OF_OTHERS = re.compile(
     r"ChildFailedError|CalledProcessError|ProcessExitedException|Connection (closed|reset) by peer|"
     r"DistBackendError|DistNetworkError|KeyboardInterrupt|SignalException"
@@ -174,8 +175,10 @@ def last_words(text: str) -> LastWords:
         elif "runner exec: " in line and found.line and not found.advice:
             found = found._replace(advice=line.partition("runner exec: ")[2])
         elif (said := _OURS.match(line)) and not found.line:
-            remedy = "".join(lines[number : number + 1]).partition("  -> ")[2]
-            found = LastWords(number, said["text"], remedy)
+            # With --label, lines of other tasks may stand between the two of an error of ours.
+            helps = filter(None, map(_REMEDY.match, lines[number : number + NAMED]))
+            if remedy := next(helps, None):
+                found = LastWords(number, said["text"], remedy["text"])
     if not found.line:
         own = ((n, line) for n, line in enumerate(lines, 1) if not _OF_LAUNCHERS.match(line))
         for number, line in own:

@@ -18,6 +18,7 @@ from tests.support.commands import run_file, write_project
 pytestmark = pytest.mark.site
 
 ALONE = {"nodes": 1, "tasks_per_node": 1, "options": {"cpus-per-task": 1, "mem": "500M"}}
+OWN_SRUN = "bash -c 'cd .; srun --ntasks=2 --ntasks-per-node=1 python train.py --sleep_at 1; date'"
 ONLY_LOGS = "bash -c 'mkdir -p out; touch out/waits-0.log; sleep 600'"
 RUN_SH = """\
 #!/bin/bash
@@ -143,6 +144,7 @@ def signalled(project: Project) -> dict[str, int]:
     node = {**ALONE, "nodes": 2}
     jobs = {
         "saves": project.submit("saves", saves, on_limit="TERM", slurm=node, launch="rank"),
+        "srun": project.submit("srun", OWN_SRUN, on_limit="TERM", slurm=node),
         "resumes": project.submit("resumes", f"{waits} --torn_at 9", **goes_on),
         "loops": project.submit("loops", ONLY_LOGS, **goes_on),
         "requeued": project.submit("requeued", waits, **goes_on),
@@ -189,11 +191,12 @@ def test_without_resumes_the_job_ends_and_says_what_would_have_been_needed(
     assert "resumes: true" in project.status("ends")
 
 
+@pytest.mark.parametrize("name", ["saves", "srun"])
 def test_on_limit_the_ranks_get_the_signal_and_save(
-    project: Project, signalled: dict[str, int]
+    project: Project, signalled: dict[str, int], name: str
 ) -> None:
-    log = project.ended("saves", signalled["saves"], "FAILED", "5:0")
-    saved = sorted((project.work("saves") / "out").glob("saved-*"))
+    log = project.ended(name, signalled[name], "FAILED", "5:0")
+    saved = sorted((project.work(name) / "out").glob("saved-*"))
     assert [path.read_text() for path in saved] == ["SIGTERM"] * 2, log
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from runner.exec.task import _has_rank, topmost
 from runner.from_stage import UsageError
 from runner.run_folder.missing import add_to_manifest
 from tests.runner.conftest import Cluster
@@ -200,6 +201,28 @@ def test_what_saves_on_sigterm_and_exits_well_has_not_finished(project: Cluster)
     assert process.returncode == 5, (out, err)
     assert (work(project) / "out" / "saved-0").read_text() == "SIGTERM"
     assert "finished" not in status(project)
+
+
+def test_what_a_shell_script_has_started_gets_the_signal_not_the_shell(project: Cluster) -> None:
+    (project.folder / "run.sh").write_text("cd .\npython train.py --sleep_at 2\necho after\n")
+    process = started(project, "bash run.sh", "out/waits-0.log", on_limit="TERM")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (work(project) / "out" / "saved-0").read_text() == "SIGTERM"
+    assert process.returncode == 5 and out.endswith("after\n"), (out, err)
+
+
+def test_a_rank_gets_the_signal_and_not_its_workers() -> None:
+    script = "import subprocess, sys; subprocess.run(['sleep', '60'])"
+    environ = os.environ | {"LOCAL_RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", script], env=environ) as rank:
+        try:
+            children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
+            wait(lambda: bool(children.read_text()))
+            assert topmost(rank.pid, _has_rank) == [rank.pid]
+        finally:
+            for worker in children.read_text().split():
+                os.kill(int(worker), signal.SIGKILL)
 
 
 @pytest.mark.slow  # 30 s from SIGTERM to SIGKILL
