@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def signalled(project: Project) -> dict[str, int]:
     }
     for name in jobs:
         waiting = project.work(name) / "out" / "waits-0.log"
-        project.site.wait(waiting.exists, why=lambda name=name: project.log(name))
+        project.site.wait(waiting.exists, why=partial(project.log, name))
     for name, job in jobs.items():
         words = ("scancel", "--signal=USR1", "--batch", str(job))
         project.site.run(*(words if name != "requeued" else ("scontrol", "requeue", str(job))))

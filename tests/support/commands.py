@@ -49,6 +49,8 @@ if options.resume_from_checkpoint:
     assert options.resume_from_checkpoint == "latest"
     first = max(int(path.name.split("-")[1]) for path in out.glob("checkpoint-*"))
     json.loads((out / f"checkpoint-{first}" / "trainer_state.json").read_text())
+if options.gloo:
+    dist.barrier()
 
 
 def save(step, is_whole=True):

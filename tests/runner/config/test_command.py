@@ -10,6 +10,9 @@ from runner.config.command import CommandConfig, has_command, load_run_file
 from runner.config.job_config import OF_COMMANDS, JobConfig
 from runner.config.run_config import RunConfig
 from runner.from_stage import UsageError, keys_of
+from tests.remedies.obeyed import obeys
+
+HERE = "runner/config/command.py"
 
 SMALLEST = "format: 1\ncommand: torchrun train.py --lr 1e-4\n"
 TRAINING = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"
@@ -143,3 +146,25 @@ def test_a_place_for_a_value_that_is_almost_named(tmp_path: Path) -> None:
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     said = refused(tmp_path, f"{SMALLEST}steps: 3\nresumes: maybe\nlaunch: all\n")
     assert all(key in said for key in ("`steps`", "`resumes`", "`launch`")), said
+
+
+@obeys(HERE, "As on the laptop: command: torchrun train.py", "Set resumes: true, if the command")
+@obeys(
+    HERE, "Start the container by its own program: slurm.container: [apptainer, exec, IMAGE.sif]"
+)
+@pytest.mark.parametrize(
+    ("wrong", "remedy", "right"),
+    [
+        ("command: ' '\n", "command: torchrun train.py", "command: torchrun train.py\n"),
+        ("command: x\non_resume: --y\n", "resumes: true",
+         "command: x\non_resume: --y\nresumes: true\n"),
+        ("command: x\nslurm: {srun: [--image=y]}\n",
+         "slurm.container: [apptainer, exec, IMAGE.sif]",
+         "command: x\nslurm: {container: [apptainer, exec, IMAGE.sif]}\n"),
+    ],
+)  # fmt: skip
+def test_who_does_what_a_remedy_says_is_let_through(
+    tmp_path: Path, wrong: str, remedy: str, right: str
+) -> None:
+    assert remedy in refused(tmp_path, f"format: 1\n{wrong}")
+    command(tmp_path, f"format: 1\n{right}")

@@ -19,6 +19,7 @@ import pytest
 from runner.exec.task import _has_rank, topmost
 from runner.from_stage import UsageError
 from runner.run_folder.missing import add_to_manifest
+from tests.remedies.obeyed import obeys
 from tests.runner.conftest import Cluster
 from tests.support.commands import run_file, write_project
 
@@ -292,7 +293,7 @@ def test_a_launcher_starts_as_many_ranks_as_are_asked_for(project: Cluster) -> N
 
 
 def test_a_command_that_resumes_keeps_its_results_and_gets_the_words(project: Cluster) -> None:
-    keys = {"resumes": True, "on_resume": "--resume_from_checkpoint latest"}
+    keys: dict[str, Any] = {"resumes": True, "on_resume": "--resume_from_checkpoint latest"}
     command = "python train.py --sleep_at 3 --steps 4 --torn_at 9"
     process = started(project, command, "out/waits-0.log", **keys)
     process.send_signal(signal.SIGKILL)
@@ -304,7 +305,7 @@ def test_a_command_that_resumes_keeps_its_results_and_gets_the_words(project: Cl
 
 
 def test_settings_alone_are_nothing_to_resume_from(project: Cluster) -> None:
-    keys = {"resumes": True, "on_resume": "--resume_from_checkpoint latest"}
+    keys: dict[str, Any] = {"resumes": True, "on_resume": "--resume_from_checkpoint latest"}
     fails = 'mkdir -p out; echo {} >out/args.json; echo "$@" >out/words.log; exit 1'
     for _ in range(2):
         train(project, ["bash", "-c", fails, "x"], code=1, **keys)
@@ -348,6 +349,7 @@ def test_what_was_missed_is_added_to_the_manifest_as_its_lines(project: Cluster)
     assert "m.yaml is not here" in refused and "model: acme/nor-this" in refused
 
 
+@obeys("runner/run_folder/missing.py", "Add by hand:")
 @pytest.mark.parametrize(
     ("text", "becomes"),
     [
@@ -365,14 +367,28 @@ def test_a_manifest_keeps_its_form_or_is_left_alone(
     manifest = tmp_path / "m.yaml"
     manifest.write_text(text)
     if becomes is None:
-        with pytest.raises(UsageError, match="model: x/a"):
+        with pytest.raises(UsageError, match="model: x/a") as refused:
             add_to_manifest("  a:\n    model: x/a", manifest)
-    else:
-        add_to_manifest("  a:\n    model: x/a", manifest)
-    assert manifest.read_text() == (becomes or text)
+        assert manifest.read_text() == text
+        by_hand = refused.value.remedy.partition("Add by hand:\n")[2]
+        becomes = f"assets:\n  b: {{path: b}}\n{by_hand}\n"
+        manifest.write_text(becomes)
+    add_to_manifest("  a:\n    model: x/a", manifest)
+    assert manifest.read_text() == becomes
 
 
+@obeys("runner/cli/tools.py", "Start it as it is: {}; or try it on the nodes")
 def test_a_rehearsal_here_is_refused_with_what_to_do_instead(project: Cluster) -> None:
     run_file(project.folder, "run", "python train.py")
     refused = project.refused("rehearse", "run.yaml")
-    assert "runner train run.yaml" in refused and "--job" in refused
+    assert "--job" in refused
+    train_it = re.search(r"runner (train .*) --bundle .*;", refused)
+    assert train_it and project.run(*train_it[1].split()).returncode == 0
+
+
+@obeys("runner/job/checks/command.py", "Where the job needs one: include: [NAME]")
+def test_a_private_file_stays_here_unless_it_is_asked_for(project: Cluster) -> None:
+    (project.folder / ".env").write_text("TOKEN=x\n")
+    said = train(project, "test ! -e .env")
+    assert "private files stay here: .env" in said and "include: [NAME]" in said
+    assert "private files" not in train(project, "test -e .env", include=[".env"])
