@@ -390,5 +390,5 @@ def test_a_rehearsal_here_is_refused_with_what_to_do_instead(project: Cluster) -
 def test_a_private_file_stays_here_unless_it_is_asked_for(project: Cluster) -> None:
     (project.folder / ".env").write_text("TOKEN=x\n")
     said = train(project, "test ! -e .env")
-    assert "private files stay here: .env" in said and "include: [NAME]" in said
+    assert "private files stay here: `.env`" in said and "include: [NAME]" in said
     assert "private files" not in train(project, "test -e .env", include=[".env"])
