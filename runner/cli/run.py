@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     help="The number of ranks to check for. Default: as `slurm:` asks for.",
 )
 @include_option
+@click.option(
+    "--add",
+    is_flag=True,
+    help="Add to the manifest what an earlier start of a command missed; check nothing.",
+)
 @quiet_option
 @json_option
 def check(
@@ -52,6 +57,7 @@ def check(
     overrides: tuple[str, ...],
     processes: int | None,
     include: tuple[str, ...],
+    add: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -66,9 +72,14 @@ def check(
     """
     from runner import isolation, offline
     from runner.job.check import check_run, load_run
+    from runner.job.command_run import CommandRun
     from runner.job.findings import document, errors_of, fact_line
     from runner.job.run import Asked
 
+    if add:
+        with silent(if_=quiet):
+            print_line("\n".join(CommandRun.load(run, bundle, output, overrides).add_missing()))
+        return
     offline.set_variables(os.environ)
     overrides = with_include(overrides, include)
     said: list[str] = []

@@ -225,7 +225,8 @@ def evaluate(
 @click.option(
     "--job",
     is_flag=True,
-    help="Instead try the partition's nodes, in a job of five minutes: what they see and reach.",
+    help="Instead try the partition's nodes, in a job of five minutes: what they see and reach; "
+    "a `command:` runs there for three minutes.",
 )
 @quiet_option
 def rehearse(
@@ -246,6 +247,8 @@ def rehearse(
       runner rehearse runs/my.yaml --bundle bundle
       runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
+    from runner.config.command import has_command
+    from runner.job.command_run import CommandRun
     from runner.job.training_run import TrainingRun
     from runner.trials import rehearse_job
     from runner.trials.rehearse import Stages
@@ -255,7 +258,16 @@ def rehearse(
         sys.exit(rehearse_job.be_its_launcher(load, os.environ))
     stages = Stages((lambda _line: None) if quiet else _print)
     try:
-        if job:
+        if has_command(run, overrides):
+            command = CommandRun.load(run, bundle, output, overrides)
+            if not job:
+                raise UsageError(
+                    f"{run}: a command of your own cannot be made smaller to try it here.",
+                    f"Start it as it is: {command.command('train')}; or try it on the nodes: "
+                    f"{command.command('rehearse')} --job",
+                )
+            rehearse_job.rehearse_command(command, os.environ, stages)
+        elif job:
             rehearse_job.rehearse_in_job(load(), os.environ, stages)
         else:
             from runner.trials.rehearse import rehearse as rehearse_here

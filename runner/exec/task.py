@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from runner.launch.ranks import RankInfo
 from runner.run_folder.layout import RunFolder
 from runner.slurm.environment import SlurmJobEnvironment
 
+SHELLS = ("bash", "sh", "dash", "zsh")
 PROLOG = "prolog.sh"
 """The file in the run folder that Slurm runs before each task of the command's own srun."""
 
@@ -61,7 +62,7 @@ def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
     variables, words = words_on_node(task["words"], launch, node, folder.work)
     whole = {**environ, **own, **variables}
     bundle = Path(task["bundle"])
-    program = program_of(words, bundle, whole)
+    program = program_of(words, "command:", whole)
     check_site()
     if launch.mode == "once" and job is not None:
         whole["SLURM_TASK_PROLOG"] = str(_write_prolog(folder))
@@ -97,12 +98,14 @@ def lend(folder: RunFolder, environ: Mapping[str, str]) -> None:
     # it; the server, which goes on, needs another one.
     log = folder.logs / f"hub-{socket.gethostname()}.log"
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)
+    process = int(environ["SLURM_TASK_PID"])
     variables = serve_bundle(
         Path(task["bundle"]),
         environ,
         sys.executable,
         say=partial(_missed, folder),
-        process=int(environ["SLURM_TASK_PID"]),
+        process=process,
+        between=partial(pass_on, folder.limit, process, list[str]()),
     )
     for name, value in variables.items():
         if environ.get(name) != value and "\n" not in value:
@@ -126,7 +129,8 @@ def pass_on(limit: Path, program: int, sent: list[str]) -> None:
         sent: gets the name, and keeps it from being sent again.
 
     The ranks alone: a launcher that gets SIGTERM kills its ranks 30 s later (torchrun), and one
-    that gets SIGUSR1 ends at once.
+    that gets SIGUSR1 ends at once. Without ranks, what a shell script has started: the shell would
+    end before it, and with the shell the job.
     """
     try:
         name = limit.read_text(encoding="ascii").strip()
@@ -135,23 +139,23 @@ def pass_on(limit: Path, program: int, sent: list[str]) -> None:
     if not name or sent:
         return
     sent.append(name)
-    for rank in ranks_below(program) or [program]:
+    for rank in topmost(program, _has_rank) or topmost(program, _is_no_shell):
         with suppress(ProcessLookupError):
             os.kill(rank, signal.Signals[f"SIG{name}"])
 
 
-def ranks_below(program: int) -> list[int]:
-    """The processes below a program that are ranks: the topmost ones with a LOCAL_RANK."""
+def topmost(program: int, is_wanted: Callable[[int], bool]) -> list[int]:
+    """A program or the processes below it, without those below one that is wanted."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             # proc_pid_stat(5): the name, in brackets, can have spaces; then the state, the parent.
             parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
-    found, below = list[int](), children.get(program, [])
+    found, below = list[int](), [program]
     while below:
         process = below.pop()
-        if _has_rank(process):
+        if is_wanted(process):
             found.append(process)
         else:
             below += children.get(process, [])
@@ -161,4 +165,11 @@ def ranks_below(program: int) -> list[int]:
 def _has_rank(process: int) -> bool:
     with suppress(OSError):
         return b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{process}/environ").read_bytes()
+    return False
+
+
+def _is_no_shell(process: int) -> bool:
+    with suppress(OSError):
+        # Also no srun: its tasks get the signal where `lend` serves them.
+        return Path(f"/proc/{process}/comm").read_text().strip() not in (*SHELLS, "srun")
     return False

@@ -171,7 +171,7 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
-    program = program_of(command, bundle, environ)
+    program = program_of(command, exec_words(bundle), environ)
     check_site()
     script, text = shell_script(command)
     check_all_nodes(command, bundle, environ, text)
@@ -314,7 +314,15 @@ def _note_on_line_ends(script: str, start: bytes) -> str:
     return f"{script} has the line ends of Windows: sed -i 's/\\r$//' {shlex.quote(script)}"
 
 
-def program_of(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> str:
+def program_of(command: Sequence[str], before: str, environ: Mapping[str, str]) -> str:
+    """The file of a command's program.
+
+    Args:
+        before: what stands before the command where it is typed.
+
+    Raises:
+        UsageError: it is not there, or no kernel starts it.
+    """
     first = command[0]
     found = shutil.which(first, path=environ.get("PATH"))
     if found is not None:
@@ -328,7 +336,7 @@ def program_of(command: Sequence[str], bundle: Path, environ: Mapping[str, str])
         known = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash")
         raise UsageError(
             f"{first}: no such program on PATH.",
-            suggest(first, known, f"{exec_words(bundle)} {_what_was_meant(command)}"),
+            suggest(first, {*known} - {first}, f"{before} {_what_was_meant(command)}"),
         )
     return found
 

@@ -22,6 +22,7 @@ from runner.from_stage import (
     UsageError,
     WrongValueError,
     nearest_name,
+    quoted,
     suggest,
     write_atomically,
 )
@@ -35,6 +36,7 @@ from runner.job.launchers import Launch, Places, plan_launch
 from runner.job.own_code import JobPython
 from runner.job.run import NO_RANKS, Asked, Run
 from runner.run_folder.layout import RunFolder, read_json
+from runner.run_folder.missing import add_to_manifest, missing_of
 from runner.run_folder.project import (
     Project,
     find_root,
@@ -231,6 +233,28 @@ class CommandRun(Run):
             f"{self.folder.root}: the command has ended well{when}, with these words, this project "
             "and this bundle",
             f"  -> Its results are in work/. To start it once more, give the run {OTHER_RUN}",
+        ]
+
+    def add_missing(self) -> list[str]:
+        """Writes what an earlier start missed into the manifest; returns what is to be printed.
+
+        Raises:
+            UsageError: that manifest is not here, or is not written in lines.
+        """
+        missing, named = missing_of(self.folder.missing), self.config.manifest
+        manifest = self.config.path.parent / (named or "")
+        if not missing:
+            return [f"{self.folder.root}: no start asked for what the bundle does not have"]
+        if named is None or not manifest.is_file():
+            what = f"{manifest} is not here" if named else "the run file names no manifest"
+            raise UsageError(
+                f"{self.config.path}: {what}, so nothing was added.",
+                f"On the laptop, write below `assets:` of the manifest, then fetch it:\n{missing}",
+            )
+        added = add_to_manifest(missing, manifest)
+        return [
+            f"added to {manifest}: {', '.join(added)}" if added else f"{manifest} has all of it",
+            f"next: stage fetch {quoted(manifest)} -o {quoted(self.bundle)}",
         ]
 
     def write_for_job(self) -> None:

@@ -72,6 +72,7 @@ TO_END_S = 60.0
 (KillWait, slurm.conf), and the job must still ask Slurm to requeue it."""
 BY_FORCE_S = 20.0
 """After SIGTERM from outside, Slurm kills the job in 30 s (KillWait)."""
+_SETTINGS = (".json", ".yaml", ".yml")
 MOST_LOG = 64 * 2**20  # bytes of a log in which lines are counted
 
 
@@ -149,7 +150,10 @@ class _Begun:
         run, folder = self.run, self.run.folder
         for path in (folder.limit, folder.missing):
             path.unlink(missing_ok=True)
-        goes_on = run.config.resumes and any(not is_log(one.path) for one in self.before)
+        # Before its first checkpoint a command has often written its settings; Trainer ends where
+        # it is to go on and has no checkpoint.
+        saved = (one for one in self.before if not one.path.endswith(_SETTINGS))
+        goes_on = run.config.resumes and any(not is_log(one.path) for one in saved)
         words = (*run.words, *(run.config.on_resume if goes_on else ()))
         launch = run.launch
         for line in launch.notes:
@@ -184,13 +188,16 @@ class _Begun:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-            copying = threading.Thread(target=_copy, args=(process.stdout, self._own_log))
+            # What the command leaves behind may hold the pipe open for hours.
+            copying = threading.Thread(
+                target=_copy, args=(process.stdout, self._own_log), daemon=True
+            )
             copying.start()
             waited = self._wait(process, received)
             if process.poll() is None:
                 _end_group(process)
         code = process.wait()
-        copying.join(timeout=5)  # what the command left behind may hold the pipe open
+        copying.join(timeout=5)
         words = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         return RanksExit(
             in_job=in_job, code=code, words=words, hung=waited.hung, signals=waited.signals
@@ -241,7 +248,14 @@ class _Begun:
             if received:
                 number = received.popleft()
                 self._signals = frozenset({number})
-                self._until_quiet(process, received, number)
+                if number != signal.SIGINT:  # Ctrl-C: a person waits for the end
+                    self._until_quiet(process, received, number)
+                if (
+                    number == signal.SIGUSR1
+                    and not self.run.config.on_limit
+                    and process.poll() == 0
+                ):
+                    self._signals = frozenset()  # nothing but this process got it: it is done
                 return Waited(None, self._signals)
             if isinstance(hang_after, float) and time.monotonic() - looked > hang_after / 10:
                 looked = time.monotonic()

@@ -198,9 +198,15 @@ def outcome_of_command(
         made: how many results this start has made.
     """
     if ended.hung:
-        return Outcome("hung", 5, ("error: the command was ended: it made nothing any more",))
-    if ended.signals and (ended.code or resumes):
-        return Outcome("stopped", 5, _why_not_again(ended, resumes=resumes, made=made))
+        what = "the command was ended: it wrote nothing any more (hang_after)"
+        remedy = "Look at its last lines; if it may be silent for so long, raise hang_after."
+        return Outcome("hung", 5, (f"error: {what}\n  -> {remedy}",), cause=what, remedy=remedy)
+    if ended.signals:  # also with exit code 0: what gets SIGTERM may save and exit
+        what, remedy = _why_not_again(ended, resumes=resumes, made=made)
+        messages = (f"error: {what}\n  -> {remedy}",) if what else ()
+        if not ended.in_job:
+            messages = ("stopped by a signal",)
+        return Outcome("stopped", 5, messages, cause=what, remedy=remedy)
     if ended.code == 0:
         return Outcome("done", 0)
     kind: Kind = "no_memory" if ended.code == -signal.SIGKILL else "failed"
@@ -217,18 +223,20 @@ def outcome_of_command(
     return Outcome(kind, code, (message,), (), cause, kind == "no_memory", place, remedy)
 
 
-def _why_not_again(ended: RanksExit, *, resumes: bool, made: int) -> tuple[str, ...]:
+def _why_not_again(ended: RanksExit, *, resumes: bool, made: int) -> tuple[str, str]:
+    """Why a job that a signal stopped is not requeued, and what helps; empty: it is."""
     if not ended.in_job:
-        return ("stopped by a signal",)
+        return "", ""
     if not resumes:
         return (
-            "error: the job is over, and the command has not ended\n  -> Ask for more slurm.time; "
-            "or, if it goes on from its own checkpoints when it is started again: resumes: true",
+            "the job is over, and the command has not ended",
+            "Ask for more slurm.time; or, if it goes on from its own checkpoints when it is "
+            "started again: resumes: true",
         )
     if not made:
         return (
-            "error: this start wrote no result, so another would make none: the job is not "
-            "requeued\n  -> Save more often than the time limit, or ask for more slurm.time; then "
-            "submit the run again",
+            "this start wrote no result, so another would make none: the job is not requeued",
+            "Save more often than the time limit, or ask for more slurm.time; then submit the "
+            "run again",
         )
-    return ()
+    return "", ""

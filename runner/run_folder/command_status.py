@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
 
 from runner.from_stage import format_age, human_count, human_size, quoted
 from runner.run_folder.history import History, where_asked
+from runner.run_folder.missing import missing_of
 from runner.run_folder.project import read_description
 from runner.run_folder.results import Result, results
 
@@ -28,7 +28,8 @@ def state_of_command(history: History) -> tuple[str, list[str]]:
         return "finished", [f"the command ended with exit code 0; results: {history.folder.work}"]
     if kind is None:
         return "stopped", [f"it was ended from outside; why: {logs}"]
-    how = "it was stopped by a signal" if kind == "stopped" else f"it ended with exit code {code}"
+    ends = {"stopped": "it was stopped by a signal", "hung": "it made nothing any more"}
+    how = ends.get(str(kind), f"it ended with exit code {code}")
     cause = f": {last['cause']}" if last.get("cause") else ""
     place = f" ({last['place']})" if last.get("place") else ""
     remedy = last.get("remedy") or f"why: {logs}"
@@ -77,21 +78,6 @@ def results_of(history: History) -> list[Result]:
         return []
     patterns = history.settings.get("results")
     return results(folder.work, packed.files, tuple(patterns) if isinstance(patterns, list) else ())
-
-
-_ENTRY = re.compile(r"^  \S.*:$(?:\n    .*)*", re.MULTILINE)
-
-
-def missing_of(path: Path) -> str:
-    """What the command asked for and the bundle does not have, as entries of a manifest; each once.
-
-    Each node of the job writes them.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(dict.fromkeys(_ENTRY.findall(text)))
 
 
 def _near(history: History) -> Path:

@@ -132,6 +132,8 @@ def _whole_lines(file: IO[bytes]) -> str:
 _MARKS = r"(?:\d+: ?)?(?:\[\w+\]: ?)?"  # of srun --label, and of torchrun
 _TRACEBACK = re.compile(rf"{_MARKS}Traceback \(most recent call last\):")
 _RAISED = re.compile(rf"{_MARKS}(?P<text>\w[\w.]*(?:: .*)?)$")
+_OURS = re.compile(rf"{_MARKS}error: (?P<text>.*?)\.?$")
+_REMEDY = re.compile(rf"{_MARKS}  -> (?P<text>.*)")
 _OF_OTHERS = re.compile(
     r"ChildFailedError|CalledProcessError|ProcessExitedException|Connection (closed|reset) by peer|"
     r"DistBackendError|DistNetworkError|KeyboardInterrupt|SignalException"
@@ -148,7 +150,7 @@ class LastWords(NamedTuple):
     Attributes:
         line: from 1, in the text; 0: nothing was found.
         text: the exception, or the last line.
-        advice: what the line of `runner exec` after it says; else empty.
+        advice: what our own error, or the line of `runner exec` after it, says; else empty.
     """
 
     line: int
@@ -172,6 +174,11 @@ def last_words(text: str) -> LastWords:
                 found = LastWords(number, end["text"], "")
         elif "runner exec: " in line and found.line and not found.advice:
             found = found._replace(advice=line.partition("runner exec: ")[2])
+        elif (said := _OURS.match(line)) and not found.line:
+            # With --label, lines of other tasks may stand between the two of an error of ours.
+            helps = filter(None, map(_REMEDY.match, lines[number : number + NAMED]))
+            if remedy := next(helps, None):
+                found = LastWords(number, said["text"], remedy["text"])
     if not found.line:
         own = ((n, line) for n, line in enumerate(lines, 1) if not _OF_LAUNCHERS.match(line))
         for number, line in own:

@@ -40,9 +40,11 @@ from runner.job.access import (
     check_readable,
     nearest_folder,
 )
+from runner.job.command_run import CommandRun
 from runner.job.devices import ask_driver
 from runner.job.findings import Finding, attempt, errors_in, errors_of, fact_line, raise_errors
 from runner.job.installed import check_installed, check_tools, missing_tools
+from runner.job.run import Run
 from runner.job.submit import ranks_on_node, try_script
 from runner.job.training_run import TrainingRun
 from runner.launch.network import (
@@ -60,13 +62,16 @@ from runner.launch.supervise import start_work
 from runner.launch.train import set_up
 from runner.run_folder.heartbeat import read_failures
 from runner.run_folder.layout import RunFolder, read_json
+from runner.run_folder.logs import last_lines, readable
 from runner.slurm.environment import SlurmJobEnvironment, host_names, overriding
 from runner.slurm.jobs import ask, clean, details, job_number
-from runner.slurm.script import sbatch_script
+from runner.slurm.script import SbatchRequest, sbatch_script
 from runner.training.rank import end_rank, run_rank
 from runner.trials.rehearse import Say, Stages, hidden_folder
 
 TIME = "00:05:00"
+TIME_OF_COMMAND = "00:04:00"
+"""The signal comes a quarter of it before the end (`save_before_end_s`): after three minutes."""
 LAST_LINES = 5
 
 
@@ -100,6 +105,47 @@ def rehearse_in_job(run: TrainingRun, environ: Mapping[str, str], stages: Stages
     raise_errors(found)
 
 
+def rehearse_command(run: CommandRun, environ: Mapping[str, str], stages: Stages) -> None:
+    """Starts a command on the nodes that its run file asks for, for three minutes at most.
+
+    Slurm's signal before the time limit ends it then, as it ends any command.
+
+    Args:
+        run: the user's.
+        environ: the environment variables.
+        stages: where the job and the command's end are noted.
+
+    Raises:
+        StageError: the command ended with an error, or never began.
+        UsageError: Slurm refuses the job; there is no Slurm; or this is inside a job.
+    """
+    if "SLURM_JOB_ID" in environ:
+        raise UsageError(
+            "the rehearsal of a command is a job of its own, and this is inside one.",
+            f"Here, start the command itself: {run.command('train')}",
+        )
+    with hidden_folder(run.folder.root) as folder:
+        # Ended by the signal, it is not to be requeued; and there is nothing to go on from.
+        config = replace(run.config, resumes=False, on_resume=(), on_limit=None)
+        hidden = replace(run, config=config, folder=RunFolder(folder))
+        hidden.write_for_job()
+        name = f"{config.name}-rehearsal"
+        wanted = replace(hidden.request, name=name, time=TIME_OF_COMMAND)
+        number, code = _submit_and_wait(wanted, stages)
+        hosts, why = _nodes_of(number)
+        stages.end("job", f"{number} on {', '.join(hosts) or 'no node'}")
+        ended = hidden.earlier[-1] if hidden.earlier else {}
+        if "kind" not in ended:
+            raise _no_record(run, folder, number, code, why)
+        for line in last_lines(folder / "logs" / f"slurm-{number}.out", LAST_LINES)[0]:
+            stages.say(f"  {readable(line)}")
+    if ended["kind"] not in ("done", "stopped"):
+        cause = ended["cause"] or f"exit code {code}"
+        raise StageError(f"the command ended: {cause}", ended["remedy"], exit_code=1)
+    is_over = ended["kind"] == "done"
+    stages.end("command", "it ended with exit code 0" if is_over else "alive after three minutes")
+
+
 def _submit(run: TrainingRun, stages: Stages) -> tuple[int, int]:
     """Submits the job and waits for its end; returns its number and exit code.
 
@@ -120,6 +166,11 @@ def _submit(run: TrainingRun, stages: Stages) -> tuple[int, int]:
         time=TIME,
         setup=(*wanted.setup, f"export {FOLDER}={shlex.quote(str(run.folder.root))}"),
     )
+    return _submit_and_wait(wanted, stages)
+
+
+def _submit_and_wait(wanted: SbatchRequest, stages: Stages) -> tuple[int, int]:
+    """Submits a job and waits for its end; returns its number and exit code."""
     wanted.log.parent.mkdir(parents=True)
     wanted.script.write_text(sbatch_script(wanted), encoding="utf-8")
     try_script(wanted.script)
@@ -225,7 +276,7 @@ def _why_no_bandwidth(folder: Path, known: Sequence[Finding]) -> list[Finding]:
     return [Finding("error", f"{first.host}: {text.splitlines()[-1]}", remedy, first.code)]
 
 
-def _no_record(run: TrainingRun, folder: Path, number: int, code: int, why: str) -> StageError:
+def _no_record(run: Run, folder: Path, number: int, code: int, why: str) -> StageError:
     """The error of a job whose nodes wrote nothing: they do not see the folder, or the command."""
     log = folder / "logs" / f"slurm-{number}.out"
     try:

@@ -1,0 +1,82 @@
+"""What a command asked for and its bundle does not have: entries of a manifest, kept by the job.
+
+`runner status` shows them. `runner check --add` writes them into the manifest.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from runner.from_stage import UsageError, write_atomically
+
+_ENTRY = re.compile(r"^  (?P<name>\S.*):$(?:\n    .*)*", re.MULTILINE)
+_ASSETS = re.compile(
+    r"^assets:[ \t]*(?:#.*)?\n(?P<entries>(?:(?:[ \t]+.*|#.*|[ \t]*)\n)*)", re.MULTILINE
+)
+
+
+def missing_of(path: Path) -> str:
+    """What the command asked for and the bundle does not have, as entries of a manifest; each once.
+
+    Each node of the job writes them.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(dict.fromkeys(found[0] for found in _ENTRY.finditer(text)))
+
+
+def add_to_manifest(missing: str, manifest: Path) -> list[str]:
+    """Writes entries below `assets:` of a manifest, whose other text stays as it is.
+
+    Args:
+        missing: of `missing_of`.
+
+    Returns:
+        The names of the assets that were added: those that it did not have.
+
+    Raises:
+        UsageError: the manifest has no place for them that can be written to.
+    """
+    text = manifest.read_text(encoding="utf-8")
+    text += "\n" * (not text.endswith("\n"))
+    known = (yaml.safe_load(text) or {}).get("assets") or {}
+    new = {
+        name: entry
+        for name, entry in yaml.safe_load(missing).items()
+        if name not in known and entry not in known.values()
+    }
+    if not new:
+        return []
+    block = _ASSETS.search(text)
+    first = block and re.search(r"^([ ]+)[^\s#]", block["entries"], re.MULTILINE)
+    margin = first[1] if first else "  "
+    written = [
+        "\n".join(margin + line[2:] for line in found[0].splitlines()) + "\n"
+        for found in _ENTRY.finditer(missing)
+        if found["name"].strip("\"'") in map(str, new)
+    ]
+    # Behind the last entry: a comment after it is often of what follows.
+    lines = block["entries"].splitlines(keepends=True) if block else []
+    while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
+        lines.pop()
+    end = block.start("entries") + len("".join(lines)) if block else 0
+    changed = text[:end] + "".join(written) + text[end:]
+    if block is None or _assets(changed) != {**known, **new}:
+        raise UsageError(
+            f"{manifest}: its `assets:` is not written as a list of lines, so nothing was added.",
+            f"Add by hand:\n{missing}",
+        )
+    write_atomically(manifest, changed.encode())
+    return list(map(str, new))
+
+
+def _assets(text: str) -> object:
+    try:
+        return yaml.safe_load(text)["assets"]
+    except (yaml.YAMLError, TypeError, KeyError):
+        return None
