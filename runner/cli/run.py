@@ -195,7 +195,7 @@ def train(
       runner train runs/my.yaml --bundle bundle --processes 2
       runner train runs/my.yaml --bundle bundle --dry-run
     """
-    from runner.config.command import has_command
+    from runner.config.command_config import has_command
     from runner.job.training_run import TrainingRun
     from runner.launch.ranks import Start
     from runner.launch.train import set_up
@@ -231,8 +231,8 @@ def _start_here(
     from runner.job.command_run import CommandRun
     from runner.job.findings import report
     from runner.job.run import Asked
-    from runner.launch.command import on_machine, start_command
     from runner.launch.ranks import Start, as_launcher
+    from runner.launch.start_command import on_machine, start_command
     from runner.launch.train import ranks_of
 
     start = as_launcher(Start.of(os.environ, processes), "train")
@@ -260,8 +260,8 @@ def launch(bundle: Path, output: Path, overrides: tuple[str, ...]) -> None:
     The settings of a run of a sweep are in its folder already: --set says them for people.
     """
     from runner.job.command_run import CommandRun
-    from runner.launch.command import start_command
     from runner.launch.ranks import Start
+    from runner.launch.start_command import start_command
     from runner.processes import outlive_readers
 
     outlive_readers()
@@ -323,7 +323,7 @@ def submit(
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
       runner submit runs/my.yaml --to cluster
     """
-    from runner.config.command import has_command
+    from runner.config.command_config import has_command
 
     if to is not None:
         if output is not None:
@@ -448,7 +448,7 @@ def rank(folder: Path, work: str) -> None:
 
     outlive_readers()
     if work in (COMMAND, PROLOG):
-        from runner.exec.task import become, lend
+        from runner.exec.command_task import become, lend
 
         (become if work == COMMAND else lend)(RunFolder(folder), os.environ)
         return

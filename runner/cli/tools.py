@@ -247,7 +247,7 @@ def rehearse(
       runner rehearse runs/my.yaml --bundle bundle
       runner rehearse runs/my.yaml --bundle bundle --job   # the nodes
     """
-    from runner.config.command import has_command
+    from runner.config.command_config import has_command
     from runner.job.command_run import CommandRun
     from runner.job.training_run import TrainingRun
     from runner.trials import rehearse_job

@@ -1,7 +1,7 @@
 """What the run files of a training and of a command have in common, and the base of both.
 
 `JobConfig` has the keys of anything that Slurm runs from a bundle. `run_config.RunConfig` adds what
-is trained, `command.CommandConfig` a command of the user's own.
+is trained, `command_config.CommandConfig` a command of the user's own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OF_COMMANDS = (
     "on_limit",
     "on_resume",
 )
-"""The keys of `command.CommandConfig` that a training does not have, beside `command`."""
+"""The keys of `command_config.CommandConfig` that a training does not have, beside `command`."""
 
 
 def _folder_name(name: str) -> str:

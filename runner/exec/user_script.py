@@ -40,7 +40,7 @@ from runner.disks import (
     user_variables,
 )
 from runner.exec import last_words
-from runner.exec.launchers import check_all_nodes, exec_words, note_on_tasks
+from runner.exec.by_hand import check_all_nodes, exec_words, note_on_tasks
 from runner.from_stage import (
     UsageError,
     human_count,

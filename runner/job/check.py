@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.config.command import has_command
+from runner.config.command_config import has_command
 from runner.job.checks import any_run, command, training
 from runner.job.command_run import CommandRun
 from runner.job.findings import Check, Finding, after, examine

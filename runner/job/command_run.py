@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import inputs as inputs_module
-from runner.config.command import CommandConfig
+from runner.config.command_config import CommandConfig
 from runner.errors import OTHER_RUN
 from runner.from_stage import (
     UsageError,

@@ -132,7 +132,7 @@ class JobPython:
 
 
 @dataclass(frozen=True)
-class Job:
+class CommandJob:
     """What the command has in its job.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Answers:
     version: str = ""
 
 
-def findings(code: OwnCode, job: Job) -> Iterator[Finding]:
+def findings(code: OwnCode, job: CommandJob) -> Iterator[Finding]:
     """What the code, its words and its configs ask for, and the job has not.
 
     The files of the project are read, and the Python of the job is started once, to compile them.
@@ -416,7 +416,7 @@ def _walk(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _asks_for(
-    one: Said, code: OwnCode, job: Job, answers: _Answers, is_set: Collection[str]
+    one: Said, code: OwnCode, job: CommandJob, answers: _Answers, is_set: Collection[str]
 ) -> Iterator[Finding]:
     """What is said, if the job has it not.
 
@@ -480,7 +480,7 @@ def _is_path(code: OwnCode, name: str) -> bool:
     return is_file or is_folder or re.fullmatch(r"[\w.-]+(/[\w.-]{3,})?", name) is None
 
 
-def _of_laptop(one: Said, job: Job) -> Iterator[Finding]:
+def _of_laptop(one: Said, job: CommandJob) -> Iterator[Finding]:
     """A path of one person's machine."""
     exists = Path(one.text).expanduser().exists()
     # Typed on a laptop, a path in /home that is not there may be one of the cluster.

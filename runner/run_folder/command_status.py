@@ -10,7 +10,7 @@ from runner.from_stage import format_age, human_count, human_size, quoted
 from runner.run_folder.history import History, where_asked
 from runner.run_folder.missing import missing_of
 from runner.run_folder.project import read_description
-from runner.run_folder.results import Result, results
+from runner.run_folder.results import ResultFile, results
 
 NAMED = 3  # at most so many results are named
 
@@ -70,7 +70,7 @@ def document_of_command(history: History) -> dict[str, Any]:
     }
 
 
-def results_of(history: History) -> list[Result]:
+def results_of(history: History) -> list[ResultFile]:
     """What the command wrote, as `results:` of its run file narrows it; the newest last."""
     folder, of_sweep = history.folder, history.folder.root.parent / history.folder.packed.name
     packed = read_description(folder.packed) or read_description(of_sweep)

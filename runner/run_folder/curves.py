@@ -17,7 +17,7 @@ from typing import Any
 from runner.from_stage import human_size, quoted
 from runner.run_folder.history import Columns, History, number
 from runner.run_folder.layout import read_json
-from runner.run_folder.results import Result, results
+from runner.run_folder.results import ResultFile, results
 
 MOST_BYTES = 64 * 10**6  # of one file
 MOST_NAMES = 200  # measures, and rows of the table
@@ -61,7 +61,7 @@ class Curves:
     notes: tuple[str, ...]
 
 
-def curves_of(work: Path, found: Sequence[Result]) -> Curves:
+def curves_of(work: Path, found: Sequence[ResultFile]) -> Curves:
     """The curves in what a command wrote.
 
     Args:
@@ -127,7 +127,7 @@ def _our_name(name: str) -> str:
     return _OURS.get(name.replace("/", "_"), name)
 
 
-def _steps(work: Path, newest: Sequence[Result], notes: list[str]) -> tuple[str, list[Line]]:
+def _steps(work: Path, newest: Sequence[ResultFile], notes: list[str]) -> tuple[str, list[Line]]:
     """The file with the curves, and its lines; empty: there is none."""
     for pattern, entries_of in _SOURCES:
         for result in [result for result in newest if pattern.search(result.path)][:MOST_FILES]:
@@ -138,7 +138,7 @@ def _steps(work: Path, newest: Sequence[Result], notes: list[str]) -> tuple[str,
 
 
 def _read(
-    work: Path, result: Result, entries_of: Callable[[Path], Sequence[Any]], notes: list[str]
+    work: Path, result: ResultFile, entries_of: Callable[[Path], Sequence[Any]], notes: list[str]
 ) -> Sequence[Any]:
     """What a file has; nothing, with a note, where it cannot be read."""
     try:
@@ -223,7 +223,7 @@ _SOURCES: Sequence[tuple[re.Pattern[str], Callable[[Path], Sequence[Any]]]] = (
 """The first that has steps is drawn: Trainer writes TensorBoard's files too."""
 
 
-def _table(work: Path, newest: Sequence[Result], notes: list[str]) -> dict[str, str | float]:
+def _table(work: Path, newest: Sequence[ResultFile], notes: list[str]) -> dict[str, str | float]:
     """Measures without a step: `all_results.json` of transformers' examples; the tasks in
     `results_*.json` of lm-evaluation-harness.
     """

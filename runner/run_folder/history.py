@@ -40,7 +40,7 @@ from runner.run_folder.layout import (
     RunFolder,
     metrics_line,
 )
-from runner.run_folder.results import Result
+from runner.run_folder.results import ResultFile
 from runner.slurm.script import elements_of
 
 MISSING, NO_NUMBER = math.nan, math.inf
@@ -153,7 +153,7 @@ class History:
     jobs: tuple[int, ...]
     warnings: tuple[str, ...]
     table: Mapping[str, str | float] = field(default_factory=dict)
-    results: tuple[Result, ...] = ()
+    results: tuple[ResultFile, ...] = ()
 
     @property
     def is_command(self) -> bool:

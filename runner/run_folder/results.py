@@ -38,7 +38,7 @@ CLOCKS_APART_S = 60.0
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultFile:
     """A file that the command wrote.
 
     Attributes:
@@ -54,7 +54,7 @@ class Result:
 
 def results(
     work: Path, travelled: Mapping[str, tuple[int, str]], patterns: Sequence[str] = ()
-) -> list[Result]:
+) -> list[ResultFile]:
     """The regular files that did not travel, or have changed; the newest last.
 
     Of the files that travelled, those of the same size are hashed if they are newer than
@@ -77,7 +77,7 @@ def results(
             with suppress(OSError):  # gone meanwhile, or not for this user
                 is_same = hash_file(work / path).sha256 == digest
         if not is_same:
-            found.append(Result(path, status.st_size, status.st_mtime))
+            found.append(ResultFile(path, status.st_size, status.st_mtime))
     return sorted(found, key=lambda result: (result.changed, result.path))
 
 
@@ -120,7 +120,7 @@ def is_log(path: str) -> bool:
     return not _LOG_FOLDERS.isdisjoint(folders) or _LOG_NAMES.fullmatch(name) is not None
 
 
-def progress(before: Iterable[Result], after: Iterable[Result]) -> list[Result]:
+def progress(before: Iterable[ResultFile], after: Iterable[ResultFile]) -> list[ResultFile]:
     """The results that a start made or changed, and that are no logs; empty: it made nothing.
 
     A small text that was written again with the same size is none: scripts write their settings at
@@ -198,7 +198,7 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def half_written(work: Path, found: Sequence[Result]) -> list[tuple[Path, str]]:
+def half_written(work: Path, found: Sequence[ResultFile]) -> list[tuple[Path, str]]:
     """The checkpoints that are not whole, each with the reason in words.
 
     Reads headers and ends of files only. A folder that has a file that travelled is never one.
@@ -228,7 +228,7 @@ def half_written(work: Path, found: Sequence[Result]) -> list[tuple[Path, str]]:
 
 
 def _checkpoints(
-    work: Path, known: Mapping[str, Result]
+    work: Path, known: Mapping[str, ResultFile]
 ) -> dict[tuple[str, str], list[_Checkpoint]]:
     """(Folder, name without numbers) -> the checkpoints there, in order of their numbers.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.config.command import load_run_file
+from runner.config.command_config import load_run_file
 from runner.from_stage import UsageError, human_size, nearest_name, quoted, suggest_path
 from runner.run_folder.command_status import (
     document_of_command,

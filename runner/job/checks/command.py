@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from runner.from_stage import human_count, human_size
 from runner.job.command_run import CommandRun
 from runner.job.findings import Finding, after, fact_line, needs, note
-from runner.job.own_code import Job, findings
+from runner.job.own_code import CommandJob, findings
 from runner.job.reached_code import OwnCode
 
 
@@ -56,7 +56,7 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     code = OwnCode(run.root, files, run.words, run.start_folder)
     serves, gpus = run.served, run.config.slurm.gpus_per_node or None
     is_here = run.known(CommandRun.queue) is not None
-    yield from findings(code, Job(run.job_python, serves, gpus, is_here))
+    yield from findings(code, CommandJob(run.job_python, serves, gpus, is_here))
 
 
 ANYWHERE = (launch, project, *after((CommandRun.verification,), own_code))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.command import CommandConfig, has_command, load_run_file
+from runner.config.command_config import CommandConfig, has_command, load_run_file
 from runner.config.job_config import OF_COMMANDS, JobConfig
 from runner.config.run_config import RunConfig
 from runner.from_stage import UsageError, keys_of
 from tests.remedies.obeyed import obeys
 
-HERE = "runner/config/command.py"
+HERE = "runner/config/command_config.py"
 
 SMALLEST = "format: 1\ncommand: torchrun train.py --lr 1e-4\n"
 TRAINING = "format: 1\ntask: masked-lm\nmodel: {asset: bert}\ndataset: {asset: wikitext}\n"

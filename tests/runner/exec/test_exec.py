@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from runner.disks import cache_variables
-from runner.exec import launchers
+from runner.exec import by_hand
 from runner.exec import user_script as exec_module
 from runner.exec.user_script import environment, write_hub_cache
 from runner.job.commands import shell_script
@@ -348,7 +348,7 @@ def test_a_logger_does_not_wait_for_a_server_that_no_node_reaches() -> None:
 
 def test_tasks_that_do_not_know_of_each_other_are_told_of() -> None:
     def note(command: list[str], environ: dict[str, str]) -> str:
-        return launchers.note_on_tasks(command, environ, shell_script(command)[1])
+        return by_hand.note_on_tasks(command, environ, shell_script(command)[1])
 
     eight = {"SLURM_STEP_NUM_TASKS": "8"}
     assert "trains alone in each task (a run file" in note(["python", "x.py"], eight)
@@ -385,7 +385,7 @@ def run_file_in(error: str) -> tuple[str, Launch]:
     ("srun", ["bash", "train.sh"], "accelerate launch x.py"),
     ("mpirun", ["torchrun", "--nproc_per_node=2", "x.py"], "torchrun --nproc_per_node=2 x.py"),
 ])  # fmt: skip
-@obeys("runner/exec/launchers.py", "Write a run file, such as run.yaml:")
+@obeys("runner/exec/by_hand.py", "Write a run file, such as run.yaml:")
 def test_a_launcher_in_each_of_several_tasks_is_refused_by_the_first(
     node: Cluster, by: str, command: list[str], line: str
 ) -> None:

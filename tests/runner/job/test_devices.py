@@ -202,7 +202,7 @@ import os, sys, torch
 torch.cuda.is_available = lambda: False
 torch.version.cuda = sys.argv[1] or None
 from runner.from_stage import UsageError
-from runner.config.run_config import SlurmConfig
+from runner.config.job_config import SlurmConfig
 from runner.training.components.device import find_device
 try:
     print(find_device(0, 1, SlurmConfig())[1].kind)

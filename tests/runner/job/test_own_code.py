@@ -11,7 +11,7 @@ import yaml
 
 from runner.job import reached_code
 from runner.job.findings import Finding
-from runner.job.own_code import Job, JobPython, findings
+from runner.job.own_code import CommandJob, JobPython, findings
 from runner.job.reached_code import OwnCode, reach
 from stage.lock.manifest import Manifest
 from tests.remedies.obeyed import in_it, obeys
@@ -43,7 +43,7 @@ class Project:
 
     def check(self, command: str = "python train.py", folder: str = "") -> list[Finding]:
         serves = lambda kind, name: (kind, name) in self.served  # noqa: E731
-        job = Job(self.python, serves, self.gpus, self.is_here)
+        job = CommandJob(self.python, serves, self.gpus, self.is_here)
         return list(findings(self.code(command, folder), job))
 
     def only(self, command: str = "python train.py", folder: str = "") -> Finding:

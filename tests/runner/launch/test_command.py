@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from runner.exec.task import _has_rank, topmost
+from runner.exec.command_task import _has_rank, topmost
 from runner.from_stage import UsageError
 from runner.run_folder.missing import add_to_manifest
 from tests.remedies.obeyed import obeys

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from runner.run_folder.results import (
-    Result,
+    ResultFile,
     half_written,
     is_log,
     is_quiet,
@@ -54,13 +54,21 @@ def digest(text: str) -> tuple[int, str]:
 
 def test_results_are_the_files_that_did_not_travel_or_have_changed(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    write(work, ("sft.py", "print(1)"), ("same size.py", "print(2)"), ("longer.py", "print(33)"),
-          ("touched.py", "print(4)"), age=100)  # fmt: skip
+    write(
+        work,
+        ("sft.py", "print(1)"),
+        ("same size.py", "print(2)"),
+        ("longer.py", "print(33)"),
+        ("touched.py", "print(4)"),
+        age=100,
+    )
     travelled = {
-        "sft.py": digest("print(1)"), "same size.py": digest("print(1)"),
-        "longer.py": digest("print(3)"), "touched.py": digest("print(4)"),
+        "sft.py": digest("print(1)"),
+        "same size.py": digest("print(1)"),
+        "longer.py": digest("print(3)"),
+        "touched.py": digest("print(4)"),
         "removed.py": digest("x"),
-    }  # fmt: skip
+    }
     (tmp_path / "project.json").write_text("{}")
     os.utime(work / "touched.py", (time.time() + 5,) * 2)
     os.utime(work / "same size.py", (time.time() + 5,) * 2)
@@ -69,8 +77,11 @@ def test_results_are_the_files_that_did_not_travel_or_have_changed(tmp_path: Pat
     (work / "gone").symlink_to("nothing")
     found = results(work, travelled)
     assert {result.path for result in found} == {
-        "same size.py", "longer.py", "out/model/a.pt", "out/x.txt"
-    }  # fmt: skip
+        "same size.py",
+        "longer.py",
+        "out/model/a.pt",
+        "out/x.txt",
+    }
     assert found[-1].path == "same size.py" and found[-1].size == 8, "the newest last"
     asked = {
         ("out/**",): {"out/model/a.pt", "out/x.txt"},
@@ -110,26 +121,49 @@ def test_a_large_tree_takes_seconds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("runs/a/events.out.tfevents.17.host", True), ("train.log", True), ("nohup.out", True),
-        ("wandb/run-1/files/output.txt", True), ("out/metrics.jsonl", True), ("a/err.err", True),
-        ("out/trainer_log.jsonl", True), ("lightning_logs/version_1/metrics.csv", True),
-        ("lightning_logs/version_1/hparams.yaml", True), ("log.txt", True), ("core.4711", True),
+        ("runs/a/events.out.tfevents.17.host", True),
+        ("train.log", True),
+        ("nohup.out", True),
+        ("wandb/run-1/files/output.txt", True),
+        ("out/metrics.jsonl", True),
+        ("a/err.err", True),
+        ("out/trainer_log.jsonl", True),
+        ("lightning_logs/version_1/metrics.csv", True),
+        ("lightning_logs/version_1/hparams.yaml", True),
+        ("log.txt", True),
+        ("core.4711", True),
         ("outputs/2026/.hydra/config.yaml", True),
-        ("lightning_logs/version_1/checkpoints/a.ckpt", False), ("predictions.jsonl", False),
-        ("dialogs.jsonl", False), ("out/trainer_state.json", False), ("logs/best.pt", False),
-        ("catalogue.csv", False), ("core/model.pt", False),
+        ("lightning_logs/version_1/checkpoints/a.ckpt", False),
+        ("predictions.jsonl", False),
+        ("dialogs.jsonl", False),
+        ("out/trainer_state.json", False),
+        ("logs/best.pt", False),
+        ("catalogue.csv", False),
+        ("core/model.pt", False),
     ],
-)  # fmt: skip
+)
 def test_logs_are_known_by_their_names(path: str, expected: bool) -> None:
     assert is_log(path) is expected
 
 
 def test_a_start_that_wrote_only_logs_and_the_same_settings_made_nothing() -> None:
-    before = [Result("last.pt", 9, 1), Result("args.json", 9, 1), Result("train.log", 9, 1)]
-    idle = [Result("last.pt", 9, 1), Result("args.json", 9, 2), Result("train.log", 99, 2),
-            Result("wandb/b.txt", 1, 2)]  # fmt: skip
+    before = [
+        ResultFile("last.pt", 9, 1),
+        ResultFile("args.json", 9, 1),
+        ResultFile("train.log", 9, 1),
+    ]
+    idle = [
+        ResultFile("last.pt", 9, 1),
+        ResultFile("args.json", 9, 2),
+        ResultFile("train.log", 99, 2),
+        ResultFile("wandb/b.txt", 1, 2),
+    ]
     assert progress(before, idle) == []
-    made = [Result("last.pt", 9, 2), Result("table.json", 9, 2), Result("args.json", 10, 2)]
+    made = [
+        ResultFile("last.pt", 9, 2),
+        ResultFile("table.json", 9, 2),
+        ResultFile("args.json", 10, 2),
+    ]
     assert progress(before, made) == made
 
 
@@ -148,8 +182,15 @@ def test_it_is_quiet_when_nothing_but_logs_was_changed_by_the_clock_of_the_disk(
 
 
 # In the order in which each library writes them; what a kill leaves is a beginning of that.
-TRAINER = ("config.json", "model.safetensors", "training_args.bin", "optimizer.pt", "scheduler.pt",
-           "rng_state.pth", "trainer_state.json")  # fmt: skip
+TRAINER = (
+    "config.json",
+    "model.safetensors",
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+)
 ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl")
 DCP = ("__0_0.distcp", "__1_0.distcp", ".metadata")
 
@@ -218,8 +259,9 @@ def test_a_part_that_is_cut_off_takes_its_whole_checkpoint_along(tmp_path: Path)
     write(tmp_path, "out/checkpoint-9/trainer_state.json", "out/checkpoint-5/trainer_state.json")
     write(tmp_path, ("out/checkpoint-9/global_step9/a.pt", ""), ("best.ckpt", ""))
     assert torn(tmp_path) == {
-        "best.ckpt": "it is cut off", "out/checkpoint-9": "a.pt: it is cut off"
-    }  # fmt: skip
+        "best.ckpt": "it is cut off",
+        "out/checkpoint-9": "a.pt: it is cut off",
+    }
 
 
 def test_a_shard_that_an_index_names_must_be_there(tmp_path: Path) -> None:
@@ -236,11 +278,15 @@ def test_a_shard_that_an_index_names_must_be_there(tmp_path: Path) -> None:
 WHOLE: dict[str, tuple[str | tuple[str, bytes | str], ...]] = {
     "weights of a script, without state": ("checkpoint-5/config.json", "checkpoint-5/a.bin"),
     "evaluations, one folder per checkpoint": (
-        "eval/checkpoint-5/results.json", "eval/checkpoint-10/results.json",
+        "eval/checkpoint-5/results.json",
+        "eval/checkpoint-10/results.json",
         "out/epoch_1/table.json",
     ),
     "stages that have numbers": (
-        "step1/checkpoint-5/a.pt", "step1/a.pt", "step1/b.txt", "step2/checkpoint-5/a.pt",
+        "step1/checkpoint-5/a.pt",
+        "step1/a.pt",
+        "step1/b.txt",
+        "step2/checkpoint-5/a.pt",
     ),
     "fewer ranks than before": (
         *(f"checkpoint_0/random_states_{rank}.pkl" for rank in range(4)),
@@ -248,16 +294,18 @@ WHOLE: dict[str, tuple[str | tuple[str, bytes | str], ...]] = {
     ),
     "the start of Lightning that runs": (
         "lightning_logs/version_0/checkpoints/epoch=0-step=9.ckpt",
-        "lightning_logs/version_0/metrics.csv", "lightning_logs/version_1/metrics.csv",
+        "lightning_logs/version_0/metrics.csv",
+        "lightning_logs/version_1/metrics.csv",
     ),
     "a pickle, and text": (("a.pt", b"\x80\x02}q\x00."), ("b.bin", "text"), ("c.ckpt", "text")),
     "Megatron's and others' pointers": (("latest", "12"), "step_12/a.pt", "step_13/a.pt"),
     "Trainer in DeepSpeed": (
-        "checkpoint-9/global_step9/a.pt", ("checkpoint-9/latest", "global_step9"),
+        "checkpoint-9/global_step9/a.pt",
+        ("checkpoint-9/latest", "global_step9"),
         "checkpoint-9/trainer_state.json",
     ),
     "only the model of Trainer": ("checkpoint-9/a.bin", "checkpoint-9/trainer_state.json"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -292,16 +340,25 @@ def test_what_is_set_aside_is_moved_and_never_lost(tmp_path: Path) -> None:
     assert (work / "out").is_dir() and not (work / "out/checkpoint-1").exists()
     moved = {path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file()}
     assert moved == {
-        "a.pt", "a.pt.again", "out/checkpoint-1/training_args.bin",
+        "a.pt",
+        "a.pt.again",
+        "out/checkpoint-1/training_args.bin",
         "out/checkpoint-1.again/training_args.bin",
-    }  # fmt: skip
+    }
     assert "checkpoint-1: half-written (it has no trainer_state.json" in lines[1]
 
 
 def killed(writer: str, folder: Path, kills: int, seed: int) -> list[str]:
     """What was set aside after kills of a real writer, each followed by a start that went on."""
-    command = [sys.executable, "-m", "tests.runner.run_folder.killed", writer,
-               str(folder / "work"), str(kills), str(seed)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "tests.runner.run_folder.killed",
+        writer,
+        str(folder / "work"),
+        str(kills),
+        str(seed),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

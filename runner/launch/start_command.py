@@ -39,7 +39,7 @@ from runner.run_folder.layout import RunFolder, environment_record, write_json
 from runner.run_folder.logs import last_words, log_of
 from runner.run_folder.project import Packed, read_description, set_earlier_work_aside, unpack
 from runner.run_folder.results import (
-    Result,
+    ResultFile,
     half_written,
     is_log,
     is_quiet,
@@ -114,7 +114,7 @@ class _Begun:
         before: the results that were there.
     """
 
-    def __init__(self, run: CommandRun, packed: Packed, before: list[Result]) -> None:
+    def __init__(self, run: CommandRun, packed: Packed, before: list[ResultFile]) -> None:
         self.run, self.packed, self.before = run, packed, before
         self.number = len(run.earlier) + 1
 
@@ -340,7 +340,7 @@ class _Begun:
         write_json(run.folder.environment, record)
         self._record = record
 
-    def _note_end(self, outcome: Outcome, found: Sequence[Result]) -> None:
+    def _note_end(self, outcome: Outcome, found: Sequence[ResultFile]) -> None:
         ended: dict[str, Any] = {
             "ended": time.time(),
             "kind": outcome.kind,
