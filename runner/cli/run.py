@@ -333,7 +333,7 @@ def submit(
             )
         if has_command(run, overrides):
             raise UsageError(
-                f"{run}: `command:` is submitted on the cluster itself, not yet by --to.",
+                f"{run}: a run file with `command:` cannot be submitted by --to yet.",
                 "Copy the project and the bundle there (rsync; stage push BUNDLE CLUSTER:FOLDER), "
                 "then on the cluster: runner submit RUN --bundle BUNDLE",
             )

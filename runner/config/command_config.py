@@ -36,7 +36,9 @@ Words = str | tuple[str, ...]
 def _not_empty(command: Words) -> Words:
     words = command.split() if isinstance(command, str) else command
     if not words or not all(isinstance(word, str) for word in words) or not words[0]:
-        raise WrongValueError("has no words", "As on the laptop: command: torchrun train.py")
+        raise WrongValueError(
+            "has no words", "Write the line that you type on the laptop: command: torchrun train.py"
+        )
     if "\0" in "".join(words):
         raise WrongValueError("has a null byte in it")
     return command

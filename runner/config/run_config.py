@@ -270,9 +270,9 @@ def _check_is_training(data: dict[str, Any], lines: Lines) -> None:
     """
     if "command" in data:
         raise UsageError(
-            "`command:` makes this the run of a program of yours, and only a training (`task:`) "
-            "can do this.",
-            f"runner check {quoted(lines.path)}, then runner submit {quoted(lines.path)}",
+            "this is for a training (`task:`), and `command:` runs a program of yours.",
+            f"runner check {quoted(lines.path)} and runner submit {quoted(lines.path)} are for "
+            "both.",
             place=lines.place("command"),
         )
     for key in [key for key in OF_COMMANDS if key in data]:

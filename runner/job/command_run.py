@@ -230,8 +230,8 @@ class CommandRun(Run):
             return []
         when = time.strftime(" at %F %H:%M", time.localtime(ended)) if ended else ""
         return [
-            f"{self.folder.root}: the command has ended well{when}, with these words, this project "
-            "and this bundle",
+            f"{self.folder.root}: the command ended with exit code 0{when}: with these words, this "
+            "project and this bundle",
             f"  -> Its results are in work/. To start it once more, give the run {OTHER_RUN}",
         ]
 

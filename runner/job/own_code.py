@@ -216,6 +216,11 @@ def _absent(code: OwnCode, path: str, known: Sequence[str]) -> Finding:
             f"In the run file, write include: [{scalar(path)}]; what is large is an asset "
             "(`path:` in the manifest).",
         )
+    if (code.root.parent / path).exists():
+        return warning(
+            f"the command names {path}, which is beside the project {code.root.name}/, not in it.",
+            "Write in the run file: code: ..",
+        )
     return warning(
         f"the command names {path}, and the project has no such file.",
         suggest(path, known, "Check the path: it begins at the project's folder."),

@@ -198,14 +198,16 @@ def outcome_of_command(
         made: how many results this start has made.
     """
     if ended.hung:
-        what = "the command was ended: it wrote nothing any more (hang_after)"
-        remedy = "Look at its last lines; if it may be silent for so long, raise hang_after."
-        return Outcome("hung", 5, (f"error: {what}\n  -> {remedy}",), cause=what, remedy=remedy)
+        what = "neither its log nor a file in work/ changed (hang_after)"
+        remedy = "Look at the last lines of its log; if it was only slow, set a larger hang_after."
+        message = f"error: the command was ended: {what}\n  -> {remedy}"
+        return Outcome("hung", 5, (message,), cause=what, remedy=remedy)
     if ended.signals:  # also with exit code 0: what gets SIGTERM may save and exit
         what, remedy = _why_not_again(ended, resumes=resumes, made=made)
         messages = (f"error: {what}\n  -> {remedy}",) if what else ()
         if not ended.in_job:
-            messages = ("stopped by a signal",)
+            goes_on = ": it goes on" if resumes else ""
+            messages = (f"stopped by a signal; run the same command again{goes_on}",)
         return Outcome("stopped", 5, messages, cause=what, remedy=remedy)
     if ended.code == 0:
         return Outcome("done", 0)
@@ -229,14 +231,14 @@ def _why_not_again(ended: RanksExit, *, resumes: bool, made: int) -> tuple[str, 
         return "", ""
     if not resumes:
         return (
-            "the job is over, and the command has not ended",
-            "Ask for more slurm.time; or, if it goes on from its own checkpoints when it is "
-            "started again: resumes: true",
+            "the job's time was over before the command had ended",
+            "Set a longer slurm.time, and submit the run again. If the command goes on from its "
+            "own checkpoints, write in the run file: resumes: true",
         )
     if not made:
         return (
             "this start wrote no result, so another would make none: the job is not requeued",
-            "Save more often than the time limit, or ask for more slurm.time; then submit the "
-            "run again",
+            "Let the command save more often, or set a longer slurm.time; then submit the run "
+            "again",
         )
     return "", ""

@@ -128,7 +128,7 @@ class _Begun:
         if packed is None:
             raise UsageError(
                 f"{description}: the project of this run is not there.",
-                "Submit the run again: runner submit RUN --bundle BUNDLE",
+                "Submit the run again from its project: that packs it anew.",
             )
         if folder.work.is_dir() and not config.resumes:
             there = results(folder.work, packed.files)
@@ -288,7 +288,10 @@ class _Begun:
                 return
             time.sleep(LOOK_EVERY_S)
         if process.poll() is None and not received:
-            say("its time is over: it is ended, whatever it writes")
+            say(
+                "it still writes, and its time is over: it is ended now. The next start sets aside "
+                "what is half-written."
+            )
 
     def _is_silent(self, seconds: float) -> bool:
         """Whether neither the log nor the working folder has changed for so long."""

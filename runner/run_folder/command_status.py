@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.from_stage import format_age, human_count, human_size, quoted
-from runner.run_folder.history import History, where_asked
+from runner.run_folder.curves import CURVES, with_curves
+from runner.run_folder.history import History, number, where_asked
 from runner.run_folder.missing import missing_of
 from runner.run_folder.project import read_description
 from runner.run_folder.results import ResultFile, results
@@ -28,7 +29,7 @@ def state_of_command(history: History) -> tuple[str, list[str]]:
         return "finished", [f"the command ended with exit code 0; results: {history.folder.work}"]
     if kind is None:
         return "stopped", [f"it was ended from outside; why: {logs}"]
-    ends = {"stopped": "it was stopped by a signal", "hung": "it made nothing any more"}
+    ends = {"stopped": "it was stopped by a signal", "hung": "it was ended"}
     how = ends.get(str(kind), f"it ended with exit code {code}")
     cause = f": {last['cause']}" if last.get("cause") else ""
     place = f" ({last['place']})" if last.get("place") else ""
@@ -40,6 +41,11 @@ def lines_of_command(history: History) -> list[str]:
     """Lines for people on its starts and results."""
     words = " ".join(map(str, history.starts[-1].get("words", []))) if history.starts else ""
     lines = [f"command: {words or history.settings.get('command')}"]
+    seen = with_curves(history)
+    if seen.done:
+        loss = number(seen.steps.last, "loss")
+        of = f": loss {loss:.4f}" if loss is not None else ""
+        lines.append(f"step {seen.done}{of}  ({seen.facts.get(CURVES)})")
     if len(history.starts) > 1:
         lines.append(f"{len(history.starts)} starts")
     found = results_of(history)
@@ -50,9 +56,12 @@ def lines_of_command(history: History) -> list[str]:
             ago = format_age(max(0.0, time.time() - result.changed))
             lines.append(f"  {result.path} ({human_size(result.size)}, {ago} ago)")
     elif history.starts:
-        lines.append("no result yet")
+        lines.append("no result")
     if missing := missing_of(history.folder.missing):
-        lines.append("it asked for what the bundle does not have:")
+        lines.append(
+            "the bundle lacks what it asked for; on the laptop: runner check RUN --add writes this "
+            "into the manifest, below `assets:`; then stage fetch and stage push:"
+        )
         lines += [f"  {line}" for line in missing.splitlines()]
     return lines
 

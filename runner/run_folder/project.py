@@ -173,7 +173,11 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
             raise unreadable(f"{failed.filename}: {failed.strerror}", failed.filename) from None
         tracked, new = {*walk.sizes, *walk.others}, set()
         commit, is_dirty = None, None
-        notes = [f"all files of the folder ({error}), without: {walk.left or 'none'}"]
+        omitted = f"; omitted: {walk.left}" if walk.left else ""
+        notes = [
+            f"the project is the whole folder, because git reads no checkout there ({error})"
+            f"{omitted}"
+        ]
     sizes, linked = _files_and_links(root, sorted(tracked | new), closed)
     # First the limits: what follows opens each small file.
     _check_limits(root, sizes, is_git=is_dirty is not None)

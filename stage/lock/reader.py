@@ -513,8 +513,8 @@ class Reader:
         like = f"For instance: {key.like}" if key.like else ""
         if listed and isinstance(value, list) and None in value:
             return "An entry is empty. `#` begins a comment in YAML: put such a line in quotes."
-        if like and value == "":
-            return like
+        if key.like and value == "":
+            return f"For instance: {key.like}"
         if listed and isinstance(value, str | int | float):
             pair = isinstance(key.default, tuple) and len(key.default) == 2
             written = json.dumps(value, ensure_ascii=False)  # YAML too, also of `*.bin`

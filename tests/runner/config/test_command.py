@@ -148,7 +148,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     assert all(key in said for key in ("`steps`", "`resumes`", "`launch`")), said
 
 
-@obeys(HERE, "As on the laptop: command: torchrun train.py", "Set resumes: true, if the command")
+@obeys(HERE, "Write the line that you type on the laptop", "Set resumes: true, if the command")
 @obeys(
     HERE, "Start the container by its own program: slurm.container: [apptainer, exec, IMAGE.sif]"
 )

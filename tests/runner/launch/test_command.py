@@ -104,7 +104,7 @@ def test_a_command_runs_once_and_anew_when_its_project_has_changed(project: Clus
     assert "finished" in shown and "checkpoint-3/trainer_state.json" in shown, shown
     assert "rank 0 step 3 loss 0.25" in ask(project, "logs", "output/run")
     before = (out / "rank-0.json").stat().st_mtime_ns
-    assert "has ended well" in train(project, "python train.py --output_dir out")
+    assert "ended with exit code 0" in train(project, "python train.py --output_dir out")
     assert (out / "rank-0.json").stat().st_mtime_ns == before, "nothing was started"
     (project.folder / "local" / "numbers.py").write_text("def loss(step, lr):\n    return 7\n")
     train(project, "python train.py --output_dir out")
@@ -142,10 +142,8 @@ def test_another_exit_code_is_that_of_the_command(project: Cluster) -> None:
 
 def test_a_program_that_is_not_there_is_refused_in_words(project: Cluster) -> None:
     said = train(project, "pyhton train.py", code=2)
-    assert "pyhton: no such program on PATH" in said and "Traceback" not in said, said
-    assert "runner exec" not in said.partition("error: ")[2]
-    shown = status(project)
-    assert "pyhton: no such program on PATH" in shown and "Did you mean `python`?" in shown, shown
+    assert "run.yaml:2: `command` starts `pyhton`" in said and "Did you mean `python`?" in said
+    assert not project.output("run").exists()
 
 
 def test_paths_folders_and_values_mean_what_they_meant(project: Cluster) -> None:
@@ -178,8 +176,8 @@ def test_a_command_that_makes_nothing_is_ended_after_hang_after(project: Cluster
     assert "nothing was written for 3 s (hang_after)" in said
     assert time.monotonic() - began < 60
     shown = status(project)
-    assert "it made nothing any more: " in shown and "hang_after" in shown, shown
-    assert "runner logs" in shown or "raise hang_after" in shown
+    assert "it was ended: neither its log nor a file in work/ changed (hang_after)" in shown
+    assert "set a larger hang_after" in shown
 
 
 def test_a_command_that_writes_is_not_silent(project: Cluster) -> None:
@@ -386,7 +384,16 @@ def test_a_rehearsal_here_is_refused_with_what_to_do_instead(project: Cluster) -
     assert train_it and project.run(*train_it[1].split()).returncode == 0
 
 
-@obeys("runner/job/checks/command.py", "Where the job needs one: include: [NAME]")
+@obeys("runner/config/run_config.py", "runner check {} and runner submit {} are for both.")
+def test_what_is_for_trainings_alone_names_what_is_for_both(project: Cluster) -> None:
+    run_file(project.folder, "run", "python train.py")
+    assert "runner check run.yaml" in project.refused("evaluate", "run.yaml")
+    assert project.run("check", "run.yaml").returncode == 0
+
+
+@obeys(
+    "runner/job/checks/command.py", "Where the job needs one, write in the run file: include: [N"
+)
 def test_a_private_file_stays_here_unless_it_is_asked_for(project: Cluster) -> None:
     (project.folder / ".env").write_text("TOKEN=x\n")
     said = train(project, "test ! -e .env")

@@ -223,7 +223,7 @@ def test_where_git_cannot_say_the_folder_is_listed(
     project = list_project(root, (), ())
     assert tracked <= set(project.files) and not any(".git/" in path for path in project.files)
     assert project.commit is None and project.is_dirty is None
-    assert "all files of the folder (" in project.notes[0]
+    assert "the project is the whole folder" in project.notes[0]
 
 
 def test_links_lead_to_the_copy_or_to_where_they_led(
