@@ -135,7 +135,7 @@ class _Begun:
             if any(not is_log(result.path) for result in there):
                 kept = set_earlier_work_aside(folder.work)
                 say(f"an earlier start left {human_count(len(there), 'file')}: now in {kept}")
-        for line in unpack(archive, description, folder.work):
+        for line in unpack(archive, description, folder.work, goes_on=config.resumes):
             say(line)
         before = results(folder.work, packed.files)
         if broken := half_written(folder.work, before):

@@ -475,13 +475,15 @@ def is_packed(project: Project, packed: Packed) -> bool:
     )
 
 
-def unpack(archive: Path, description: Path, work: Path) -> list[str]:
+def unpack(archive: Path, description: Path, work: Path, *, goes_on: bool = False) -> list[str]:
     """Makes the working folder from the archive, whole or not at all.
 
     A working folder of the same project stays as it is; one of another is set aside.
 
     Args:
-        work: its digest is kept beside it, in `work.digest`.
+        work: what its project was is kept beside it, in `work.json`.
+        goes_on: what the command wrote beside another project stays in the working folder: a fault
+            was corrected, and the command goes on from its checkpoints.
 
     Returns:
         Lines to print.
@@ -491,9 +493,10 @@ def unpack(archive: Path, description: Path, work: Path) -> list[str]:
         OSError: the disk is full, for example.
     """
     packed = read_description(description)
-    mark = work.with_name(f"{work.name}.digest")
-    if packed and work.is_dir() and mark.is_file() and mark.read_text() == packed.digest:
-        return []
+    mark, carried = work.with_name(f"{work.name}.json"), work.with_name("carried.json")
+    before = read_description(mark)
+    if packed and work.is_dir() and before and before.digest == packed.digest:
+        return _carry_results(work, carried)
     partial = work.with_name(f"{work.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -510,11 +513,35 @@ def unpack(archive: Path, description: Path, work: Path) -> list[str]:
     count = human_count(len(packed.files), "file")
     lines = [f"the project is in {work}: {count}, digest {packed.digest[:12]}"]
     if os.path.lexists(work):
-        lines.insert(0, f"the work of another project is now in {set_earlier_work_aside(work)}")
-    write_atomically(mark, packed.digest.encode())
+        aside = set_earlier_work_aside(work)
+        lines.insert(0, f"the project has changed; what was in {work} is now in {aside}")
+        if goes_on and before:
+            write_json(carried, {"from": aside.name, "project": list(before.files)})
+    write_atomically(mark, description.read_bytes())
     partial.replace(work)
     sync_folder(work.parent)
-    return lines
+    return [*lines, *_carry_results(work, carried)]
+
+
+def _carry_results(work: Path, carried: Path) -> list[str]:
+    """Moves what the command wrote beside an earlier project into the working folder.
+
+    `carried.json` is there until all is moved: the next start goes on with it.
+    """
+    found = read_json(carried)
+    if found is None:
+        return []
+    earlier, project, moved = work.with_name(found["from"]), {*found["project"]}, 0
+    for folder, folders, files in os.walk(earlier):
+        for name in (*files, *(one for one in folders if Path(folder, one).is_symlink())):
+            path = Path(folder, name).relative_to(earlier)
+            place = work / path
+            if str(path) not in project and not os.path.lexists(place):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                (earlier / path).rename(place)
+                moved += 1
+    carried.unlink()
+    return [f"{human_count(moved, 'file')} that the command wrote before are in {work}: it goes on"]
 
 
 def _extract(archive: Path, packed: Packed, folder: Path) -> None:

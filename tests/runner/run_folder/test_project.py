@@ -524,3 +524,32 @@ def test_a_damaged_archive_makes_no_work(
         with pytest.raises(DamageError):
             place()
     assert not (folder / "work").exists()
+
+
+def test_a_corrected_project_goes_on_from_what_the_command_wrote(
+    checkout: Path, tmp_path: Path, place: Callable[..., list[str]]
+) -> None:
+    folder = tmp_path / "run"
+    place(list_project(checkout, (), ()))
+    work = folder / "work"
+    (work / "out/checkpoint-3").mkdir(parents=True)
+    (work / "out/checkpoint-3/model.bin").write_bytes(b"weights")
+    (work / "out/last").symlink_to("checkpoint-3")
+    first = next(iter(list_project(checkout, (), ()).files))
+    (work / first).write_text("changed by the command\n")
+    (checkout / "corrected.py").write_text("new = 1\n")
+    pack(list_project(checkout, (), ()), folder / "project.tar", folder / "project.json")
+
+    said = unpack(folder / "project.tar", folder / "project.json", work, goes_on=True)
+    assert "2 files that the command wrote before" in said[-1]
+    assert (work / "out/last/model.bin").read_bytes() == b"weights"
+    assert (work / "corrected.py").is_file()
+    assert (work / first).read_bytes() == (checkout / first).read_bytes()  # the new project counts
+    assert (folder / "work-1" / first).read_text() == "changed by the command\n"  # nothing is lost
+
+    # An end in the middle of moving: the next start moves the rest.
+    (folder / "work-1/out").mkdir(exist_ok=True)
+    (folder / "work-1/out/late.bin").write_bytes(b"x")
+    (folder / "carried.json").write_text('{"from": "work-1", "project": []}')
+    unpack(folder / "project.tar", folder / "project.json", work, goes_on=True)
+    assert (work / "out/late.bin").is_file() and not (folder / "carried.json").exists()
