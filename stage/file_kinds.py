@@ -122,7 +122,7 @@ def kinds_of(start: bytes) -> list[str]:
         # Each asset of a lock says which kind it is; each of a manifest, what is asked for.
         LOCK: is_json and "assets" in keys and re.search(_ONLY_IN_LOCKS, text),
         MANIFEST: "assets" in keys,
-        RUN_FILE: "task" in keys,
+        RUN_FILE: "task" in keys or {"format", "command"} <= keys,
         PIXI_LOCK: {"version", "environments"} <= keys,
         CONDA_LOCK: {"package", "metadata"} <= keys or {"package", "version"} <= keys,
         PROFILE: "glibc" in keys,
