@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.from_stage import format_age, human_count, human_size, quoted
-from runner.run_folder.curves import CURVES, with_curves
+from runner.run_folder.curves import CURVES, results_of, with_curves
 from runner.run_folder.history import History, number, where_asked
 from runner.run_folder.missing import missing_of
-from runner.run_folder.project import read_description
-from runner.run_folder.results import ResultFile, results
 
 NAMED = 3  # at most so many results are named
 
@@ -41,14 +39,14 @@ def lines_of_command(history: History) -> list[str]:
     """Lines for people on its starts and results."""
     words = " ".join(map(str, history.starts[-1].get("words", []))) if history.starts else ""
     lines = [f"command: {words or history.settings.get('command')}"]
-    seen = with_curves(history)
+    seen = with_curves(history, quick=True)
     if seen.done:
         loss = number(seen.steps.last, "loss")
         of = f": loss {loss:.4f}" if loss is not None else ""
         lines.append(f"step {seen.done}{of}  ({seen.facts.get(CURVES)})")
     if len(history.starts) > 1:
         lines.append(f"{len(history.starts)} starts")
-    found = results_of(history)
+    found = seen.results
     if found:
         size = human_size(sum(result.size for result in found))
         lines.append(f"{human_count(len(found), 'result')}, {size}; the newest:")
@@ -77,16 +75,6 @@ def document_of_command(history: History) -> dict[str, Any]:
         ],
         "missing": missing_of(history.folder.missing),
     }
-
-
-def results_of(history: History) -> list[ResultFile]:
-    """What the command wrote, as `results:` of its run file narrows it; the newest last."""
-    folder, of_sweep = history.folder, history.folder.root.parent / history.folder.packed.name
-    packed = read_description(folder.packed) or read_description(of_sweep)
-    if packed is None or not folder.work.is_dir():
-        return []
-    patterns = history.settings.get("results")
-    return results(folder.work, packed.files, tuple(patterns) if isinstance(patterns, list) else ())
 
 
 def _near(history: History) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.from_stage import human_size, quoted
 from runner.run_folder.history import Columns, History, number
-from runner.run_folder.layout import read_json
+from runner.run_folder.project import read_description
 from runner.run_folder.results import ResultFile, results
 
 MOST_BYTES = 64 * 10**6  # of one file
@@ -40,6 +40,7 @@ _WANDB = re.compile(r"(?:.*/)?offline-run-[^/]*(?=/)")
 _TABLES = re.compile(r"(?:^|/)(?:\w+_results|results(?:_[^/]*)?)\.json$")
 
 Line = dict[str, Any]
+Source = tuple[re.Pattern[str], Callable[[Path], Sequence[Any]]]
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,17 @@ class Curves:
     notes: tuple[str, ...]
 
 
-def curves_of(work: Path, found: Sequence[ResultFile]) -> Curves:
+def curves_of(work: Path, found: Sequence[ResultFile], *, quick: bool = False) -> Curves:
     """The curves in what a command wrote.
 
     Args:
         work: its working folder.
         found: its `results`, the newest last.
+        quick: as for `with_curves`.
     """
     notes: list[str] = []
-    source, lines = _steps(work, found[::-1], notes)
+    sources = [source for source in _SOURCES if not (quick and source[1] is _of_tensorboard)]
+    source, lines = _steps(work, found[::-1], sources, notes)
     table = dict[str, str | float]()
     by_step, names = dict[int, Line](), set[str]()
     for line in lines:
@@ -96,20 +99,14 @@ def curves_of(work: Path, found: Sequence[ResultFile]) -> Curves:
     return Curves(source, steps, validations, table, tuple(notes))
 
 
-def with_curves(history: History) -> History:
-    """The history of a command's run, with what its command wrote."""
-    root = history.folder.root
-    project = read_json(root / "project.json")
-    files = project.get("files") if isinstance(project, dict) else None
-    travelled = {
-        path: (entry[0], entry[1])
-        for path, entry in (files.items() if isinstance(files, dict) else ())
-        if isinstance(entry, list) and len(entry) == 2
-    }
-    asked = history.settings.get("results")
-    patterns = [str(pattern) for pattern in asked] if isinstance(asked, list) else []
-    found = results(root / "work", travelled, patterns)
-    curves = curves_of(root / "work", found)
+def with_curves(history: History, *, quick: bool = False) -> History:
+    """The history of a command's run, with what its command wrote.
+
+    Args:
+        quick: without TensorBoard's files, whose library takes seconds to import.
+    """
+    found = results_of(history)
+    curves = curves_of(history.folder.work, found, quick=quick)
     return replace(
         history,
         facts={**history.facts, CURVES: f"work/{curves.source}" if curves.source else None},
@@ -121,15 +118,26 @@ def with_curves(history: History) -> History:
     )
 
 
+def results_of(history: History) -> list[ResultFile]:
+    """What the command wrote, as `results:` of its run file narrows it; the newest last."""
+    folder, of_sweep = history.folder, history.folder.root.parent / history.folder.packed.name
+    packed = read_description(folder.packed) or read_description(of_sweep)
+    asked = history.settings.get("results")
+    patterns = [str(pattern) for pattern in asked] if isinstance(asked, list) else []
+    return results(folder.work, packed.files if packed else {}, patterns)
+
+
 def _our_name(name: str) -> str:
     """A measure by our name where it means the same."""
     name = _VALIDATION.sub("validation_", name)
     return _OURS.get(name.replace("/", "_"), name)
 
 
-def _steps(work: Path, newest: Sequence[ResultFile], notes: list[str]) -> tuple[str, list[Line]]:
+def _steps(
+    work: Path, newest: Sequence[ResultFile], sources: Sequence[Source], notes: list[str]
+) -> tuple[str, list[Line]]:
     """The file with the curves, and its lines; empty: there is none."""
-    for pattern, entries_of in _SOURCES:
+    for pattern, entries_of in sources:
         for result in [result for result in newest if pattern.search(result.path)][:MOST_FILES]:
             entries = _read(work, result, entries_of, notes)
             if lines := [line for line in map(_line, entries) if line]:
@@ -214,7 +222,7 @@ def _of_tensorboard(path: Path) -> Sequence[Any]:
     ]
 
 
-_SOURCES: Sequence[tuple[re.Pattern[str], Callable[[Path], Sequence[Any]]]] = (
+_SOURCES: Sequence[Source] = (
     (re.compile(r"(?:^|/)trainer_state\.json$"), _of_trainer),
     (re.compile(r"\.jsonl$"), _of_json_lines),
     (re.compile(r"(?:^|/)metrics\.csv$"), _of_lightning),
