@@ -401,8 +401,9 @@ def _submit(runs: Sequence[Run], alone: Run, wanted: SbatchRequest) -> None:
         return
 
     def write_for_job() -> None:
-        for run in [*runs, alone]:
-            run.write_for_job()
+        for run in runs:
+            run.write_for_job(in_sweep=True)
+        alone.write_for_job()
 
     job = submit_job(wanted, alone.partition, write_for_job)
     print_line(f"submitted job {job}; follow it: squeue -j {job}")

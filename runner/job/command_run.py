@@ -257,12 +257,22 @@ class CommandRun(Run):
             f"next: stage fetch {quoted(manifest)} -o {quoted(self.bundle)}",
         ]
 
-    def write_for_job(self) -> None:
+    def member(self, name: str, overrides: Sequence[str], *, tries_shell: bool) -> CommandRun:
+        """A run of a sweep: its project is this one's, listed once."""
+        made = super().member(name, overrides, tries_shell=tries_shell)
+        project = self.known(CommandRun.project)
+        return made if project is None else made.given(CommandRun.project, project)
+
+    def write_for_job(self, *, in_sweep: bool = False) -> None:
         """Leaves the run file and the project in the run folder, as the job will read them.
+
+        Args:
+            in_sweep: the project is in the folder of the sweep, once for all its runs.
 
         Raises:
             UsageError, IncompleteError: as for `project` and `pack`.
         """
         self.folder.root.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder.config, self.config.to_yaml().encode())
-        pack(self.project, self.folder.project, self.folder.packed)
+        if not in_sweep:
+            pack(self.project, self.folder.project, self.folder.packed)

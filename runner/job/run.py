@@ -180,8 +180,12 @@ class Run(Facts):
         """`KEY=A,B` of --array with the whole key."""
         return axis
 
-    def write_for_job(self) -> None:
-        """Leaves in the run folder what the job reads there; called before it is submitted."""
+    def write_for_job(self, *, in_sweep: bool = False) -> None:
+        """Leaves in the run folder what the job reads there; called before it is submitted.
+
+        Args:
+            in_sweep: it is a run of a sweep, which has what is the same for all in its own folder.
+        """
 
     @fact
     def site(self) -> list[str]:

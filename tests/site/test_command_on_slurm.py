@@ -122,6 +122,9 @@ def test_a_script_that_reads_slurms_variables_is_the_one_that_was_submitted(
         assert [rank["world"] for rank in ranks] == ["4"] * 4
         assert [rank["host"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
         assert ranks[0]["loss"] == 1 / (1 + 3 * lr)
+    folder = project.folder / "output/ranks"
+    archives = [path.relative_to(folder) for path in folder.rglob("project.tar")]
+    assert archives == [Path("project.tar")]  # once for all runs of the sweep
     assert "finished" in project.runner("status", "output/ranks", check=False).stdout
 
 

@@ -52,6 +52,8 @@ def project(run: CommandRun) -> Iterator[Finding]:
 @needs(CommandRun.project, CommandRun.words)
 def own_code(run: CommandRun) -> Iterator[Finding]:
     """What the code and the words ask for, and the job has not."""
+    if not run.asked.tries_shell:  # the runs of a sweep have one project, which is read once
+        return
     files = frozenset(run.project.files)
     code = OwnCode(run.root, files, run.words, run.start_folder)
     serves, gpus = run.served, run.config.slurm.gpus_per_node or None
