@@ -56,6 +56,7 @@ from runner.from_stage import (
     UsageError,
     dotted,
     lookup,
+    nearest_name,
     quoted,
     reading_yaml,
     setting,
@@ -274,6 +275,11 @@ def _check_is_training(data: dict[str, Any], lines: Lines) -> None:
             f"runner check {quoted(lines.path)} and runner submit {quoted(lines.path)} are for "
             "both.",
             place=lines.place("command"),
+        )
+    near = next((key for key in data if nearest_name(str(key), ("command",))), None)
+    if "task" not in data and near is not None:
+        raise UsageError(
+            f"unknown key `{near}`.", "Did you mean `command`?", place=lines.place(near)
         )
     for key in [key for key in OF_COMMANDS if key in data]:
         with lines.mistakes:

@@ -49,7 +49,6 @@ def open_hub(bundle_path: Path, say: Callable[[str], None]) -> Hub:
     return Hub(bundle.id, catalogue.names, server.address, server.serve_forever)
 
 
-def served_names(bundle: Path) -> Callable[[str, str], bool]:
-    """Whether a bundle serves a repository, by its kind (`models`, `datasets`) and its name."""
-    catalogue = Catalogue.of(Bundle.open(bundle))
-    return lambda kind, name: catalogue.find(kind, name) is not None
+def catalogue_of(bundle: Path) -> Catalogue:
+    """What a bundle serves: `find(kind, name)`, and `own_names`."""
+    return Catalogue.of(Bundle.open(bundle))

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from runner.from_stage import (
     write_atomically,
 )
 from runner.inputs import JobInputs
-from runner.inputs.hub import served_names
+from runner.inputs.hub import catalogue_of
 from runner.job.access import environment_files
 from runner.job.commands import LAUNCHERS, as_words, read_command
 from runner.job.findings import fact
@@ -45,6 +45,7 @@ from runner.run_folder.project import (
     pack,
     read_description,
 )
+from stage.serve.catalogue import Catalogue
 
 _IN_FOLDER = re.compile(r"\s*cd\s+([^\s;&|]+)\s*&&\s*")
 
@@ -188,9 +189,9 @@ class CommandRun(Run):
         return Places(nodes=slurm.nodes, gpus=slurm.gpus_per_node, tasks=tasks)
 
     @fact
-    def served(self) -> Callable[[str, str], bool]:
-        """Whether the bundle serves a repository, by its kind (`models`) and its name."""
-        return served_names(self.inputs.bundle)
+    def served(self) -> Catalogue:
+        """What the bundle serves."""
+        return catalogue_of(self.inputs.bundle)
 
     @fact
     def job_python(self) -> JobPython:

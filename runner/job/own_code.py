@@ -23,7 +23,7 @@ from runner.from_stage import quoted, scalar, suggest
 from runner.job.findings import Finding, note, usage_error, warning
 from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach, values
 from runner.job.source_code import OF_LAPTOP, REPOSITORY, Said, kind_of_key
-from stage.serve.catalogue import ENTRY_KEYS
+from stage.serve.catalogue import ENTRY_KEYS, OWN
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -137,6 +137,7 @@ class CommandJob:
 
     Attributes:
         serves: whether the bundle serves a repository, by its kind (`models`) and its name.
+        own_names: those of what came from no Hub: `bundle/NAME`.
         gpus: on each node; None: not known.
         is_here: whether this machine has the disks of the job: a login node.
     """
@@ -145,6 +146,7 @@ class CommandJob:
     serves: Callable[[str, str], bool]
     gpus: int | None = None
     is_here: bool = False
+    own_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,10 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
         path = code.path(value)
         suffix = PurePosixPath(path).suffix
         is_file = suffix in (*_CODE, *_CONFIGS, *_DATA)
+        is_path = re.match(r"\.\.?/", value) is not None
+        if is_path and not _ELSEWHERE.search(value) and not _WRITTEN.search(option):
+            yield from _relative(code, value, path)
+            continue
         if (
             not (is_file or (option and "/" in value))
             or _ELSEWHERE.search(value)
@@ -207,6 +213,20 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
         if (code.root / path).exists() or (is_read and is_file and not may_be_found):
             is_sure = suffix in (*_CODE, *_CONFIGS) and _CONFIG.search(option or "conf")
             yield _error_if(bool(is_sure), _absent(code, path, sorted(code.paths)))
+
+
+def _relative(code: OwnCode, value: str, path: str) -> Iterator[Finding]:
+    """A path `./x` or `../x` that leads out of the project, or to nothing in it."""
+    if path.startswith(".."):
+        name = _name_of_asset(PurePosixPath(path).stem)
+        yield warning(
+            f"the command names {value}, which is outside the project {code.root}: it does not "
+            "travel.",
+            "Copy it into the project. Or write a larger `code:` in the run file. Or, of data or a "
+            f"model: below `assets:` of the manifest, {name}: {{path: FOLDER}}.",
+        )
+    elif path and not any(f"/{p}/".startswith(f"/{path}/") for p in code.paths):
+        yield _absent(code, path, sorted(code.paths))
 
 
 def _absent(code: OwnCode, path: str, known: Sequence[str]) -> Finding:
@@ -432,12 +452,7 @@ def _asks_for(
     match one.what:
         case "models" | "datasets" | "spaces" if not _is_path(code, text):
             if not job.serves(one.what, text):
-                kind, asset = ENTRY_KEYS[one.what], _name_of_asset(text.rpartition("/")[2])
-                yield warning(
-                    f"{one.place}: asks for the {kind} `{text}`, and the bundle does not have it.",
-                    f"In the manifest, below `assets:`, write {asset}: {{{kind}: {scalar(text)}}}; "
-                    "then fetch again.",
-                )
+                yield _not_served(one, job)
         case "path":
             yield from _of_laptop(one, job)
         case "reads" if text not in is_set and not _SET_IN_JOBS.fullmatch(text):
@@ -483,6 +498,22 @@ def _is_path(code: OwnCode, name: str) -> bool:
     is_file = name.endswith((*_CODE, *_CONFIGS, *_DATA, *_WEIGHTS))
     is_folder = first.lower() in _FOLDERS or (code.root / code.path(first)).exists()
     return is_file or is_folder or re.fullmatch(r"[\w.-]+(/[\w.-]{3,})?", name) is None
+
+
+def _not_served(one: Said, job: CommandJob) -> Finding:
+    """A repository that the bundle does not serve, or an asset of its own by a wrong name."""
+    kind, name = ENTRY_KEYS[one.what], one.text
+    message = f"{one.place}: asks for the {kind} `{name}`, and the bundle does not have it."
+    if f"{OWN}/{name}" in job.own_names:
+        return warning(message, f"Write `{OWN}/{name}`, its name in the bundle.")
+    if name.startswith(f"{OWN}/"):  # an asset that came from no Hub
+        return warning(message, suggest(name, job.own_names, "See stage show BUNDLE."))
+    asset = _name_of_asset(name.rpartition("/")[2])
+    return warning(
+        message,
+        f"In the manifest, below `assets:`, write {asset}: {{{kind}: {scalar(name)}}}; "
+        "then fetch again.",
+    )
 
 
 def _of_laptop(one: Said, job: CommandJob) -> Iterator[Finding]:

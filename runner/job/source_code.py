@@ -52,7 +52,8 @@ _CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException", 
 _OTHER_OPTIONS = re.compile(
     r"parse_known_args|add_subparsers|parents=|fromfile_prefix|REMAINDER|BooleanOptional|sys\.argv"
     r"|HfArgumentParser|class \w+\(.*ArgumentParser|nargs='\.\.\.'|prefix_chars|\.parse_args\([^)]"
-    r"|\(\w*parser\w*[,)]|\*\*"  # a parser that another function gets, and options of a mapping
+    # A parser that another function gets; options of a mapping.
+    r"|\(\w*parser\w*[,)]|(?:add_argument|ArgumentParser|add_argument_group)\([^)]*\*\*"
 )
 """Signs that a script takes options which it does not name itself."""
 

@@ -434,7 +434,8 @@ def ask_slurm(wanted: SbatchRequest, partition: Partition) -> SlurmAnswer:
         away = _test(text, wanted, partition)
     except NoClusterError as error:
         return SlurmAnswer(f"Slurm request: not checked: {error.message}", has_cluster=False)
-    shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, 'rank')}"
+    each = "task" if wanted.of_command else "rank"
+    shape = f"{human_count(wanted.nodes, 'node')} x {human_count(wanted.tasks_per_node, each)}"
     accepts = "accepted, to wait" if away else "sbatch --test-only accepts it"
     return SlurmAnswer(f"Slurm request: {shape}{minutes}: {accepts}", away)
 

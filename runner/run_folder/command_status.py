@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.from_stage import format_age, human_count, human_size, quoted
-from runner.run_folder.curves import CURVES, results_of, with_curves
+from runner.run_folder.curves import CURVES
 from runner.run_folder.history import History, number, where_asked
 from runner.run_folder.missing import missing_of
 
@@ -36,17 +36,20 @@ def state_of_command(history: History) -> tuple[str, list[str]]:
 
 
 def lines_of_command(history: History) -> list[str]:
-    """Lines for people on its starts and results."""
+    """Lines for people on its starts and results.
+
+    Args:
+        history: of `with_curves`.
+    """
     words = " ".join(map(str, history.starts[-1].get("words", []))) if history.starts else ""
     lines = [f"command: {words or history.settings.get('command')}"]
-    seen = with_curves(history, quick=True)
-    if seen.done:
-        loss = number(seen.steps.last, "loss")
+    if history.done:
+        loss = number(history.steps.last, "loss")
         of = f": loss {loss:.4f}" if loss is not None else ""
-        lines.append(f"step {seen.done}{of}  ({seen.facts.get(CURVES)})")
+        lines.append(f"step {history.done}{of}  ({history.facts.get(CURVES)})")
     if len(history.starts) > 1:
         lines.append(f"{len(history.starts)} starts")
-    found = seen.results
+    found = history.results
     if found:
         size = human_size(sum(result.size for result in found))
         lines.append(f"{human_count(len(found), 'result')}, {size}; the newest:")
@@ -71,7 +74,7 @@ def document_of_command(history: History) -> dict[str, Any]:
         "starts": list(history.starts),
         "results": [
             {"path": result.path, "size": result.size, "changed": result.changed}
-            for result in results_of(history)
+            for result in history.results
         ],
         "missing": missing_of(history.folder.missing),
     }

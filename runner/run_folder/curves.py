@@ -104,7 +104,12 @@ def with_curves(history: History, *, quick: bool = False) -> History:
 
     Args:
         quick: without TensorBoard's files, whose library takes seconds to import.
+
+    Returns:
+        The history of a training as it is.
     """
+    if not history.is_command:
+        return history
     found = results_of(history)
     curves = curves_of(history.folder.work, found, quick=quick)
     return replace(

@@ -35,6 +35,8 @@ PACKAGES = (
     "transformers",
     "tokenizers",
     "datasets",
+    "accelerate",
+    "peft",
     "safetensors",
     "numpy",
     "pyarrow",

@@ -131,7 +131,7 @@ def _whole_lines(file: IO[bytes]) -> str:
 
 _MARKS = r"(?:\d+: ?)?(?:\[\w+\]: ?)?"  # of srun --label, and of torchrun
 _TRACEBACK = re.compile(rf"{_MARKS}Traceback \(most recent call last\):")
-_RAISED = re.compile(rf"{_MARKS}(?P<text>\w[\w.]*(?:: .*)?)$")
+_RAISED = re.compile(rf"{_MARKS}(?P<text>[A-Za-z_][\w.]*(?::(?: .*)?)?)$")
 _OURS = re.compile(rf"{_MARKS}error: (?P<text>.*?)\.?$")
 _REMEDY = re.compile(rf"{_MARKS}  -> (?P<text>.*)")
 _OF_OTHERS = re.compile(

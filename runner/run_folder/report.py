@@ -388,7 +388,8 @@ def _summary(runs: Sequence[History], names: Sequence[str], running: Sequence[bo
 def _at_rest(run: History) -> str:
     """One word or two on where a run stands that does not run."""
     if run.is_command:
-        return "not running"
+        kind = str(run.starts[-1].get("kind") if run.starts else "never began")
+        return {"done": "finished", "None": "ended from outside"}.get(kind, kind.replace("_", " "))
     if not run.done:
         return "no step yet"
     if run.num_steps is None:
@@ -582,7 +583,7 @@ def write_report(folders: Sequence[Path], output: Path | None) -> Path:
         UsageError: a folder is not a run folder.
     """
     read = [History.read(folder.absolute(), whole=True) for folder in folders]
-    runs = [with_curves(run) if run.is_command else run for run in read]
+    runs = [*map(with_curves, read)]
     target = output or (
         runs[0].folder.root / "report.html" if len(runs) == 1 else Path("report.html")
     )

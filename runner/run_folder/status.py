@@ -20,6 +20,7 @@ from runner.run_folder.command_status import (
     lines_of_command,
     state_of_command,
 )
+from runner.run_folder.curves import with_curves
 from runner.run_folder.history import SCRIPT, History, elements, is_run_folder, number
 from runner.run_folder.history import where_asked as _to
 from runner.run_folder.logs import last_error
@@ -286,7 +287,7 @@ def _status(
     run_folder: Path, job_id: int | None, queue: Sequence[Job] | None, *, asks_for_ended: bool
 ) -> Status:
     try:
-        history: History | None = History.read(run_folder)
+        history: History | None = with_curves(History.read(run_folder), quick=True)
     except UsageError:
         is_element = run_folder.name in elements(run_folder.parent)
         if not is_element and not (run_folder / SCRIPT).exists():

@@ -186,14 +186,14 @@ def test_a_start_that_wrote_nothing_is_not_requeued(
     assert project.site.job(signalled["loops"])["Restarts"] == "0"
     assert "this start wrote no result" in log
     said = project.status("loops")
-    assert "Save more often" in said, said
+    assert "Let the command save more often" in said, said
 
 
 def test_without_resumes_the_job_ends_and_says_what_would_have_been_needed(
     project: Project, signalled: dict[str, int]
 ) -> None:
     log = project.ended("ends", signalled["ends"], "FAILED", "5:0")
-    assert "resumes: true" in log and "Ask for more slurm.time" in log
+    assert "resumes: true" in log and "Set a longer slurm.time" in log
     assert "resumes: true" in project.status("ends")
 
 

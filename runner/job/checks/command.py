@@ -14,10 +14,10 @@ from runner.job.own_code import CommandJob, findings
 from runner.job.reached_code import OwnCode
 
 
-@needs(CommandRun.program, CommandRun.launch)
+@needs(CommandRun.program, CommandRun.launch, CommandRun.places)
 def launch(run: CommandRun) -> Iterator[Finding]:
     """Words that cannot be started on the nodes of the job."""
-    nodes, launch = run.config.slurm.nodes, run.launch
+    nodes, launch = run.places.nodes, run.launch
     how = "once"
     if launch.mode == "rank":
         how = f"{nodes * launch.tasks_per_node} times, once for each rank"
@@ -29,6 +29,16 @@ def launch(run: CommandRun) -> Iterator[Finding]:
     yield fact_line(f"command: {' '.join(run.words)}")
     yield fact_line(f"it starts {how}{ranks}")
     yield from map(note, launch.notes)
+
+
+@needs()
+def begins_anew(run: CommandRun) -> Iterator[Finding]:
+    """A command that has ended well, and is another now."""
+    if run.earlier and run.earlier[-1].get("kind") == "done" and not run.known(CommandRun.finished):
+        yield note(
+            f"{run.folder.root}: the command has ended well there; its words, its project or the "
+            "bundle is another now, so it begins anew"
+        )
 
 
 @needs(CommandRun.project)
@@ -55,11 +65,18 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     if not run.asked.tries_shell:  # the runs of a sweep have one project, which is read once
         return
     files = frozenset(run.project.files)
-    code = OwnCode(run.root, files, run.words, run.start_folder)
-    serves, gpus = run.served, run.config.slurm.gpus_per_node or None
+    # The words of a later start are as wrong at the first one.
+    words = (*run.words, *run.config.on_resume)
+    code = OwnCode(run.root, files, words, run.start_folder)
+    catalogue, gpus = run.served, run.config.slurm.gpus_per_node or None
     is_here = run.known(CommandRun.queue) is not None
-    yield from findings(code, CommandJob(run.job_python, serves, gpus, is_here))
+
+    def serves(kind: str, name: str) -> bool:
+        return catalogue.find(kind, name) is not None
+
+    job = CommandJob(run.job_python, serves, gpus, is_here, catalogue.own_names)
+    yield from findings(code, job)
 
 
-ANYWHERE = (launch, project, *after((CommandRun.verification,), own_code))
+ANYWHERE = (launch, project, begins_anew, *after((CommandRun.verification,), own_code))
 """What ends a command, wherever it starts."""

@@ -30,6 +30,7 @@ class Project:
         self.gpus = 4
         self.is_here = False
         self.ignored = set[str]()
+        self.own = list[str]()
 
     def write(self, path: str, text: str) -> Project:
         file = self.root / path
@@ -43,7 +44,7 @@ class Project:
 
     def check(self, command: str = "python train.py", folder: str = "") -> list[Finding]:
         serves = lambda kind, name: (kind, name) in self.served  # noqa: E731
-        job = CommandJob(self.python, serves, self.gpus, self.is_here)
+        job = CommandJob(self.python, serves, self.gpus, self.is_here, self.own)
         return list(findings(self.code(command, folder), job))
 
     def only(self, command: str = "python train.py", folder: str = "") -> Finding:
@@ -693,3 +694,28 @@ def test_the_question_to_the_python_of_the_job_is_for_any_python() -> None:
     from runner.job.own_code import _ASK
 
     ast.parse(_ASK, feature_version=(3, 6))
+
+
+def test_an_option_is_found_beside_a_call_with_a_mapping(project: Project) -> None:
+    """Most loops have `model(**batch)`: it says nothing about the options."""
+    project.write(
+        "train.py",
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--steps')\n"
+        "options = parser.parse_args()\ndef step(model, batch):\n    return model(**batch)\n",
+    )
+    found = project.only("python train.py --stesp 3")
+    assert "--stesp" in found.message and "Did you mean `--steps`?" in found.remedy
+
+
+@pytest.mark.parametrize("path", ["../laptop/tiny", "../../rows.txt", "./tiny"])
+def test_a_path_that_leads_out_of_the_project_or_to_nothing(project: Project, path: str) -> None:
+    found = project.only(f"python train.py --model {path}")
+    assert found.level == "warning" and path.strip("./") in found.message
+    assert "include" not in found.remedy
+
+
+def test_an_own_name_is_no_repository_of_a_hub(project: Project) -> None:
+    project.own = ["bundle/tiny-qwen"]
+    command = "python train.py --model_name_or_path"
+    assert "Did you mean `bundle/tiny-qwen`?" in project.only(f"{command} bundle/tiny-qwn").remedy
+    assert "Write `bundle/tiny-qwen`" in project.only(f"{command} tiny-qwen").remedy

@@ -169,7 +169,7 @@ def command_run(root: Path, log: str = "") -> Path:
           "manifest: m.yaml\n")  # fmt: skip
     write(root / "environment.json", {"bundle_id": "ab" * 32, "host": "gpu7"})
     write(root / "logs/slurm-7.out", log)
-    known = {"digest": "", "commit": None, "dirty": None, "root": "", "links": {}}
+    known: dict[str, Any] = {"digest": "", "commit": None, "dirty": None, "root": "", "links": {}}
     files = {"sft.py": [1, hashlib.sha256(b"x").hexdigest()]}
     write(root / "project.json", {**known, "files": files})
     write(root / "work/sft.py", "x")
