@@ -118,15 +118,16 @@ class CommandConfig(JobConfig):
 
         In a text they are quoted for the shell that would read it.
         """
+
+        def put(place: re.Match[str]) -> str:
+            if place[1] not in self.values:
+                return place[0]  # a variable of the shell
+            value = self._value(place[1])
+            return shlex.quote(value) if isinstance(self.command, str) else value
+
         if isinstance(self.command, str):
-            return _NAME.sub(
-                lambda m: shlex.quote(self._value(m[1])) if m[1] in self.values else m[0],
-                self.command,
-            )
-        return tuple(
-            _NAME.sub(lambda m: self._value(m[1]) if m[1] in self.values else m[0], word)
-            for word in self.command
-        )
+            return _NAME.sub(put, self.command)
+        return tuple(_NAME.sub(put, word) for word in self.command)
 
     def _value(self, name: str) -> str:
         value = self.values[name]

@@ -21,6 +21,7 @@ import yaml
 
 from runner.from_stage import quoted, scalar, suggest
 from runner.job.findings import Finding, note, usage_error, warning
+from runner.job.installed import PIP_NAMES
 from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach, values
 from runner.job.source_code import OF_LAPTOP, REPOSITORY, Said, kind_of_key
 from stage.serve.catalogue import ENTRY_KEYS, OWN
@@ -61,7 +62,7 @@ _SET_IN_JOBS = re.compile(
 )
 """Variables that a job or its launcher sets, or that are no fault of the command."""
 _PIP_NAMES = {
-    "PIL": "pillow",
+    **PIP_NAMES,
     "cv2": "opencv-python",
     "yaml": "pyyaml",
     "sklearn": "scikit-learn",

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,15 +32,22 @@ from runner.job.launchers import Places
 from runner.launch.network import free_port, read_ephemeral_ports
 from runner.launch.outcome import Outcome, RanksExit, outcome_of_command
 from runner.launch.ranks import TORCH_VARIABLES, Start
-from runner.launch.supervise import code_of_first_task, end_ranks, environment_for_ranks, srun
+from runner.launch.supervise import environment_for_ranks, run_step
 from runner.launch.watch import Waited, recorded_signals
 from runner.processes import die_with_parent
 from runner.run_folder.layout import RunFolder, environment_record, write_json
 from runner.run_folder.logs import last_words, log_of
-from runner.run_folder.project import Packed, read_description, set_earlier_work_aside, unpack
+from runner.run_folder.project import (
+    Packed,
+    description_of,
+    read_description,
+    set_earlier_work_aside,
+    unpack,
+)
 from runner.run_folder.results import (
     ResultFile,
     half_written,
+    is_asked,
     is_log,
     is_quiet,
     progress,
@@ -56,7 +63,7 @@ from runner.slurm.environment import (
     srun_command,
     tasks_per_node,
 )
-from runner.slurm.jobs import over_job, step_name
+from runner.slurm.jobs import step_name
 from runner.slurm.requeue import requeue
 from runner.slurm.script import save_before_end_s
 
@@ -122,8 +129,8 @@ class _Begun:
     def of(run: CommandRun) -> _Begun:
         """Makes the working folder ready."""
         folder, config = run.folder, run.config
-        archive = folder.project if folder.project.is_file() else _of_sweep(folder).project
-        description = archive.with_name(folder.packed.name)
+        description = description_of(folder)
+        archive = description.with_name(folder.project.name)
         packed = read_description(description)
         if packed is None:
             raise UsageError(
@@ -219,20 +226,8 @@ class _Begun:
             command = ["srun", *one, "--mpi=none", "--export=ALL", *options, *argv]
         say(" ".join(command))
         variables = {**_without_ranks(environ), "MASTER_PORT": str(port)}
-        code, first, hung = srun(command, variables, lambda p, received: self._wait(p, received))
-        how = first["how"] if first else ""
-        if code < 0:
-            end_ranks(job.job_id, os.getpid())
-        if code and not how and not hung and (error := over_job(environ)):
-            raise error
-        return RanksExit(
-            in_job=True,
-            code=code_of_first_task(code, how),
-            rank=int(first["rank"]) if first else None,
-            words=how or f"srun exit code {code}",
-            hung=hung,
-            signals=self._signals,
-        )
+        ended = run_step(job, command, variables, self._wait, environ)
+        return replace(ended, signals=self._signals)
 
     _signals: frozenset[int] = frozenset()
 
@@ -307,8 +302,9 @@ class _Begun:
     ) -> Outcome:
         """Records how the start ended, prints it, and requeues the job."""
         run, folder = self.run, self.run.folder
-        after = results(folder.work, self.packed.files, run.config.results)
-        made = progress(self.before, results(folder.work, self.packed.files))
+        every = results(folder.work, self.packed.files)
+        after = [one for one in every if is_asked(one.path, run.config.results)]
+        made = progress(self.before, every)
         log = _log(folder)
         said = last_words(_written_since(log, begun)) if log else last_words("")
         place = f"{log}:{said.line + _lines_before(log, begun)}" if log and said.line else ""
@@ -356,11 +352,6 @@ class _Begun:
         }
         self._record["starts"][-1] |= ended
         write_json(self.run.folder.environment, self._record)
-
-
-def _of_sweep(folder: RunFolder) -> RunFolder:
-    """The folder of the sweep that a run may be in: one project for all its runs."""
-    return RunFolder(folder.root.parent)
 
 
 def _without_ranks(environ: Mapping[str, str]) -> dict[str, str]:

@@ -401,6 +401,26 @@ def run_srun(
     def wait(process: subprocess.Popen[bytes], received: deque[int]) -> Waited:
         return wait_for_end([process], received, watch, lambda _number: signal.SIGUSR1)
 
+    return run_step(job, command, variables, wait, environ)
+
+
+def run_step(
+    job: SlurmJobEnvironment,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    wait: Wait,
+    environ: Mapping[str, str],
+) -> RanksExit:
+    """Runs a command of srun, and ends what it leaves where srun itself was killed.
+
+    Args:
+        command: of `srun_command`.
+        variables: of the tasks.
+        wait: as for `srun`.
+
+    Raises:
+        UsageError: srun cannot be started, or the job of these variables is over.
+    """
     code, first, hung = srun(command, variables, wait)
     how = first["how"] if first else ""
     if code < 0:
@@ -410,7 +430,7 @@ def run_srun(
         raise error
     return RanksExit(
         in_job=True,
-        code=code_of_first_task(code, how),
+        code=_code_of_first_task(code, how),
         rank=int(first["rank"]) if first else None,
         words=how or f"srun exit code {code}",
         hung=hung,
@@ -526,7 +546,7 @@ def end_ranks(job_id: int, launcher: int) -> None:
     say(f"Slurm does not report whether the ranks ended: see `squeue --steps --jobs={job_id}`")
 
 
-def code_of_first_task(code: int, how: str) -> int:
+def _code_of_first_task(code: int, how: str) -> int:
     """The exit code of the task that ended first; negative: the signal that ended it.
 
     srun ends the other tasks after one fails and returns *their* code, so the first task decides.

@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.from_stage import human_size, quoted
 from runner.run_folder.history import Columns, History, number
-from runner.run_folder.project import read_description
+from runner.run_folder.project import description_of, read_description
 from runner.run_folder.results import ResultFile, results
 
 MOST_BYTES = 64 * 10**6  # of one file
@@ -125,11 +125,10 @@ def with_curves(history: History, *, quick: bool = False) -> History:
 
 def results_of(history: History) -> list[ResultFile]:
     """What the command wrote, as `results:` of its run file narrows it; the newest last."""
-    folder, of_sweep = history.folder, history.folder.root.parent / history.folder.packed.name
-    packed = read_description(folder.packed) or read_description(of_sweep)
+    packed = read_description(description_of(history.folder))
     asked = history.settings.get("results")
     patterns = [str(pattern) for pattern in asked] if isinstance(asked, list) else []
-    return results(folder.work, packed.files if packed else {}, patterns)
+    return results(history.folder.work, packed.files if packed else {}, patterns)
 
 
 def _our_name(name: str) -> str:

@@ -37,7 +37,7 @@ from runner.from_stage import (
     sync_folder,
     write_atomically,
 )
-from runner.run_folder.layout import GitError, ask_git, read_json, write_json
+from runner.run_folder.layout import GitError, RunFolder, ask_git, read_json, write_json
 from stage.files import join_limited, read_file, sync_disk
 from stage.paths import printable
 from stage.private_files import find_private, private_by_name
@@ -441,6 +441,12 @@ def _entry(info: tarfile.TarInfo, data: bytes) -> tuple[str, int, str]:
 
 def _digest(entries: Iterable[tuple[str, int, str]]) -> str:
     return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
+
+
+def description_of(folder: RunFolder) -> Path:
+    """`project.json` of a run; a sweep has one for all its runs, in its own folder."""
+    own = folder.packed
+    return own if own.is_file() else folder.root.parent / own.name
 
 
 def read_description(path: Path) -> Packed | None:

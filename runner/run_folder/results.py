@@ -69,7 +69,7 @@ def results(
     packed = project.stat().st_mtime if project.exists() else 0.0
     found = []
     for path, status in _walk(work):
-        if not stat.S_ISREG(status.st_mode) or not _is_asked(path, patterns):
+        if not stat.S_ISREG(status.st_mode) or not is_asked(path, patterns):
             continue
         size, digest = travelled.get(path, (-1, ""))
         is_same = status.st_size == size and status.st_mtime <= packed
@@ -97,7 +97,8 @@ def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
                         yield prefix + entry.name, status
 
 
-def _is_asked(path: str, patterns: Sequence[str]) -> bool:
+def is_asked(path: str, patterns: Sequence[str]) -> bool:
+    """Whether `results:` of the run file names a path; without patterns it names all."""
     parts = path.split("/")
     globs = [pattern.removeprefix("./").strip("/").split("/") for pattern in patterns]
     return not globs or any(

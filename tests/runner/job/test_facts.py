@@ -57,7 +57,6 @@ OTHERS = {
     ("store_path", "data/prepare.py"),
     ("over_job", "launch/ranks.py"),
     ("over_job", "launch/supervise.py"),
-    ("over_job", "launch/start_command.py"),
 }
 
 
