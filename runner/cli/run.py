@@ -253,8 +253,9 @@ def _start_here(
 @click.command(hidden=True)
 @click.option("--bundle", type=click.Path(path_type=Path), required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True)
+@click.option("--by-script", is_flag=True)
 @click.option("--set", "overrides", multiple=True)
-def launch(bundle: Path, output: Path, overrides: tuple[str, ...]) -> None:
+def launch(bundle: Path, output: Path, by_script: bool, overrides: tuple[str, ...]) -> None:
     """Start the command of the run in a folder. The script of its job does this.
 
     The settings of a run of a sweep are in its folder already: --set says them for people.
@@ -266,7 +267,7 @@ def launch(bundle: Path, output: Path, overrides: tuple[str, ...]) -> None:
 
     outlive_readers()
     run = CommandRun.of_folder(output, bundle)
-    sys.exit(start_command(run, Start.in_job(os.environ), os.environ))
+    sys.exit(start_command(run, Start.in_job(os.environ), os.environ, by_script=by_script))
 
 
 @click.command()

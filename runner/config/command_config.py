@@ -160,14 +160,6 @@ def _check(config: CommandConfig) -> None:
                 suggest(name, used, f"Write ${{{name}}} where the command takes it."),
                 place=config.place(f"values.{name}"),
             )
-    if config.slurm.srun:
-        with config.lines.mistakes:
-            raise UsageError(
-                "slurm.srun is for a training: in its job no launcher runs, and a command has one.",
-                "Start the container by its own program: slurm.container: [apptainer, exec, "
-                "IMAGE.sif]",
-                place=config.place("slurm.srun"),
-            )
     if config.on_resume and not config.resumes:
         with config.lines.mistakes:
             raise UsageError(

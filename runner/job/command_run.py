@@ -99,7 +99,8 @@ class CommandRun(Run):
     @property
     def words_in_job(self) -> tuple[str, ...]:
         """The words after `runner` that start the run in a job, without its folder."""
-        return ("launch", "--bundle", str(self.bundle.absolute()))
+        by_script = ["--by-script"] if self.config.slurm.srun else []
+        return ("launch", *by_script, "--bundle", str(self.bundle.absolute()))
 
     @property
     def kind_of_job(self) -> dict[str, bool]:

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from runner.child import runner_command
 from runner.errors import say
-from runner.from_stage import UsageError, human_count, print_line, quoted
+from runner.from_stage import UsageError, human_count, print_line, quoted, write_atomically
 from runner.job.command_run import CommandRun
 from runner.job.launchers import Places
 from runner.launch.network import free_port, read_ephemeral_ports
@@ -57,6 +57,7 @@ from runner.run_folder.results import (
 from runner.run_folder.run_lock import age_s, disk_time, hold_run_folder
 from runner.slurm.environment import (
     BINDS_GPUS,
+    WITHOUT_RANKS,
     SlurmJobEnvironment,
     cpus_per_task,
     master_port,
@@ -64,7 +65,7 @@ from runner.slurm.environment import (
     tasks_per_node,
 )
 from runner.slurm.jobs import step_name
-from runner.slurm.requeue import requeue
+from runner.slurm.requeue import STOPPED, requeue
 from runner.slurm.script import save_before_end_s
 
 LOOK_EVERY_S = 1.0
@@ -94,12 +95,15 @@ def on_machine(run: CommandRun, start: Start, processes: int | None) -> CommandR
     return run.given(CommandRun.places, Places(nodes=1, gpus=processes or 0, tasks=None))
 
 
-def start_command(run: CommandRun, start: Start, environ: Mapping[str, str]) -> int:
+def start_command(
+    run: CommandRun, start: Start, environ: Mapping[str, str], *, by_script: bool = False
+) -> int:
     """Starts what `CommandRun.write_for_job` left in the run folder, and waits for its end.
 
     Args:
         run: as the job reads it, of `CommandRun.of_folder`.
         start: where the command starts.
+        by_script: the job's script runs srun for this process, as `slurm.srun` asks for.
 
     Returns:
         The exit code: of the command; 5: it was stopped.
@@ -110,6 +114,7 @@ def start_command(run: CommandRun, start: Start, environ: Mapping[str, str]) -> 
     run.folder.logs.mkdir(parents=True, exist_ok=True)
     with hold_run_folder(run.folder, environ):
         begun = _Begun.of(run)
+        begun.by_script = by_script
         return begun.start(start, environ).exit_code
 
 
@@ -119,7 +124,10 @@ class _Begun:
     Attributes:
         packed: what travelled.
         before: the results that were there.
+        by_script: whether the job's script runs srun, as this process is in a container.
     """
+
+    by_script = False
 
     def __init__(self, run: CommandRun, packed: Packed, before: list[ResultFile]) -> None:
         self.run, self.packed, self.before = run, packed, before
@@ -170,12 +178,12 @@ class _Begun:
         self._note_start(words, environ)
         prefix = environment_for_ranks(run, start, environ)
         argv = runner_command("rank", str(folder.root), "command", prefix=prefix)
-        if start.job is not None:
-            argv = [*run.config.slurm.around_ranks, *argv]
         say(f"start {self.number}: {' '.join(map(quoted, words))}  (in {folder.work})")
         begun = _size(_log(folder))
         on_first_node = environ.get("SLURM_NODEID", "0") == "0"
-        if start.job is None or (launch.mode == "once" and on_first_node):
+        # A step of its own for `slurm.srun`: what srun passes on reaches all processes of a step.
+        is_here = launch.mode == "once" and on_first_node and not run.config.slurm.srun
+        if start.job is None or is_here:
             ended = self._here(argv, environ)
         else:
             ended = self._by_srun(argv, start.job, environ)
@@ -184,6 +192,8 @@ class _Begun:
     def _here(self, argv: Sequence[str], environ: Mapping[str, str]) -> RanksExit:
         """Runs one task on this machine. A step of srun would leave no room for those in it."""
         in_job = "SLURM_JOB_ID" in environ  # else nothing but us writes a log
+        if in_job:
+            argv = [*self.run.config.slurm.container, *argv]
         with recorded_signals() as received:
             # In a session of its own, as a rank is: Ctrl-C comes once, from us.
             process = subprocess.Popen(
@@ -219,6 +229,10 @@ class _Begun:
         options = [f"--job-name={step_name(platform.node(), os.getpid())}"]
         if job.num_nodes * launch.tasks_per_node > 1:
             options += ["--kill-on-bad-exit=1", "--label"]
+        slurm = self.run.config.slurm
+        if slurm.srun:
+            options += [*slurm.srun, *WITHOUT_RANKS]
+        options += slurm.container
         command = srun_command(job, environ, launch.tasks_per_node, (*options, *argv))
         if launch.mode == "once":  # an salloc shell, which is on no node of the job
             cpus = f"--cpus-per-task={cpus_per_task(job, environ) * tasks_per_node(job)}"
@@ -226,8 +240,30 @@ class _Begun:
             command = ["srun", *one, "--mpi=none", "--export=ALL", *options, *argv]
         say(" ".join(command))
         variables = {**_without_ranks(environ), "MASTER_PORT": str(port)}
+        if self.by_script:
+            return self._by_script(command, variables)
         ended = run_step(job, command, variables, self._wait, environ)
         return replace(ended, signals=self._signals)
+
+    def _by_script(self, command: Sequence[str], variables: Mapping[str, str]) -> RanksExit:
+        """Lets the job's script run a command of srun, which is not in this container."""
+        step = self.run.folder.step
+        stale = [f"-u {name}" for name in _STALE if name not in variables]
+        port = f"MASTER_PORT={variables['MASTER_PORT']} PYTHONUNBUFFERED=1"
+        words = f"exec env {' '.join(stale)} {port} {' '.join(map(quoted, command))}\n"
+        with recorded_signals() as received:
+            write_atomically(step / "start", words.encode())
+            process = _OfScript(step / "code")
+            waited = self._wait(process, received)
+            if process.poll() is None:
+                (step / "stop").touch()
+            while (code := process.poll()) is None:
+                time.sleep(LOOK_EVERY_S)
+        words = f"srun exit code {code}"
+        code = code if code <= 128 else 128 - code  # as a shell says it: ended by a signal
+        return RanksExit(
+            in_job=True, code=code, words=words, hung=waited.hung, signals=waited.signals
+        )
 
     _signals: frozenset[int] = frozenset()
 
@@ -235,7 +271,7 @@ class _Begun:
     def _own_log(self) -> Path:
         return self.run.folder.logs / "rank-0.log"
 
-    def _wait(self, process: subprocess.Popen[bytes], received: deque[int]) -> Waited:
+    def _wait(self, process: subprocess.Popen[bytes] | _OfScript, received: deque[int]) -> Waited:
         """Waits for the end; after a stop signal, until it may be ended."""
         hang_after = self.run.config.hang_after
         looked = time.monotonic()
@@ -261,7 +297,7 @@ class _Begun:
         return Waited(None, self._signals)
 
     def _until_quiet(
-        self, process: subprocess.Popen[bytes], received: deque[int], number: int
+        self, process: subprocess.Popen[bytes] | _OfScript, received: deque[int], number: int
     ) -> None:
         """Returns when the command has ended, when nothing is being written, or in time."""
         config, work = self.run.config, self.run.folder.work
@@ -313,7 +349,10 @@ class _Begun:
         for line in outcome.messages:
             print_line(line, err=True)
         if outcome.kind == "stopped" and start.job is not None and run.config.resumes and made:
-            requeue(environ)
+            if self.by_script:
+                (folder.step / STOPPED).touch()  # its script asks Slurm
+            else:
+                requeue(environ)
         return outcome
 
     def _note_start(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -354,10 +393,26 @@ class _Begun:
         write_json(self.run.folder.environment, self._record)
 
 
+class _OfScript:
+    """What the job's script runs, as a process: it has ended when its exit code is in a file."""
+
+    def __init__(self, code: Path) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it still runs."""
+        try:
+            return int(self.code.read_text("ascii"))
+        except OSError:
+            return None
+
+
+_STALE = (*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS)
+
+
 def _without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a task: ours, without those of another launcher's ranks."""
-    stale = {*TORCH_VARIABLES, "LOCAL_WORLD_SIZE", "SLURM_EXPORT_ENV", *BINDS_GPUS}
-    kept = {name: value for name, value in environ.items() if name not in stale}
+    kept = {name: value for name, value in environ.items() if name not in _STALE}
     return {"PYTHONUNBUFFERED": "1", **kept}  # else the last lines of a killed rank are lost
 
 

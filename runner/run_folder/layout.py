@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.from_stage import __version__, write_atomically
-from runner.slurm.requeue import STOPPED
+from runner.slurm.requeue import STEP, STOPPED
 
 HOLDER = "holder"
 """The file in the folder of a lock."""
@@ -123,6 +123,11 @@ class RunFolder:
     def stopped(self) -> Path:
         """Rank 0 writes it, after a barrier, when all ranks have saved on a signal."""
         return self.root / STOPPED
+
+    @property
+    def step(self) -> Path:
+        """Of a command whose job has `slurm.srun`: what the launcher and the script agree on."""
+        return self.root / STEP
 
     @property
     def project(self) -> Path:

@@ -283,6 +283,10 @@ PREFIX = "SBATCH_"
 OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 """The batch script unsets them: left from a trial by hand, they would make it a rank."""
 
+_OF_IMAGE = [name for name in OF_RANKS if name != "MASTER_ADDR"]
+WITHOUT_RANKS = ("env", *(word for name in _OF_IMAGE for word in ("-u", name)))
+"""The first words of what srun starts in a container: images may set variables of ranks."""
+
 OF_GPUS = ("GRES", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "GPUS_PER_SOCKET")
 OF_MEMORY = ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
 """Variables for options of sbatch, without `SBATCH_`."""

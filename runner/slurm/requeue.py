@@ -19,6 +19,9 @@ MAX_REQUEUES = 32
 STOPPED = "stopped"
 """The file in the run folder which says that all ranks saved because of a signal."""
 
+STEP = "step"
+"""The folder in the run folder by which the job's script and a launcher in a container agree."""
+
 REQUEUE_FUNCTION = r"""
 __say() { echo "runner: $1" >&2; }
 

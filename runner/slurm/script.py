@@ -20,8 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from runner.from_stage import UsageError, read_value
-from runner.slurm.environment import OF_RANKS
-from runner.slurm.requeue import MAX_REQUEUES, REQUEUE_FUNCTION, STOPPED
+from runner.slurm.environment import OF_RANKS, WITHOUT_RANKS
+from runner.slurm.requeue import MAX_REQUEUES, REQUEUE_FUNCTION, STEP, STOPPED
 
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 """Options of sbatch for GPUs, besides `gres`."""
@@ -183,7 +183,8 @@ def sbatch_script(request: SbatchRequest) -> str:
     more = ' "$@"' if request.members else ""
     command = " ".join(map(_quoted, request.command)) + more
     if request.srun:
-        return "\n".join([*lines, *_ranks_by_srun(request, command, more)]) + "\n"
+        by_srun = _command_by_srun if request.of_command else _ranks_by_srun
+        return "\n".join([*lines, *by_srun(request, command, more)]) + "\n"
     lines += [
         "",
         *(_OF_COMMAND if request.of_command else _OF_RANKS),
@@ -202,17 +203,13 @@ def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]
     """The lines that start the ranks without a launcher, whose Python may be in a container."""
     train, ranks = request.command.index("train"), request.tasks_per_node
     prepare = (*request.command[:train], "prepare", *request.command[train + 1 :])
-    own = " ".join(f"-u {name}" for name in OF_RANKS if name != "MASTER_ADDR")
-    words = f"--mpi=none --export=ALL --input=none {' '.join(map(_quoted, request.srun))} env {own}"
-    stopped = '"$2"' if request.members else _quoted(request.run_folder)
+    words = _words_of_srun(request)
     return [
         "",
         "# slurm.srun: its words may bring the Python of the ranks (a container), so no launcher",
         "# can run here. srun starts the ranks by their path; images may set variables of ranks.",
-        "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 "
-        "${SLURM_CPUS_ON_NODE:+--cpus-per-task=$SLURM_CPUS_ON_NODE} "
-        f"{words} {' '.join(map(_quoted, prepare))}{more}",
-        f"stopped={stopped}/{STOPPED}",
+        f"{_ON_FIRST_NODE} {words} {' '.join(map(_quoted, prepare))}{more}",
+        f"stopped={_folder(request)}/{STOPPED}",
         'rm -f "$stopped"',
         "trap : TERM # a signal for all processes of the job: the ranks save, and this waits",
         "code=0",
@@ -225,6 +222,70 @@ def _ranks_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]
         "",
         "# Rank 0 writes that file when all ranks have saved on a signal.",
         f'if [ -e "$stopped" ]; then requeue_stopped_job {MAX_REQUEUES}; fi',
+        'exit "$code"',
+    ]
+
+
+_ON_FIRST_NODE = (
+    "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 "
+    "${SLURM_CPUS_ON_NODE:+--cpus-per-task=$SLURM_CPUS_ON_NODE}"
+)
+
+
+def _folder(request: SbatchRequest) -> str:
+    """The folder of the run, for bash: that of a run of a sweep is chosen in the script."""
+    return '"$2"' if request.members else _quoted(request.run_folder)
+
+
+def _words_of_srun(request: SbatchRequest) -> str:
+    words = (*request.srun, *WITHOUT_RANKS)
+    return f"--mpi=none --export=ALL --input=none {' '.join(map(_quoted, words))}"
+
+
+def _command_by_srun(request: SbatchRequest, command: str, more: str) -> list[str]:
+    """The lines around a launcher in a container: it says by files what srun is to start here."""
+    return [
+        "",
+        "# slurm.srun: its words may bring the Python of the runner (a container), and no srun is",
+        "# there. So the runner runs in a step of its own, beside that of the command, and leaves",
+        "# files: start, the command for srun; stop, when it must end. This script leaves code.",
+        f"step={_folder(request)}/{STEP}",
+        'rm -rf "$step"',
+        'mkdir "$step"',
+        "# The step gets variables of its own. The runner needs those of the job.",
+        "job=(-u SLURM_STEP_ID -u SLURM_CPUS_PER_TASK)",
+        "for name in SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK; do",
+        '    job+=(${!name:+"$name=${!name}"})',
+        "done",
+        "# Before Slurm 20.11 steps share their CPUs, and srun does not know this option.",
+        "overlap=$(srun --help | grep -o -m 1 -e --overlap || true)",
+        f'{_ON_FIRST_NODE} $overlap {_words_of_srun(request)} "${{job[@]}}" {command} &',
+        "runner=$!",
+        "# srun passes signals on to the runner, which ends the command in time.",
+        """trap 'kill -USR1 "$runner" || :' USR1""",
+        """trap 'kill -TERM "$runner" || :' TERM""",
+        "second() { sleep 1 || :; } # a signal for all processes of the job ends sleep, too",
+        'until [ -e "$step/start" ] || ! kill -0 "$runner" 2>/dev/null; do second; done',
+        'if [ -e "$step/start" ]; then',
+        '    sh "$step/start" &',
+        "    srun=$!",
+        '    while kill -0 "$srun" 2>/dev/null; do',
+        '        if [ -e "$step/stop" ]; then kill -TERM "$srun" || :; rm "$step/stop"; fi',
+        "        second",
+        "    done",
+        "    code=0",
+        '    wait "$srun" || code=$?',
+        '    echo "$code" >"$step/code.new"',
+        '    mv "$step/code.new" "$step/code"',
+        "fi",
+        'while kill -0 "$runner" 2>/dev/null; do second; done',
+        "code=0",
+        'wait "$runner" || code=$?',
+        "trap : USR1 TERM",
+        "",
+        REQUEUE_FUNCTION,
+        "",
+        f'if [ -e "$step/{STOPPED}" ]; then requeue_stopped_job {MAX_REQUEUES}; fi',
         'exit "$code"',
     ]
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,12 @@ try:
     hf_hub_download("acme/not-there", "config.json")
 except Exception as error:
     Path(f"asked-{rank}").write_text(f"{socket.gethostname()} {os.environ['HEAD_NODE']}")
+"""
+IMAGE_SH = """\
+#!/bin/sh
+# As an image: variables of its own, and no program of Slurm.
+export PATH=$(dirname "$0")/bin RANK=9 WORLD_SIZE=10
+exec "$@"
 """
 
 
@@ -141,9 +148,19 @@ def test_a_shell_script_with_its_own_srun_finds_the_bundle_on_each_node(project:
     assert said.count("asked-") == 2, said
 
 
+def write_image(folder: Path) -> Path:
+    """A word for srun that starts a program in an "image" in which there is no Slurm."""
+    (folder / "bin").mkdir(parents=True)
+    for name in ("env", "sh"):
+        (folder / "bin" / name).symlink_to(str(shutil.which(name)))
+    (folder / "run.sh").write_text(IMAGE_SH)
+    (folder / "run.sh").chmod(0o755)
+    return folder / "run.sh"
+
+
 @pytest.fixture(scope="module")
 def signalled(project: Project) -> dict[str, int]:
-    """Five jobs side by side, each with the signal that comes before the time limit."""
+    """Jobs side by side, each with the signal that comes before the time limit."""
     waits = "python train.py --sleep_at 3 --steps 4"
     goes_on = {"resumes": True, "on_resume": "--resume_from_checkpoint latest", "slurm": ALONE}
     saves = "bash -c 'exec python train.py --sleep_at 1'"
@@ -156,13 +173,18 @@ def signalled(project: Project) -> dict[str, int]:
         "requeued": project.submit("requeued", waits, **goes_on),
         "ends": project.submit("ends", waits, slurm=ALONE),
     }
+    send(project, jobs)
+    return jobs
+
+
+def send(project: Project, jobs: Mapping[str, int]) -> None:
+    """Sends the signals when all jobs wait for them."""
     for name in jobs:
         waiting = project.work(name) / "out" / "waits-0.log"
         project.site.wait(waiting.exists, why=partial(project.log, name))
     for name, job in jobs.items():
         words = ("scancel", "--signal=USR1", "--batch", str(job))
         project.site.run(*(words if name != "requeued" else ("scontrol", "requeue", str(job))))
-    return jobs
 
 
 def test_a_command_that_resumes_is_requeued_and_goes_on_from_its_last_whole_checkpoint(
@@ -204,6 +226,26 @@ def test_on_limit_the_ranks_get_the_signal_and_save(
     log = project.ended(name, signalled[name], "FAILED", "5:0")
     saved = sorted((project.work(name) / "out").glob("saved-*"))
     assert [path.read_text() for path in saved] == ["SIGTERM"] * 2, log
+
+
+def test_in_a_container_of_srun_a_command_is_ended_in_time_and_goes_on(project: Project) -> None:
+    waits = "python train.py --sleep_at 3 --steps 4"
+    goes_on = {"resumes": True, "on_resume": "--resume_from_checkpoint latest"}
+    image = write_image(project.folder.parent / "image")
+    two, one = ({**ALONE, "nodes": nodes, "srun": [str(image)]} for nodes in (2, 1))
+    jobs = {
+        "image": project.submit("image", waits, launch="rank", slurm=two, **goes_on),
+        "once": project.submit("once", waits, slurm=one, **goes_on),
+    }
+    send(project, jobs)
+    for name, worlds in (("image", ["2", "2"]), ("once", [None])):
+        log = project.ended(name, jobs[name])
+        assert project.site.job(jobs[name])["Restarts"] == "1", log
+        found = project.ranks(name)
+        assert found[0]["first"] == 2, log
+        assert [rank["world"] for rank in found] == worlds, log
+        assert "SIGUSR1 received: the command is ended when nothing is being written" in log
+        assert "finished" in project.status(name)
 
 
 @pytest.mark.slow

@@ -115,8 +115,6 @@ def test_a_comment_or_an_inner_key_is_no_command(tmp_path: Path) -> None:
         (f"{SMALLEST}values: {{lr: 1}}\n", "mine.yaml:3: the command has no `${lr}`"),
         (f"{SMALLEST}on_resume: --again\n", "mine.yaml:3: `on_resume` adds words to a command"),
         (f"{SMALLEST}on_limit: KILL\n", "`on_limit` must be"),
-        (f"{SMALLEST}slurm: {{srun: [--x=y]}}\n", "mine.yaml:3: slurm.srun is for a training"),
-        (f"{SMALLEST}slurm: {{srun: [--x=y]}}\n", "slurm.container: [apptainer, exec, IMAGE.sif]"),
         (f"{SMALLEST}launch: all\n", "`launch` must be"),
         ("format: 1\ncommand: ''\n", "-> For instance: command: torchrun train.py"),
         ("format: 1\ncommand: '  '\n", "mine.yaml:2: `command` has no words"),
@@ -149,18 +147,12 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 
 
 @obeys(HERE, "Write the line that you type on the laptop", "Set resumes: true, if the command")
-@obeys(
-    HERE, "Start the container by its own program: slurm.container: [apptainer, exec, IMAGE.sif]"
-)
 @pytest.mark.parametrize(
     ("wrong", "remedy", "right"),
     [
         ("command: ' '\n", "command: torchrun train.py", "command: torchrun train.py\n"),
         ("command: x\non_resume: --y\n", "resumes: true",
          "command: x\non_resume: --y\nresumes: true\n"),
-        ("command: x\nslurm: {srun: [--image=y]}\n",
-         "slurm.container: [apptainer, exec, IMAGE.sif]",
-         "command: x\nslurm: {container: [apptainer, exec, IMAGE.sif]}\n"),
     ],
 )  # fmt: skip
 def test_who_does_what_a_remedy_says_is_let_through(

@@ -69,6 +69,11 @@ SRUN_SWEEP = dataclasses.replace(
     members=members(["seed=1,2"]),
     srun=("--container-image=/scratch/ngc.sqsh", "--container-mounts=/scratch"),
 )
+SRUN_COMMAND = dataclasses.replace(
+    SRUN_SWEEP,
+    command=("/opt/it's/bin/python", "/opt/it's/bin/runner", "launch", "--by-script"),
+    of_command=True,
+)
 OPTIONS = dataclasses.replace(
     GPU,
     options={
@@ -89,6 +94,7 @@ SWEEP = dataclasses.replace(CPU, members=members(["optimizer.lr=1e-4,3e-4", "see
         ("sweep", SWEEP),
         ("srun", SRUN),
         ("srun-sweep", SRUN_SWEEP),
+        ("srun-command", SRUN_COMMAND),
     ],
 )
 def test_the_script_is_the_golden_one(name: str, request_: SbatchRequest) -> None:
