@@ -52,7 +52,7 @@ def _look_for_bundle(
 def _find_bundle(
     context: click.Context, parameter: click.Parameter, several: tuple[Path, ...]
 ) -> Path:
-    """The same, where a bundle is needed.
+    """The same, where a bundle is needed. The run of a command may need none.
 
     Raises:
         UsageError: several are given; or none, and `./bundle` is not the only bundle here.
@@ -61,12 +61,23 @@ def _find_bundle(
     if found is not None or context.resilient_parsing or context.params.get("to"):
         return found or Path("bundle")  # with --to, it is made here first
     names, run = _bundles_here(), context.params.get("run")
+    if not names and run is not None and _needs_no_bundle(run):
+        from runner.inputs import NO_BUNDLE
+
+        return NO_BUNDLE
     here = f"the bundles here are {', '.join(names)}" if names else "there is no ./bundle here"
     raise UsageError(
         f"{context.command_path}: no --bundle, and {here}.",
         f"Give it: --bundle {quoted(_its_bundle(run, names) if names else 'FOLDER')}; "
         f"or set it once: export {BUNDLE_VARIABLE}=FOLDER{_way_to_slurm(context, run)}",
     )
+
+
+def _needs_no_bundle(run: Path) -> bool:
+    """Whether a run file has a command, and names nothing of a bundle."""
+    with suppress(StageError), reading_yaml(run) as (data, _):
+        return "command" in data and not {"manifest", "bundle", "environment"} & data.keys()
+    return False
 
 
 def _its_bundle(run: Path | None, names: list[str]) -> str:

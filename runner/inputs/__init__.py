@@ -39,6 +39,9 @@ from stage.environment.check import on_site
 from stage.files import hash_file
 from stage.lock.model import LockedAsset
 
+NO_BUNDLE = Path(__file__).with_name("no-bundle")
+"""A bundle with nothing in it: that of a command which needs nothing of a Hub."""
+
 
 @dataclass(frozen=True)
 class ModelInput:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from runner.config.job_config import JobConfig
 from runner.disks import read_mounts
 from runner.from_stage import UsageError, quoted
-from runner.inputs import JobInputs, Verification, check_site, verification
+from runner.inputs import NO_BUNDLE, JobInputs, Verification, check_site, verification
 from runner.isolation import isolate
 from runner.job import devices
 from runner.job.access import check_readable
@@ -138,7 +138,8 @@ class Run(Facts):
 
     def command(self, name: str) -> str:
         """The command `runner NAME` for this run, to be typed."""
-        words = ["runner", name, self.config.path, "--bundle", self.bundle]
+        words = ["runner", name, self.config.path]
+        words += [] if self.bundle == NO_BUNDLE else ["--bundle", self.bundle]
         for override in self.overrides:
             words += ["--set", override]
         if self.is_elsewhere:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner.from_stage import PolicyError, quoted
+from runner.inputs import NO_BUNDLE
 from runner.job import node_local
 from runner.job.access import check_quota, check_writable, find_private_places, nearest_folder
 from runner.job.devices import leaves_gpus, notes_of_job, torch_without_gpus
@@ -39,6 +40,9 @@ def site(run: Run) -> Iterator[Finding]:
 @needs(Run.verification)
 def verified(run: Run) -> Iterator[Finding]:
     """A bundle that cannot be read, is damaged, or is not verified where the run asks for it."""
+    if run.bundle == NO_BUNDLE:
+        yield fact_line("no bundle: the command gets nothing of a Hub")
+        return
     known, bundle, wanted = run.verification, run.inputs.bundle, run.config.bundle
     command = f"stage verify {quoted(bundle)}{f' --id {wanted.id}' if wanted.id else ''}"
     if not known.holds and wanted.verified == "required":
