@@ -81,13 +81,14 @@ _USE = {
     TABLE: "A manifest names it: stage init {}.",
     JSON: "A dataset of JSON lines is named in a manifest: stage init {}.",
     PARQUET: "A manifest names it: stage init {}.",
-    PYTHON: "Run it with a bundle: runner exec --bundle BUNDLE -- python {}.",
+    PYTHON: "A run file starts it: `command: python {}`.",
     SHELL: "Slurm takes it: sbatch {0}; a shell: bash {0}.",
 }
 # How to get the file that was wanted.
 _WANTED = {
     MANIFEST: "`stage init NAME...` writes a manifest.",
-    RUN_FILE: "`runner init TASK --bundle BUNDLE` writes a run file.",
+    RUN_FILE: "`runner init TASK --bundle BUNDLE` writes a run file; that of a program of yours "
+    "has two lines: `format: 1` and `command: python train.py`.",
     LOCK: "`stage lock MANIFEST` writes a lock.",
     CONDA_LOCK: "`stage env lock ENVIRONMENT.yml --profile PROFILE` writes one.",
     PROFILE: "`stage env probe --to me@cluster:FOLDER` writes one; on the cluster itself, "

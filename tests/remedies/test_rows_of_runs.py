@@ -75,7 +75,7 @@ COMMAND_LINE = (
         does="runner submit mine.yaml --bundle bundle", environ={"PATH": "/nowhere"}),
     Row(INPUTS, "Give an --output outside the bundle.", (("--output", "words {} elsewhere/mine"),),
         tail="--output bundle/output"),
-    Row("stage/file_kinds.py", "`runner init TASK --bundle BUNDLE` writes a run file.",
+    Row("stage/file_kinds.py", "`runner init TASK --bundle BUNDLE` writes a run file; that of",
         (("runner init TASK --bundle BUNDLE", "run {} -o begun.yaml",
          "runner init", "instead runner submit begun.yaml --print"),),
         files={"empty.yaml": ""}, does="runner submit empty.yaml --print",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from runner.inputs import NO_BUNDLE
 from stage.bundle.bundle import Bundle, read_tag, verify
 from stage.lock.model import Lockfile
+from tests.remedies.obeyed import obeys
 from tests.support.commands import run_file, write_project
 
 BIN = Path(sys.executable).parent
@@ -54,3 +56,15 @@ def test_a_command_that_names_something_of_a_bundle_needs_one(tmp_path: Path, ke
     path.write_text(f"{path.read_text()}{key}\n")
     said = runner(tmp_path, "check", "mine.yaml", code=2)
     assert "no --bundle, and there is no ./bundle here" in said, said
+
+
+@obeys("stage/file_kinds.py", "that of a program of yours")
+@pytest.mark.parametrize("given", ["train.py", "empty.yaml"])
+def test_what_is_no_run_file_is_refused_with_the_lines_of_one(tmp_path: Path, given: str) -> None:
+    write_project(tmp_path)
+    (tmp_path / "empty.yaml").touch()
+    said = runner(tmp_path, "check", given, "--bundle", str(NO_BUNDLE), code=2)
+    command, text = re.findall(r"`(command: [^`]*)`", said)[0], re.search("`(format: 1)`", said)
+    assert text, said
+    (tmp_path / "mine.yaml").write_text(f"{text[1]}\n{command}\n")
+    assert "next: runner train mine.yaml" in runner(tmp_path, "check", "mine.yaml")

@@ -119,7 +119,7 @@ def test_after_a_step_that_is_not_done_none_is(laptop: Laptop) -> None:
 def test_what_does_not_go_with_to_is_refused_with_what_does(laptop: Laptop) -> None:
     script = laptop.folder / "runs/train.py"
     script.write_text("import torch\n\nmodel: int\n")
-    use = "not a run file.\n  -> Run it with a bundle: runner exec --bundle BUNDLE -- python runs/"
+    use = "not a run file.\n  -> A run file starts it: `command: python runs/train.py`."
     for words, said in (
         (("submit", "runs/train.py", *TO), use),
         (("pull", "runs/train.py", *TO), use),
