@@ -71,6 +71,7 @@ for command in (run.check, tools.rehearse, run.prepare, run.submit, run.train):
 main.add_command(tools.evaluate)
 main.add_command(run.rank)
 main.add_command(run.launch)
+main.add_command(run.unpack)
 for command in (watch.status, watch.logs, watch.pull, watch.report):
     main.add_command(command)
 for command in (tools.init, tools.exec_, tools.bench):

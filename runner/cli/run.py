@@ -251,6 +251,16 @@ def _start_here(
 
 
 @click.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def unpack(folder: Path) -> None:
+    """Make the project whole that `runner submit --to` has sent into a folder."""
+    from runner.run_folder.project import unpack_sent
+
+    for line in unpack_sent(folder):
+        print_line(line)
+
+
+@click.command(hidden=True)
 @click.option("--bundle", type=click.Path(path_type=Path), required=True)
 @click.option("--output", type=click.Path(path_type=Path), required=True)
 @click.option("--by-script", is_flag=True)
@@ -324,19 +334,12 @@ def submit(
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
       runner submit runs/my.yaml --to cluster
     """
-    from runner.config.command_config import has_command
-
+    overrides = with_include(overrides, include)
     if to is not None:
         if output is not None:
             raise UsageError(
                 "runner submit --to: no --output: there, a run is in output/<name>.",
                 "Set `name:` in the run file, or --set name=NAME.",
-            )
-        if has_command(run, overrides):
-            raise UsageError(
-                f"{run}: a run file with `command:` cannot be submitted by --to yet.",
-                "Copy the project and the bundle there (rsync; stage push BUNDLE CLUSTER:FOLDER), "
-                "then on the cluster: runner submit RUN --bundle BUNDLE",
             )
         from runner.remote.submit_to import start
 
@@ -357,7 +360,6 @@ def submit(
 
     offline.set_variables(os.environ)
     asked = Asked(ahead=True, submits=True)
-    overrides = with_include(overrides, include)
     loaded = load_run(run, bundle, output, overrides, asked)
     sweep = members(list(map(loaded.key_of_axis, axes))) if axes else ()
     # The runs of a sweep share one shell, which is tried once.

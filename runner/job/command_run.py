@@ -43,6 +43,7 @@ from runner.run_folder.project import (
     is_packed,
     list_project,
     pack,
+    project_of,
     read_description,
 )
 from stage.serve.catalogue import Catalogue
@@ -151,7 +152,7 @@ class CommandRun(Run):
             UsageError: they are too many or too large, or one cannot be read.
         """
         leave = (self.folder.root.parent, self.folder.root, self.inputs.bundle)
-        return list_project(self.root, self.config.include, leave)
+        return project_of(self.root) or list_project(self.root, self.config.include, leave)
 
     @fact
     def program(self) -> str:

@@ -163,7 +163,7 @@ changed." "Let them end, or take a folder of its own: sh go.sh FOLDER"
   rm -f .airlift/damaged
   # macOS writes such files beside others on a disk of another system; a bundle may have its own.
   grep -q '/\._' "$from/bundle/manifest-sha256.txt" && own= || own='._*'
-  (cd "$from" && find bundle -type f ! -path "bundle/$seal" ! -name "$own" && find "bundle/$seal" "$RUNS" -type f &&
+  (cd "$from" && find bundle -type f ! -path "bundle/$seal" ! -name "$own" && find "bundle/$seal" "$RUNS" ${CODE:+"$CODE"} -type f &&
     say ".airlift/plan${newline}go.sh") |
     while IFS= read -r file; do
       size=$(stat -c %s "$from/$file")
@@ -245,6 +245,13 @@ manifest bring one (stage init --profile FILE writes the entry), or name the lin
   mkdir -p envs && in_setup nice -n 10 sh "bundle/data/envs/$ENVIRONMENT/bootstrap.sh" "$prefix"
 }
 submitted() { cat "$OUTPUT/submitted" 2>/dev/null; } # the number that `runner submit` wrote last
+is_code() { false; } # what is there already is compared, in a second
+do_code() { # the project of a command; a damaged archive is sent again
+  (run unpack "$CODE")
+  code=$?
+  [ $code -ne 1 ] || rm -f "$CODE/sent"
+  return $code
+}
 is_check() { # whether a job of this very plan, whose digest is in the name RUNS, waits or runs
   is_intact && grep -qsF "/$RUNS/" "$OUTPUT/submit.sbatch" && set -- $(submitted) && [ $# = 1 ] &&
     case $(in_queue "$1") in '' | '?') false ;; *) job=$1 ;; esac
@@ -332,7 +339,7 @@ stop_it() {
 
 read_plan() {
   WALK=0 RUN='' OUTPUT='' BUNDLE_ID='' ENVIRONMENT='' ENV_DIGEST='' VERIFY='' PARTITION=''
-  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT='' RUNS='' INPUTS=''
+  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT='' RUNS='' INPUTS='' CODE=''
   . "${from:-.}/.airlift/plan"
   prefix=$PWD/envs/$ENVIRONMENT-$(printf %.16s "$ENV_DIGEST")
   [ "$VERIFY" != job ] || export XDG_STATE_HOME="$PWD/.airlift/state" # a node may have no home folder
@@ -371,7 +378,7 @@ goes on. Later: sh ~/work/go.sh --results '$here'"
   trap 'kill $! 2>/dev/null; end 5' INT TERM
   find_python
   [ -z "$from" ] || step copy
-  for name in verify environment check; do step "$name"; done
+  for name in verify environment ${CODE:+code} check; do step "$name"; done
   is_verify
   [ $? -ne 3 ] || step verify # a file changed since
   before=$(submitted)

@@ -1,4 +1,4 @@
-# What is in a cluster's folder: sh look.sh FOLDER ENVIRONMENT OUTPUT RUNS INPUTS   (as in the plan)
+# What is in a cluster's folder: sh look.sh FOLDER ENVIRONMENT OUTPUT RUNS INPUTS CODE   (as in the plan)
 # Prints `name=value` lines; writes nothing.
 
 answer() { printf '%s=%s\n' "$1" "$2"; }
@@ -18,5 +18,7 @@ answer kib "$(du -sk bundle 2>/dev/null | cut -f1)"
 [ -n "$2" ] && answer airlift "$("$2/bin/python3" -c 'import stage; print(stage.__version__)' 2>/dev/null)"
 grep -qsF "/$4/" "$3/submit.sbatch" && answer made yes
 (cd "$4" && printf '%s\n' "$5" | sha256sum -c) >/dev/null 2>&1 && answer intact yes
+[ -n "$6" ] && [ -f "$6/sent" ] && answer code yes
+[ -n "$6" ] && answer near "$(ls -t "${6%/*}" 2>/dev/null | head -n 1)"
 squeue -h -u "$(id -un)" -o 'job=%A|%T|%o' || answer noqueue yes
 exit 0

@@ -1,7 +1,8 @@
 """What a submit to a cluster is: a run file, its manifest and bundle here, and a folder there.
 
 RUN, clusters.yaml -> `Road` -> the words for `go.sh` (`.airlift/plan`), and the steps as a
-person would type them; the cluster is not asked
+person would type them; the cluster is not asked. The project of a command is packed here, as
+`submit` packs it into a run folder, and unpacked there for `check`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from runner.config.command_config import CommandConfig, has_command
+from runner.config.job_config import JobConfig
 from runner.config.run_config import RunConfig
 from runner.from_stage import (
     RUN_FILE,
@@ -27,11 +31,13 @@ from runner.from_stage import (
 )
 from runner.inputs.staged import Here
 from runner.job.devices import check_precision_on
+from runner.run_folder.layout import WORK, RunFolder
+from runner.run_folder.project import Project, find_root, list_project, pack
 from stage.bundle.verifier import VERIFIER
 from stage.carry.clusters import Cluster, find_cluster
 from stage.lock.manifest import Manifest
 
-ENVS, OUTPUT = "envs", "output"
+ENVS, OUTPUT, CODE = "envs", "output", "code"
 """Folders in a cluster's folder; what `go.sh` keeps is in `.airlift`."""
 _GO = Path(__file__).with_name("go.sh")
 NO_RUNNER = "runner --version   # must work there: no environment asset or slurm.setup brings it"
@@ -53,14 +59,16 @@ class Road:
         overrides: the `--set` texts of the user.
         axes: the `--array` texts.
         files: name there -> the text of it: the run file first, then what it names.
+        code: the project of a command; None: a training.
     """
 
-    config: RunConfig
+    config: JobConfig
     cluster: Cluster
     here: Here
     overrides: tuple[str, ...]
     axes: tuple[str, ...]
     files: dict[str, str]
+    code: Code | None
 
     @staticmethod
     def of(
@@ -86,8 +94,13 @@ class Road:
             raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
         here = Here(Manifest.load(path), bundle)
         here.check_fits(cluster)
-        check_precision_on(config, [cluster.profile] if cluster.profile else [])
-        return Road(config, cluster, here, tuple(overrides), tuple(axes), _files(config))
+        files, code = {config.path.name: config.path.read_text("utf-8")}, None
+        if isinstance(config, RunConfig):
+            check_precision_on(config, [cluster.profile] if cluster.profile else [])
+            files |= _ds_config(config)
+        if isinstance(config, CommandConfig):
+            code = Code.of(config, bundle)
+        return Road(config, cluster, here, tuple(overrides), tuple(axes), files, code)
 
     @property
     def output(self) -> str:
@@ -128,6 +141,8 @@ class Road:
             value = getattr(self.cluster, name)
             if value and key not in self.config.given:
                 texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        if self.code is not None:
+            texts.append(f"code=../{self.code.folder}/{WORK}")  # relative to the run file there
         return [word for text in texts for word in ("--set", text)]
 
     @property
@@ -162,6 +177,7 @@ class Road:
             "OPTIONS": shlex.join(self.options),
             "SUBMIT": shlex.join(self.for_submit),
             "INPUTS": self.inputs,
+            "CODE": self.code.folder if self.code else "",
         }
         return {
             **job,
@@ -199,10 +215,15 @@ class Road:
         by_lines = f"{first or NO_RUNNER}{' ...' if others else ''}"
         active = f". {folder}/activate && " if folder else ""
         check = f"{run} --bundle bundle {shlex.join(self.options)}".rstrip()
+        code = {}
+        if self.code is not None:
+            to = shlex.quote(f"{target}/{self.code.folder}/{WORK}/")
+            code = {"code": f"rsync -a {quoted(self.code.project.root)}/ {to}"}
         return {
             "lock": f"stage lock {manifest}",
             "fetch": f"stage fetch {manifest} -o {bundle}",
             "push": f"stage push {bundle} {shlex.quote(f'{target}/bundle')}",
+            **code,
             "verify": f"python3 -I bundle/{VERIFIER} bundle",
             "environment": asset if folder else by_lines,
             "check": f"{active}runner check {check}",
@@ -210,18 +231,53 @@ class Road:
         }
 
 
+@dataclass(frozen=True)
+class Code:
+    """The project of a command, packed on this machine for as long as this process lives.
+
+    Attributes:
+        project: what travels.
+        packed: the folder with `project.tar` and `project.json`.
+        digest: of what is in them.
+    """
+
+    project: Project
+    packed: TemporaryDirectory[str]
+    digest: str
+
+    @staticmethod
+    def of(config: CommandConfig, bundle: Path) -> Code:
+        """Packs the project of a run file.
+
+        Raises:
+            UsageError, IncompleteError: as `find_root`, `list_project` and `pack`.
+        """
+        root = find_root(config.project, config.path)
+        project = list_project(root, config.include, (Path("output"), bundle))
+        packed = TemporaryDirectory(prefix="airlift-")
+        made = RunFolder(Path(packed.name))
+        return Code(project, packed, pack(project, made.project, made.packed))
+
+    @property
+    def folder(self) -> str:
+        """The folder there, relative to the cluster's: runs of one project share it."""
+        return f"{CODE}/{self.digest[:16]}"
+
+
 def plan_text(plan: Mapping[str, str]) -> str:
     """Assignments of sh, as `go.sh` reads them."""
     return "".join(f"{key}={shlex.quote(value)}\n" for key, value in plan.items())
 
 
-def sha256_of(text: str) -> str:
+def sha256_of(text: str | bytes) -> str:
     """The digest of a text, as it is written there."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text if isinstance(text, bytes) else text.encode()).hexdigest()
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
     """Reads a run file whose other files are on the cluster."""
+    if has_command(path, overrides):
+        return CommandConfig.load(path, overrides)
     with reading_yaml(path, RUN_FILE) as (data, _):
         model = data.get("model")
         init = model.get("init") if isinstance(model, dict) else None
@@ -248,16 +304,15 @@ def _near(path: Path) -> Path:
     return short if short.exists() and short.resolve() == path.resolve() else path
 
 
-def _files(config: RunConfig) -> dict[str, str]:
-    """The run file and the ds_config.json that it names, as they are sent."""
-    files = {config.path.name: config.path.read_text("utf-8")}
-    if config.engine.config is not None:
-        path, folder = Path(config.engine.config), config.path.parent.resolve()
-        if not path.is_relative_to(folder):
-            raise UsageError(
-                f"{config.place('engine.config')}: engine.config: {path} is not in {folder}, "
-                "which alone is sent.",
-                f"Move it beside the run file: engine: {{config: {path.name}}}",
-            )
-        files[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
-    return files
+def _ds_config(config: RunConfig) -> dict[str, str]:
+    """The ds_config.json that a run file names: its name there, and its text."""
+    if config.engine.config is None:
+        return {}
+    path, folder = Path(config.engine.config), config.path.parent.resolve()
+    if not path.is_relative_to(folder):
+        raise UsageError(
+            f"{config.place('engine.config')}: engine.config: {path} is not in {folder}, "
+            "which alone is sent.",
+            f"Move it beside the run file: engine: {{config: {path.name}}}",
+        )
+    return {path.relative_to(folder).as_posix(): path.read_text("utf-8")}

@@ -19,9 +19,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
+from runner.config.command_config import CommandConfig
+from runner.config.job_config import EnvironmentConfig
+from runner.config.run_config import RunConfig
 from runner.disks import disk_type, read_mounts
 from runner.errors import say
 from runner.from_stage import (
@@ -38,15 +42,19 @@ from runner.from_stage import (
     state_folder,
     write_atomically,
 )
-from runner.inputs import resolve
+from runner.inputs import inputs_of_command, resolve
 from runner.inputs.clusters import check_room
+from runner.job.checks import command
+from runner.job.command_run import CommandRun
+from runner.job.findings import examine, raise_errors
+from runner.job.own_code import JobPython
 from runner.job.training_run import TrainingRun
 from runner.remote.road import OUTPUT, Road, sha256_of
 from runner.remote.there import End, There, plan_digest, sending, states_in, understood, walk
 from runner.run_folder.layout import RunFolder
 from stage.bundle.bundle import Bundle
 from stage.carry.probe import collect
-from stage.carry.push import drop_from_memory, push
+from stage.carry.push import drop_from_memory, push, run_rsync
 from stage.carry.ssh import PushTarget, RemoteShell, connected, log_out
 from stage.progress import Reporter
 
@@ -79,10 +87,12 @@ def check_disk(disk: Path, bundle: Path) -> list[str]:
     return [f"to write: {human_size(needed)}; free on {disk}: {human_size(free)}"]
 
 
-def write_to_disk(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: bool) -> list[str]:
+def write_to_disk(
+    disk: Path, bundle: Path, files: Mapping[str, bytes], *, quiet: bool
+) -> list[str]:
     """Writes all that the run needs to a disk, and reads it back; lines on what is next.
 
-    `files`: path on the disk -> text: run files, `go.sh` and `.airlift/plan`.
+    `files`: path on the disk -> content: run files, a project, `go.sh` and `.airlift/plan`.
     """
     check_disk(disk, bundle)
     target = PushTarget(None, str(disk.absolute() / "bundle"))
@@ -92,13 +102,13 @@ def write_to_disk(disk: Path, bundle: Path, files: Mapping[str, str], *, quiet: 
     _check_read([f"bundle/{finding['path']}" for finding in done.report["findings"]], disk)
     sums = [f"{sha256_of(files[name])}  {name}\n" for name in (".airlift/plan", "go.sh")]
     # By this file, go.sh knows that it stands on the disk.
-    texts = {**files, ".airlift/carried": "".join(sums)}
+    written = {**files, ".airlift/carried": "".join(sums).encode()}
     before = _run_on(disk)
-    for name, text in texts.items():
+    for name, data in written.items():
         (disk / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(disk / name, text.encode())
-    drop_from_memory(disk / name for name in texts)
-    _check_read([n for n, text in texts.items() if (disk / n).read_bytes() != text.encode()], disk)
+        write_atomically(disk / name, data)
+    drop_from_memory(disk / name for name in written)
+    _check_read([n for n, data in written.items() if (disk / n).read_bytes() != data], disk)
     is_other = before not in ("", _run_on(disk))
     return [
         *([f"note: go.sh there took {before}; now it takes this run alone"] if is_other else []),
@@ -126,7 +136,6 @@ def _check_read(damaged: Sequence[str], disk: Path) -> None:
         )
 
 
-_THERE = ("verify", "environment", "check", "submit")
 DAMAGED = ".airlift/damaged"
 
 
@@ -162,7 +171,13 @@ def start(
 def _to_disk(road: Road, quiet: bool) -> int:
     bundle_id = _fetch(road)
     _show(road, "push", False)
-    files = road.sent({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
+    texts = road.sent({"WALK": secrets.token_hex(8), **road.plan(bundle_id)})
+    files = {name: text.encode() for name, text in texts.items()}
+    if road.code is not None:
+        _check_code(road)
+        _show(road, "code", False)
+        made = Path(road.code.packed.name).iterdir()
+        files = {f"{road.code.folder}/{path.name}": path.read_bytes() for path in made} | files
     folder = Path(road.cluster.target.folder)
     print_line("\n".join(write_to_disk(folder, road.here.bundle, files, quiet=quiet)))
     if road.environment is None:
@@ -181,7 +196,7 @@ def show_road(road: Road) -> None:
     except StageError as error:
         print_line(f"{target}: not asked what it has: {error.message}", err=True)
     done = steps_done(road, there) | seen if road.here.is_locked else set[str]()
-    for name in ("lock", "fetch", "push", *_THERE):
+    for name in road.commands():
         _show(road, name, name in done)
     if "submit" in seen & done:
         _say_job(road, 0, "")
@@ -202,6 +217,7 @@ def steps_done(road: Road, there: There | None) -> set[str]:
     found |= {"fetch"}
     if there is not None and there.bundle_id == bundle_id:
         found |= {"push"} | ({"environment"} if there.airlift else set())
+        found |= {"code"} if there.code else set()
         if there.job_of(road) and there.made and there.intact:
             found |= {"environment", "check", "submit"}
     return found
@@ -218,7 +234,7 @@ def _seen_there(remote: RemoteShell, road: Road, there: There) -> set[str]:
     with understood(remote):
         is_finished = is_finished and states_in(answer.text) == {"finished"}
     is_verified = answer.text.startswith("verify\n")
-    return {*_THERE} if is_finished else {"verify"} if is_verified else set()
+    return {*_there(road)} if is_finished else {"verify"} if is_verified else set()
 
 
 def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
@@ -238,15 +254,21 @@ def _submit(remote: RemoteShell, road: Road, quiet: bool) -> int:
         environment = 0 if there.airlift else parts["environment"]
         check_room(remote, _to_send(parts, there) + environment)
         _push(remote, road, bundle_id, quiet)
+    if road.code and not _show(road, "code", there.code != ""):
+        _send_code(remote, road, there.near, quiet)
     plan, done = road.plan(bundle_id), steps_done(road, there) | _seen_there(remote, road, there)
-    for name in _THERE:
+    for name in _there(road):
         _show(road, name, name in done)
-    if done >= {*_THERE}:
+    if done >= {*_there(road)}:
         return _say_job(road, *(there.job_of(road) or (0, "")))
     end = _walk(remote, road, plan)
     if end.code and not There.look(remote, road).bundle_id:
         say("what is damaged there is sent again")
         _push(remote, road, bundle_id, quiet)
+        end = _walk(remote, road, plan)
+    if end.code and road.code and not There.look(remote, road).code:
+        say("the project came damaged, and is sent again")
+        _send_code(remote, road, "", quiet)
         end = _walk(remote, road, plan)
     if road.environment and not there.airlift:
         _say_version(There.look(remote, road).airlift)
@@ -340,13 +362,36 @@ def _check_job(road: Road, there: There) -> None:
 
 def sizes(road: Road) -> dict[str, int]:
     """Bytes of what the folder there holds at its fullest, by part."""
-    inputs = resolve(road.config, road.here.bundle)
-    run = TrainingRun(road.config, inputs, RunFolder(Path()), road.here.bundle, ())
-    return {
-        "bundle": road.here.size,
-        "environment": int(road.env_facts.get("size", 0)),
-        "checkpoints": run.disk_needed,
-    }
+    parts = {"bundle": road.here.size, "environment": int(road.env_facts.get("size", 0))}
+    if isinstance(road.config, RunConfig):
+        inputs = resolve(road.config, road.here.bundle)
+        run = TrainingRun(road.config, inputs, RunFolder(Path()), road.here.bundle, ())
+        return {**parts, "checkpoints": run.disk_needed}
+    if road.code is not None:
+        _check_code(road)
+        # As it is sent, unpacked for `check`, and unpacked for the job.
+        parts["project"] = 3 * sum(road.code.project.files.values())
+    return parts
+
+
+def _check_code(road: Road) -> None:
+    """Reads the project for what would end the command there.
+
+    Raises:
+        StageError: what `runner check` would find there, and is known here.
+    """
+    assert isinstance(road.config, CommandConfig) and road.code is not None
+    config = road.config
+    if road.environment is not None:
+        config = replace(config, environment=EnvironmentConfig(asset=road.environment))
+    inputs = inputs_of_command(config, road.here.bundle)
+    run = CommandRun(config, inputs, RunFolder(Path(OUTPUT) / config.name), road.here.bundle, ())
+    run = run.given(CommandRun.project, road.code.project)
+    if road.environment is None:
+        run = run.given(
+            CommandRun.job_python, JobPython(f"the Python of {road.cluster.name}", None)
+        )
+    raise_errors(examine(run, (command.launch, command.project, command.own_code)))
 
 
 def describe(road: Road, parts: Mapping[str, int], there: There | None) -> str:
@@ -355,7 +400,10 @@ def describe(road: Road, parts: Mapping[str, int], there: There | None) -> str:
     if there and there.lock_id not in ("", road.here.id):  # which of its files differ?
         send = f"at most {human_size(parts['bundle'])}"
     listed = ", ".join(f"{name} {human_size(size)}" for name, size in parts.items() if size)
-    unknown = "" if parts["checkpoints"] else ", and checkpoints of a size that is not known here"
+    what = (
+        "what the command writes" if road.code else "checkpoints of a size that is not known here"
+    )
+    unknown = "" if parts.get("checkpoints") else f", and {what}"
     return f"to send: {send}; there at most {most}: {listed}{unknown}"
 
 
@@ -372,6 +420,25 @@ def _push(remote: RemoteShell, road: Road, bundle_id: str, quiet: bool) -> None:
         folder = f"{road.cluster.target.folder}/bundle"
         road.here.send(remote, folder, road.cluster.copy, damaged, quiet)
         remote.run(f"rm -f {remote.inside(DAMAGED)}", f"{remote.target}: cannot be written")
+
+
+def _there(road: Road) -> list[str]:
+    """The steps that `go.sh` does."""
+    return [name for name in road.commands() if name not in ("lock", "fetch", "push", "code")]
+
+
+def _send_code(remote: RemoteShell, road: Road, near: str, quiet: bool) -> None:
+    """Sends the project: of its archive, what an earlier one there does not have."""
+    assert road.code is not None
+    folder = f"{road.cluster.target.folder}/{road.code.folder}"
+    made = RunFolder(Path(road.code.packed.name))
+    target = PushTarget(road.cluster.copy or remote.target.host, folder)
+    with sending(remote), connected(target) if road.cluster.copy else nullcontext(remote) as there:
+        problem, its = f"{remote.target}: cannot be written", road.code.folder
+        remote.run(f"mkdir -p {remote.inside(its)}", problem)
+        options = ["--compress", *([f"--copy-dest=../{near}"] if near else [])]
+        run_rsync(replace(there, target=target), made.root, *options, quiet=quiet)
+        remote.run(f": >{remote.inside(f'{its}/sent')}", problem)
 
 
 def _walk(remote: RemoteShell, road: Road, plan: Mapping[str, str]) -> End:

@@ -80,6 +80,7 @@ class There:
         made: `yes`: the newest script in the run's folder is of this very plan.
         intact: `yes`: the run file of this plan is there, and what it names.
         airlift: its version in the environment there; empty: that is not there. `slurm`: `yes`.
+        code: `yes`: the project of the command is there. `near`: the one that was sent last.
         jobs: (number, state, script) of those in the queue.
     """
 
@@ -93,11 +94,14 @@ class There:
     intact: str = ""
     airlift: str = ""
     slurm: str = ""
+    code: str = ""
+    near: str = ""
 
     @staticmethod
     def look(remote: RemoteShell, road: Road) -> There:
         """Asks all of it in one session; writes nothing."""
         words = [remote.folder, road.env_folder, road.output, road.runs, road.inputs]
+        words.append(road.code.folder if road.code else "")
         script = f"set -- {shlex.join(words)}\n{_LOOK.read_text('utf-8')}"
         text = as_shown(remote.run(script, f"{remote.target}: cannot look there"))
         lines = [line.partition("=") for line in text.splitlines()]

@@ -26,6 +26,9 @@ from runner.slurm.requeue import STEP, STOPPED
 HOLDER = "holder"
 """The file in the folder of a lock."""
 
+WORK = "work"
+"""The working folder of a command, in its run folder."""
+
 PULLED = "pulled.json"
 """What `runner pull` brought into a folder."""
 
@@ -142,7 +145,7 @@ class RunFolder:
     @property
     def work(self) -> Path:
         """Of a command: its working folder, a copy of the project and what it wrote."""
-        return self.root / "work"
+        return self.root / WORK
 
     @property
     def task(self) -> Path:

@@ -90,7 +90,7 @@ class Packed:
     """What `project.json` says about `project.tar`.
 
     Attributes:
-        digest: sha256 over the names, modes and contents.
+        digest: sha256 over names, modes and contents, not times.
         commit, is_dirty, root, links: as in `Project`.
         files: path of each regular file -> (bytes, sha256).
     """
@@ -368,6 +368,24 @@ def _targets(
     return links, [note] if out else []
 
 
+def _unpacked_from(root: Path) -> tuple[RunFolder, Packed] | None:
+    """The archive of a folder `work` that `unpack` made; None: it is a folder of the user's."""
+    folder = RunFolder(root.parent)
+    packed = read_description(folder.packed) if root == folder.work else None
+    return None if packed is None else (folder, packed)
+
+
+def project_of(root: Path) -> Project | None:
+    """What travelled, of a folder `work` that `unpack` made; None: it is a folder of the user's."""
+    if (found := _unpacked_from(root)) is None:
+        return None
+    _, packed = found
+    files = {path: size for path, (size, _) in packed.files.items()}
+    files |= {path: len(os.fsencode(target)) for path, target in packed.links.items()}
+    by_name = dict(sorted(files.items()))
+    return Project(root, by_name, packed.links, packed.commit, packed.is_dirty, (), ())
+
+
 def pack(project: Project, archive: Path, description: Path) -> str:
     """Writes the archive, and then its description, without which it does not count.
 
@@ -385,6 +403,12 @@ def pack(project: Project, archive: Path, description: Path) -> str:
         OSError: the disk is full, for example.
     """
     description.unlink(missing_ok=True)
+    if (found := _unpacked_from(project.root)) is not None:
+        # It came whole from another machine; an edit there was never submitted.
+        sent, packed = found
+        _link_or_copy(sent.project, archive)
+        _link_or_copy(sent.packed, description)
+        return packed.digest
     partial = archive.with_name(f"{archive.name}.partial")
     files, entries = dict[str, tuple[int, str]](), []
     with open(partial, "wb") as target:
@@ -407,6 +431,17 @@ def pack(project: Project, archive: Path, description: Path) -> str:
     content = {"files": files, "links": project.links}
     write_json(description, {"format": 1, "digest": digest, **facts, **content})
     return digest
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Another name for a file that nothing changes; a copy where the disk has no such names."""
+    partial = target.with_name(f"{target.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(source, partial)
+    except OSError:
+        shutil.copy2(source, partial)
+    partial.replace(target)
 
 
 def _read(file: Path, info: tarfile.TarInfo, size: int) -> bytes:
@@ -527,6 +562,28 @@ def unpack(archive: Path, description: Path, work: Path, *, goes_on: bool = Fals
     partial.replace(work)
     sync_folder(work.parent)
     return [*lines, *_carry_results(work, carried)]
+
+
+def unpack_sent(root: Path) -> list[str]:
+    """Unpacks a project that another machine has sent into a folder; returns lines to print.
+
+    Raises:
+        DamageError: as for `unpack`.
+        UsageError: what is unpacked there already was changed since.
+    """
+    folder = RunFolder(root.absolute())
+    sent, packed = project_of(folder.work), read_description(folder.packed)
+    if sent and packed and folder.work.is_dir():
+        try:
+            is_same = is_packed(sent, packed)
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise UsageError(
+                f"{folder.work}: it is not the project that was sent: a file was changed there.",
+                f"Remove it there, and run the same command again: rm -r {quoted(folder.work)}",
+            )
+    return unpack(folder.project, folder.packed, folder.work)
 
 
 def _carry_results(work: Path, carried: Path) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.remedies.obeyed import obeys
 from tests.site.conftest import RUNNER, Site
 from tests.support.commands import run_file, write_project
 
@@ -102,7 +101,6 @@ def project(site: Site, bundle: Path) -> Project:
     return Project(site, folder)
 
 
-@obeys("runner/cli/run.py", "Copy the project and the bundle there (rsync; ")
 def test_a_script_that_reads_slurms_variables_is_the_one_that_was_submitted(
     project: Project,
 ) -> None:

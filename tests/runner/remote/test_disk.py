@@ -57,7 +57,8 @@ def put(disk: Path, bundle: Path, text: str = "name: my\n") -> list[str]:
     """Writes a run to a disk."""
     plan = plan_of(text, BUNDLE_ID=verify(bundle, "fast").bundle_id or "")
     files = {f"{plan['RUNS']}/my.yaml": text, "go.sh": GO.read_text()}
-    return write_to_disk(disk, bundle, {**files, ".airlift/plan": plan_text(plan)}, quiet=True)
+    texts = {**files, ".airlift/plan": plan_text(plan)}
+    return write_to_disk(disk, bundle, {n: t.encode() for n, t in texts.items()}, quiet=True)
 
 
 @pytest.fixture

@@ -74,6 +74,7 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
         "SETUP": '. ~/x y\nexport A="1 2"',
         "SUBMIT": "--array seed=1,2",
         "VERIFY": "login",
+        "CODE": "",
     }
     assert found.named == str(folder / "runs/my.yaml")
     assert road(folder, overrides=["name=b"], axes=["seed=1,2"]).named == "b"

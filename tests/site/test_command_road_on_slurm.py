@@ -1,0 +1,106 @@
+"""`--to` of a command: a project goes from a laptop into a job of a real Slurm, by a real sshd."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.remedies.obeyed import obeys
+from tests.site.conftest import Site
+from tests.site.road import PROGRAMS, Laptop, laptop_of
+from tests.support.commands import run_file, write_project
+
+pytestmark = [pytest.mark.site, pytest.mark.timeout(900)]
+SUBMIT = ("submit", "runs/mine.yaml", "--to", "site")
+COMMAND = "python train.py --output_dir out"
+
+
+def write(laptop: Laptop, **keys: object) -> None:
+    """The run file of the project, for one task on each of two nodes."""
+    slurm = {"nodes": 2, "tasks_per_node": 1, "time": "00:10:00", "options": {"mem": "500M"}}
+    more = {"manifest": "../tiny.yaml", "code": "../project", "launch": "rank", "slurm": slurm}
+    run_file(laptop.folder / "runs", "mine", COMMAND, **(more | keys))
+
+
+@pytest.fixture
+def laptop(site: Site, staged: Path, tmp_path: Path) -> Iterator[Laptop]:
+    with laptop_of(site, staged, tmp_path, tmp_path.name) as laptop:
+        write_project(laptop.folder / "project")
+        write(laptop)
+        yield laptop
+        for job in laptop.jobs("mine"):
+            site.run("scancel", str(job), check=False)
+
+
+def test_a_project_goes_by_one_command_and_a_second_one_sends_what_differs(
+    laptop: Laptop, site: Site
+) -> None:
+    shown = laptop.run(*SUBMIT, "--dry-run")
+    assert re.search(r"^code +rsync -a .*/project/ cluster:.*/code/\w+/work/$", shown, re.MULTILINE)
+    assert not laptop.work.exists()
+    job = site.job_number(laptop.run(*SUBMIT))
+    (laptop.folder / "project/train.py").write_text("an edit while the job waits")
+    ended = site.wait_for_end(job)
+    assert ended["JobState"] == "COMPLETED", laptop.run("logs", "mine", "--to", "site")
+    output = laptop.work / "output/mine"
+    hosts = [json.loads(path.read_text())["host"] for path in output.glob("work/out/rank-*.json")]
+    assert sorted(hosts) == ["n1", "n2"]
+    assert "finished" in laptop.run("status", "runs/mine.yaml", "--to", "site")
+    assert "step 3 loss 0.25" in laptop.run("logs", "runs/mine.yaml", "--to", "site", "-f")
+
+    write_project(laptop.folder / "project")
+    again = laptop.run(*SUBMIT)  # the same project: nothing is sent, nothing is submitted
+    assert re.search("^code .*# done$", again, re.MULTILINE) and "is finished" in again, again
+    (archive,) = laptop.work.glob("code/*/project.tar")
+    assert archive.stat().st_nlink == 2  # the run's own is another name of it
+    (laptop.folder / "project/more.py").write_text("x = 1\n")
+    assert site.job_number(laptop.run(*SUBMIT)) != job
+    assert len([*laptop.work.glob("code/*/work/train.py")]) == 2
+
+
+def test_what_ends_the_command_is_found_before_anything_is_sent(laptop: Laptop) -> None:
+    (laptop.folder / "project/train.py").write_text("import local.nothing\n")
+    said = laptop.run(*SUBMIT, code=2)
+    assert "train.py:1" in said and "local.nothing" in said, said
+    assert not (laptop.work / "code").exists() and not (laptop.work / "bundle").exists()
+    write(laptop, command="python tran.py")
+    assert "tran.py" in laptop.run(*SUBMIT, code=2)
+
+
+@obeys("runner/run_folder/project.py", "Remove it there, and run the same command again: rm -r")
+def test_what_was_changed_or_damaged_there_starts_no_job(laptop: Laptop, site: Site) -> None:
+    site.run("scancel", str(site.job_number(laptop.run(*SUBMIT))))
+    (work,) = laptop.work.glob("code/*/work")
+    script = work / "train.py"
+    script.write_text(script.read_text() + "# an edit there\n")
+    write(laptop, name="other")
+    said = laptop.run(*SUBMIT, code=2)
+    assert "a file was changed there" in said and f"rm -r {work}" in said, said
+    assert laptop.jobs("other") == []
+    shutil.rmtree(work)
+    archive = work.with_name("project.tar")
+    archive.write_bytes(archive.read_bytes().replace(b"step", b"stop"))
+    said = laptop.run(*SUBMIT)
+    assert "the project came damaged, and is sent again" in said, said
+    assert len(laptop.jobs("other")) == 1
+    site.run("scancel", str(*laptop.jobs("other")))
+
+
+def test_a_project_goes_by_a_carried_disk(laptop: Laptop, site: Site) -> None:
+    disk = site.home / f"disk-{laptop.work.name}"
+    disk.mkdir()
+    said = laptop.run("submit", "runs/mine.yaml", "--to", f"{disk}/")
+    assert "every byte was read back" in said and (disk / "bundle").is_dir(), said
+    path = ("env", f"PATH={PROGRAMS}:/usr/bin:/bin", "OMP_NUM_THREADS=1")
+    go = (*path, "sh", f"{disk}/go.sh", str(laptop.work))
+    went = site.run(*go).stdout
+    (job,) = laptop.jobs("mine")
+    assert f"job {job} is in the queue" in went, went
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED"
+    assert "the run is finished" in site.run(*go).stdout
+    assert len([*laptop.work.glob("output/mine/work/out/rank-*.json")]) == 2
