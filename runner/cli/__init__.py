@@ -72,6 +72,7 @@ main.add_command(tools.evaluate)
 main.add_command(run.rank)
 main.add_command(run.launch)
 main.add_command(run.unpack)
+main.add_command(watch.results)
 for command in (watch.status, watch.logs, watch.pull, watch.report):
     main.add_command(command)
 for command in (tools.init, tools.exec_, tools.bench):

@@ -141,10 +141,24 @@ def _logs(run: str, rank: int | None, lines: int, follow: bool) -> None:
     metavar="FOLDER",
     help="Where to. Default: output/<name>.",
 )
-@click.option("--checkpoints", is_flag=True, help="Also the newest checkpoint.")
+@click.option(
+    "--checkpoints",
+    is_flag=True,
+    help="Also the newest checkpoint. Of a command: all, and files above 1 GB.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only the files of this name, folder or pattern. Repeatable.",
+)
 @quiet_option
-def pull(run: str, to: str, output: Path | None, checkpoints: bool, quiet: bool) -> None:
+def pull(
+    run: str, to: str, output: Path | None, checkpoints: bool, only: tuple[str, ...], quiet: bool
+) -> None:
     """Bring model, metrics and report of RUN here, every byte compared.
+
+    Of a command: what it wrote in its working folder, without checkpoints and files above 1 GB.
 
     RUN is a run file, or the name of a run. Run it again after any interruption: it goes on.
 
@@ -153,9 +167,22 @@ def pull(run: str, to: str, output: Path | None, checkpoints: bool, quiet: bool)
       runner pull runs/my.yaml --to cluster
       runner pull my --to /media/disk/
     """
+    from runner.remote.pull import Asked
     from runner.remote.pull import pull as bring
 
-    sys.exit(bring(run, to, output, checkpoints=checkpoints, quiet=quiet))
+    sys.exit(bring(run, to, output, Asked(checkpoints, only), quiet=quiet))
+
+
+@click.command(hidden=True)
+@click.option("--checkpoints", is_flag=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("patterns", nargs=-1)
+def results(folder: Path, patterns: tuple[str, ...], checkpoints: bool) -> None:
+    """List the results of a command, with size and sha256. `go.sh --list` asks this."""
+    from runner.remote.listing import list_results
+
+    for line in list_results(folder, patterns, every=checkpoints):
+        click.echo(line)
 
 
 @click.command()

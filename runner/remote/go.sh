@@ -293,11 +293,12 @@ show='for file; do
   then echo "$size ${sum%% *} $name"
   else echo "- unreadable $name"; fi || exit
 done'
-list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: cannot be brought
-  case $1 in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac ||
+list() { # RUN [--checkpoints] [PATTERN...]: its results, each run of a sweep; `- WHY NAME`: not brought
+  case ${1:-} in '' | .* | */*) false ;; *) cd "$here/output/$1" 2>/dev/null ;; esac ||
     stop 2 "$here/output has no run '$1'." "There are: $(echo $(ls "$here/output" 2>/dev/null))"
   for at in '' *=*/; do
     [ -z "$at" ] || { [ ! -L "${at%/}" ] && [ -f "${at}config.yaml" ]; } || continue
+    if grep -qs '^command:' "${at}config.yaml"; then list_command "$@" || return; continue; fi
     newest=none
     [ -z "${2:-}" ] || newest=$(cd "${at}checkpoints" 2>/dev/null && printf '%s\n' step-* |
       sed -n 's/^step-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
@@ -308,6 +309,13 @@ list() { # RUN [--checkpoints]: its results, each run of a sweep; `- WHY NAME`: 
         say "- unreadable $at$name" || return # a folder
     done
   done
+}
+list_command() { # as `list`: the names of its files are the user's, so its Python lists them
+  name=$1
+  shift
+  (cd "$here" && read_plan && run results "$here/output/$name/$at" "$@") >"$here/.airlift/listed.$$" || return
+  sed "s|^\([^ ]* [^ ]* \)|\1$at|" "$here/.airlift/listed.$$"
+  rm -f "$here/.airlift/listed.$$"
 }
 results() { # DISK RUN
   to=$1/results/$2
@@ -361,7 +369,7 @@ main() {
     "sh '$here/go.sh' ~/work copies all there (or to another folder that the compute nodes see), and \
 goes on. Later: sh ~/work/go.sh --results '$here'"
   case ${1:-} in
-    --list) list "${2:-}" "${3:-}" && exit ;;
+    --list) shift && list "$@" && exit ;;
     --state) { [ -d .airlift/lock ] && say "$(owner) $(silence)" || say none; } && exit ;;
     --stop) stop_it && exit ;;
     --results)

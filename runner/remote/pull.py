@@ -1,9 +1,10 @@
 """`runner pull RUN --to X`: the results of a run come here, every byte compared.
 
-The far end lists size, sha256 and name of each file (`go.sh --list`). Only names of a fixed kind
-are taken. Each file is streamed into the folder `.pull`, from the byte that is here on, and hashed
-as it comes. What belongs together (a model, a checkpoint) is renamed into place when all of it is
-right. So any interruption leaves the results as they were, and the next pull goes on in the file.
+The far end lists size, sha256 and name of each file (`go.sh --list`). Only names of a kind that
+results have are taken (`runner.remote.listing`). Each file is streamed into the folder `.pull`,
+from the byte that is here on, and hashed as it comes. What belongs together (a model, a checkpoint)
+is renamed into place when all of it is right. So any interruption leaves the results as they were,
+and the next pull goes on in the file.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from runner.from_stage import (
     DamageError,
@@ -36,6 +38,7 @@ from runner.from_stage import (
     sync_folder,
     write_atomically,
 )
+from runner.remote.listing import Result, group_of, is_name, is_of_command, read_listing
 from runner.remote.road import find_run
 from runner.remote.there import go
 from runner.run_folder.history import History
@@ -45,34 +48,27 @@ from stage.carry.ssh import RemoteShell, connected
 from stage.progress import Reporter
 
 PARTS = ".pull"
+_SHOWN = 3  # folders in a message
 LIST, RESULTS = "results.sha256", "results"  # on a carried disk
-_MEMBER = r"(?:[A-Za-z_][A-Za-z0-9_.+,-]*=[A-Za-z0-9_.+=,-]*/)?"
-_GROUP = re.compile(rf"{_MEMBER}(?:model|checkpoints/step-[0-9]{{1,18}})(?=/|\Z)")
-_SECTION = r"(?:\.metadata|[A-Za-z0-9_][A-Za-z0-9_.+=,@-]*)"  # git would obey a `.git` that came
-_NAME = re.compile(
-    rf"{_MEMBER}(?:metrics\.jsonl|report\.html|config\.yaml|environment\.json)"
-    rf"|{_GROUP.pattern}(?:/{_SECTION}){{1,6}}"
-)
 _RUN = re.compile(r"[\w+=,@-][\w.+=,@-]*")
-_WHY = {
-    "name": "has a name that no result has",
-    "link": "is a link, or another thing that is no file",
-    "unreadable": "cannot be read there",
-}
 
 
-class Result(NamedTuple):
-    """A file that the far end lists."""
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants of a run.
 
-    name: str
-    size: int
-    sha256: str
+    Attributes:
+        checkpoints: the newest checkpoint of a training; checkpoints and large files of a command.
+        only: patterns of names, and only these; empty: all.
+    """
 
+    checkpoints: bool = False
+    only: tuple[str, ...] = ()
 
-def group_of(name: str) -> str:
-    """What is put into place together, or not at all: a model, a checkpoint, or this file alone."""
-    match = _GROUP.match(name)
-    return match[0] if match else name
+    @property
+    def words(self) -> list[str]:
+        """The words after `go.sh --list RUN`."""
+        return [*(["--checkpoints"] if self.checkpoints else []), *self.only]
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,8 @@ class Host:
     remote: RemoteShell
     name: str
 
-    def listing(self, run: str, *, checkpoints: bool) -> str:
-        words = shlex.join(["--list", run, *(["--checkpoints"] if checkpoints else [])])
+    def listing(self, run: str, asked: Asked) -> str:
+        words = shlex.join(["--list", run, *asked.words])
         answer = go(self.remote, self.name, f"{words} 2>&1")
         if answer.code:
             said = as_shown(answer.text.strip().partition("\n")[0].removeprefix("error: "))[:300]
@@ -102,7 +98,7 @@ class Disk:
     folder: Path
     name: str
 
-    def listing(self, run: str, *, checkpoints: bool) -> str:
+    def listing(self, run: str, asked: Asked) -> str:
         with self._open(run, LIST) as file:
             return file.read().decode("utf-8", "replace")
 
@@ -128,7 +124,7 @@ class Disk:
             ) from None
 
 
-def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bool) -> int:
+def pull(run: str, to: str, output: Path | None, asked: Asked, *, quiet: bool) -> int:
     """Brings the results of a run, by its file or name; 1 if something was refused, and is named.
 
     `to`: a cluster, or a carried disk. `output`: the folder here; None: `output/<name>`.
@@ -140,25 +136,25 @@ def pull(run: str, to: str, output: Path | None, *, checkpoints: bool, quiet: bo
     with silent(if_=quiet):
         if cluster.target.host is None:
             disk = Disk(Path(cluster.target.folder), to)
-            return bring(disk, name, folder, checkpoints=checkpoints, quiet=quiet)
+            return bring(disk, name, folder, asked, quiet=quiet)
         with connected(cluster.target) as remote:
-            return bring(Host(remote, to), name, folder, checkpoints=checkpoints, quiet=quiet)
+            return bring(Host(remote, to), name, folder, asked, quiet=quiet)
 
 
-def bring(
-    source: Host | Disk, run: str, folder: Path, *, checkpoints: bool, quiet: bool = True
-) -> int:
+def bring(source: Host | Disk, run: str, folder: Path, asked: Asked, *, quiet: bool = True) -> int:
     """Brings all results of a run into a folder. As `pull`."""
     origin = str(source.folder.resolve() if isinstance(source, Disk) else source.remote.target)
     with _own(folder, origin, run), Reporter(quiet=quiet) as reporter:
         with reporter.at_work(f"{source.name}: its results are read and listed there"):
-            listed, refused = read_listing(source.listing(run, checkpoints=checkpoints))
-        if not listed and not refused:
+            listed, refused, left = read_listing(source.listing(run, asked), asked.only)
+        if not listed and not refused and not left:
             to = f" --to {quoted(source.name)}" if isinstance(source, Host) else ", there,"
             problem = f"{source.name}: {run} has no results yet."
             raise UsageError(problem, f"runner status{to} shows what it does.")
         held = {group_of(name) for name, _ in refused}
-        if checkpoints and not any("checkpoints/" in name for name in held | {*listed}):
+        names = {*held, *listed, *left}
+        has_none = not any("checkpoints/" in name or is_of_command(name) for name in names)
+        if asked.checkpoints and has_none:
             refused.append(("checkpoints", "there is none"))
         results = [result for name, result in listed.items() if group_of(name) not in held]
         inner = {path for r in results for path in Path(r.name).parents} - {Path()}
@@ -175,6 +171,8 @@ def bring(
             shutil.rmtree(folder / PARTS, ignore_errors=True)
         refused += [(name, "its bytes are not those that were listed") for name in wrong]
     _tell(source, folder, right)
+    if left:
+        _tell_left(source, run, left)
     for name, why in refused:
         print_line(f"refused: {as_shown(f'{name}: {why}')}", err=True)
     if wrong:
@@ -186,33 +184,13 @@ def bring(
     return 1 if refused else 0
 
 
-def read_listing(text: str) -> tuple[dict[str, Result], list[tuple[str, str]]]:
-    """What a far end lists: the files to bring by name, and names that are refused. Pure."""
-    results, refused, seen = dict[str, Result](), list[tuple[str, str]](), set[str]()
-    for line in text.splitlines():
-        size, _, rest = line.partition(" ")
-        digest, _, name = rest.partition(" ")
-        if size == "-":
-            refused.append((name, _WHY.get(digest, "cannot be brought")))
-        elif not _NAME.fullmatch(name) or not re.fullmatch("[0-9]{1,18}", size):
-            refused.append((name or line, _WHY["name"]))
-        elif not re.fullmatch("[0-9a-f]{64}", digest):
-            refused.append((name, "is listed without its sha256"))
-        elif seen & {f"{path}".lower() for path in (Path(name), *Path(name).parents)}:
-            refused.append((name, "is listed twice"))
-        else:
-            seen.add(name.lower())
-            results[name] = Result(name, int(size), digest)
-    return results, refused
-
-
 def _mark(folder: Path) -> tuple[str, set[str]]:
     """What an earlier pull noted in a folder: source and files; empty where it cannot be read."""
     found = read_json(folder / PULLED)
     mark = found if isinstance(found, dict) else {}
     source, files = mark.get("source"), mark.get("files")
     names = map(str, files if isinstance(files, list) else ())
-    return source if isinstance(source, str) else "", {*filter(_NAME.fullmatch, names)}
+    return source if isinstance(source, str) else "", {*filter(is_name, names)}
 
 
 def _not_for(folder: Path, origin: str) -> str:
@@ -334,6 +312,20 @@ def _put_in_place(folder: Path, origin: str, right: Sequence[Result]) -> None:
         sync_folder(parent)
 
 
+def _tell_left(source: Host | Disk, run: str, left: Mapping[str, int]) -> None:
+    """Prints what stays there, the largest folders first, and how it comes."""
+    parts = Counter[str]()
+    for name, size in left.items():
+        parts[name.rpartition("/")[0]] += size
+    shown = [f"{part}/ ({human_size(size)})" for part, size in parts.most_common(_SHOWN)]
+    more = ", ..." if len(parts) > _SHOWN else ""
+    count = human_count(len(left), "file")
+    print_line(f"not brought: {count}, {human_size(sum(left.values()))}: {', '.join(shown)}{more}")
+    again = f"runner pull {quoted(run)} --to {quoted(source.name)}"
+    folder = next(iter(dict(parts.most_common(1))))
+    print_line(f"  all: {again} --checkpoints; or: {again} --only {quoted(f'{folder}/')}")
+
+
 def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
     """Prints what came, and how far each run is; makes a report where none came."""
     size = human_size(sum(result.size for result in right))
@@ -346,6 +338,11 @@ def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
                 write_report([root], None)
         with suppress(StageError):
             history = History.read(root)
+            if history.starts:
+                ended = history.starts[-1].get("kind")
+                how = "ended with exit code 0" if ended == "done" else "has not ended well yet"
+                print_line(f"{root}: the command {how}; what it wrote: {history.folder.work}")
+                continue
             model = f"model: {history.model}" if f"{member}model" in came else "no model came"
             if history.facts.get(EXPORTED) != history.done:
                 model = "not finished"

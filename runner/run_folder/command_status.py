@@ -18,7 +18,7 @@ def state_of_command(history: History) -> tuple[str, list[str]]:
     """The state of a command that no job runs now, and what to do next."""
     last = history.starts[-1] if history.starts else {}
     logs = f"runner logs {quoted(_near(history))}{where_asked()}"
-    if history.is_pulled:
+    if history.is_pulled and last.get("kind") != "done":
         return "stopped", ["what it does there: runner status --to CLUSTER"]
     if not last:
         return "stopped", [f"its command never began; why: {logs}"]

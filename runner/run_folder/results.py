@@ -392,3 +392,10 @@ def set_aside(work: Path, broken: Sequence[tuple[Path, str]], aside: Path) -> li
             ) from None
         lines.append(f"{inside.as_posix()}: half-written ({why}); moved to {target}")
     return lines
+
+
+def is_of_checkpoint(path: str) -> bool:
+    """Whether a result is part of a checkpoint: by its folder, or as numbered weights."""
+    *folders, name = path.split("/")
+    is_weights = name.endswith((*_ZIPS, ".safetensors"))
+    return _checkpoint_of(folders) != "" or (is_weights and _NUMBERED.fullmatch(name) is not None)

@@ -53,6 +53,21 @@ def test_a_project_goes_by_one_command_and_a_second_one_sends_what_differs(
     assert "finished" in laptop.run("status", "runs/mine.yaml", "--to", "site")
     assert "step 3 loss 0.25" in laptop.run("logs", "runs/mine.yaml", "--to", "site", "-f")
 
+    said = laptop.run("pull", "runs/mine.yaml", "--to", "site")
+    here = laptop.folder / "output/mine"
+    assert "every byte compared" in said and "the command ended with exit code 0" in said, said
+    assert "not brought: 9 files" in said and "work/out/checkpoint-3/" in said, said
+    came = sorted(path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file())
+    own = ["config.yaml", "environment.json", f"logs/slurm-{job}.out", "pulled.json"]
+    assert came == [*own, "work/out/rank-0.json", "work/out/rank-1.json"]
+    assert (here / own[2]).read_bytes() == (output / own[2]).read_bytes()
+    last = said.rpartition("--only ")[2].strip()
+    laptop.run("pull", "runs/mine.yaml", "--to", "site", "--only", last)
+    assert (here / last / "model.bin").is_file() and len([*here.glob("work/out/*-*/")]) == 1
+    laptop.run("pull", "mine", "--to", "site", "--checkpoints")
+    assert len([*here.glob("work/out/*-*/model.bin")]) == 3
+    assert "exit code 0" in laptop.run("status", "output/mine")
+
     write_project(laptop.folder / "project")
     again = laptop.run(*SUBMIT)  # the same project: nothing is sent, nothing is submitted
     assert re.search("^code .*# done$", again, re.MULTILINE) and "is finished" in again, again
