@@ -167,10 +167,10 @@ def pull(
       runner pull runs/my.yaml --to cluster
       runner pull my --to /media/disk/
     """
-    from runner.remote.pull import Asked
+    from runner.remote.pull import Wanted
     from runner.remote.pull import pull as bring
 
-    sys.exit(bring(run, to, output, Asked(checkpoints, only), quiet=quiet))
+    sys.exit(bring(run, to, output, Wanted(checkpoints, only), quiet=quiet))
 
 
 @click.command(hidden=True)

@@ -54,7 +54,7 @@ _RUN = re.compile(r"[\w+=,@-][\w.+=,@-]*")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Wanted:
     """What a user wants of a run.
 
     Attributes:
@@ -78,8 +78,8 @@ class Host:
     remote: RemoteShell
     name: str
 
-    def listing(self, run: str, asked: Asked) -> str:
-        words = shlex.join(["--list", run, *asked.words])
+    def listing(self, run: str, wanted: Wanted) -> str:
+        words = shlex.join(["--list", run, *wanted.words])
         answer = go(self.remote, self.name, f"{words} 2>&1")
         if answer.code:
             said = as_shown(answer.text.strip().partition("\n")[0].removeprefix("error: "))[:300]
@@ -98,7 +98,7 @@ class Disk:
     folder: Path
     name: str
 
-    def listing(self, run: str, asked: Asked) -> str:
+    def listing(self, run: str, wanted: Wanted) -> str:
         with self._open(run, LIST) as file:
             return file.read().decode("utf-8", "replace")
 
@@ -124,7 +124,7 @@ class Disk:
             ) from None
 
 
-def pull(run: str, to: str, output: Path | None, asked: Asked, *, quiet: bool) -> int:
+def pull(run: str, to: str, output: Path | None, wanted: Wanted, *, quiet: bool) -> int:
     """Brings the results of a run, by its file or name; 1 if something was refused, and is named.
 
     `to`: a cluster, or a carried disk. `output`: the folder here; None: `output/<name>`.
@@ -136,17 +136,19 @@ def pull(run: str, to: str, output: Path | None, asked: Asked, *, quiet: bool) -
     with silent(if_=quiet):
         if cluster.target.host is None:
             disk = Disk(Path(cluster.target.folder), to)
-            return bring(disk, name, folder, asked, quiet=quiet)
+            return bring(disk, name, folder, wanted, quiet=quiet)
         with connected(cluster.target) as remote:
-            return bring(Host(remote, to), name, folder, asked, quiet=quiet)
+            return bring(Host(remote, to), name, folder, wanted, quiet=quiet)
 
 
-def bring(source: Host | Disk, run: str, folder: Path, asked: Asked, *, quiet: bool = True) -> int:
+def bring(
+    source: Host | Disk, run: str, folder: Path, wanted: Wanted, *, quiet: bool = True
+) -> int:
     """Brings all results of a run into a folder. As `pull`."""
     origin = str(source.folder.resolve() if isinstance(source, Disk) else source.remote.target)
     with _own(folder, origin, run), Reporter(quiet=quiet) as reporter:
         with reporter.at_work(f"{source.name}: its results are read and listed there"):
-            listed, refused, left = read_listing(source.listing(run, asked), asked.only)
+            listed, refused, left = read_listing(source.listing(run, wanted), wanted.only)
         if not listed and not refused and not left:
             to = f" --to {quoted(source.name)}" if isinstance(source, Host) else ", there,"
             problem = f"{source.name}: {run} has no results yet."
@@ -154,7 +156,7 @@ def bring(source: Host | Disk, run: str, folder: Path, asked: Asked, *, quiet: b
         held = {group_of(name) for name, _ in refused}
         names = {*held, *listed, *left}
         has_none = not any("checkpoints/" in name or is_of_command(name) for name in names)
-        if asked.checkpoints and has_none:
+        if wanted.checkpoints and has_none:
             refused.append(("checkpoints", "there is none"))
         results = [result for name, result in listed.items() if group_of(name) not in held]
         inner = {path for r in results for path in Path(r.name).parents} - {Path()}

@@ -14,7 +14,7 @@ import pytest
 
 from runner.from_stage import DamageError, StageError
 from runner.remote import submit_to as carried
-from runner.remote.pull import Asked, Disk, bring
+from runner.remote.pull import Disk, Wanted, bring
 from runner.remote.road import plan_text
 from runner.remote.submit_to import check_disk, write_to_disk
 from stage.bundle.bundle import verify
@@ -108,7 +108,7 @@ def test_there_and_back_by_a_disk(
     (root / "model/link").symlink_to("config.json")
     out, disk = tmp_path / "out", Disk(ext4, str(ext4))
     with pytest.raises(StageError, match="not all results of my were written") as missing:
-        bring(disk, "my", out, Asked())
+        bring(disk, "my", out, Wanted())
     done = far.go(shell, "--results", ext4, "nothing")
     assert done.returncode == 2 and "-> There are: my\n" in done.stderr
     assert not (ext4 / "results").exists()
@@ -129,18 +129,18 @@ def test_there_and_back_by_a_disk(
         assert not list(ext4.rglob("results.sha256")), room
         (ext4 / "filled").unlink()
     assert far.go(shell, "--results", ext4, "my").returncode == 0
-    assert bring(disk, "my", out, Asked()) == 1
+    assert bring(disk, "my", out, Wanted()) == 1
     assert "refused: model/link: is a link" in capfd.readouterr().err
     assert not (out / "model").exists()  # not half of it
     (root / "model/link").unlink()
     assert far.go(shell, "--results", ext4, "my").returncode == 0
-    assert bring(disk, "my", out, Asked()) == 0
+    assert bring(disk, "my", out, Wanted()) == 0
     for name in ("metrics.jsonl", "config.yaml", "environment.json", "model/config.json"):
         assert (out / name).read_bytes() == (root / name).read_bytes()
     flip(ext4 / "results/my/model/config.json", 0)
     (out / "model/config.json").unlink()
     with pytest.raises(StageError, match=r"refused, the first: model/config\.json"):
-        bring(disk, "my", out, Asked())
+        bring(disk, "my", out, Wanted())
 
 
 def fill(disk: Path, room: int) -> None:

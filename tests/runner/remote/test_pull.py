@@ -11,7 +11,7 @@ import pytest
 
 from runner.from_stage import StageError
 from runner.remote import pull as pulling
-from runner.remote.pull import Asked, Disk, bring
+from runner.remote.pull import Disk, Wanted, bring
 from runner.run_folder.layout import EXPORTED
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
@@ -244,16 +244,16 @@ def test_what_becomes_a_pipe_there_is_not_waited_for(laptop: Laptop, far: Path) 
 
 def test_a_folder_here_that_became_a_link_is_not_written_through(far: Path, tmp_path: Path) -> None:
     disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
-    assert bring(disk, "my", out, Asked()) == 0
+    assert bring(disk, "my", out, Wanted()) == 0
     mine = tmp_path / "mine"
     (out / "model").rename(mine)
     (mine / "config.json").write_text("mine")
     (out / "model").symlink_to(mine)
     before = files(mine)
     with pytest.raises(StageError, match="model in it is a link to another folder") as refused:
-        bring(disk, "my", out, Asked())
+        bring(disk, "my", out, Wanted())
     assert files(mine) == before and not (out / ".pull").exists()
-    assert bring(disk, "my", Path(in_it(refused.value.remedy, r"(?<=-o )\S+")), Asked()) == 0
+    assert bring(disk, "my", Path(in_it(refused.value.remedy, r"(?<=-o )\S+")), Wanted()) == 0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_torn_mark_of_an_earlier_pull_is_no_obstacle(
     disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
     out.mkdir()
     (out / "pulled.json").write_bytes(torn)
-    assert bring(disk, "my", out, Asked()) == 0
+    assert bring(disk, "my", out, Wanted()) == 0
     assert results(far).items() <= files(out).items()
 
 
@@ -284,7 +284,7 @@ def test_an_interruption_leaves_the_old_results_as_they_were(
     far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, out = on_disk(tmp_path / "carried", far), tmp_path / "out"
-    assert bring(disk, "my", out, Asked()) == 0
+    assert bring(disk, "my", out, Wanted()) == 0
     before = files(out)
     (far / "model/model.safetensors").write_bytes(os.urandom(5_000_000))
     (far / "model/config.json").write_text("{}")
@@ -301,23 +301,23 @@ def test_an_interruption_leaves_the_old_results_as_they_were(
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "stream", stops)
         with pytest.raises(KeyboardInterrupt):
-            bring(disk, "my", out, Asked())
+            bring(disk, "my", out, Wanted())
     after = {name: text for name, text in files(out).items() if not name.startswith(".pull")}
     assert after == before
-    assert bring(disk, "my", out, Asked()) == 0
+    assert bring(disk, "my", out, Wanted()) == 0
     assert results(far).items() <= files(out).items() and not (out / ".pull").exists()
 
 
 def test_two_pulls_into_one_folder_are_told_apart(far: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(StageError, match="nothing was submitted to this folder"):
-        bring(Disk(tmp_path / "carried", "carried"), "my", out, Asked())
+        bring(Disk(tmp_path / "carried", "carried"), "my", out, Wanted())
     disk = on_disk(tmp_path / "carried", far)
     with (
         pulling._own(out, str(disk.folder), "my"),
         pytest.raises(StageError, match="another `runner pull` is at work"),
     ):
-        bring(disk, "my", out, Asked())
+        bring(disk, "my", out, Wanted())
 
 
 @obeys("runner/remote/pull.py", "Free space there, or give another folder: -o FOLDER.")
@@ -328,12 +328,12 @@ def test_a_full_disk_here_leaves_no_half_file(
     out.parent.mkdir()
     with small(out.parent):
         with pytest.raises(StageError, match="the results still need") as full:
-            bring(disk, "my", out, Asked())
+            bring(disk, "my", out, Wanted())
         assert not out.exists()
         other = tmp_path / in_it(full.value.remedy, "(?<=-o )FOLDER")
-        assert bring(disk, "my", other, Asked()) == 0
+        assert bring(disk, "my", other, Wanted()) == 0
         # It fills while the file comes.
         monkeypatch.setattr(pulling, "_check_room", lambda *_: None)
         with pytest.raises(OSError, match="No space"):
-            bring(disk, "my", out, Asked())
+            bring(disk, "my", out, Wanted())
         assert {name.split("/")[0] for name in files(out)} == {".pull"}
