@@ -209,6 +209,7 @@ verify_here() {
   sed -n 's/: FAILED.*//p' ../.airlift/sums | tee ../.airlift/damaged
   stop 1 "bundle: these files are damaged or missing." "Send the bundle again: it replaces them."
 }
+queued() { in_setup sbatch --parsable "$@" | sed -n '$s/^\([0-9]*\).*/\1/p'; }
 verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
   job=
   [ ! -f .airlift/verify-job ] || read -r job <.airlift/verify-job
@@ -217,7 +218,10 @@ verify_in_job() { # in a job, which a go.sh that begins after a kill finds again
     set -- ${PARTITION:+-p "$PARTITION"} ${ACCOUNT:+-A "$ACCOUNT"} ${TIME:+-t "$TIME"} \
       -n1 -c4 -J airlift-verify -D "$PWD" -o .airlift/verify-log \
       --wrap 'sh go.sh --verify; echo $? >.airlift/verify-code'
-    job=$(in_setup sbatch --parsable "$@" | sed -n '$s/^\([0-9]*\).*/\1/p')
+    eval "set -- $SBATCH \"\$@\""
+    job=$(queued "$@")
+    # Some partitions take no job without a GPU: then it gets those of the run.
+    [ -n "$job" ] || [ -z "$GPUS" ] || job=$(queued --gres="$GPUS" "$@")
     [ -n "$job" ] || stop 5 "sbatch took no job that verifies." \
       "Correct what it says, or: \`verify: login\` in clusters.yaml."
     say "$job" >.airlift/verify-job
@@ -347,7 +351,7 @@ stop_it() {
 
 read_plan() {
   WALK=0 RUN='' OUTPUT='' BUNDLE_ID='' ENVIRONMENT='' ENV_DIGEST='' VERIFY='' PARTITION=''
-  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT='' RUNS='' INPUTS='' CODE=''
+  ACCOUNT='' TIME='' SETUP='' OPTIONS='' SUBMIT='' RUNS='' INPUTS='' CODE='' SBATCH='' GPUS=''
   . "${from:-.}/.airlift/plan"
   prefix=$PWD/envs/$ENVIRONMENT-$(printf %.16s "$ENV_DIGEST")
   [ "$VERIFY" != job ] || export XDG_STATE_HOME="$PWD/.airlift/state" # a node may have no home folder

@@ -141,6 +141,9 @@ class Road:
             value = getattr(self.cluster, name)
             if value and key not in self.config.given:
                 texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        for name, value in self.cluster.options.items():
+            if (key := f"slurm.options.{name}") not in self.config.given:
+                texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
         if self.code is not None:
             texts.append(f"code=../{self.code.folder}/{WORK}")  # relative to the run file there
         return [word for text in texts for word in ("--set", text)]
@@ -168,6 +171,7 @@ class Road:
         RUNS is the folder of `files` there. It has a digest of all that makes the job in its name:
         so no other submit writes to it, and the script of a job says which plan made it.
         """
+        slurm = self.config.slurm
         job = {
             "RUN": self.config.path.name,
             "OUTPUT": self.output,
@@ -188,6 +192,8 @@ class Road:
             "PARTITION": self._chosen("slurm.partition") or "",
             "ACCOUNT": str(self._chosen("slurm.options.account") or ""),
             "TIME": self._chosen("slurm.time") or "",
+            "SBATCH": shlex.join(self.cluster.sbatch_words(slurm.options)),
+            "GPUS": f"gpu:{slurm.gpus_per_node}" if slurm.gpus_per_node else "",
         }
 
     @property

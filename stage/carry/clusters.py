@@ -52,6 +52,7 @@ class Cluster:
         setup: lines of shell that run before each command there.
         modules: names for `module load`, before `setup`.
         partition, account, time: defaults for `slurm:` of a run file.
+        options: of sbatch, by their long names: qos, constraint, ...; for each job there.
         verify: where every byte is read there: on the login node, or inside a job.
         copy: a transfer host that has the same folder; None: the host itself.
     """
@@ -68,8 +69,18 @@ class Cluster:
     partition: str | None = setting(None, convert=_word)
     account: str | None = setting(None, convert=_word)
     time: str | None = setting(None, takes=str | int | None, convert=_word)
+    options: dict[str, str | int | float | bool] = setting(dict)
     verify: Literal["login", "job"] = "login"
     copy: str | None = setting(None, convert=_host)
+
+    def sbatch_words(self, others: Mapping[str, str | int | float | bool]) -> list[str]:
+        """The words of `options` for a job that is no run; `others` of these names win."""
+        every = self.options | {name: others[name] for name in others.keys() & self.options.keys()}
+        return [
+            f"--{name}" if value is True else f"--{name}={value}"
+            for name, value in every.items()
+            if value is not False
+        ]
 
     def beside(self) -> str:
         """How to get another folder there, with all that is known about the cluster."""

@@ -347,6 +347,7 @@ def _ask_a_node(
         words.append(f"--partition={partition}")
     if cluster.account:
         words.append(f"--account={cluster.account}")
+    words += cluster.sbatch_words({})
     path = f"PATH=$PATH:{quoted(node.values.get('slurm_folder', '/usr/bin'))}"
     job = f"{_in_its_shell(cluster, 'exec sh -s')} >{quoted(file)}.part"
     script = (
@@ -359,7 +360,7 @@ def _ask_a_node(
     if done.code != 0 or number is None:
         said = as_shown(" ".join(done.text.split())[-300:])
         say(f"warning: sbatch took no job, so no node was asked: {said}")
-        say(f"  -> `account:` or `partition:` in {NAME}, then the same command again")
+        say(f"  -> `account:`, `partition:` or `options:` in {NAME}, then the same command again")
         return "", ""
     say(f"job {number[1]} asks a node; waiting {_WAIT_S} s at most")
     wait = (

@@ -285,6 +285,21 @@ def test_every_byte_is_read_in_a_job_that_a_killed_one_finds_again(
 
 
 @each_shell
+def test_a_partition_that_takes_only_some_jobs_verifies_too(far: Far, shell: list[str]) -> None:
+    """Without its qos, or without a GPU, sbatch refuses; then the job gets the GPUs of the run."""
+    (far.notes / "node").touch()
+    needs = """case "$*" in *--qos=long*--gres=gpu:2*|*--gres=gpu:2*--qos=long*) ;;
+    *) echo "sbatch: error: QOSMinGRES" >&2; exit 1 ;; esac"""
+    far.add("sbatch", f"{needs}\n{PROGRAMS['sbatch']}")
+    far.plan(VERIFY="job", SBATCH="--qos=long --constraint='a b'")
+    assert far.go(shell).returncode == 5 and "sbatch took no job" in far.read("log")
+    far.plan(VERIFY="job", SBATCH="--qos=long --constraint='a b'", GPUS="gpu:2")
+    assert far.go(shell).returncode == 0, far.read("log")
+    (call,) = [call for call in far.calls if call.startswith("sbatch")]
+    assert call.startswith("sbatch --parsable --gres=gpu:2 --qos=long --constraint=a b -n1"), call
+
+
+@each_shell
 def test_a_job_that_ends_while_it_is_asked_for_verifies_once(far: Far, shell: list[str]) -> None:
     far.plan(VERIFY="job")
     (far.folder / ".airlift/verify-job").write_text("21\n")

@@ -57,6 +57,23 @@ def test_the_clusters_values_are_defaults_that_the_run_file_wins_over(folder: Pa
     )  # fmt: skip
 
 
+def test_options_of_a_cluster_are_for_every_job_there(folder: Path) -> None:
+    cluster = "  options: {qos: long, constraint: 'a800&ib', exclusive: true, mem: 64G}\n"
+    run = folder / "runs/my.yaml"
+    run.write_text(f"{RUN}slurm: {{gpus_per_node: 4, options: {{qos: mine, nice: 5}}}}\n")
+    found = road(folder, cluster)
+    assert found.options[1::2] == [
+        'slurm.options.constraint="a800&ib"',
+        "slurm.options.exclusive=true",
+        'slurm.options.mem="64G"',
+    ]
+    plan = found.plan("0" * 64)
+    assert shlex.split(plan["SBATCH"]) == [
+        "--qos=mine", "--constraint=a800&ib", "--exclusive", "--mem=64G",
+    ]  # fmt: skip
+    assert plan["GPUS"] == "gpu:4"
+
+
 def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
     found = road(folder, "  setup: ['. ~/x y', 'export A=\"1 2\"']\n", axes=["seed=1,2"])
     plan = found.plan("0" * 64)
@@ -75,6 +92,8 @@ def test_the_plan_is_read_by_a_shell_as_it_was_meant(folder: Path) -> None:
         "SUBMIT": "--array seed=1,2",
         "VERIFY": "login",
         "CODE": "",
+        "GPUS": "",
+        "SBATCH": "",
     }
     assert found.named == str(folder / "runs/my.yaml")
     assert road(folder, overrides=["name=b"], axes=["seed=1,2"]).named == "b"
