@@ -104,7 +104,7 @@ def list_results(root: Path, patterns: Sequence[str], *, every: bool) -> Iterato
     folder = RunFolder(root)
     packed = read_description(description_of(folder))
     if packed is None:
-        raise UsageError(f"{root}: it is no run folder of a command.", "runner status lists runs.")
+        raise UsageError(f"{root}: it is no run folder of a command.", "Give the folder of a run.")
     config = yaml.safe_load(folder.config.read_text("utf-8"))
     asked = patterns or config.get("results") or ()
     beside = (folder.config, folder.environment, folder.missing, *sorted(folder.logs.glob("*")))

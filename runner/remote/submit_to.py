@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -35,6 +36,7 @@ from runner.from_stage import (
     UsageError,
     __version__,
     as_shown,
+    human_count,
     human_size,
     print_line,
     quoted,
@@ -60,6 +62,12 @@ from stage.progress import Reporter
 
 _FAT = ("vfat", "msdos", "fuse.fusefat")
 _MOST_ON_FAT = 2**32 - 1  # bytes of a file
+_OF_WINDOWS = (*_FAT, "exfat", "fuse.exfat", "ntfs", "ntfs3", "fuseblk")
+_NO_NAME = re.compile(
+    r'.*[:?*"<>|\\\x00-\x1f].*|.*[. ]|(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?',
+    re.IGNORECASE | re.DOTALL,
+)
+"""A name that such a disk cannot hold ("Naming Files, Paths, and Namespaces", Microsoft Learn)."""
 
 
 def check_disk(disk: Path, bundle: Path) -> list[str]:
@@ -68,7 +76,21 @@ def check_disk(disk: Path, bundle: Path) -> list[str]:
         raise UsageError(f"{disk}: is no folder here.", "Plug the disk in, and give its folder.")
     files = {file.path: file.size or 0 for file in Bundle.open(bundle).lock.files}
     path, size = max(files.items(), key=lambda file: file[1], default=("", 0))
-    if size > _MOST_ON_FAT and disk_type(disk, read_mounts()) in _FAT:
+    kind = disk_type(disk, read_mounts())
+    twins = Counter(name.casefold() for name in files)  # there, A and a are one file
+    odd = [
+        name
+        for name in files
+        if any(map(_NO_NAME.fullmatch, name.split("/"))) or twins[name.casefold()] > 1
+    ]
+    if odd and kind in _OF_WINDOWS:
+        raise UsageError(
+            f"{disk}: a disk with {kind} cannot hold {human_count(len(odd), 'name')} of the "
+            f"bundle, such as {as_shown(odd[0])}. Nothing was written.",
+            f"Format the disk as ext4 (that erases it), or send by ssh: --to HOST:FOLDER. By hand, "
+            f"in one file: tar -cf {quoted(disk / 'bundle.tar')} BUNDLE   (there: tar -xf)",
+        )
+    if size > _MOST_ON_FAT and kind in _FAT:
         parts = f"tar -c BUNDLE | split -b 3900M - {quoted(disk / 'bundle.tar.')}"
         raise UsageError(
             f"{disk}: is FAT32, where no file may have 4 GiB; {path} has {human_size(size)}. "

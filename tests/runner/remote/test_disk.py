@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.from_stage import DamageError, StageError
+from runner.from_stage import DamageError, StageError, UsageError
 from runner.remote import submit_to as carried
 from runner.remote.pull import Disk, Wanted, bring
 from runner.remote.road import plan_text
 from runner.remote.submit_to import check_disk, write_to_disk
-from stage.bundle.bundle import verify
+from stage.bundle.bundle import Bundle, verify
 from stage.carry import push as pushing
 from tests.remedies.obeyed import in_it, obeys
 from tests.runner.folders import run_folder
@@ -51,6 +52,43 @@ def test_it_is_refused_before_a_byte_is_written(
     with pytest.raises(StageError, match=r"210 kB are to be written, and 1 kB are free"):
         put(disk, bundle)
     assert list(disk.iterdir()) == []
+
+
+@obeys("runner/remote/submit_to.py", "in one file: tar -cf {} BUNDLE")
+@pytest.mark.parametrize(
+    "name", ["a:b", "what?", 'a"b', "end.", "end ", "con", "AUX.txt", "a\\b", "x/nul/y"]
+)
+def test_names_that_a_disk_of_windows_cannot_hold_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    bundle, disk = make_bundle(tmp_path / "bundle", big=False).root, tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr(carried, "read_mounts", lambda: f"/dev/sdb1 {disk} exfat rw 0 0\n")
+    check_disk(disk, bundle)
+    path = f"data/files/notes/{name}"
+    lock = SimpleNamespace(files=[SimpleNamespace(path=path, size=1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Bundle, "open", lambda _: SimpleNamespace(lock=lock))
+        with pytest.raises(UsageError, match="a disk with exfat cannot hold 1 name") as refused:
+            check_disk(disk, bundle)
+        patch.setattr(carried, "read_mounts", lambda: f"/dev/sdb1 {disk} ext4 rw 0 0\n")
+        check_disk(disk, bundle)
+    assert list(disk.iterdir()) == []
+    words = shlex.split(in_it(refused.value.remedy, r"tar -cf .* BUNDLE"))
+    subprocess.run([*words[:-1], "-C", str(tmp_path), "bundle"], check=True)
+    subprocess.run(["tar", "-xf", "bundle.tar"], cwd=disk, check=True)
+    assert verify(disk / "bundle").ok
+
+
+def test_names_that_differ_in_case_alone_are_one_file_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [SimpleNamespace(path=f"data/files/n/{name}", size=1) for name in ("A", "a", "b")]
+    lock = SimpleNamespace(files=files)
+    monkeypatch.setattr(Bundle, "open", lambda _: SimpleNamespace(lock=lock))
+    monkeypatch.setattr(carried, "read_mounts", lambda: f"/dev/sdb1 {tmp_path} ntfs3 rw 0 0\n")
+    with pytest.raises(UsageError, match="cannot hold 2 names"):
+        check_disk(tmp_path, tmp_path)
 
 
 def put(disk: Path, bundle: Path, text: str = "name: my\n") -> list[str]:
