@@ -397,7 +397,7 @@ def sizes(road: Road) -> dict[str, int]:
 
 
 def _check_code(road: Road) -> None:
-    """Reads the project for what would end the command there.
+    """Reads the project for what would end the command there; prints what may, and what stays.
 
     Raises:
         StageError: what `runner check` would find there, and is known here.
@@ -413,7 +413,11 @@ def _check_code(road: Road) -> None:
         run = run.given(
             CommandRun.job_python, JobPython(f"the Python of {road.cluster.name}", None)
         )
-    raise_errors(examine(run, (command.launch, command.project, command.own_code)))
+    found = examine(run, (command.project, command.own_code, command.launch))
+    raise_errors(found)
+    for finding in found:
+        if not finding.is_line:
+            print_line(str(finding), err=True)
 
 
 def describe(road: Road, parts: Mapping[str, int], there: There | None) -> str:

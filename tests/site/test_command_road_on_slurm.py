@@ -79,12 +79,18 @@ def test_a_project_goes_by_one_command_and_a_second_one_sends_what_differs(
 
 
 def test_what_ends_the_command_is_found_before_anything_is_sent(laptop: Laptop) -> None:
+    (laptop.folder / "project/.env").write_text("WANDB_API_KEY=1\n")
     (laptop.folder / "project/train.py").write_text("import local.nothing\n")
     said = laptop.run(*SUBMIT, code=2)
     assert "train.py:1" in said and "local.nothing" in said, said
     assert not (laptop.work / "code").exists() and not (laptop.work / "bundle").exists()
-    write(laptop, command="python tran.py")
-    assert "tran.py" in laptop.run(*SUBMIT, code=2)
+    (laptop.folder / "project/train.py").write_text(
+        "from transformers import AutoModel\nAutoModel.from_pretrained('acme/other')\n"
+    )
+    write(laptop, slurm={"partition": "none", "nodes": 1})
+    said = laptop.run(*SUBMIT, code=2)  # Slurm there refuses the partition
+    assert "private files stay here: `.env`" in said, said
+    assert said.index("acme/other") < said.index("push  "), said
 
 
 @obeys("runner/run_folder/project.py", "Remove it there, and run the same command again: rm -r")
