@@ -59,6 +59,7 @@ _LISTING_S = 120.0  # of a large checkout on a network disk
 _OF_RUNS = frozenset(("output", "wandb", "lightning_logs", "mlruns", ".cache"))
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _EVENTS = "events.out.tfevents."
+_PROGRAM = 0o755  # the mode of what the user may execute
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are not UTF-8
 
 
@@ -386,25 +387,23 @@ def pack(project: Project, archive: Path, description: Path) -> str:
     """
     description.unlink(missing_ok=True)
     partial = archive.with_name(f"{archive.name}.partial")
-    files, entries = dict[str, tuple[int, str]](), []
-    with open(partial, "wb") as target:
-        with tarfile.TarFile(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, **_NAMES) as tar:
-            for path, size in project.files.items():
-                info, data = tarfile.TarInfo(path), b""
-                if path in project.links:
-                    info.type, info.linkname = tarfile.SYMTYPE, project.links[path]
-                else:
-                    data = _read(project.root / path, info, size)
-                    files[path] = size, hashlib.sha256(data).hexdigest()
-                tar.addfile(info, io.BytesIO(data))
-                entries.append(_entry(info, data))
-        target.flush()
-        os.fsync(target.fileno())
+    files, is_program = dict[str, tuple[int, str]](), dict[str, bool]()
+    with tarfile.TarFile(partial, "w", format=tarfile.GNU_FORMAT, **_NAMES) as tar:
+        for path, size in project.files.items():
+            info, data = tarfile.TarInfo(path), b""
+            if path in project.links:
+                info.type, info.linkname = tarfile.SYMTYPE, project.links[path]
+            else:
+                data = _read(project.root / path, info, size)
+                files[path] = size, hashlib.sha256(data).hexdigest()
+                is_program[path] = info.mode == _PROGRAM
+            tar.addfile(info, io.BytesIO(data))
+    sync_folder(partial)
     partial.replace(archive)
     sync_folder(archive.parent)
     facts = {"commit": project.commit, "dirty": project.is_dirty, "root": str(project.root)}
-    digest = _digest(entries)
     content = {"files": files, "links": project.links}
+    digest = hashlib.sha256(json.dumps([content, is_program]).encode()).hexdigest()
     write_json(description, {"format": 1, "digest": digest, **facts, **content})
     return digest
 
@@ -430,17 +429,8 @@ def _read(file: Path, info: tarfile.TarInfo, size: int) -> bytes:
             "Save it, and submit again. What a program still writes belongs into .gitignore.",
         )
     info.size, info.mtime = size, int(before.st_mtime)
-    info.mode = 0o755 if before.st_mode & stat.S_IXUSR else 0o644
+    info.mode = _PROGRAM if before.st_mode & stat.S_IXUSR else 0o644
     return data
-
-
-def _entry(info: tarfile.TarInfo, data: bytes) -> tuple[str, int, str]:
-    """What the digest is of: path, mode, and the target of a link or the sha256."""
-    return info.name, info.mode, info.linkname or hashlib.sha256(data).hexdigest()
-
-
-def _digest(entries: Iterable[tuple[str, int, str]]) -> str:
-    return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
 
 
 def description_of(folder: RunFolder) -> Path:
@@ -475,9 +465,12 @@ def is_packed(project: Project, packed: Packed) -> bool:
     now = {path: size for path, size in project.files.items() if path not in project.links}
     if sizes != now or packed.links != project.links:
         return False
+    return _has_contents(project.root, packed)
+
+
+def _has_contents(folder: Path, packed: Packed) -> bool:
     return all(
-        hash_file(project.root / path).sha256 == digest
-        for path, (_, digest) in packed.files.items()
+        hash_file(folder / path).sha256 == sha256 for path, (_, sha256) in packed.files.items()
     )
 
 
@@ -509,7 +502,7 @@ def unpack(archive: Path, description: Path, work: Path, *, goes_on: bool = Fals
         if packed is None:
             raise ValueError(f"{description.name} cannot be read")
         _extract(archive, packed, partial)
-    except (tarfile.TarError, ValueError, LookupError, FileExistsError, FileNotFoundError) as error:
+    except (tarfile.TarError, ValueError, FileNotFoundError) as error:
         raise DamageError(
             f"{archive}: the project of the run is damaged: {error}.",
             "Submit the run again from the project: that packs it anew.",
@@ -557,7 +550,7 @@ def _extract(archive: Path, packed: Packed, folder: Path) -> None:
     link, and no file is written over another.
 
     Raises:
-        ValueError, LookupError, FileExistsError, tarfile.TarError: the archive is not ours.
+        ValueError, FileNotFoundError, tarfile.TarError: the archive is not ours.
     """
     folder.mkdir(parents=True)
     names = {*packed.files, *packed.links}
@@ -566,31 +559,20 @@ def _extract(archive: Path, packed: Packed, folder: Path) -> None:
         is_plain = str(path) == name != "." and not path.is_absolute() and ".." not in path.parts
         if not is_plain or any(str(above) in names for above in path.parents):
             raise ValueError(f"it has the name {printable(name)}")
-    entries = []
     with tarfile.TarFile(archive, **_NAMES) as tar:
-        for info in tar:
-            data = b""
-            place = folder / info.name
-            if info.isreg() and info.size == packed.files[info.name][0]:
-                source = tar.extractfile(info)
-                data = source.read() if source else b""
-                _write(place, data, info)
-            elif info.linkname == packed.links[info.name]:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(info.linkname)
-            entries.append(_entry(info, data))
-    if _digest(entries) != packed.digest or len(entries) != len(names):
+        sizes = {info.name: info.size for info in tar if info.isreg()}
+        links = {info.name: info.linkname for info in tar if info.issym()}
+        if (
+            sizes != {path: size for path, (size, _) in packed.files.items()}
+            or links != packed.links
+            or len(tar.getmembers()) != len(names)
+        ):
+            raise ValueError("it has other files than were packed")
+        # What a filter of Python would refuse is checked above; it refuses links to other disks.
+        tar.extraction_filter = lambda info, folder: info
+        tar.extractall(folder)
+    if not _has_contents(folder, packed):
         raise ValueError("its files are not those that were packed")
-
-
-def _write(place: Path, data: bytes, info: tarfile.TarInfo) -> None:
-    """Writes one file of the project, with its time and the right to execute it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # With the umask, as in a checkout: others may read it if they may there.
-    mode = info.mode | 0o066
-    with open(place, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as target:
-        target.write(data)
-    os.utime(place, (info.mtime, info.mtime))  # tools compare these: is it older than its source?
 
 
 def set_earlier_work_aside(work: Path) -> Path:

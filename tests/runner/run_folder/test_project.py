@@ -452,21 +452,18 @@ def test_work_stays_until_the_project_is_another(
 
 def hostile(folder: Path, members: dict[str, bytes | str], **more: Any) -> None:
     """An archive and a description of these files (bytes) and links (text)."""
-    project_files, links, entries = {}, {}, []
+    project_files, links = {}, {}
     with tarfile.open(folder / "project.tar", "w") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             if isinstance(content, str):
                 info.type, info.linkname, links[name] = tarfile.SYMTYPE, content, content
-                entries.append((name, info.mode, content))
                 tar.addfile(info)
             else:
                 sha256 = hashlib.sha256(content).hexdigest()
                 info.size, project_files[name] = len(content), [len(content), sha256]
-                entries.append((name, info.mode, sha256))
                 tar.addfile(info, io.BytesIO(content))
-    digest = project_module._digest(entries)
-    told = {"format": 1, "digest": digest, "commit": None, "dirty": None, "root": "/x"}
+    told = {"format": 1, "digest": "d", "commit": None, "dirty": None, "root": "/x"}
     told |= {"files": project_files, "links": links}
     (folder / "project.json").write_text(json.dumps({**told, **more}))
 
