@@ -165,8 +165,9 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
 
     walk = Walk(root, include, is_of_runs)
     try:
-        tracked, new, notes = _list_checkout(root, include, walk)
+        tracked, new = _list_checkout(root, include, walk)
         commit, is_dirty = _commit(root)
+        notes = []
     except GitError as error:
         try:
             walk.run()
@@ -223,16 +224,14 @@ def _files_and_links(
     return sizes, linked
 
 
-def _list_checkout(
-    root: Path, include: Sequence[str], walk: Walk
-) -> tuple[set[str], set[str], list[str]]:
+def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> tuple[set[str], set[str]]:
     """The files of a git checkout, and of those inside: submodules, and other clones.
 
     Args:
         walk: says what programs and earlier runs left there; of that, tracked files travel.
 
     Returns:
-        Paths of tracked files; of others; notes.
+        Paths of tracked files; of others.
 
     Raises:
         GitError: git says nothing about it, or lists no file.
@@ -244,7 +243,6 @@ def _list_checkout(
         return bool(any(map(folder_is_left, above)) or walk.why_left(path, False))
 
     all_tracked, all_new = set[str](), set[str]()
-    notes = list[str]()
     # Without patterns, git need not look into ignored folders: a data set can be there.
     ignored = ("--ignored", *(() if include else ("--directory",)))
     inside = [""]
@@ -259,20 +257,17 @@ def _list_checkout(
             if private_by_name(path) or any(matches(path, pattern) for pattern in include)
         ]
         new = [path for path in new if not is_left(path)]
-        for path in (*tracked, *new):
-            folder = root / path.rstrip("/")
-            if not folder.is_dir() or folder.is_symlink():
-                continue
-            if os.path.lexists(folder / ".git"):
-                inside.append(path.rstrip("/") + "/")
-            elif path in tracked:
-                update = f"git -C {quoted(root)} submodule update --init {quoted(path)}"
-                notes.append(f"the submodule {printable(path)} is empty; to have it: {update}")
+        folders = [path.rstrip("/") for path in (*tracked, *new)]
+        inside += [
+            f"{folder}/"
+            for folder in folders
+            if os.path.lexists(root / folder / ".git") and not (root / folder).is_symlink()
+        ]
         all_tracked.update(tracked)
         all_new.update(new)
     if not all_tracked | all_new:
         raise GitError("git lists no file there")
-    return all_tracked, all_new, notes
+    return all_tracked, all_new
 
 
 def _ls_files(root: Path, prefix: str, *words: str) -> list[str]:
@@ -302,27 +297,24 @@ def _check_limits(root: Path, sizes: Mapping[str, int], *, is_git: bool) -> None
             f"{root} has no file that travels.",
             "Does `code:` of the run file name the right folder?",
         )
-    total = sum(sizes.values())
-    if total <= MOST_BYTES and len(sizes) <= MOST_FILES and max(sizes.values()) <= MOST_OF_ONE_FILE:
+    total, has_large = sum(sizes.values()), max(sizes.values()) > MOST_OF_ONE_FILE
+    by_bytes = has_large or total > MOST_BYTES
+    if not by_bytes and len(sizes) <= MOST_FILES:
         return
-    # Of many small files, their folder is named.
-    is_one = max(sizes.values()) > MOST_OF_ONE_FILE
-    parts, counts = Counter[str](), Counter[str]()
+    parts = Counter[str]()
     for path, size in sizes.items():
-        part = path if is_one else path.partition("/")[0]
-        parts[part] += size
-        counts[part] += 1
-    by_bytes = is_one or total > MOST_BYTES
-    largest = [part for part, _ in (parts if by_bytes else counts).most_common(_SHOWN)]
+        # Of many small files, their folder is named.
+        parts[path if has_large else path.partition("/")[0]] += size if by_bytes else 1
+    largest = parts.most_common(_SHOWN)
     shown = [
-        f"{printable(part)} ({human_size(parts[part])}, {human_count(counts[part], 'file')})"
-        for part in largest
+        f"{printable(part)} ({human_size(number) if by_bytes else human_count(number, 'file')})"
+        for part, number in largest
     ]
     raise UsageError(
         f"the project {root} has {human_size(total)} in {human_count(len(sizes), 'file')}. At most "
         f"{human_size(MOST_BYTES)} in {MOST_FILES:,} files travel with a run, and no file above "
         f"{human_size(MOST_OF_ONE_FILE)}. The largest: {', '.join(shown)}.",
-        _way_of_data(root, largest[0], is_git=is_git),
+        _way_of_data(root, largest[0][0], is_git=is_git),
     )
 
 

@@ -11,15 +11,16 @@ import json
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from runner.from_stage import IncompleteError, hash_file
 from runner.run_folder.layout import read_json
+from stage.walk import matches
 
 NO_RESULTS = frozenset({"__pycache__", ".cache"})
 
@@ -62,8 +63,7 @@ def results(
 
     Args:
         travelled: path -> bytes and SHA-256.
-        patterns: globs of the run file's `results:`; `**` crosses folders, and a folder means all
-            that is in it. Empty: all files.
+        patterns: of the run file's `results:`; a folder means all that is in it. Empty: all files.
     """
     project = work.parent / "project.json"
     packed = project.stat().st_mtime if project.exists() else 0.0
@@ -83,36 +83,24 @@ def results(
 
 def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
     """The folders and regular files below a folder, in one pass; the command may work in it."""
-    inner = [""]
-    while inner:
-        prefix = inner.pop()
-        with suppress(OSError), os.scandir(work / prefix) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    is_folder = stat.S_ISDIR(status.st_mode) and entry.name not in NO_RESULTS
-                    if is_folder:
-                        inner.append(f"{prefix}{entry.name}/")
-                    if is_folder or stat.S_ISREG(status.st_mode):
-                        yield prefix + entry.name, status
+    for folder, folders, files in os.walk(work):
+        folders[:] = [name for name in folders if name not in NO_RESULTS]
+        for name in (*folders, *files):
+            path = f"{folder}/{name}"
+            with suppress(FileNotFoundError):
+                status = os.lstat(path)
+                if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
+                    yield path.removeprefix(f"{work}/"), status
 
 
 def is_asked(path: str, patterns: Sequence[str]) -> bool:
-    """Whether `results:` of the run file names a path; without patterns it names all."""
-    parts = path.split("/")
-    globs = [pattern.removeprefix("./").strip("/").split("/") for pattern in patterns]
-    return not globs or any(
-        _matches(parts, [*glob, *end]) for glob in globs for end in ([], ["**"])
-    )
+    """Whether `results:` of the run file names a path; without patterns it names all.
 
-
-def _matches(parts: Sequence[str], globs: Sequence[str]) -> bool:
-    """Whether a path matches a glob whole; `**` is any number of folders."""
-    if not globs:
-        return not parts
-    if globs[0] == "**":
-        return any(_matches(parts[begin:], globs[1:]) for begin in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
+    By the rule of `include:`, where `*` crosses folders; so `**/` may be no folder at all.
+    """
+    names = [pattern.removeprefix("./").rstrip("/") for pattern in patterns]
+    names += [name.replace("**/", "") for name in names]
+    return not names or any(matches(path, one) for name in names for one in (name, f"{name}/"))
 
 
 def is_log(path: str) -> bool:
@@ -169,7 +157,6 @@ _JUST_NOW_S = 10.0
 _RECENTLY_S = 3600.0
 """Older files are not opened: each start sets aside what the end of the one before cut off."""
 _MOST_HEADER = 100 * 10**6  # bytes; MAX_HEADER_SIZE of safetensors/src/tensor.rs
-_ZIP_END = 22 + 2**16  # bytes: the record and the longest comment (APPNOTE.TXT, 4.3.16)
 
 
 @dataclass
@@ -326,9 +313,8 @@ def _cut_off(path: Path) -> str:
             return _missing_shard(path)
         if path.suffix in (".safetensors", *_ZIPS):
             with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
                 is_tensors = path.suffix == ".safetensors"
-                return _cut_tensors(file, size) if is_tensors else _cut_zip(file, size)
+                return _cut_tensors(file) if is_tensors else _cut_zip(file)
     return ""
 
 
@@ -340,7 +326,7 @@ def _missing_shard(path: Path) -> str:
     return f"it names {missing[0]}, which is not there" if missing else ""
 
 
-def _cut_tensors(file: IO[bytes], size: int) -> str:
+def _cut_tensors(file: IO[bytes]) -> str:
     """The format: 8 bytes of the header's length, the header in JSON, the tensors
     (https://github.com/huggingface/safetensors#format).
     """
@@ -351,16 +337,15 @@ def _cut_tensors(file: IO[bytes], size: int) -> str:
         whole = 8 + length + max(ends, default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return "its header is cut off, or damaged"
+    size = os.fstat(file.fileno()).st_size
     return f"it has {size} of {whole} bytes" if size < whole else ""
 
 
-def _cut_zip(file: IO[bytes], size: int) -> str:
+def _cut_zip(file: IO[bytes]) -> str:
     """torch.save writes a zip (torch/serialization.py), whose directory is at its end."""
     start = file.read(4)
-    file.seek(max(0, size - _ZIP_END))
-    if not start or (start == b"PK\x03\x04" and b"PK\x05\x06" not in file.read(_ZIP_END)):
-        return "it is cut off"
-    return ""
+    is_whole = zipfile.is_zipfile(file) if start == b"PK\x03\x04" else start != b""
+    return "" if is_whole else "it is cut off"
 
 
 def set_aside(work: Path, broken: Sequence[tuple[Path, str]], aside: Path) -> list[str]:

@@ -88,7 +88,9 @@ def test_results_are_the_files_that_did_not_travel_or_have_changed(tmp_path: Pat
         ("out",): {"out/model/a.pt", "out/x.txt"},
         ("./out/model/",): {"out/model/a.pt"},
         ("**/*.pt", "*.py"): {"out/model/a.pt", "same size.py", "longer.py"},
-        ("out/*.pt",): set(),
+        ("out/*.txt",): {"out/x.txt"},
+        ("out/**/x.txt",): {"out/x.txt"},
+        ("ou",): set(),
         ("**/a.pt",): {"out/model/a.pt"},
     }
     for patterns, expected in asked.items():
