@@ -67,12 +67,13 @@ class Said(NamedTuple):
             `folder`: is added to `sys.path`.
         text: the module, with a dot for each level; the name, the path, the variable.
         path: of the file, relative to the project; empty: the command.
-        sure: 2: it runs whenever the file runs; 1: when the script calls a function; 0: perhaps
-            never, or a failure is caught.
+        sure: 2: it runs whenever the file runs; 1: when a function of the script is called; 0:
+            perhaps never, or a failure is caught.
         option: of the command, which wins over it; empty: nothing does.
         owner: the function or class of the file in which it stands; empty: none.
         more: what is imported from the module; the value of a variable, where it is known; parts
             of a folder.
+        in_branch: it stands in a branch that may not be taken.
     """
 
     what: str
@@ -83,6 +84,7 @@ class Said(NamedTuple):
     option: str = ""
     owner: str = ""
     more: tuple[str, ...] = ()
+    in_branch: bool = False
 
     @property
     def place(self) -> str:
@@ -106,15 +108,6 @@ class Source(NamedTuple):
     calls: frozenset[str] = frozenset()
 
 
-class _Where(NamedTuple):
-    """Where a part of a file stands: in a branch that may not be taken; the rest as in `Said`."""
-
-    sure: int = 2
-    in_branch: bool = False
-    option: str = ""
-    owner: str = ""
-
-
 def read_source(root: Path, path: str, *, is_script: bool) -> Source:
     """Reads one file. It raises nothing, whatever is in the file.
 
@@ -130,10 +123,10 @@ def read_source(root: Path, path: str, *, is_script: bool) -> Source:
         return Source(problem=(getattr(error, "lineno", 1) or 1, getattr(error, "msg", str(error))))
     except (OSError, RecursionError, MemoryError):
         return Source()  # the Python of the job says what it thinks of such a file
-    reader = _Reader(path, _constants(tree), _called_at_once(tree) if is_script else None)
+    reader = _Reader(_constants(tree), is_script=is_script)
     # A deep expression, such as a sum of a thousand texts: what comes after it is not read.
     with suppress(RecursionError):
-        reader.read(tree, _Where())
+        reader.read(tree, Said("", "", path))
     flags = _flags(tree) if is_script else ()
     return Source(tuple(reader.said), None, flags, frozenset(reader.calls))
 
@@ -152,32 +145,31 @@ def dotted(node: ast.AST | None) -> str:
 
 
 class _Reader:
-    """Reads one file.
+    """Reads one file. Where a part of it stands is a `Said` that says nothing yet.
 
     Args:
         texts: the names that are texts.
-        called: functions that the script calls; None: it is no script.
     """
 
-    def __init__(self, path: str, texts: dict[str, str], called: set[str] | None) -> None:
-        self.path, self.texts, self.called = path, texts, called
+    def __init__(self, texts: dict[str, str], *, is_script: bool) -> None:
+        self.texts, self.is_script = texts, is_script
         self.said: list[Said] = []
         self.calls: set[str] = set()
 
-    def read(self, node: ast.AST, where: _Where) -> None:
+    def read(self, node: ast.AST, where: Said) -> None:
         """Reads a part of the file, with all that is in it."""
         self.said += self.say(node, where)
         for child in ast.iter_child_nodes(node):
             self.read(child, self.inside(node, child, where))
 
-    def inside(self, node: ast.AST, child: ast.AST, where: _Where) -> _Where:
+    def inside(self, node: ast.AST, child: ast.AST, where: Said) -> Said:
         """Where a child of a node stands."""
         if not isinstance(node, _CHANGES):  # most are not: a quick answer for a million of nodes
             return where
         maybe = where._replace(sure=0, in_branch=True)
         match node:
             case ast.If(test=test):
-                is_sure = child is test or (self.called is not None and _is_main(node))
+                is_sure = child is test or (self.is_script and _is_main(node))
                 return where if is_sure else maybe
             case ast.Expr(value=ast.Constant()) | ast.Compare():  # a docstring; what is no value
                 return maybe
@@ -189,8 +181,7 @@ class _Reader:
             case ast.ClassDef(name=name):
                 return where._replace(owner=where.owner or name)
             case ast.FunctionDef() | ast.AsyncFunctionDef() if child in node.body:
-                is_called = self.called is not None and node.name in self.called
-                sure = min(1, where.sure) if is_called else 0
+                sure = min(1, where.sure) if self.is_script else 0
                 return where._replace(sure=sure, owner=where.owner or node.name)
             case ast.With(items=items) if any("suppress" in ast.unparse(item) for item in items):
                 return maybe
@@ -203,12 +194,12 @@ class _Reader:
                 return where._replace(option=name)
         return where
 
-    def say(self, node: ast.AST, where: _Where) -> Iterator[Said]:
+    def say(self, node: ast.AST, where: Said) -> Iterator[Said]:
         """What one part of a file says."""
         line, option = getattr(node, "lineno", 1), where.option
 
         def said(what: str, text: str, *more: str) -> Said:
-            return Said(what, text, self.path, line, where.sure, option, where.owner, more)
+            return where._replace(what=what, text=text, line=line, more=more)
 
         match node:
             case ast.Import(names=names):
@@ -256,7 +247,7 @@ class _Reader:
         elif called in ("sys.path.append", "sys.path.insert"):
             parts = [n for argument in arguments for n in ast.walk(argument)]
             yield "folder", "", *filter(None, (*map(self.text, parts), *map(dotted, parts)))
-        elif self.called is None:
+        elif not self.is_script:
             return  # other files may be those of a library, copied
         elif last == "push_to_hub" or called in ("login", "huggingface_hub.login"):
             yield "needs_hub", f"{last}(...)"
@@ -297,15 +288,6 @@ def _constants(tree: ast.Module) -> dict[str, str]:
                 if stored[name] == 1:
                     found[name] = text
     return found
-
-
-def _called_at_once(tree: ast.Module) -> set[str]:
-    """What a script calls, or passes to what it calls (`fire.Fire(train)`), when it is started."""
-    mains = [node for node in tree.body if isinstance(node, ast.If) and _is_main(node)]
-    body = [*tree.body, *(step for main in mains for step in main.body)]
-    steps = [node for node in body if isinstance(node, ast.Expr | ast.Assign | ast.With)]
-    calls = [n for step in steps for n in ast.walk(step) if isinstance(n, ast.Call)]
-    return {n.id for call in calls for n in ast.walk(call) if isinstance(n, ast.Name)}
 
 
 def _flags(tree: ast.Module) -> tuple[str, ...]:

@@ -68,14 +68,9 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     # The words of a later start are as wrong at the first one.
     words = (*run.words, *run.config.on_resume)
     code = OwnCode(run.root, files, words, run.start_folder)
-    catalogue, gpus = run.served, run.config.slurm.gpus_per_node or None
     is_here = run.known(CommandRun.queue) is not None
-
-    def serves(kind: str, name: str) -> bool:
-        return catalogue.find(kind, name) is not None
-
-    job = CommandJob(run.job_python, serves, gpus, is_here, catalogue.own_names)
-    yield from findings(code, job)
+    gpus = run.config.slurm.gpus_per_node or None
+    yield from findings(code, CommandJob(run.job_python, run.served, gpus, is_here))
 
 
 ANYWHERE = (launch, project, begins_anew, *after((CommandRun.verification,), own_code))

@@ -14,6 +14,7 @@ from runner.job.findings import Finding
 from runner.job.own_code import CommandJob, JobPython, findings
 from runner.job.reached_code import OwnCode, reach
 from stage.lock.manifest import Manifest
+from stage.serve.catalogue import Catalogue, ServedRepository
 from tests.remedies.obeyed import in_it, obeys
 
 OURS = "runner/job/own_code.py"
@@ -43,8 +44,9 @@ class Project:
         return OwnCode(self.root, frozenset(paths - self.ignored), tuple(command.split()), folder)
 
     def check(self, command: str = "python train.py", folder: str = "") -> list[Finding]:
-        serves = lambda kind, name: (kind, name) in self.served  # noqa: E731
-        job = CommandJob(self.python, serves, self.gpus, self.is_here, self.own)
+        names = self.served | {("models", name) for name in self.own}
+        served = Catalogue({key: ServedRepository(*key, ()) for key in names})
+        job = CommandJob(self.python, served, self.gpus, self.is_here)
         return list(findings(self.code(command, folder), job))
 
     def only(self, command: str = "python train.py", folder: str = "") -> Finding:
