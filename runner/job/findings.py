@@ -225,20 +225,13 @@ class fact(Generic[T]):
             try:
                 kept[self.name] = self._derive(run)
             except (StageError, NotKnownError) as error:
-                kept[self.name] = _Raised(error)
+                kept[self.name] = error  # no fact has an error as its value
         value: Any = kept[self.name]
-        if isinstance(value, _Raised):
+        if isinstance(value, StageError | NotKnownError):
             # Without the traceback of the first read, which would grow with each read.
-            raise value.error.with_traceback(None)
+            raise value.with_traceback(None)
         found: T = value
         return found
-
-
-class _Raised:
-    """In the place of a value: the error that its derivation raised."""
-
-    def __init__(self, error: StageError | NotKnownError) -> None:
-        self.error = error
 
 
 class Facts:
@@ -318,8 +311,7 @@ def examine(run: R, checks: Iterable[Check[R]], begin: Iterable[fact[Any]] = ())
 
 def _found(run: R, check: Check[R]) -> Iterator[Finding]:
     try:
-        for wanted in check.needs:
-            getattr(run, wanted.name)
+        run.require(*check.needs)
         yield from check.find(run)
     except NotKnownError:
         return
