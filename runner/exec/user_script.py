@@ -59,7 +59,7 @@ from runner.isolation import isolate, note_for_script
 from runner.job.commands import as_words, shell_script
 from runner.launch.ranks import variables_between_nodes
 from runner.processes import birth_time, is_alive
-from stage.serve.catalogue import ServedRepository
+from stage.serve.catalogue import ENTRY_KEYS, ServedRepository
 from stage.serve.children import with_hub
 
 
@@ -229,10 +229,8 @@ def serve_bundle(
     served = {
         (kind, tuple(v.commit for v in one.versions)) for (kind, _), one in hub.repositories.items()
     }
-    counts = Counter(kind for kind, _ in served)
-    parts = [human_count(counts["models"], "model"), human_count(counts["datasets"], "dataset")]
-    if counts["spaces"]:
-        parts.append(human_count(counts["spaces"], "metric"))
+    counts = Counter(ENTRY_KEYS[kind] for kind, _ in sorted(served))
+    parts = [human_count(number, kind) for kind, number in counts.items()]
     about = (
         f"bundle {hub.bundle_id[:12]} is the Hub at {hub.address} ({', '.join(parts)}); "
         f"caches: {folder}"

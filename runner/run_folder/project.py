@@ -46,7 +46,6 @@ from stage.walk import (
     check_no_pointers,
     check_readable,
     matches,
-    unreadable,
 )
 
 # A project is text: what is larger is data or weights, which a bundle carries once for all runs.
@@ -169,10 +168,7 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
         commit, is_dirty = _commit(root)
         notes = []
     except GitError as error:
-        try:
-            walk.run()
-        except OSError as failed:
-            raise unreadable(f"{failed.filename}: {failed.strerror}", failed.filename) from None
+        walk.run()
         tracked, new = {*walk.sizes, *walk.others}, set()
         commit, is_dirty = None, None
         omitted = f"; omitted: {walk.left}" if walk.left else ""
