@@ -24,7 +24,8 @@ from runner.job.findings import Finding, note, usage_error, warning
 from runner.job.installed import PIP_NAMES
 from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach, values
 from runner.job.source_code import OF_LAPTOP, REPOSITORY, Said, kind_of_key
-from stage.serve.catalogue import ENTRY_KEYS, OWN, Catalogue
+from stage.serve.catalogue import OWN, Catalogue
+from stage.serve.hub_api import why_missing
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -447,7 +448,7 @@ def _asks_for(
     match one.what:
         case "models" | "datasets" | "spaces" if not _is_path(code, text):
             if job.served.find(one.what, text) is None:
-                yield _not_served(one, job)
+                yield _not_served(one, job.served)
         case "path":
             yield from _of_laptop(one, job)
         case "reads" if text not in is_set and not _SET_IN_JOBS.fullmatch(text):
@@ -495,20 +496,12 @@ def _is_path(code: OwnCode, name: str) -> bool:
     return is_file or is_folder or re.fullmatch(r"[\w.-]+(/[\w.-]{3,})?", name) is None
 
 
-def _not_served(one: Said, job: CommandJob) -> Finding:
+def _not_served(one: Said, served: Catalogue) -> Finding:
     """A repository that the bundle does not serve, or an asset of its own by a wrong name."""
-    kind, name = ENTRY_KEYS[one.what], one.text
-    message = f"{one.place}: asks for the {kind} `{name}`, and the bundle does not have it."
-    if f"{OWN}/{name}" in job.served.own_names:
-        return warning(message, f"Write `{OWN}/{name}`, its name in the bundle.")
-    if name.startswith(f"{OWN}/"):  # an asset that came from no Hub
-        return warning(message, suggest(name, job.served.own_names, "See stage show BUNDLE."))
-    asset = _name_of_asset(name.rpartition("/")[2])
-    return warning(
-        message,
-        f"In the manifest, below `assets:`, write {asset}: {{{kind}: {scalar(name)}}}; "
-        "then fetch again.",
-    )
+    missing, _, remedy = why_missing(served, one.what, one.text).partition("; ")
+    if one.text.startswith(f"{OWN}/"):  # an asset that came from no Hub
+        remedy = suggest(one.text, served.own_names, "See stage show BUNDLE.")
+    return warning(f"{one.place}: asks for the {missing}.", remedy or "See stage show BUNDLE.")
 
 
 def _of_laptop(one: Said, job: CommandJob) -> Iterator[Finding]:

@@ -161,8 +161,7 @@ def _parsed(text: str) -> Any:
 
 def _of_trainer(path: Path) -> Sequence[Any]:
     """transformers/trainer_callback.py, TrainerState; it is in each checkpoint."""
-    history = json.loads(path.read_bytes())["log_history"]
-    return history if isinstance(history, list) else []
+    return list(json.loads(path.read_bytes())["log_history"])
 
 
 def _of_json_lines(path: Path) -> Sequence[Any]:
