@@ -48,7 +48,6 @@ _CHANGES = (
     *(ast.Call, ast.AnnAssign),
 )
 """Parts of a file whose children stand elsewhere; see `_Reader.inside`."""
-_CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException", "")
 _OTHER_OPTIONS = re.compile(
     r"parse_known_args|add_subparsers|parents=|fromfile_prefix|REMAINDER|BooleanOptional|sys\.argv"
     r"|HfArgumentParser|class \w+\(.*ArgumentParser|nargs='\.\.\.'|prefix_chars|\.parse_args\([^)]"
@@ -175,9 +174,8 @@ class _Reader:
                 return maybe
             case ast.IfExp() | ast.BoolOp() | ast.ExceptHandler() | ast.Lambda() | ast.match_case():
                 return maybe
-            case ast.Try(body=body, handlers=handlers) if child in body:
-                kinds = [kind for handler in handlers for kind in _caught_by(handler)]
-                return maybe if set(kinds) & {*_CATCHES} else where
+            case ast.Try(body=body) if child in body:  # its failure may be caught
+                return maybe
             case ast.ClassDef(name=name):
                 return where._replace(owner=where.owner or name)
             case ast.FunctionDef() | ast.AsyncFunctionDef() if child in node.body:
@@ -266,12 +264,6 @@ def _is_environ(node: ast.AST) -> bool:
 def _is_main(node: ast.AST) -> bool:
     test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
     return test == "__name__ == '__main__'"
-
-
-def _caught_by(handler: ast.ExceptHandler) -> list[str]:
-    """The exceptions that a handler takes; "": all of them."""
-    kind = handler.type
-    return [dotted(one) for one in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:

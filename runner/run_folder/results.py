@@ -7,7 +7,6 @@ next start finds the last whole one. Nothing is deleted. Needs no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -16,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from runner.from_stage import IncompleteError, hash_file
+from runner.from_stage import DamageError, IncompleteError, hash_file, read_start
 from runner.run_folder.layout import read_json
 from stage.walk import matches
 
@@ -156,7 +154,6 @@ _JUST_NOW_S = 10.0
 """Before the last change of all: a save of that time may have been under way."""
 _RECENTLY_S = 3600.0
 """Older files are not opened: each start sets aside what the end of the one before cut off."""
-_MOST_HEADER = 100 * 10**6  # bytes; MAX_HEADER_SIZE of safetensors/src/tensor.rs
 
 
 @dataclass
@@ -308,13 +305,19 @@ def _not_latest(
 
 def _cut_off(path: Path) -> str:
     """Why a file is not whole; empty: it is, or its kind cannot be judged, or it is gone."""
-    with suppress(OSError):
+    from stage.bundle.inspect import safetensors_header  # slow to import; `status` needs none
+
+    try:
         if path.name.endswith(".index.json"):
             return _missing_shard(path)
-        if path.suffix in (".safetensors", *_ZIPS):
-            with open(path, "rb") as file:
-                is_tensors = path.suffix == ".safetensors"
-                return _cut_tensors(file) if is_tensors else _cut_zip(file)
+        if path.suffix == ".safetensors":
+            safetensors_header(path)
+        elif path.suffix in _ZIPS:
+            return _cut_zip(path)
+    except DamageError as error:
+        return error.message.partition(": ")[2].rstrip(".")
+    except OSError:
+        pass
     return ""
 
 
@@ -326,25 +329,10 @@ def _missing_shard(path: Path) -> str:
     return f"it names {missing[0]}, which is not there" if missing else ""
 
 
-def _cut_tensors(file: IO[bytes]) -> str:
-    """The format: 8 bytes of the header's length, the header in JSON, the tensors
-    (https://github.com/huggingface/safetensors#format).
-    """
-    try:
-        length = int.from_bytes(file.read(8), "little")
-        tensors = json.loads(file.read(min(length, _MOST_HEADER)))
-        ends = [tensors[name]["data_offsets"][1] for name in tensors.keys() - {"__metadata__"}]
-        whole = 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return "its header is cut off, or damaged"
-    size = os.fstat(file.fileno()).st_size
-    return f"it has {size} of {whole} bytes" if size < whole else ""
-
-
-def _cut_zip(file: IO[bytes]) -> str:
+def _cut_zip(path: Path) -> str:
     """torch.save writes a zip (torch/serialization.py), whose directory is at its end."""
-    start = file.read(4)
-    is_whole = zipfile.is_zipfile(file) if start == b"PK\x03\x04" else start != b""
+    start = read_start(path, 4)
+    is_whole = zipfile.is_zipfile(path) if start == b"PK\x03\x04" else start != b""
     return "" if is_whole else "it is cut off"
 
 
