@@ -122,15 +122,11 @@ def _left_by_programs(base: Path, path: str, is_folder: bool) -> str | None:
     if path.endswith(".cache/huggingface"):  # `hf download --local-dir` leaves it
         return ".cache/huggingface"
     if is_folder:
-        if _is_bundle(base / path):
+        if (base / path / FETCH_PARTIAL).is_file() or holds_bundle(base / path):
             return f"another bundle: {printable(path)}"
         if Path(base, path, "pyvenv.cfg").is_file():
             return f"a virtual environment: {printable(path)}"
     return None
-
-
-def _is_bundle(folder: Path) -> bool:
-    return (folder / FETCH_PARTIAL).is_file() or holds_bundle(folder)
 
 
 def check_readable(folder: Path, paths: Iterable[str]) -> None:

@@ -133,8 +133,3 @@ def note_on_tasks(command: Sequence[str], environ: Mapping[str, str], script: by
         "read Slurm's own variables trains alone in each task (a run file with `command:` starts "
         "them as one training)"
     )
-
-
-def exec_words(bundle: Path) -> str:
-    """The words of a shell before a command of the user's."""
-    return f"runner exec --bundle {shlex.quote(str(bundle))} --"

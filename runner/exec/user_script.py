@@ -38,7 +38,7 @@ from runner.disks import (
     user_variables,
 )
 from runner.exec import last_words
-from runner.exec.by_hand import check_all_nodes, exec_words, note_on_tasks
+from runner.exec.by_hand import check_all_nodes, note_on_tasks
 from runner.from_stage import (
     UsageError,
     WrongValueError,
@@ -166,7 +166,8 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
-    program = program_of(command, exec_words(bundle), environ)
+    before = f"runner exec --bundle {shlex.quote(str(bundle))} --"
+    program = program_of(command, before, environ)
     check_site()
     script, text = shell_script(command)
     check_all_nodes(command, bundle, environ, text)

@@ -124,9 +124,12 @@ def read_source(root: Path, path: str, *, is_script: bool) -> Source:
         return Source()  # the Python of the job says what it thinks of such a file
     reader = _Reader(_constants(tree), is_script=is_script)
     # A deep expression, such as a sum of a thousand texts: what comes after it is not read.
+    is_whole = False
     with suppress(RecursionError):
         reader.read(tree, Said("", "", path))
-    flags = _flags(tree) if is_script else ()
+        is_whole = is_script and {"ArgumentParser", "parse_args"} <= reader.calls
+    is_whole = is_whole and "" not in reader.flags and not _OTHER_OPTIONS.search(ast.unparse(tree))
+    flags = tuple(sorted(reader.flags)) if is_whole else ()
     return Source(tuple(reader.said), None, flags, frozenset(reader.calls))
 
 
@@ -153,7 +156,7 @@ class _Reader:
     def __init__(self, texts: dict[str, str], *, is_script: bool) -> None:
         self.texts, self.is_script = texts, is_script
         self.said: list[Said] = []
-        self.calls: set[str] = set()
+        self.calls, self.flags = set[str](), set[str]()
 
     def read(self, node: ast.AST, where: Said) -> None:
         """Reads a part of the file, with all that is in it."""
@@ -184,7 +187,9 @@ class _Reader:
             case ast.With(items=items) if any("suppress" in ast.unparse(item) for item in items):
                 return maybe
             case ast.Call(args=names) if dotted(node.func).endswith(".add_argument"):
-                flag = max(map(self.text, names), key=len, default="")
+                flags = [self.text(name) for name in names]
+                self.flags.update(flags)
+                flag = max(flags, key=len, default="")
                 is_default = getattr(child, "arg", "") == "default"
                 option = flag.lstrip("-").replace("-", "_") if is_default else ""
                 return where._replace(option=option)
@@ -280,21 +285,3 @@ def _constants(tree: ast.Module) -> dict[str, str]:
                 if stored[name] == 1:
                     found[name] = text
     return found
-
-
-def _flags(tree: ast.Module) -> tuple[str, ...]:
-    """The options of a file with a parser of argparse; empty: others may be known to it, too."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    makers = [dotted(call.func).rpartition(".")[2] for call in calls]
-    if not {"ArgumentParser", "parse_args"} <= {*makers} or _OTHER_OPTIONS.search(
-        ast.unparse(tree)
-    ):
-        return ()
-    added = [
-        arg
-        for call, name in zip(calls, makers, strict=True)
-        if name == "add_argument"
-        for arg in call.args
-    ]
-    names = [arg.value for arg in added if isinstance(arg, ast.Constant)]
-    return tuple(map(str, names)) if len(names) == len(added) else ()

@@ -38,6 +38,7 @@ from runner.from_stage import (
     write_atomically,
 )
 from runner.run_folder.layout import GitError, RunFolder, ask_git, read_json, write_json
+from runner.run_folder.results import OF_TRAINER
 from stage.files import join_limited, read_file, sync_disk
 from stage.paths import printable
 from stage.private_files import find_private, private_by_name
@@ -56,7 +57,6 @@ _LISTING_S = 120.0  # of a large checkout on a network disk
 # Of earlier runs: by our own `output`, by the loggers, by transformers' Trainer. TensorBoard's
 # folder is often `runs`, as is that of run files: its event files are left, not the folder.
 _OF_RUNS = frozenset(("output", "wandb", "lightning_logs", "mlruns", ".cache"))
-_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _EVENTS = "events.out.tfevents."
 _PROGRAM = 0o755  # the mode of what the user may execute
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are not UTF-8
@@ -157,7 +157,7 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
         if name.startswith(_EVENTS):
             return f"{_EVENTS}*"
         is_left = is_folder and (
-            (name in _OF_RUNS or path in closed or _CHECKPOINT.fullmatch(name))
+            (name in _OF_RUNS or path in closed or OF_TRAINER.fullmatch(name))
             or (root / path / "conda-meta").is_dir()
         )
         return printable(f"{path}/") if is_left else None

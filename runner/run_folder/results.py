@@ -85,7 +85,7 @@ def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
         folders[:] = [name for name in folders if name not in NO_RESULTS]
         for name in (*folders, *files):
             path = f"{folder}/{name}"
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # gone meanwhile, or a stale handle of NFS
                 status = os.lstat(path)
                 if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
                     yield path.removeprefix(f"{work}/"), status
@@ -144,7 +144,7 @@ _NUMBERED = re.compile(
 """A folder for one checkpoint: checkpoint-20, checkpoint_1, global_step20, iter_0000020,
 epoch=1-step=20.ckpt. Not `version_0` of Lightning, which holds all checkpoints of a start."""
 
-_OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
+OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
 _OF_DEEPSPEED = re.compile(r"global_step\d+")  # save_checkpoint, deepspeed/runtime/engine.py
 _STATE = "trainer_state.json"
 _WRITTEN_FIRST = {"README.md", "config.json", "generation_config.json"}
@@ -257,7 +257,7 @@ def _unfinished(
 ) -> str:
     """Why the newest of some checkpoints is not whole, though no file in it is cut off."""
     files = checkpoint.files
-    if _OF_TRAINER.fullmatch(checkpoint.name):
+    if OF_TRAINER.fullmatch(checkpoint.name):
         # transformers/trainer.py, _save_checkpoint: weights, training_args.bin, optimizer.pt,
         # scheduler.pt, rng_state*.pth (each rank its own), and trainer_state.json last.
         if files.keys() <= _WRITTEN_FIRST:

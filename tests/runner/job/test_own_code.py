@@ -45,7 +45,7 @@ class Project:
 
     def check(self, command: str = "python train.py", folder: str = "") -> list[Finding]:
         names = self.served | {("models", name) for name in self.own}
-        served = Catalogue({key: ServedRepository(*key, ()) for key in names})
+        served = Catalogue({key: ServedRepository(key[0], key[1], ()) for key in names})
         job = CommandJob(self.python, served, self.gpus, self.is_here)
         return list(findings(self.code(command, folder), job))
 
