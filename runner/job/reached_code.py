@@ -117,9 +117,9 @@ def reach(code: OwnCode) -> Reached:
                 continue
             reached.sure[path] = sure
             if path not in reached.sources:
-                is_script = path in reached.scripts
-                reached.sources[path] = read_source(code.root, path, is_script=is_script)
-                reached.calls |= reached.sources[path].calls
+                source = read_source(code.root, path, is_script=path in reached.scripts)
+                reached.sources[path] = source
+                reached.calls |= source.calls
             for said in reached.sources[path].said:
                 if said.what == "import":
                     read = modules.resolve(said._replace(sure=min(sure, said.sure)), reached)

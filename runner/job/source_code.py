@@ -171,8 +171,8 @@ class _Reader:
         maybe = where._replace(sure=0, in_branch=True)
         match node:
             case ast.If(test=test):
-                is_sure = child is test or (self.is_script and _is_main(node))
-                return where if is_sure else maybe
+                is_main = self.is_script and ast.unparse(test) == "__name__ == '__main__'"
+                return where if is_main or child is test else maybe
             case ast.Expr(value=ast.Constant()) | ast.Compare():  # a docstring; what is no value
                 return maybe
             case ast.IfExp() | ast.BoolOp() | ast.ExceptHandler() | ast.Lambda() | ast.match_case():
@@ -264,11 +264,6 @@ class _Reader:
 
 def _is_environ(node: ast.AST) -> bool:
     return dotted(node) in ("os.environ", "environ")
-
-
-def _is_main(node: ast.AST) -> bool:
-    test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
-    return test == "__name__ == '__main__'"
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:

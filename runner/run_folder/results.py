@@ -57,20 +57,20 @@ def results(
     """The regular files that did not travel, or have changed; the newest last.
 
     Of the files that travelled, those of the same size are hashed if they are newer than
-    `project.json` beside `work`: unpacking keeps the times of the laptop, so these are few.
+    `work.json`, the end of unpacking: that keeps the times of the laptop, so these are few.
 
     Args:
         travelled: path -> bytes and SHA-256.
         patterns: of the run file's `results:`; a folder means all that is in it. Empty: all files.
     """
-    project = work.parent / "project.json"
-    packed = project.stat().st_mtime if project.exists() else 0.0
+    mark = work.with_name(f"{work.name}.json")
+    unpacked = mark.stat().st_mtime if mark.exists() else 0.0
     found = []
     for path, status in _walk(work):
         if not stat.S_ISREG(status.st_mode) or not is_asked(path, patterns):
             continue
         size, digest = travelled.get(path, (-1, ""))
-        is_same = status.st_size == size and status.st_mtime <= packed
+        is_same = status.st_size == size and status.st_mtime <= unpacked
         if status.st_size == size and not is_same:
             with suppress(OSError):  # gone meanwhile, or not for this user
                 is_same = hash_file(work / path).sha256 == digest

@@ -69,7 +69,7 @@ def test_results_are_the_files_that_did_not_travel_or_have_changed(tmp_path: Pat
         "touched.py": digest("print(4)"),
         "removed.py": digest("x"),
     }
-    (tmp_path / "project.json").write_text("{}")
+    (tmp_path / "work.json").write_text("{}")
     os.utime(work / "touched.py", (time.time() + 5,) * 2)
     os.utime(work / "same size.py", (time.time() + 5,) * 2)
     write(work, "out/model/a.pt", ("out/x.txt", "1"), "__pycache__/a.pyc", "out/.cache/b")
@@ -97,9 +97,9 @@ def test_results_are_the_files_that_did_not_travel_or_have_changed(tmp_path: Pat
         assert {result.path for result in results(work, travelled, patterns)} == expected
 
 
-def test_what_travelled_and_is_older_than_the_packing_is_not_read(tmp_path: Path) -> None:
+def test_what_travelled_and_is_older_than_the_unpacking_is_not_read(tmp_path: Path) -> None:
     write(tmp_path / "work", ("a.py", "print(2)"), age=100)
-    (tmp_path / "project.json").write_text("{}")
+    (tmp_path / "work.json").write_text("{}")
     (tmp_path / "work" / "a.py").chmod(0)
     assert results(tmp_path / "work", {"a.py": digest("print(1)")}) == []
 
