@@ -56,12 +56,6 @@ _ELSEWHERE = re.compile(r"[$*{,~\s]|://|^/")
 """Signs of a value that is no path in the project, or that only a shell knows."""
 _TRUE = ("1", "true", "yes", "on")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
-_SET_IN_JOBS = re.compile(
-    r"(SLURM|AIRLIFT|HF|OMPI|PMI|TORCH|TORCHELASTIC|ACCELERATE|CUDA|NCCL|OMP|MASTER|LOCAL|WANDB|XDG)_"
-    r"\w+|RANK|WORLD_SIZE|GROUP_RANK|ROLE_RANK|HOME|USER|LOGNAME|SHELL|PATH|PWD|LANG|TMPDIR|"
-    r"HOSTNAME|PYTHONPATH|TRITON_CACHE_DIR"
-)
-"""Variables that a job or its launcher sets, or that are no fault of the command."""
 _PIP_NAMES = {
     **PIP_NAMES,
     "cv2": "opencv-python",
@@ -173,13 +167,12 @@ def findings(code: OwnCode, job: CommandJob) -> Iterator[Finding]:
     said = list(_everything_said(code, reached))
     loggers = {name for one in said for name in _LOGGERS.get(one.text, ())}
     answers = _ask(code.root, job.python, reached, {*map(_top, reached.outside), *loggers})
-    is_set = {one.text for one in said if one.what == "sets"}
     yield from _paths(code, reached)
     yield from _syntax(reached, answers)
     yield from _imports(code, reached, answers, job.python)
     # The first place of each; the command's words come before its configs, and these before code.
     for one in {(one.what, one.text): one for one in reversed(said)}.values():
-        yield from _asks_for(one, code, job, answers, is_set)
+        yield from _asks_for(one, code, job, answers)
     yield from _flags(reached)
     if len(reached.sources) >= MAX_FILES:
         yield note(f"more than {MAX_FILES} files of Python: the others are not read")
@@ -383,11 +376,7 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
                 yield from _of_value(Said(key, str(inner), path, line), calls)
     for path, source in reached.sources.items():
         for said in source.said:
-            is_used = said.owner in ("", *calls)
-            if said.what == "reads":
-                is_used = is_used and "load_dotenv" not in calls
-            elif path in reached.scripts:
-                is_used = True
+            is_used = path in reached.scripts or said.owner in ("", *calls)
             if reached.sure[path] and is_used and (said.option or None) not in given:
                 yield said
 
@@ -436,14 +425,8 @@ def _walk(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-def _asks_for(
-    one: Said, code: OwnCode, job: CommandJob, answers: _Answers, is_set: Collection[str]
-) -> Iterator[Finding]:
-    """What is said, if the job has it not.
-
-    Args:
-        is_set: variables that the command or the code sets.
-    """
+def _asks_for(one: Said, code: OwnCode, job: CommandJob, answers: _Answers) -> Iterator[Finding]:
+    """What is said, if the job has it not."""
     text, value = one.text, "".join(one.more)
     match one.what:
         case "models" | "datasets" | "spaces" if not _is_path(code, text):
@@ -451,11 +434,6 @@ def _asks_for(
                 yield _not_served(one, job.served)
         case "path":
             yield from _of_laptop(one, job)
-        case "reads" if text not in is_set and not _SET_IN_JOBS.fullmatch(text):
-            yield warning(
-                f"{one.place}: reads the variable {text}, and nothing sets it in the job.",
-                f"Begin the command with {text}=VALUE.",
-            )
         case "sets" if not one.more:
             return
         # Before the program, these do no harm: `exec` sets its own in each Python.

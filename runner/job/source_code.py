@@ -62,7 +62,7 @@ class Said(NamedTuple):
 
     Attributes:
         what: `import`; `models`, `datasets`, `spaces`: a repository; `path`: of one machine;
-            `reads`, `sets`: a variable; `report_to`: a logger; `needs_hub`: an upload or a login;
+            `sets`: a variable; `report_to`: a logger; `needs_hub`: an upload or a login;
             `folder`: is added to `sys.path`.
         text: the module, with a dot for each level; the name, the path, the variable.
         path: of the file, relative to the project; empty: the command.
@@ -214,12 +214,9 @@ class _Reader:
             case ast.Constant(value=str(text)) if REPOSITORY.fullmatch(text) and option:
                 yield said(kind_of_key(option), text)
             case ast.Assign(targets=[ast.Subscript(value=of, slice=name)], value=value):
-                if _is_environ(of):
+                if dotted(of) in ("os.environ", "environ"):
                     is_known = isinstance(value, ast.Constant) and not where.in_branch
                     yield said("sets", self.text(name), *([self.text(value)] if is_known else []))
-            case ast.Subscript(value=of, slice=name, ctx=ast.Load()):
-                if _is_environ(of) and where.sure and self.text(name):
-                    yield said("reads", self.text(name))
             case ast.keyword(arg="push_to_hub", value=ast.Constant(value=True)):
                 yield said("needs_hub", "push_to_hub=True")._replace(option="push_to_hub")
             case ast.keyword(arg="report_to", value=value) if not where.in_branch:
@@ -260,10 +257,6 @@ class _Reader:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
         return self.texts.get(dotted(node), "")
-
-
-def _is_environ(node: ast.AST) -> bool:
-    return dotted(node) in ("os.environ", "environ")
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:

@@ -584,29 +584,12 @@ def test_variables_that_the_code_sets(project: Project, text: str) -> None:
         "os.environ['CUDA_VISIBLE_DEVICES'] = str(rank)",
         "if args.cpu:\n    os.environ['CUDA_VISIBLE_DEVICES'] = '-1'",
         "os.environ['TOKENIZERS_PARALLELISM'] = 'false'",
-        "os.environ['RANK']\nos.environ['SLURM_PROCID']\nos.environ['HOME']",
-        "os.environ.get('MINE')\nos.getenv('MINE')",
-        "os.environ['MINE'] = 'x'\nos.environ['MINE']",
         "os.environ['MINE'] = str(x)\nos.environ['MINE']",
-        "if x:\n    os.environ['MINE'] = 'x'\nos.environ['MINE']",
-        "load_dotenv()\nos.environ['MINE']",
-        "if 'MINE' in os.environ:\n    os.environ['MINE']",
-        "def f():\n    return os.environ['MINE']",
-        "x = os.environ['MINE'] if 'MINE' in os.environ else ''",
+        "os.environ['MINE']",
     ],
 )
 def test_variables_that_are_no_fault(project: Project, text: str) -> None:
     assert project.write("train.py", f"import os\n{text}\n").check() == []
-
-
-@obeys(OURS, "Begin the command with {}=VALUE.")
-def test_a_variable_that_nothing_sets(project: Project) -> None:
-    project.write("train.py", "import os\nx = os.environ['MY_DATA']\n")
-    found = project.only()
-    assert (
-        found.message == "train.py:2: reads the variable MY_DATA, and nothing sets it in the job."
-    )
-    assert project.check(f"{in_it(found.remedy, 'MY_DATA=VALUE')} python train.py") == []
 
 
 def test_offline_variables_before_the_program_do_no_harm(project: Project) -> None:
