@@ -519,14 +519,13 @@ def _carry_results(work: Path, carried: Path) -> list[str]:
     if found is None:
         return []
     earlier, project, moved = work.with_name(found["from"]), {*found["project"]}, 0
-    for folder, folders, files in os.walk(earlier):
-        for name in (*files, *(one for one in folders if Path(folder, one).is_symlink())):
-            path = Path(folder, name).relative_to(earlier)
-            place = work / path
-            if str(path) not in project and not os.path.lexists(place):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                (earlier / path).rename(place)
-                moved += 1
+    for path in [*earlier.rglob("*")]:
+        name = path.relative_to(earlier)
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not is_folder and str(name) not in project and not os.path.lexists(work / name):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            path.rename(work / name)
+            moved += 1
     carried.unlink()
     return [f"{human_count(moved, 'file')} that the command wrote before are in {work}: it goes on"]
 
