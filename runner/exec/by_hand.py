@@ -52,11 +52,9 @@ def check_all_nodes(
     """
     job, task = SlurmJobEnvironment.from_environ(environ), task_of(environ)
     nodes, text = job.num_nodes if job else 1, shell_code(script)
-    problem = ""
-    if task is not None:
-        problem = _several_launchers(command, environ, text, task)
-        nodes = max(nodes, task.world_size // task.local_world_size)
-    elif nodes > 1:
+    problem = "" if task is None else _several_launchers(command, environ, text, task)
+    starts_others = Path(command[0]).name in STARTS_NODES or starter_in(text) is not None
+    if not problem and nodes > 1 and (task is None or starts_others):
         problem = (
             f"this job has {nodes} nodes, and the bundle would be served, and `{command[0]}` "
             "started, on this one alone."
@@ -66,6 +64,7 @@ def check_all_nodes(
     if task is not None and task.rank:  # the first task prints the error for all
         time.sleep(1)  # srun -K and mpirun end all tasks with the first that ends
         sys.exit(UsageError.exit_code)
+    nodes = max(nodes, task.world_size // task.local_world_size if task else 1)
     raise UsageError(problem, _as_run(command, bundle, environ, text, nodes))
 
 

@@ -22,6 +22,7 @@ from runner.disks import cache_variables
 from runner.exec import by_hand
 from runner.exec import user_script as exec_module
 from runner.exec.user_script import environment, write_hub_cache
+from runner.from_stage import UsageError
 from runner.job.commands import shell_script
 from runner.job.launchers import Launch, Places, as_words, plan_launch
 from stage.serve.catalogue import ServedFile, ServedRepository, Version
@@ -470,6 +471,17 @@ def test_a_job_script_that_starts_ranks_by_srun_is_not_started_once_per_node(
 
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+
+
+def test_a_task_whose_script_starts_processes_on_other_nodes_is_refused(tmp_path: Path) -> None:
+    step = {"SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "n1",
+            "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_PROCID": "0"}  # fmt: skip
+    with pytest.raises(UsageError, match="this one alone"):
+        by_hand.check_all_nodes(
+            ["bash", "x.sh"], tmp_path, {**TWO_NODES, **step}, b"srun python x.py\n"
+        )
+    by_hand.check_all_nodes(["bash", "x.sh"], tmp_path, {**TWO_NODES, **step}, b"python x.py\n")
 
 
 @pytest.mark.parametrize(
