@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stage.errors import PolicyError
-from stage.files import join_limited
+from stage.files import join_limited, read_start
 from stage.paths import printable
 
 _SHOWN = 8  # names in a message
@@ -92,9 +92,8 @@ def private_by_first_bytes(file: Path, size: int) -> str | None:
     """
     if not 0 < size <= MAX_SIZE:
         return None
-    with open(file, "rb", buffering=0) as opened:
-        most = MAX_SIZE if file.suffix.lower() in _KEY_SUFFIXES else _HEAD
-        data = opened.read(min(most, size + 1))
+    most = MAX_SIZE if file.suffix.lower() in _KEY_SUFFIXES else _HEAD
+    data = read_start(file, min(most, size + 1))
     if _KEY.search(data):
         return "a private key"
     return "a token" if size <= _HEAD and _TOKEN.fullmatch(data) else None

@@ -70,24 +70,27 @@ class Walk:
         """Lists the folder.
 
         Raises:
-            OSError: a folder or file cannot be read.
+            UsageError: a folder or file cannot be read.
         """
         folders = [""]
-        while folders:
-            prefix = folders.pop()
-            with os.scandir(self._base / prefix) as listing:
-                entries = list(listing)
-            for entry in entries:
-                path = f"{prefix}{entry.name}"
-                is_folder = entry.is_dir(follow_symlinks=False)
-                if what := self.why_left(path, is_folder):
-                    self._left[what] += 1
-                elif is_folder:
-                    folders.append(f"{path}/")
-                elif entry.is_file(follow_symlinks=False):
-                    self.sizes[path] = entry.stat(follow_symlinks=False).st_size
-                else:
-                    self.others.append(path)
+        try:
+            while folders:
+                prefix = folders.pop()
+                with os.scandir(self._base / prefix) as listing:
+                    entries = list(listing)
+                for entry in entries:
+                    path = f"{prefix}{entry.name}"
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if what := self.why_left(path, is_folder):
+                        self._left[what] += 1
+                    elif is_folder:
+                        folders.append(f"{path}/")
+                    elif entry.is_file(follow_symlinks=False):
+                        self.sizes[path] = entry.stat(follow_symlinks=False).st_size
+                    else:
+                        self.others.append(path)
+        except OSError as error:
+            raise unreadable(f"{error.filename}: {error.strerror}", error.filename) from None
 
     def why_left(self, path: str, is_folder: bool) -> str | None:
         """What a file or folder is that is skipped; None: it is taken."""
@@ -119,15 +122,11 @@ def _left_by_programs(base: Path, path: str, is_folder: bool) -> str | None:
     if path.endswith(".cache/huggingface"):  # `hf download --local-dir` leaves it
         return ".cache/huggingface"
     if is_folder:
-        if _is_bundle(base / path):
+        if (base / path / FETCH_PARTIAL).is_file() or holds_bundle(base / path):
             return f"another bundle: {printable(path)}"
         if Path(base, path, "pyvenv.cfg").is_file():
             return f"a virtual environment: {printable(path)}"
     return None
-
-
-def _is_bundle(folder: Path) -> bool:
-    return (folder / FETCH_PARTIAL).is_file() or holds_bundle(folder)
 
 
 def check_readable(folder: Path, paths: Iterable[str]) -> None:

@@ -51,30 +51,21 @@ def check_all_nodes(
             several, or several times; the remedy has the run file that trains once.
     """
     job, task = SlurmJobEnvironment.from_environ(environ), task_of(environ)
-    name, text = Path(command[0]).name, shell_code(script)
-    nodes = job.num_nodes if job else 1
+    nodes, text = job.num_nodes if job else 1, shell_code(script)
     problem = "" if task is None else _several_launchers(command, environ, text, task)
-    if problem and task is not None and task.rank:  # the first task prints the error for all
+    starts_others = Path(command[0]).name in STARTS_NODES or starter_in(text) is not None
+    if not problem and nodes > 1 and (task is None or starts_others):
+        problem = (
+            f"this job has {nodes} nodes, and the bundle would be served, and `{command[0]}` "
+            "started, on this one alone."
+        )
+    if not problem:
+        return
+    if task is not None and task.rank:  # the first task prints the error for all
         time.sleep(1)  # srun -K and mpirun end all tasks with the first that ends
         sys.exit(UsageError.exit_code)
-    if not problem and nodes > 1:
-        inside, starter = starter_in(text), f"`{name}`"
-        if inside is not None:
-            line = text.count("\n", 0, inside.start(1)) + 1
-            starter = f"{shell_script(command)[0]}:{line}: `{inside[1]}`"
-        if inside is not None or name in STARTS_NODES:
-            problem = (
-                f"{starter} starts processes on {nodes} nodes; the bundle would be served on this "
-                "one alone."
-            )
-        elif task is None:
-            problem = (
-                f"this job has {nodes} nodes, and outside srun `{name}` would run on this one "
-                "alone."
-            )
-    if problem:
-        nodes = max(nodes, task.world_size // task.local_world_size if task else 1)
-        raise UsageError(problem, _as_run(command, bundle, environ, text, nodes))
+    nodes = max(nodes, task.world_size // task.local_world_size if task else 1)
+    raise UsageError(problem, _as_run(command, bundle, environ, text, nodes))
 
 
 def _several_launchers(
@@ -141,8 +132,3 @@ def note_on_tasks(command: Sequence[str], environ: Mapping[str, str], script: by
         "read Slurm's own variables trains alone in each task (a run file with `command:` starts "
         "them as one training)"
     )
-
-
-def exec_words(bundle: Path) -> str:
-    """The words of a shell before a command of the user's."""
-    return f"runner exec --bundle {shlex.quote(str(bundle))} --"

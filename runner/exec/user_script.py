@@ -13,11 +13,9 @@ it. It watches the script by its process number, and ends when the script ends f
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import importlib.util
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -40,9 +38,10 @@ from runner.disks import (
     user_variables,
 )
 from runner.exec import last_words
-from runner.exec.by_hand import check_all_nodes, exec_words, note_on_tasks
+from runner.exec.by_hand import check_all_nodes, note_on_tasks
 from runner.from_stage import (
     UsageError,
+    WrongValueError,
     human_count,
     print_line,
     read_start,
@@ -57,10 +56,10 @@ from runner.inputs import (
 )
 from runner.inputs.hub import HUB_IN_CHILDREN, open_hub
 from runner.isolation import isolate, note_for_script
-from runner.job.commands import shell_script
+from runner.job.commands import as_words, shell_script
 from runner.launch.ranks import variables_between_nodes
 from runner.processes import birth_time, is_alive
-from stage.serve.catalogue import ServedRepository
+from stage.serve.catalogue import ENTRY_KEYS, ServedRepository
 from stage.serve.children import with_hub
 
 
@@ -156,10 +155,6 @@ def _supervise(
 
 
 LAST_WORDS = Path(last_words.__file__)
-NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
-"""Errors of flock(2) on a file system without locks."""
-NEVER_CLEANED = "exec.unlocked"
-"""A file beside the caches: some script uses them without a lock."""
 
 
 def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoReturn:
@@ -171,7 +166,8 @@ def run(command: Sequence[str], bundle: Path, environ: Mapping[str, str]) -> NoR
             on which this environment was made, is another one by now.
         DamageError: the bundle is known to be damaged, or its names or sizes are wrong.
     """
-    program = program_of(command, exec_words(bundle), environ)
+    before = f"runner exec --bundle {shlex.quote(str(bundle))} --"
+    program = program_of(command, before, environ)
     check_site()
     script, text = shell_script(command)
     check_all_nodes(command, bundle, environ, text)
@@ -234,10 +230,8 @@ def serve_bundle(
     served = {
         (kind, tuple(v.commit for v in one.versions)) for (kind, _), one in hub.repositories.items()
     }
-    counts = Counter(kind for kind, _ in served)
-    parts = [human_count(counts["models"], "model"), human_count(counts["datasets"], "dataset")]
-    if counts["spaces"]:
-        parts.append(human_count(counts["spaces"], "metric"))
+    counts = Counter(ENTRY_KEYS[kind] for kind, _ in sorted(served))
+    parts = [human_count(number, kind) for kind, number in counts.items()]
     about = (
         f"bundle {hub.bundle_id[:12]} is the Hub at {hub.address} ({', '.join(parts)}); "
         f"caches: {folder}"
@@ -344,16 +338,12 @@ def program_of(command: Sequence[str], before: str, environ: Mapping[str, str]) 
 def _what_was_meant(command: Sequence[str]) -> str:
     """The command that a shell would have read in these words."""
     first, *rest = command
-    if rest == [] and re.search(r"[;&|<>$`]", first):
-        return shlex.join(["bash", "-c", first])
     try:
-        words = [*shlex.split(first), *rest]
-    except ValueError:  # a quote that does not end
+        words = [*as_words(first), *rest]
+    except WrongValueError:  # a quote that does not end
         words = [*command]
-    if re.match(r"\w+=", first):
-        return shlex.join(["env", *words])
-    if words and words[0].endswith(".py"):
-        return shlex.join(["python", *words])
+    if words[0].endswith(".py"):
+        words.insert(0, "python")
     return shlex.join(words) if len(words) > len(command) else "python their_script.py ..."
 
 
@@ -406,21 +396,16 @@ def _in_use(base: Path) -> int:
     """Marks the caches as used, as long as the returned descriptor is open in any process.
 
     On a disk without locks (Lustre mounted without flock, NFS without lockd) it is unknown who uses
-    them; then the file `NEVER_CLEANED` is written, and they are never removed.
+    them; then `_cleaner` gets no lock either, and they are never removed.
     """
     descriptor = os.open(base / "exec.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        note = base / NEVER_CLEANED
-        if not note.exists():
-            note.touch()
-            tell(
-                f"{base} takes no locks ({error.strerror}), so its caches stay there after the "
-                "job; with TMPDIR on the node's own disk they are removed"
-            )
+        tell(
+            f"{base} takes no locks ({error.strerror}), so its caches stay there after the job; "
+            "with TMPDIR on the node's own disk they are removed"
+        )
     return descriptor
 
 
@@ -435,9 +420,8 @@ def _cleaner(base: Path, lock: int, environ: Mapping[str, str]) -> Callable[[], 
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another script of this job uses them
+        except OSError:  # another script of this job uses them, or that is not known
             return
-        if not (base / NEVER_CLEANED).exists():
-            shutil.rmtree(base / "exec", ignore_errors=True)
+        shutil.rmtree(base / "exec", ignore_errors=True)
 
     return clean

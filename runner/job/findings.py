@@ -112,18 +112,6 @@ def attempt(
         yield from errors_of(error)
 
 
-def without_repeats(found: Iterable[Finding]) -> list[Finding]:
-    """Findings in their order; each error once: two checks can meet the same fault."""
-    kept, said = list[Finding](), set[str]()
-    for finding in found:
-        if finding.level == "error":
-            if str(finding) in said:
-                continue
-            said.add(str(finding))
-        kept.append(finding)
-    return kept
-
-
 def errors_in(found: Iterable[Finding]) -> list[StageError]:
     """The errors among findings."""
     return [finding.as_error() for finding in found if finding.level == "error"]
@@ -225,20 +213,13 @@ class fact(Generic[T]):
             try:
                 kept[self.name] = self._derive(run)
             except (StageError, NotKnownError) as error:
-                kept[self.name] = _Raised(error)
+                kept[self.name] = error  # no fact has an error as its value
         value: Any = kept[self.name]
-        if isinstance(value, _Raised):
+        if isinstance(value, StageError | NotKnownError):
             # Without the traceback of the first read, which would grow with each read.
-            raise value.error.with_traceback(None)
+            raise value.with_traceback(None)
         found: T = value
         return found
-
-
-class _Raised:
-    """In the place of a value: the error that its derivation raised."""
-
-    def __init__(self, error: StageError | NotKnownError) -> None:
-        self.error = error
 
 
 class Facts:
@@ -303,7 +284,7 @@ def after(gates: Sequence[fact[Any]], *checks: Check[R]) -> tuple[Check[R], ...]
 
 
 def examine(run: R, checks: Iterable[Check[R]], begin: Iterable[fact[Any]] = ()) -> list[Finding]:
-    """Returns what the checks find, in the order of the table; each error once.
+    """Returns what the checks find, in the order of the table; each once: two can meet one fault.
 
     A check is left out where a fact that it needs raised (its error is found instead), or is not
     known here.
@@ -313,13 +294,13 @@ def examine(run: R, checks: Iterable[Check[R]], begin: Iterable[fact[Any]] = ())
     """
     for wanted in begin:
         run.known(wanted)
-    return without_repeats(finding for check in checks for finding in _found(run, check))
+    found = (finding for check in checks for finding in _found(run, check))
+    return list(dict.fromkeys(found))
 
 
 def _found(run: R, check: Check[R]) -> Iterator[Finding]:
     try:
-        for wanted in check.needs:
-            getattr(run, wanted.name)
+        run.require(*check.needs)
         yield from check.find(run)
     except NotKnownError:
         return

@@ -24,7 +24,8 @@ from runner.job.findings import Finding, note, usage_error, warning
 from runner.job.installed import PIP_NAMES
 from runner.job.reached_code import MAX_FILES, OwnCode, Reached, reach, values
 from runner.job.source_code import OF_LAPTOP, REPOSITORY, Said, kind_of_key
-from stage.serve.catalogue import ENTRY_KEYS, OWN
+from stage.serve.catalogue import OWN, Catalogue
+from stage.serve.hub_api import why_missing
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -55,12 +56,6 @@ _ELSEWHERE = re.compile(r"[$*{,~\s]|://|^/")
 """Signs of a value that is no path in the project, or that only a shell knows."""
 _TRUE = ("1", "true", "yes", "on")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
-_SET_IN_JOBS = re.compile(
-    r"(SLURM|AIRLIFT|HF|OMPI|PMI|TORCH|TORCHELASTIC|ACCELERATE|CUDA|NCCL|OMP|MASTER|LOCAL|WANDB|XDG)_"
-    r"\w+|RANK|WORLD_SIZE|GROUP_RANK|ROLE_RANK|HOME|USER|LOGNAME|SHELL|PATH|PWD|LANG|TMPDIR|"
-    r"HOSTNAME|PYTHONPATH|TRITON_CACHE_DIR"
-)
-"""Variables that a job or its launcher sets, or that are no fault of the command."""
 _PIP_NAMES = {
     **PIP_NAMES,
     "cv2": "opencv-python",
@@ -137,17 +132,15 @@ class CommandJob:
     """What the command has in its job.
 
     Attributes:
-        serves: whether the bundle serves a repository, by its kind (`models`) and its name.
-        own_names: those of what came from no Hub: `bundle/NAME`.
+        served: what the bundle serves as a Hub.
         gpus: on each node; None: not known.
         is_here: whether this machine has the disks of the job: a login node.
     """
 
     python: JobPython
-    serves: Callable[[str, str], bool]
+    served: Catalogue
     gpus: int | None = None
     is_here: bool = False
-    own_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -174,13 +167,12 @@ def findings(code: OwnCode, job: CommandJob) -> Iterator[Finding]:
     said = list(_everything_said(code, reached))
     loggers = {name for one in said for name in _LOGGERS.get(one.text, ())}
     answers = _ask(code.root, job.python, reached, {*map(_top, reached.outside), *loggers})
-    is_set = {one.text for one in said if one.what == "sets"}
     yield from _paths(code, reached)
     yield from _syntax(reached, answers)
     yield from _imports(code, reached, answers, job.python)
     # The first place of each; the command's words come before its configs, and these before code.
     for one in {(one.what, one.text): one for one in reversed(said)}.values():
-        yield from _asks_for(one, code, job, answers, is_set)
+        yield from _asks_for(one, code, job, answers)
     yield from _flags(reached)
     if len(reached.sources) >= MAX_FILES:
         yield note(f"more than {MAX_FILES} files of Python: the others are not read")
@@ -194,40 +186,33 @@ def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
             yield _error_if(True, _absent(code, script, scripts))
     for option, value in values(code.words):
         path = code.path(value)
-        suffix = PurePosixPath(path).suffix
-        is_file = suffix in (*_CODE, *_CONFIGS, *_DATA)
-        is_path = re.match(r"\.\.?/", value) is not None
-        if is_path and not _ELSEWHERE.search(value) and not _WRITTEN.search(option):
-            yield from _relative(code, value, path)
+        is_dotted = re.match(r"\.\.?/", value) is not None
+        is_text = PurePosixPath(path).suffix in (*_CODE, *_CONFIGS)
+        is_file = is_text or PurePosixPath(path).suffix in _DATA
+        if _ELSEWHERE.search(value) or _WRITTEN.search(option):
             continue
-        if (
-            not (is_file or (option and "/" in value))
-            or _ELSEWHERE.search(value)
-            or _WRITTEN.search(option)
-        ):
+        travels = any(f"/{one}/".startswith(f"/{path}/") for one in code.paths)
+        if travels or path in ("", *reached.scripts):
             continue
-        if path in reached.scripts or any(f"/{p}/".startswith(f"/{path}/") for p in code.paths):
-            continue
-        is_read = _READ.search(option) if option else suffix in (*_CODE, *_CONFIGS)
+        is_read = is_dotted or (is_file and (_READ.search(option) if option else is_text))
         # A script may look for it in a folder of its own, as yolov5 does in `data`.
-        may_be_found = any(p.endswith(f"/{value}") for p in code.paths)
-        if (code.root / path).exists() or (is_read and is_file and not may_be_found):
-            is_sure = suffix in (*_CODE, *_CONFIGS) and _CONFIG.search(option or "conf")
+        is_elsewhere = any(p.endswith(f"/{value}") for p in code.paths)
+        is_named = is_dotted or is_file or (option and "/" in value)
+        if path.startswith(".."):
+            yield _outside(code, value, path)
+        elif (is_named and (code.root / path).exists()) or (is_read and not is_elsewhere):
+            is_sure = is_text and _CONFIG.search(option or "conf")
             yield _error_if(bool(is_sure), _absent(code, path, sorted(code.paths)))
 
 
-def _relative(code: OwnCode, value: str, path: str) -> Iterator[Finding]:
-    """A path `./x` or `../x` that leads out of the project, or to nothing in it."""
-    if path.startswith(".."):
-        name = _name_of_asset(PurePosixPath(path).stem)
-        yield warning(
-            f"the command names {value}, which is outside the project {code.root}: it does not "
-            "travel.",
-            "Copy it into the project. Or write a larger `code:` in the run file. Or, of data or a "
-            f"model: below `assets:` of the manifest, {name}: {{path: FOLDER}}.",
-        )
-    elif path and not any(f"/{p}/".startswith(f"/{path}/") for p in code.paths):
-        yield _absent(code, path, sorted(code.paths))
+def _outside(code: OwnCode, value: str, path: str) -> Finding:
+    """A path that leads out of the project."""
+    name = _name_of_asset(PurePosixPath(path).stem)
+    return warning(
+        f"the command names {value}, which is outside the project {code.root}: it does not travel.",
+        "Copy it into the project. Or write a larger `code:` in the run file. Or, of data or a "
+        f"model: below `assets:` of the manifest, {name}: {{path: FOLDER}}.",
+    )
 
 
 def _absent(code: OwnCode, path: str, known: Sequence[str]) -> Finding:
@@ -319,7 +304,7 @@ def _imports(
     code: OwnCode, reached: Reached, answers: _Answers, python: JobPython
 ) -> Iterator[Finding]:
     """Modules that neither the project nor the Python of the job has."""
-    for said in _surest(reached.lost, lambda said: said.more[0]):
+    for said in _surest(reached, reached.lost, lambda said: said.more[0]):
         path = said.more[0]
         if any(one.startswith(f"{path}.") for one in code.paths):
             continue  # a compiled part, or the source of one
@@ -328,7 +313,7 @@ def _imports(
         yield _left_behind(code, where, [PurePosixPath(path)]) or usage_error(
             f"{where}, and the project has no such module.", remedy
         )
-    for said in _surest(reached.outside, _top):
+    for said in _surest(reached, reached.outside, _top):
         name = _top(said)
         if name not in answers.missing:
             continue
@@ -346,10 +331,11 @@ def _imports(
         yield left or _error_if(bool(answers.version) and said.sure == 2, found)
 
 
-def _surest(said: Iterable[Said], key: Callable[[Said], str]) -> list[Said]:
+def _surest(reached: Reached, said: Iterable[Said], key: Callable[[Said], str]) -> list[Said]:
     """Of each module the import that runs most surely, without those that may never run."""
-    best = {key(one): one for one in sorted(said, key=lambda one: (one.sure, -one.line))}
-    return [one for one in best.values() if one.sure]
+    run = [one for one in said if one.sure and one.owner in ("", *reached.calls)]
+    best = {key(one): one for one in sorted(run, key=lambda one: (one.sure, -one.line))}
+    return [*best.values()]
 
 
 def _left_behind(code: OwnCode, where: str, modules: Iterable[PurePosixPath]) -> Finding | None:
@@ -379,8 +365,7 @@ def _folder_of(name: str, paths: frozenset[str]) -> str:
 def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     """All that is said; without the defaults that the command or a config replaces."""
     yield from (Said("sets", name, more=(value,)) for name, value in code.variables.items())
-    calls = frozenset[str]().union(*(source.calls for source in reached.sources.values()))
-    given = set()
+    calls, given = reached.calls, set[str]()
     for option, value in (*values(code.words), *values(reached.shell)):
         given.add(option)
         yield from _of_value(Said(option, value), calls)
@@ -392,7 +377,6 @@ def _everything_said(code: OwnCode, reached: Reached) -> Iterator[Said]:
     for path, source in reached.sources.items():
         for said in source.said:
             is_used = path in reached.scripts or said.owner in ("", *calls)
-            is_used = is_used and not (said.what == "reads" and "load_dotenv" in calls)
             if reached.sure[path] and is_used and (said.option or None) not in given:
                 yield said
 
@@ -441,26 +425,15 @@ def _walk(key: str, tree: Any) -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-def _asks_for(
-    one: Said, code: OwnCode, job: CommandJob, answers: _Answers, is_set: Collection[str]
-) -> Iterator[Finding]:
-    """What is said, if the job has it not.
-
-    Args:
-        is_set: variables that the command or the code sets.
-    """
+def _asks_for(one: Said, code: OwnCode, job: CommandJob, answers: _Answers) -> Iterator[Finding]:
+    """What is said, if the job has it not."""
     text, value = one.text, "".join(one.more)
     match one.what:
         case "models" | "datasets" | "spaces" if not _is_path(code, text):
-            if not job.serves(one.what, text):
-                yield _not_served(one, job)
+            if job.served.find(one.what, text) is None:
+                yield _not_served(one, job.served)
         case "path":
             yield from _of_laptop(one, job)
-        case "reads" if text not in is_set and not _SET_IN_JOBS.fullmatch(text):
-            yield warning(
-                f"{one.place}: reads the variable {text}, and nothing sets it in the job.",
-                f"Begin the command with {text}=VALUE.",
-            )
         case "sets" if not one.more:
             return
         # Before the program, these do no harm: `exec` sets its own in each Python.
@@ -501,20 +474,12 @@ def _is_path(code: OwnCode, name: str) -> bool:
     return is_file or is_folder or re.fullmatch(r"[\w.-]+(/[\w.-]{3,})?", name) is None
 
 
-def _not_served(one: Said, job: CommandJob) -> Finding:
+def _not_served(one: Said, served: Catalogue) -> Finding:
     """A repository that the bundle does not serve, or an asset of its own by a wrong name."""
-    kind, name = ENTRY_KEYS[one.what], one.text
-    message = f"{one.place}: asks for the {kind} `{name}`, and the bundle does not have it."
-    if f"{OWN}/{name}" in job.own_names:
-        return warning(message, f"Write `{OWN}/{name}`, its name in the bundle.")
-    if name.startswith(f"{OWN}/"):  # an asset that came from no Hub
-        return warning(message, suggest(name, job.own_names, "See stage show BUNDLE."))
-    asset = _name_of_asset(name.rpartition("/")[2])
-    return warning(
-        message,
-        f"In the manifest, below `assets:`, write {asset}: {{{kind}: {scalar(name)}}}; "
-        "then fetch again.",
-    )
+    missing, _, remedy = why_missing(served, one.what, one.text).partition("; ")
+    if one.text.startswith(f"{OWN}/"):  # an asset that came from no Hub
+        remedy = suggest(one.text, served.own_names, "See stage show BUNDLE.")
+    return warning(f"{one.place}: asks for the {missing}.", remedy or "See stage show BUNDLE.")
 
 
 def _of_laptop(one: Said, job: CommandJob) -> Iterator[Finding]:

@@ -11,8 +11,10 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path, PurePosixPath
 
+from runner.job.commands import shell_code, shell_script
 from runner.job.source_code import Said, Source, read_source
 
 MAX_FILES = 500  # of Python that are read: about 5 s; timm has 300
@@ -42,12 +44,15 @@ class OwnCode:
         return _join(self.folder, *parts)
 
     @property
+    def program(self) -> tuple[str, ...]:
+        """The words from the program on."""
+        return tuple(dropwhile(re.compile(r"env$|\w+=").match, self.words)) or self.words
+
+    @property
     def variables(self) -> dict[str, str]:
         """The variables that the command sets before its program."""
-        number = 0
-        while number < len(self.words) and re.match(r"env$|\w+=", self.words[number]):
-            number += 1
-        return dict(word.split("=", 1) for word in self.words[:number] if word != "env")
+        front = self.words[: len(self.words) - len(self.program)]
+        return dict(word.split("=", 1) for word in front if word != "env")
 
 
 def values(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -81,6 +86,7 @@ class Reached:
         shell: the words of a shell script that the command starts.
         sources: path -> file, of those that are read.
         sure: path -> how sure it is that the file is read, as in `Said`.
+        calls: functions and classes that these files call.
         outside: imports of what is not in the project.
         lost: imports of modules of the project that are not there; `more` is their path.
     """
@@ -92,6 +98,7 @@ class Reached:
     shell: tuple[str, ...] = ()
     sources: dict[str, Source] = field(default_factory=dict)
     sure: dict[str, int] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
     outside: list[Said] = field(default_factory=list)
     lost: list[Said] = field(default_factory=list)
 
@@ -110,8 +117,9 @@ def reach(code: OwnCode) -> Reached:
                 continue
             reached.sure[path] = sure
             if path not in reached.sources:
-                is_script = path in reached.scripts
-                reached.sources[path] = read_source(code.root, path, is_script=is_script)
+                source = read_source(code.root, path, is_script=path in reached.scripts)
+                reached.sources[path] = source
+                reached.calls |= source.calls
             for said in reached.sources[path].said:
                 if said.what == "import":
                     read = modules.resolve(said._replace(sure=min(sure, said.sure)), reached)
@@ -126,40 +134,29 @@ def _start(code: OwnCode) -> Reached:
     """The scripts of a command, and where Python looks first."""
     names = code.variables.get("PYTHONPATH", "").split(":")
     folders = [code.path(name) for name in names if name]
-    words = code.words
+    words = code.program
     if any(PurePosixPath(word).name == "deepspeed" for word in words):
         folders.append(code.folder)  # its launcher adds this folder to PYTHONPATH
+    name, text = shell_script(words, code.root / code.folder)
+    if name:
+        shell = tuple(re.findall(r"[^\s\\\"';]+", shell_code(text)))
+        scripts = sorted({code.path(word) for word in shell} & _Modules(code.paths).files)
+        folders = [code.folder, *(_join(script, "..") for script in scripts), *folders]
+        return Reached(scripts, (), folders, [], shell)
     modules: list[Said] = []
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""
-        path, module = code.path(word), code.path(word.replace(".", "/"))
+        module = code.path(word.replace(".", "/"))
         found = [p for p in (f"{module}.py", f"{module}/__main__.py") if p in code.paths]
         # `srun -m block` is no module.
         if before in ("-m", "--module") and any(map(_STARTS_MODULES.search, words[:number])):
             if found:
                 return Reached(found[:1], words[number + 1 :], [code.folder, *folders])
             modules.append(Said("import", word))
-        is_text = re.fullmatch(r"-\w*c", before) is not None  # `bash -lc 'cd src; python train.py'`
-        if word.endswith(".py") and not is_text:
+        if word.endswith(".py"):
+            path = code.path(word)
             return Reached([path], words[number + 1 :], [_join(path, ".."), *folders], modules)
-        if is_text or (word.endswith(".sh") and path in code.paths):
-            shell = _words_of_shell(word if is_text else _text(code.root / path))
-            scripts = sorted({code.path(name) for name in shell} & _Modules(code.paths).files)
-            folders = [code.folder, *(_join(script, "..") for script in scripts), *folders]
-            return Reached(scripts, (), folders, modules, shell)
     return Reached(folders=[code.folder, *folders], modules=modules)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:  # what packs the project says it
-        return ""
-
-
-def _words_of_shell(text: str) -> tuple[str, ...]:
-    """The words of a shell script, without comments; quotes are left out."""
-    return tuple(re.findall(r"[^\s\\\"';]+", re.sub(r"(?m)(^|\s)#.*", "", text)))
 
 
 def _join(*parts: str) -> str:

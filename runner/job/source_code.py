@@ -48,7 +48,6 @@ _CHANGES = (
     *(ast.Call, ast.AnnAssign),
 )
 """Parts of a file whose children stand elsewhere; see `_Reader.inside`."""
-_CATCHES = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException", "")
 _OTHER_OPTIONS = re.compile(
     r"parse_known_args|add_subparsers|parents=|fromfile_prefix|REMAINDER|BooleanOptional|sys\.argv"
     r"|HfArgumentParser|class \w+\(.*ArgumentParser|nargs='\.\.\.'|prefix_chars|\.parse_args\([^)]"
@@ -63,16 +62,17 @@ class Said(NamedTuple):
 
     Attributes:
         what: `import`; `models`, `datasets`, `spaces`: a repository; `path`: of one machine;
-            `reads`, `sets`: a variable; `report_to`: a logger; `needs_hub`: an upload or a login;
+            `sets`: a variable; `report_to`: a logger; `needs_hub`: an upload or a login;
             `folder`: is added to `sys.path`.
         text: the module, with a dot for each level; the name, the path, the variable.
         path: of the file, relative to the project; empty: the command.
-        sure: 2: it runs whenever the file runs; 1: when the script calls a function; 0: perhaps
-            never, or a failure is caught.
+        sure: 2: it runs whenever the file runs; 1: when a function of the script is called; 0:
+            perhaps never, or a failure is caught.
         option: of the command, which wins over it; empty: nothing does.
         owner: the function or class of the file in which it stands; empty: none.
         more: what is imported from the module; the value of a variable, where it is known; parts
             of a folder.
+        in_branch: it stands in a branch that may not be taken.
     """
 
     what: str
@@ -83,6 +83,7 @@ class Said(NamedTuple):
     option: str = ""
     owner: str = ""
     more: tuple[str, ...] = ()
+    in_branch: bool = False
 
     @property
     def place(self) -> str:
@@ -106,15 +107,6 @@ class Source(NamedTuple):
     calls: frozenset[str] = frozenset()
 
 
-class _Where(NamedTuple):
-    """Where a part of a file stands: in a branch that may not be taken; the rest as in `Said`."""
-
-    sure: int = 2
-    in_branch: bool = False
-    option: str = ""
-    owner: str = ""
-
-
 def read_source(root: Path, path: str, *, is_script: bool) -> Source:
     """Reads one file. It raises nothing, whatever is in the file.
 
@@ -130,11 +122,14 @@ def read_source(root: Path, path: str, *, is_script: bool) -> Source:
         return Source(problem=(getattr(error, "lineno", 1) or 1, getattr(error, "msg", str(error))))
     except (OSError, RecursionError, MemoryError):
         return Source()  # the Python of the job says what it thinks of such a file
-    reader = _Reader(path, _constants(tree), _called_at_once(tree) if is_script else None)
+    reader = _Reader(_constants(tree), is_script=is_script)
     # A deep expression, such as a sum of a thousand texts: what comes after it is not read.
+    is_whole = False
     with suppress(RecursionError):
-        reader.read(tree, _Where())
-    flags = _flags(tree) if is_script else ()
+        reader.read(tree, Said("", "", path))
+        is_whole = is_script and {"ArgumentParser", "parse_args"} <= reader.calls
+    is_whole = is_whole and "" not in reader.flags and not _OTHER_OPTIONS.search(ast.unparse(tree))
+    flags = tuple(sorted(reader.flags)) if is_whole else ()
     return Source(tuple(reader.said), None, flags, frozenset(reader.calls))
 
 
@@ -152,50 +147,49 @@ def dotted(node: ast.AST | None) -> str:
 
 
 class _Reader:
-    """Reads one file.
+    """Reads one file. Where a part of it stands is a `Said` that says nothing yet.
 
     Args:
         texts: the names that are texts.
-        called: functions that the script calls; None: it is no script.
     """
 
-    def __init__(self, path: str, texts: dict[str, str], called: set[str] | None) -> None:
-        self.path, self.texts, self.called = path, texts, called
+    def __init__(self, texts: dict[str, str], *, is_script: bool) -> None:
+        self.texts, self.is_script = texts, is_script
         self.said: list[Said] = []
-        self.calls: set[str] = set()
+        self.calls, self.flags = set[str](), set[str]()
 
-    def read(self, node: ast.AST, where: _Where) -> None:
+    def read(self, node: ast.AST, where: Said) -> None:
         """Reads a part of the file, with all that is in it."""
         self.said += self.say(node, where)
         for child in ast.iter_child_nodes(node):
             self.read(child, self.inside(node, child, where))
 
-    def inside(self, node: ast.AST, child: ast.AST, where: _Where) -> _Where:
+    def inside(self, node: ast.AST, child: ast.AST, where: Said) -> Said:
         """Where a child of a node stands."""
         if not isinstance(node, _CHANGES):  # most are not: a quick answer for a million of nodes
             return where
         maybe = where._replace(sure=0, in_branch=True)
         match node:
             case ast.If(test=test):
-                is_sure = child is test or (self.called is not None and _is_main(node))
-                return where if is_sure else maybe
+                is_main = self.is_script and ast.unparse(test) == "__name__ == '__main__'"
+                return where if is_main or child is test else maybe
             case ast.Expr(value=ast.Constant()) | ast.Compare():  # a docstring; what is no value
                 return maybe
             case ast.IfExp() | ast.BoolOp() | ast.ExceptHandler() | ast.Lambda() | ast.match_case():
                 return maybe
-            case ast.Try(body=body, handlers=handlers) if child in body:
-                kinds = [kind for handler in handlers for kind in _caught_by(handler)]
-                return maybe if set(kinds) & {*_CATCHES} else where
+            case ast.Try(body=body) if child in body:  # its failure may be caught
+                return maybe
             case ast.ClassDef(name=name):
                 return where._replace(owner=where.owner or name)
             case ast.FunctionDef() | ast.AsyncFunctionDef() if child in node.body:
-                is_called = self.called is not None and node.name in self.called
-                sure = min(1, where.sure) if is_called else 0
+                sure = min(1, where.sure) if self.is_script else 0
                 return where._replace(sure=sure, owner=where.owner or node.name)
             case ast.With(items=items) if any("suppress" in ast.unparse(item) for item in items):
                 return maybe
             case ast.Call(args=names) if dotted(node.func).endswith(".add_argument"):
-                flag = max(map(self.text, names), key=len, default="")
+                flags = [self.text(name) for name in names]
+                self.flags.update(flags)
+                flag = max(flags, key=len, default="")
                 is_default = getattr(child, "arg", "") == "default"
                 option = flag.lstrip("-").replace("-", "_") if is_default else ""
                 return where._replace(option=option)
@@ -203,12 +197,12 @@ class _Reader:
                 return where._replace(option=name)
         return where
 
-    def say(self, node: ast.AST, where: _Where) -> Iterator[Said]:
+    def say(self, node: ast.AST, where: Said) -> Iterator[Said]:
         """What one part of a file says."""
         line, option = getattr(node, "lineno", 1), where.option
 
         def said(what: str, text: str, *more: str) -> Said:
-            return Said(what, text, self.path, line, where.sure, option, where.owner, more)
+            return where._replace(what=what, text=text, line=line, more=more)
 
         match node:
             case ast.Import(names=names):
@@ -220,12 +214,9 @@ class _Reader:
             case ast.Constant(value=str(text)) if REPOSITORY.fullmatch(text) and option:
                 yield said(kind_of_key(option), text)
             case ast.Assign(targets=[ast.Subscript(value=of, slice=name)], value=value):
-                if _is_environ(of):
+                if dotted(of) in ("os.environ", "environ"):
                     is_known = isinstance(value, ast.Constant) and not where.in_branch
                     yield said("sets", self.text(name), *([self.text(value)] if is_known else []))
-            case ast.Subscript(value=of, slice=name, ctx=ast.Load()):
-                if _is_environ(of) and where.sure and self.text(name):
-                    yield said("reads", self.text(name))
             case ast.keyword(arg="push_to_hub", value=ast.Constant(value=True)):
                 yield said("needs_hub", "push_to_hub=True")._replace(option="push_to_hub")
             case ast.keyword(arg="report_to", value=value) if not where.in_branch:
@@ -256,7 +247,7 @@ class _Reader:
         elif called in ("sys.path.append", "sys.path.insert"):
             parts = [n for argument in arguments for n in ast.walk(argument)]
             yield "folder", "", *filter(None, (*map(self.text, parts), *map(dotted, parts)))
-        elif self.called is None:
+        elif not self.is_script:
             return  # other files may be those of a library, copied
         elif last == "push_to_hub" or called in ("login", "huggingface_hub.login"):
             yield "needs_hub", f"{last}(...)"
@@ -266,21 +257,6 @@ class _Reader:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
         return self.texts.get(dotted(node), "")
-
-
-def _is_environ(node: ast.AST) -> bool:
-    return dotted(node) in ("os.environ", "environ")
-
-
-def _is_main(node: ast.AST) -> bool:
-    test = ast.unparse(node.test) if isinstance(node, ast.If) else ""
-    return test == "__name__ == '__main__'"
-
-
-def _caught_by(handler: ast.ExceptHandler) -> list[str]:
-    """The exceptions that a handler takes; "": all of them."""
-    kind = handler.type
-    return [dotted(one) for one in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
@@ -297,30 +273,3 @@ def _constants(tree: ast.Module) -> dict[str, str]:
                 if stored[name] == 1:
                     found[name] = text
     return found
-
-
-def _called_at_once(tree: ast.Module) -> set[str]:
-    """What a script calls, or passes to what it calls (`fire.Fire(train)`), when it is started."""
-    mains = [node for node in tree.body if isinstance(node, ast.If) and _is_main(node)]
-    body = [*tree.body, *(step for main in mains for step in main.body)]
-    steps = [node for node in body if isinstance(node, ast.Expr | ast.Assign | ast.With)]
-    calls = [n for step in steps for n in ast.walk(step) if isinstance(n, ast.Call)]
-    return {n.id for call in calls for n in ast.walk(call) if isinstance(n, ast.Name)}
-
-
-def _flags(tree: ast.Module) -> tuple[str, ...]:
-    """The options of a file with a parser of argparse; empty: others may be known to it, too."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    makers = [dotted(call.func).rpartition(".")[2] for call in calls]
-    if not {"ArgumentParser", "parse_args"} <= {*makers} or _OTHER_OPTIONS.search(
-        ast.unparse(tree)
-    ):
-        return ()
-    added = [
-        arg
-        for call, name in zip(calls, makers, strict=True)
-        if name == "add_argument"
-        for arg in call.args
-    ]
-    names = [arg.value for arg in added if isinstance(arg, ast.Constant)]
-    return tuple(map(str, names)) if len(names) == len(added) else ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-from pathlib import Path
 from typing import Any
 
 from runner.from_stage import format_age, human_count, human_size, quoted
@@ -17,7 +17,7 @@ NAMED = 3  # at most so many results are named
 def state_of_command(history: History) -> tuple[str, list[str]]:
     """The state of a command that no job runs now, and what to do next."""
     last = history.starts[-1] if history.starts else {}
-    logs = f"runner logs {quoted(_near(history))}{where_asked()}"
+    logs = f"runner logs {quoted(os.path.relpath(history.folder.root))}{where_asked()}"
     if history.is_pulled and last.get("kind") != "done":
         return "stopped", ["what it does there: runner status --to CLUSTER"]
     if not last:
@@ -78,8 +78,3 @@ def document_of_command(history: History) -> dict[str, Any]:
         ],
         "missing": missing_of(history.folder.missing),
     }
-
-
-def _near(history: History) -> Path:
-    root, here = history.folder.root, Path.cwd()
-    return root.relative_to(here) if root.is_relative_to(here) else root

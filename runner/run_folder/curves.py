@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,64 +43,8 @@ Line = dict[str, Any]
 Source = tuple[re.Pattern[str], Callable[[Path], Sequence[Any]]]
 
 
-@dataclass(frozen=True)
-class Curves:
-    """What a command measured.
-
-    Attributes:
-        source: the file of the steps, relative to the working folder; empty: there is none.
-        steps: lines with a `step`.
-        validations: those with a `validation_...`.
-        table: measure -> its last value, of measures without a step.
-        notes: what could not be read, one line each.
-    """
-
-    source: str
-    steps: Columns
-    validations: Columns
-    table: Mapping[str, str | float]
-    notes: tuple[str, ...]
-
-
-def curves_of(work: Path, found: Sequence[ResultFile], *, quick: bool = False) -> Curves:
-    """The curves in what a command wrote.
-
-    Args:
-        work: its working folder.
-        found: its `results`, the newest last.
-        quick: as for `with_curves`.
-    """
-    notes: list[str] = []
-    sources = [source for source in _SOURCES if not (quick and source[1] is _of_tensorboard)]
-    source, lines = _steps(work, found[::-1], sources, notes)
-    table = dict[str, str | float]()
-    by_step, names = dict[int, Line](), set[str]()
-    for line in lines:
-        measures = {_our_name(name): value for name, value in line.items() if name != "step"}
-        if "train_runtime" in line:  # the last line of Trainer: means over the whole run
-            table |= {name: value for name, value in line.items() if name != "step"}
-            continue
-        names |= set(sorted(measures.keys() - names)[: MOST_NAMES - len(names)])
-        kept = {name: value for name, value in measures.items() if name in names}
-        by_step.setdefault(line["step"], {}).update(kept)
-    steps, validations = Columns(), Columns()
-    for step, measures in sorted(by_step.items()):
-        is_validation = {name for name in measures if name.startswith("validation_")}
-        for columns, chosen in (
-            (validations, is_validation),
-            (steps, measures.keys() - is_validation),
-        ):
-            if chosen:
-                columns.append({"step": step, **{name: measures[name] for name in chosen}})
-    table |= _table(work, found[::-1], notes)
-    for run in sorted({match[0] for result in found if (match := _WANDB.match(result.path))}):
-        sync = f"wandb sync {quoted(work / run)}"
-        notes.append(f"files of wandb, to send from a machine with internet: {sync}")
-    return Curves(source, steps, validations, table, tuple(notes))
-
-
 def with_curves(history: History, *, quick: bool = False) -> History:
-    """The history of a command's run, with what its command wrote.
+    """The history of a command's run, with what its command wrote and measured.
 
     Args:
         quick: without TensorBoard's files, whose library takes seconds to import.
@@ -110,17 +54,44 @@ def with_curves(history: History, *, quick: bool = False) -> History:
     """
     if not history.is_command:
         return history
-    found = results_of(history)
-    curves = curves_of(history.folder.work, found, quick=quick)
+    work, found, notes = history.folder.work, results_of(history), list[str]()
+    sources = [source for source in _SOURCES if not (quick and source[1] is _of_tensorboard)]
+    source, lines = _steps(work, found[::-1], sources, notes)
+    steps, validations, table = _columns(lines)
+    table |= _table(work, found[::-1], notes)
+    for run in sorted({match[0] for result in found if (match := _WANDB.match(result.path))}):
+        sync = f"wandb sync {quoted(work / run)}"
+        notes.append(f"files of wandb, to send from a machine with internet: {sync}")
     return replace(
         history,
-        facts={**history.facts, CURVES: f"work/{curves.source}" if curves.source else None},
-        steps=curves.steps,
-        validations=curves.validations,
-        table=curves.table,
+        facts={**history.facts, CURVES: f"work/{source}" if source else None},
+        steps=steps,
+        validations=validations,
+        table=table,
         results=tuple(found),
-        warnings=(*history.warnings, *curves.notes),
+        warnings=(*history.warnings, *notes),
     )
+
+
+def _columns(lines: Sequence[Line]) -> tuple[Columns, Columns, dict[str, str | float]]:
+    """The measures of steps, those of validations, and those of the whole run."""
+    table = dict[str, str | float]()
+    by_step, names = dict[int, Line](), set[str]()
+    for line in lines:
+        if "train_runtime" in line:  # the last line of Trainer: means over the whole run
+            table |= {name: value for name, value in line.items() if name != "step"}
+            continue
+        measures = {_our_name(name): value for name, value in line.items() if name != "step"}
+        names |= set(sorted(measures.keys() - names)[: MOST_NAMES - len(names)])
+        kept = {name: value for name, value in measures.items() if name in names}
+        by_step.setdefault(line["step"], {}).update(kept)
+    steps, validations = Columns(), Columns()
+    for step, measures in sorted(by_step.items()):
+        seldom = {name for name in measures if name.startswith("validation_")}
+        for columns, chosen in ((validations, seldom), (steps, measures.keys() - seldom)):
+            if chosen:
+                columns.append({"step": step, **{name: measures[name] for name in chosen}})
+    return steps, validations, table
 
 
 def results_of(history: History) -> list[ResultFile]:
@@ -190,8 +161,7 @@ def _parsed(text: str) -> Any:
 
 def _of_trainer(path: Path) -> Sequence[Any]:
     """transformers/trainer_callback.py, TrainerState; it is in each checkpoint."""
-    history = json.loads(path.read_bytes())["log_history"]
-    return history if isinstance(history, list) else []
+    return list(json.loads(path.read_bytes())["log_history"])
 
 
 def _of_json_lines(path: Path) -> Sequence[Any]:

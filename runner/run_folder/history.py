@@ -257,10 +257,10 @@ class History:
             memory=memory_by_phase(rare),
             checkpoints=tuple(
                 step
-                for step in _numbers(folder.checkpoints, _STEP)
+                for step in numbers_in(folder.checkpoints, _STEP)
                 if (folder.checkpoints / f"step-{step}" / "files.json").is_file()
             ),
-            jobs=tuple(_numbers(folder.logs, _SLURM_LOG)),
+            jobs=tuple(numbers_in(folder.logs, _SLURM_LOG)),
             warnings=tuple(warnings),
         )
 
@@ -462,7 +462,7 @@ def _flat(value: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterato
             yield name, inner
 
 
-def _numbers(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+def numbers_in(folder: Path, pattern: re.Pattern[str]) -> list[int]:
     """The numbers in the names of a folder's files, in order; none where it cannot be read."""
     names = (path.name for path in folder.glob("*"))
     return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))

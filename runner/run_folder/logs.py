@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
 from runner.from_stage import UsageError, quoted
-from runner.run_folder.history import History, elements, where_asked
+from runner.run_folder.history import History, elements, numbers_in, where_asked
+from stage.files import join_limited
 
 READ_BACK = 4 * 2**20  # bytes from the end in which the last lines are searched
 Line = TypeVar("Line")
 LOOK_EVERY_S = 0.5  # twice as often as `tail -f`; one look is one stat
 NAMED = 8  # at most so many ranks are named in a message
+_OF_RANK = re.compile(r"rank-(\d{1,18})\.log")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Control sequences of a terminal (ECMA-48): CSI, OSC, and those of two characters."""
 
@@ -46,17 +48,14 @@ def log_of(folder: Path, rank: int | None) -> Path:
         return logs / f"slurm-{history.jobs[-1]}.out"
     path = logs / f"rank-{rank or 0}.log"
     if not path.is_file():
-        found = (re.fullmatch(r"rank-(\d+)\.log", each.name) for each in logs.glob("rank-*.log"))
-        ranks = sorted(int(match[1]) for match in found if match)
-        there = [f"--rank {each}" for each in ranks[:NAMED]]
-        if len(ranks) > NAMED:
-            there.append("...")
-        if history.jobs:
-            there.append(f"without --rank the log of job {history.jobs[-1]}")
+        there = [f"without --rank the log of job {job}" for job in history.jobs[-1:]]
+        there += [f"--rank {each}" for each in numbers_in(logs, _OF_RANK)]
         status = f"runner status {quoted(os.path.relpath(folder))}{where_asked()}"
         raise UsageError(
             f"{path}: no such log.",
-            f"There are: {', '.join(there)}." if there else f"None is there yet: {status}",
+            f"There are: {join_limited(there, NAMED)}."
+            if there
+            else f"None is there yet: {status}",
         )
     return path
 

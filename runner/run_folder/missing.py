@@ -14,8 +14,9 @@ from runner.from_stage import UsageError, write_atomically
 
 _ENTRY = re.compile(r"^  (?P<name>\S.*):$(?:\n    .*)*", re.MULTILINE)
 _ASSETS = re.compile(
-    r"^assets:[ \t]*(?:#.*)?\n(?P<entries>(?:(?:[ \t]+.*|#.*|[ \t]*)\n)*)", re.MULTILINE
+    r"^assets:[ \t]*(?:#.*)?\n(?=(?:[ \t]*(?:#.*)?\n)*(?P<margin> *))", re.MULTILINE
 )
+"""The line before the entries, and the margin of the first one."""
 
 
 def missing_of(path: Path) -> str:
@@ -53,18 +54,13 @@ def add_to_manifest(missing: str, manifest: Path) -> list[str]:
     if not new:
         return []
     block = _ASSETS.search(text)
-    first = block and re.search(r"^([ ]+)[^\s#]", block["entries"], re.MULTILINE)
-    margin = first[1] if first else "  "
+    margin = (block["margin"] if block else "") or "  "
     written = [
         "\n".join(margin + line[2:] for line in found[0].splitlines()) + "\n"
         for found in _ENTRY.finditer(missing)
         if found["name"].strip("\"'") in map(str, new)
     ]
-    # Behind the last entry: a comment after it is often of what follows.
-    lines = block["entries"].splitlines(keepends=True) if block else []
-    while lines and (not lines[-1].strip() or lines[-1].lstrip().startswith("#")):
-        lines.pop()
-    end = block.start("entries") + len("".join(lines)) if block else 0
+    end = block.end() if block else 0
     changed = text[:end] + "".join(written) + text[end:]
     if block is None or _assets(changed) != {**known, **new}:
         raise UsageError(

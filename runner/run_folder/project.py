@@ -38,6 +38,7 @@ from runner.from_stage import (
     write_atomically,
 )
 from runner.run_folder.layout import GitError, RunFolder, ask_git, read_json, write_json
+from runner.run_folder.results import OF_TRAINER
 from stage.files import join_limited, read_file, sync_disk
 from stage.paths import printable
 from stage.private_files import find_private, private_by_name
@@ -46,7 +47,6 @@ from stage.walk import (
     check_no_pointers,
     check_readable,
     matches,
-    unreadable,
 )
 
 # A project is text: what is larger is data or weights, which a bundle carries once for all runs.
@@ -57,8 +57,8 @@ _LISTING_S = 120.0  # of a large checkout on a network disk
 # Of earlier runs: by our own `output`, by the loggers, by transformers' Trainer. TensorBoard's
 # folder is often `runs`, as is that of run files: its event files are left, not the folder.
 _OF_RUNS = frozenset(("output", "wandb", "lightning_logs", "mlruns", ".cache"))
-_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _EVENTS = "events.out.tfevents."
+_PROGRAM = 0o755  # the mode of what the user may execute
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names that are not UTF-8
 
 
@@ -157,20 +157,18 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
         if name.startswith(_EVENTS):
             return f"{_EVENTS}*"
         is_left = is_folder and (
-            (name in _OF_RUNS or path in closed or _CHECKPOINT.fullmatch(name))
+            (name in _OF_RUNS or path in closed or OF_TRAINER.fullmatch(name))
             or (root / path / "conda-meta").is_dir()
         )
         return printable(f"{path}/") if is_left else None
 
     walk = Walk(root, include, is_of_runs)
     try:
-        tracked, new, notes = _list_checkout(root, include, walk)
+        tracked, new = _list_checkout(root, include, walk)
         commit, is_dirty = _commit(root)
+        notes = []
     except GitError as error:
-        try:
-            walk.run()
-        except OSError as failed:
-            raise unreadable(f"{failed.filename}: {failed.strerror}", failed.filename) from None
+        walk.run()
         tracked, new = {*walk.sizes, *walk.others}, set()
         commit, is_dirty = None, None
         omitted = f"; omitted: {walk.left}" if walk.left else ""
@@ -222,16 +220,14 @@ def _files_and_links(
     return sizes, linked
 
 
-def _list_checkout(
-    root: Path, include: Sequence[str], walk: Walk
-) -> tuple[set[str], set[str], list[str]]:
+def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> tuple[set[str], set[str]]:
     """The files of a git checkout, and of those inside: submodules, and other clones.
 
     Args:
         walk: says what programs and earlier runs left there; of that, tracked files travel.
 
     Returns:
-        Paths of tracked files; of others; notes.
+        Paths of tracked files; of others.
 
     Raises:
         GitError: git says nothing about it, or lists no file.
@@ -243,7 +239,6 @@ def _list_checkout(
         return bool(any(map(folder_is_left, above)) or walk.why_left(path, False))
 
     all_tracked, all_new = set[str](), set[str]()
-    notes = list[str]()
     # Without patterns, git need not look into ignored folders: a data set can be there.
     ignored = ("--ignored", *(() if include else ("--directory",)))
     inside = [""]
@@ -258,20 +253,17 @@ def _list_checkout(
             if private_by_name(path) or any(matches(path, pattern) for pattern in include)
         ]
         new = [path for path in new if not is_left(path)]
-        for path in (*tracked, *new):
-            folder = root / path.rstrip("/")
-            if not folder.is_dir() or folder.is_symlink():
-                continue
-            if os.path.lexists(folder / ".git"):
-                inside.append(path.rstrip("/") + "/")
-            elif path in tracked:
-                update = f"git -C {quoted(root)} submodule update --init {quoted(path)}"
-                notes.append(f"the submodule {printable(path)} is empty; to have it: {update}")
+        folders = [path.rstrip("/") for path in (*tracked, *new)]
+        inside += [
+            f"{folder}/"
+            for folder in folders
+            if os.path.lexists(root / folder / ".git") and not (root / folder).is_symlink()
+        ]
         all_tracked.update(tracked)
         all_new.update(new)
     if not all_tracked | all_new:
         raise GitError("git lists no file there")
-    return all_tracked, all_new, notes
+    return all_tracked, all_new
 
 
 def _ls_files(root: Path, prefix: str, *words: str) -> list[str]:
@@ -301,27 +293,24 @@ def _check_limits(root: Path, sizes: Mapping[str, int], *, is_git: bool) -> None
             f"{root} has no file that travels.",
             "Does `code:` of the run file name the right folder?",
         )
-    total = sum(sizes.values())
-    if total <= MOST_BYTES and len(sizes) <= MOST_FILES and max(sizes.values()) <= MOST_OF_ONE_FILE:
+    total, has_large = sum(sizes.values()), max(sizes.values()) > MOST_OF_ONE_FILE
+    by_bytes = has_large or total > MOST_BYTES
+    if not by_bytes and len(sizes) <= MOST_FILES:
         return
-    # Of many small files, their folder is named.
-    is_one = max(sizes.values()) > MOST_OF_ONE_FILE
-    parts, counts = Counter[str](), Counter[str]()
+    parts = Counter[str]()
     for path, size in sizes.items():
-        part = path if is_one else path.partition("/")[0]
-        parts[part] += size
-        counts[part] += 1
-    by_bytes = is_one or total > MOST_BYTES
-    largest = [part for part, _ in (parts if by_bytes else counts).most_common(_SHOWN)]
+        # Of many small files, their folder is named.
+        parts[path if has_large else path.partition("/")[0]] += size if by_bytes else 1
+    largest = parts.most_common(_SHOWN)
     shown = [
-        f"{printable(part)} ({human_size(parts[part])}, {human_count(counts[part], 'file')})"
-        for part in largest
+        f"{printable(part)} ({human_size(number) if by_bytes else human_count(number, 'file')})"
+        for part, number in largest
     ]
     raise UsageError(
         f"the project {root} has {human_size(total)} in {human_count(len(sizes), 'file')}. At most "
         f"{human_size(MOST_BYTES)} in {MOST_FILES:,} files travel with a run, and no file above "
         f"{human_size(MOST_OF_ONE_FILE)}. The largest: {', '.join(shown)}.",
-        _way_of_data(root, largest[0], is_git=is_git),
+        _way_of_data(root, largest[0][0], is_git=is_git),
     )
 
 
@@ -410,25 +399,23 @@ def pack(project: Project, archive: Path, description: Path) -> str:
         _link_or_copy(sent.packed, description)
         return packed.digest
     partial = archive.with_name(f"{archive.name}.partial")
-    files, entries = dict[str, tuple[int, str]](), []
-    with open(partial, "wb") as target:
-        with tarfile.TarFile(fileobj=target, mode="w", format=tarfile.GNU_FORMAT, **_NAMES) as tar:
-            for path, size in project.files.items():
-                info, data = tarfile.TarInfo(path), b""
-                if path in project.links:
-                    info.type, info.linkname = tarfile.SYMTYPE, project.links[path]
-                else:
-                    data = _read(project.root / path, info, size)
-                    files[path] = size, hashlib.sha256(data).hexdigest()
-                tar.addfile(info, io.BytesIO(data))
-                entries.append(_entry(info, data))
-        target.flush()
-        os.fsync(target.fileno())
+    files, is_program = dict[str, tuple[int, str]](), dict[str, bool]()
+    with tarfile.TarFile(partial, "w", format=tarfile.GNU_FORMAT, **_NAMES) as tar:
+        for path, size in project.files.items():
+            info, data = tarfile.TarInfo(path), b""
+            if path in project.links:
+                info.type, info.linkname = tarfile.SYMTYPE, project.links[path]
+            else:
+                data = _read(project.root / path, info, size)
+                files[path] = size, hashlib.sha256(data).hexdigest()
+                is_program[path] = info.mode == _PROGRAM
+            tar.addfile(info, io.BytesIO(data))
+    sync_folder(partial)
     partial.replace(archive)
     sync_folder(archive.parent)
     facts = {"commit": project.commit, "dirty": project.is_dirty, "root": str(project.root)}
-    digest = _digest(entries)
     content = {"files": files, "links": project.links}
+    digest = hashlib.sha256(json.dumps([content, is_program]).encode()).hexdigest()
     write_json(description, {"format": 1, "digest": digest, **facts, **content})
     return digest
 
@@ -465,17 +452,8 @@ def _read(file: Path, info: tarfile.TarInfo, size: int) -> bytes:
             "Save it, and submit again. What a program still writes belongs into .gitignore.",
         )
     info.size, info.mtime = size, int(before.st_mtime)
-    info.mode = 0o755 if before.st_mode & stat.S_IXUSR else 0o644
+    info.mode = _PROGRAM if before.st_mode & stat.S_IXUSR else 0o644
     return data
-
-
-def _entry(info: tarfile.TarInfo, data: bytes) -> tuple[str, int, str]:
-    """What the digest is of: path, mode, and the target of a link or the sha256."""
-    return info.name, info.mode, info.linkname or hashlib.sha256(data).hexdigest()
-
-
-def _digest(entries: Iterable[tuple[str, int, str]]) -> str:
-    return hashlib.sha256(json.dumps(sorted(entries)).encode()).hexdigest()
 
 
 def description_of(folder: RunFolder) -> Path:
@@ -510,9 +488,12 @@ def is_packed(project: Project, packed: Packed) -> bool:
     now = {path: size for path, size in project.files.items() if path not in project.links}
     if sizes != now or packed.links != project.links:
         return False
+    return _has_contents(project.root, packed)
+
+
+def _has_contents(folder: Path, packed: Packed) -> bool:
     return all(
-        hash_file(project.root / path).sha256 == digest
-        for path, (_, digest) in packed.files.items()
+        hash_file(folder / path).sha256 == sha256 for path, (_, sha256) in packed.files.items()
     )
 
 
@@ -544,7 +525,7 @@ def unpack(archive: Path, description: Path, work: Path, *, goes_on: bool = Fals
         if packed is None:
             raise ValueError(f"{description.name} cannot be read")
         _extract(archive, packed, partial)
-    except (tarfile.TarError, ValueError, LookupError, FileExistsError, FileNotFoundError) as error:
+    except (tarfile.TarError, ValueError, FileNotFoundError) as error:
         raise DamageError(
             f"{archive}: the project of the run is damaged: {error}.",
             "Submit the run again from the project: that packs it anew.",
@@ -595,14 +576,13 @@ def _carry_results(work: Path, carried: Path) -> list[str]:
     if found is None:
         return []
     earlier, project, moved = work.with_name(found["from"]), {*found["project"]}, 0
-    for folder, folders, files in os.walk(earlier):
-        for name in (*files, *(one for one in folders if Path(folder, one).is_symlink())):
-            path = Path(folder, name).relative_to(earlier)
-            place = work / path
-            if str(path) not in project and not os.path.lexists(place):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                (earlier / path).rename(place)
-                moved += 1
+    for path in [*earlier.rglob("*")]:
+        name = path.relative_to(earlier)
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not is_folder and str(name) not in project and not os.path.lexists(work / name):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            path.rename(work / name)
+            moved += 1
     carried.unlink()
     return [f"{human_count(moved, 'file')} that the command wrote before are in {work}: it goes on"]
 
@@ -614,7 +594,7 @@ def _extract(archive: Path, packed: Packed, folder: Path) -> None:
     link, and no file is written over another.
 
     Raises:
-        ValueError, LookupError, FileExistsError, tarfile.TarError: the archive is not ours.
+        ValueError, FileNotFoundError, tarfile.TarError: the archive is not ours.
     """
     folder.mkdir(parents=True)
     names = {*packed.files, *packed.links}
@@ -623,31 +603,20 @@ def _extract(archive: Path, packed: Packed, folder: Path) -> None:
         is_plain = str(path) == name != "." and not path.is_absolute() and ".." not in path.parts
         if not is_plain or any(str(above) in names for above in path.parents):
             raise ValueError(f"it has the name {printable(name)}")
-    entries = []
     with tarfile.TarFile(archive, **_NAMES) as tar:
-        for info in tar:
-            data = b""
-            place = folder / info.name
-            if info.isreg() and info.size == packed.files[info.name][0]:
-                source = tar.extractfile(info)
-                data = source.read() if source else b""
-                _write(place, data, info)
-            elif info.linkname == packed.links[info.name]:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.symlink_to(info.linkname)
-            entries.append(_entry(info, data))
-    if _digest(entries) != packed.digest or len(entries) != len(names):
+        sizes = {info.name: info.size for info in tar if info.isreg()}
+        links = {info.name: info.linkname for info in tar if info.issym()}
+        if (
+            sizes != {path: size for path, (size, _) in packed.files.items()}
+            or links != packed.links
+            or len(tar.getmembers()) != len(names)
+        ):
+            raise ValueError("it has other files than were packed")
+        # What a filter of Python would refuse is checked above; it refuses links to other disks.
+        tar.extraction_filter = lambda info, folder: info
+        tar.extractall(folder)
+    if not _has_contents(folder, packed):
         raise ValueError("its files are not those that were packed")
-
-
-def _write(place: Path, data: bytes, info: tarfile.TarInfo) -> None:
-    """Writes one file of the project, with its time and the right to execute it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # With the umask, as in a checkout: others may read it if they may there.
-    mode = info.mode | 0o066
-    with open(place, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as target:
-        target.write(data)
-    os.utime(place, (info.mtime, info.mtime))  # tools compare these: is it older than its source?
 
 
 def set_earlier_work_aside(work: Path) -> Path:

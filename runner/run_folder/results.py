@@ -7,19 +7,18 @@ next start finds the last whole one. Nothing is deleted. Needs no torch.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import IO
 
-from runner.from_stage import IncompleteError, hash_file
+from runner.from_stage import DamageError, IncompleteError, hash_file, read_start
 from runner.run_folder.layout import read_json
+from stage.walk import matches
 
 NO_RESULTS = frozenset({"__pycache__", ".cache"})
 
@@ -58,21 +57,20 @@ def results(
     """The regular files that did not travel, or have changed; the newest last.
 
     Of the files that travelled, those of the same size are hashed if they are newer than
-    `project.json` beside `work`: unpacking keeps the times of the laptop, so these are few.
+    `work.json`, the end of unpacking: that keeps the times of the laptop, so these are few.
 
     Args:
         travelled: path -> bytes and SHA-256.
-        patterns: globs of the run file's `results:`; `**` crosses folders, and a folder means all
-            that is in it. Empty: all files.
+        patterns: of the run file's `results:`; a folder means all that is in it. Empty: all files.
     """
-    project = work.parent / "project.json"
-    packed = project.stat().st_mtime if project.exists() else 0.0
+    mark = work.with_name(f"{work.name}.json")
+    unpacked = mark.stat().st_mtime if mark.exists() else 0.0
     found = []
     for path, status in _walk(work):
         if not stat.S_ISREG(status.st_mode) or not is_asked(path, patterns):
             continue
         size, digest = travelled.get(path, (-1, ""))
-        is_same = status.st_size == size and status.st_mtime <= packed
+        is_same = status.st_size == size and status.st_mtime <= unpacked
         if status.st_size == size and not is_same:
             with suppress(OSError):  # gone meanwhile, or not for this user
                 is_same = hash_file(work / path).sha256 == digest
@@ -83,36 +81,24 @@ def results(
 
 def _walk(work: Path) -> Iterator[tuple[str, os.stat_result]]:
     """The folders and regular files below a folder, in one pass; the command may work in it."""
-    inner = [""]
-    while inner:
-        prefix = inner.pop()
-        with suppress(OSError), os.scandir(work / prefix) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    is_folder = stat.S_ISDIR(status.st_mode) and entry.name not in NO_RESULTS
-                    if is_folder:
-                        inner.append(f"{prefix}{entry.name}/")
-                    if is_folder or stat.S_ISREG(status.st_mode):
-                        yield prefix + entry.name, status
+    for folder, folders, files in os.walk(work):
+        folders[:] = [name for name in folders if name not in NO_RESULTS]
+        for name in (*folders, *files):
+            path = f"{folder}/{name}"
+            with suppress(OSError):  # gone meanwhile, or a stale handle of NFS
+                status = os.lstat(path)
+                if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
+                    yield path.removeprefix(f"{work}/"), status
 
 
 def is_asked(path: str, patterns: Sequence[str]) -> bool:
-    """Whether `results:` of the run file names a path; without patterns it names all."""
-    parts = path.split("/")
-    globs = [pattern.removeprefix("./").strip("/").split("/") for pattern in patterns]
-    return not globs or any(
-        _matches(parts, [*glob, *end]) for glob in globs for end in ([], ["**"])
-    )
+    """Whether `results:` of the run file names a path; without patterns it names all.
 
-
-def _matches(parts: Sequence[str], globs: Sequence[str]) -> bool:
-    """Whether a path matches a glob whole; `**` is any number of folders."""
-    if not globs:
-        return not parts
-    if globs[0] == "**":
-        return any(_matches(parts[begin:], globs[1:]) for begin in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], globs[0]) and _matches(parts[1:], globs[1:])
+    By the rule of `include:`, where `*` crosses folders; so `**/` may be no folder at all.
+    """
+    names = [pattern.removeprefix("./").rstrip("/") for pattern in patterns]
+    names += [name.replace("**/", "") for name in names]
+    return not names or any(matches(path, one) for name in names for one in (name, f"{name}/"))
 
 
 def is_log(path: str) -> bool:
@@ -158,7 +144,7 @@ _NUMBERED = re.compile(
 """A folder for one checkpoint: checkpoint-20, checkpoint_1, global_step20, iter_0000020,
 epoch=1-step=20.ckpt. Not `version_0` of Lightning, which holds all checkpoints of a start."""
 
-_OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
+OF_TRAINER = re.compile(r"checkpoint-\d+")  # PREFIX_CHECKPOINT_DIR, transformers/trainer_utils.py
 _OF_DEEPSPEED = re.compile(r"global_step\d+")  # save_checkpoint, deepspeed/runtime/engine.py
 _STATE = "trainer_state.json"
 _WRITTEN_FIRST = {"README.md", "config.json", "generation_config.json"}
@@ -168,8 +154,6 @@ _JUST_NOW_S = 10.0
 """Before the last change of all: a save of that time may have been under way."""
 _RECENTLY_S = 3600.0
 """Older files are not opened: each start sets aside what the end of the one before cut off."""
-_MOST_HEADER = 100 * 10**6  # bytes; MAX_HEADER_SIZE of safetensors/src/tensor.rs
-_ZIP_END = 22 + 2**16  # bytes: the record and the longest comment (APPNOTE.TXT, 4.3.16)
 
 
 @dataclass
@@ -273,7 +257,7 @@ def _unfinished(
 ) -> str:
     """Why the newest of some checkpoints is not whole, though no file in it is cut off."""
     files = checkpoint.files
-    if _OF_TRAINER.fullmatch(checkpoint.name):
+    if OF_TRAINER.fullmatch(checkpoint.name):
         # transformers/trainer.py, _save_checkpoint: weights, training_args.bin, optimizer.pt,
         # scheduler.pt, rng_state*.pth (each rank its own), and trainer_state.json last.
         if files.keys() <= _WRITTEN_FIRST:
@@ -283,13 +267,9 @@ def _unfinished(
             return "" if is_read else f"{_STATE} is cut off"
         if "training_args.bin" in files or any(_STATE in other.files for other in older):
             return f"it has no {_STATE}, which transformers' Trainer writes last"
-    is_just_written = max(files.values(), default=end) > end - _JUST_NOW_S
     if not older:
-        is_named = not _OF_DEEPSPEED.fullmatch(checkpoint.name) or (
-            (work / checkpoint.path).with_name("latest").exists()
-        )
-        is_whole = is_named or not is_just_written
-        return "" if is_whole else "there is no file `latest`, which DeepSpeed writes last"
+        return ""  # DeepSpeed itself reads none before its `latest` is there
+    is_just_written = max(files.values(), default=end) > end - _JUST_NOW_S
     # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
     # torch/distributed/checkpoint: .metadata last.
     missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds
@@ -321,14 +301,19 @@ def _not_latest(
 
 def _cut_off(path: Path) -> str:
     """Why a file is not whole; empty: it is, or its kind cannot be judged, or it is gone."""
-    with suppress(OSError):
+    from stage.bundle.inspect import safetensors_header  # slow to import; `status` needs none
+
+    try:
         if path.name.endswith(".index.json"):
             return _missing_shard(path)
-        if path.suffix in (".safetensors", *_ZIPS):
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                is_tensors = path.suffix == ".safetensors"
-                return _cut_tensors(file, size) if is_tensors else _cut_zip(file, size)
+        if path.suffix == ".safetensors":
+            safetensors_header(path)
+        elif path.suffix in _ZIPS:
+            return _cut_zip(path)
+    except DamageError as error:
+        return error.message.partition(": ")[2].rstrip(".")
+    except OSError:
+        pass
     return ""
 
 
@@ -340,27 +325,11 @@ def _missing_shard(path: Path) -> str:
     return f"it names {missing[0]}, which is not there" if missing else ""
 
 
-def _cut_tensors(file: IO[bytes], size: int) -> str:
-    """The format: 8 bytes of the header's length, the header in JSON, the tensors
-    (https://github.com/huggingface/safetensors#format).
-    """
-    try:
-        length = int.from_bytes(file.read(8), "little")
-        tensors = json.loads(file.read(min(length, _MOST_HEADER)))
-        ends = [tensors[name]["data_offsets"][1] for name in tensors.keys() - {"__metadata__"}]
-        whole = 8 + length + max(ends, default=0)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return "its header is cut off, or damaged"
-    return f"it has {size} of {whole} bytes" if size < whole else ""
-
-
-def _cut_zip(file: IO[bytes], size: int) -> str:
+def _cut_zip(path: Path) -> str:
     """torch.save writes a zip (torch/serialization.py), whose directory is at its end."""
-    start = file.read(4)
-    file.seek(max(0, size - _ZIP_END))
-    if not start or (start == b"PK\x03\x04" and b"PK\x05\x06" not in file.read(_ZIP_END)):
-        return "it is cut off"
-    return ""
+    start = read_start(path, 4)
+    is_whole = zipfile.is_zipfile(path) if start == b"PK\x03\x04" else start != b""
+    return "" if is_whole else "it is cut off"
 
 
 def set_aside(work: Path, broken: Sequence[tuple[Path, str]], aside: Path) -> list[str]:

@@ -18,27 +18,17 @@ from runner.job.reached_code import OwnCode
 def launch(run: CommandRun) -> Iterator[Finding]:
     """Words that cannot be started on the nodes of the job."""
     nodes, launch = run.places.nodes, run.launch
-    how = "once"
-    if launch.mode == "rank":
-        how = f"{nodes * launch.tasks_per_node} times, once for each rank"
-    elif nodes > 1:
-        how = f"once on each of {nodes} nodes" if launch.mode == "node" else "on the first node"
+    starts = {
+        "rank": f"{nodes * launch.tasks_per_node} times, once for each rank",
+        "node": f"once per node, on {human_count(nodes, 'node')}",
+        "once": "once",
+    }
     ranks = ""
     if launch.mode == "node" and launch.processes:
-        ranks = f", with {human_count(launch.processes, 'rank')}{' each' if nodes > 1 else ''}"
+        ranks = f", with {human_count(launch.processes, 'rank')} each"
     yield fact_line(f"command: {' '.join(run.words)}")
-    yield fact_line(f"it starts {how}{ranks}")
+    yield fact_line(f"it starts {starts[launch.mode]}{ranks}")
     yield from map(note, launch.notes)
-
-
-@needs()
-def begins_anew(run: CommandRun) -> Iterator[Finding]:
-    """A command that has ended well, and is another now."""
-    if run.earlier and run.earlier[-1].get("kind") == "done" and not run.known(CommandRun.finished):
-        yield note(
-            f"{run.folder.root}: the command has ended well there; its words, its project or the "
-            "bundle is another now, so it begins anew"
-        )
 
 
 @needs(CommandRun.project)
@@ -68,15 +58,10 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     # The words of a later start are as wrong at the first one.
     words = (*run.words, *run.config.on_resume)
     code = OwnCode(run.root, files, words, run.start_folder)
-    catalogue, gpus = run.served, run.config.slurm.gpus_per_node or None
     is_here = run.known(CommandRun.queue) is not None
-
-    def serves(kind: str, name: str) -> bool:
-        return catalogue.find(kind, name) is not None
-
-    job = CommandJob(run.job_python, serves, gpus, is_here, catalogue.own_names)
-    yield from findings(code, job)
+    gpus = run.config.slurm.gpus_per_node or None
+    yield from findings(code, CommandJob(run.job_python, run.served, gpus, is_here))
 
 
-ANYWHERE = (launch, project, begins_anew, *after((CommandRun.verification,), own_code))
+ANYWHERE = (launch, project, *after((CommandRun.verification,), own_code))
 """What ends a command, wherever it starts."""

@@ -19,7 +19,7 @@ from stage.lock.model import LeftOut
 from stage.lock.requests import PathRequest
 from stage.paths import printable
 from stage.private_files import check_not_private
-from stage.walk import Walk, check_no_pointers, check_readable, unreadable
+from stage.walk import Walk, check_no_pointers, check_readable
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,7 @@ def list_path(request: PathRequest, manifest: Manifest) -> Listing:
     if base.is_file():
         walk.sizes[base.name] = base.stat().st_size
     else:
-        try:
-            walk.run()
-        except OSError as error:
-            raise unreadable(f"{error.filename}: {error.strerror}", error.filename) from None
+        walk.run()
     for path in sorted(walk.others):
         if not why_left(path, request.include, request.exclude):
             raise PolicyError(

@@ -22,6 +22,7 @@ from runner.disks import cache_variables
 from runner.exec import by_hand
 from runner.exec import user_script as exec_module
 from runner.exec.user_script import environment, write_hub_cache
+from runner.from_stage import UsageError
 from runner.job.commands import shell_script
 from runner.job.launchers import Launch, Places, as_words, plan_launch
 from stage.serve.catalogue import ServedFile, ServedRepository, Version
@@ -241,15 +242,21 @@ def test_a_job_that_is_requeued_to_the_same_node_does_not_wait_for_its_killed_bu
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_disk_without_locks_keeps_the_caches_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Lustre without flock: it is unknown who uses the caches, so no script removes them."""
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
-    os.close(exec_module._in_use(tmp_path))
-    assert (tmp_path / exec_module.NEVER_CLEANED).exists()
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.EBADF, "no file")))
-    with pytest.raises(OSError, match="no file"):
-        exec_module._in_use(tmp_path)
+    (tmp_path / "exec").mkdir()
+    lock = exec_module._in_use(tmp_path)
+    assert "takes no locks" in capsys.readouterr().err
+    exec_module._cleaner(tmp_path, lock, {"SLURM_JOB_ID": "7"})()
+    assert (tmp_path / "exec").is_dir()
+    monkeypatch.undo()
+    exec_module._cleaner(tmp_path, lock, {"SLURM_JOB_ID": "7"})()
+    assert not (tmp_path / "exec").exists()
 
 
 def test_what_is_not_in_the_bundle_is_named_with_the_line_for_the_manifest(node: Cluster) -> None:
@@ -454,15 +461,27 @@ def test_a_job_script_that_starts_ranks_by_srun_is_not_started_once_per_node(
     script.chmod(0o755)
     process = start(node, "./job.sh", offline=False, **TWO_NODES)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and "job.sh:5: `srun` starts processes on 2 nodes" in err
+    assert process.returncode == 2 and "this job has 2 nodes, and the bundle" in err
     assert yaml.safe_load(in_it(err, "  command: .*")) == {"command": "./job.sh"}
     for line in ("srun python x.py", 'L="srun -n 2"; $L python x.py', "if true; then srun x; fi"):
         process = start(node, "bash", "-c", line, offline=False, **TWO_NODES)
         err = process.communicate(timeout=60)[1]
-        assert "bash:1: `srun` starts" in err and run_file_in(err)[1].mode in ("rank", "once")
+        assert "`bash` started, on this one alone" in err
+        assert run_file_in(err)[1].mode in ("rank", "once")
 
 
 TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+
+
+def test_a_task_whose_script_starts_processes_on_other_nodes_is_refused(tmp_path: Path) -> None:
+    step = {"SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NODELIST": "n1",
+            "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_PROCID": "0"}  # fmt: skip
+    with pytest.raises(UsageError, match="this one alone"):
+        by_hand.check_all_nodes(
+            ["bash", "x.sh"], tmp_path, {**TWO_NODES, **step}, b"srun python x.py\n"
+        )
+    by_hand.check_all_nodes(["bash", "x.sh"], tmp_path, {**TWO_NODES, **step}, b"python x.py\n")
 
 
 @pytest.mark.parametrize(
@@ -478,7 +497,7 @@ TWO_NODES = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM
             ["./srun", "python", "x.py"],
             TWO_NODES,
             [
-                "`srun` starts processes on 2 nodes",
+                "this job has 2 nodes",
                 '\n  command: "python x.py"\n',
                 "tasks_per_node: 1",
             ],

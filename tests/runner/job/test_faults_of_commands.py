@@ -127,11 +127,6 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "more ranks than GPUs": (nothing, COMMAND.replace("node 2", "node 8"), "8"),
     "an option that the script does not have": (nothing, f"{COMMAND} --modle x", "--modle"),
-    "a variable that nothing sets": (
-        changed("print(", "print(os.environ['DATA_ROOT'], "),
-        COMMAND,
-        "DATA_ROOT",
-    ),
     "an upload": (
         changed('report_to="none"', 'report_to="none", push_to_hub=True'),
         COMMAND,

@@ -14,6 +14,7 @@ from runner.job.findings import Finding
 from runner.job.own_code import CommandJob, JobPython, findings
 from runner.job.reached_code import OwnCode, reach
 from stage.lock.manifest import Manifest
+from stage.serve.catalogue import Catalogue, ServedRepository
 from tests.remedies.obeyed import in_it, obeys
 
 OURS = "runner/job/own_code.py"
@@ -43,8 +44,9 @@ class Project:
         return OwnCode(self.root, frozenset(paths - self.ignored), tuple(command.split()), folder)
 
     def check(self, command: str = "python train.py", folder: str = "") -> list[Finding]:
-        serves = lambda kind, name: (kind, name) in self.served  # noqa: E731
-        job = CommandJob(self.python, serves, self.gpus, self.is_here, self.own)
+        names = self.served | {("models", name) for name in self.own}
+        served = Catalogue({key: ServedRepository(key[0], key[1], ()) for key in names})
+        job = CommandJob(self.python, served, self.gpus, self.is_here)
         return list(findings(self.code(command, folder), job))
 
     def only(self, command: str = "python train.py", folder: str = "") -> Finding:
@@ -367,7 +369,6 @@ def test_a_folder_of_data_that_git_ignores(project: Project) -> None:
 LOADS = "from transformers import AutoModel\nfrom datasets import load_dataset\n"
 
 
-@obeys(OURS, "In the manifest, below `assets:`, write {}: {{}: {}}; then fetch again.")
 @pytest.mark.parametrize(
     ("text", "kind", "name"),
     [
@@ -399,11 +400,14 @@ def test_a_repository_in_the_code(
 ) -> None:
     project.write("train.py", f"{text}\n")
     (found,) = [f for f in project.check() if "imports" not in f.message]
-    assert (found.level, f"asks for the {kind} `{name}`" in found.message) == ("warning", True)
+    assert (found.level, f"asks for the {kind} {name}: not in" in found.message) == (
+        "warning",
+        True,
+    )
     assert found.message.startswith("train.py:")
     manifest = tmp_path / "manifest.yaml"
-    line = in_it(found.remedy, r"[\w-]+: \{.*?\}")
-    manifest.write_text(f"format: 1\nname: mine\nassets:\n  {line}\n", encoding="utf-8")
+    lines = in_it(found.remedy, r"(?s)  \S+:\n    .*")
+    manifest.write_text(f"format: 1\nname: mine\nassets:\n{lines}\n", encoding="utf-8")
     (asset,) = Manifest.load(manifest).requests.values()
     assert asset.location == name
 
@@ -440,7 +444,7 @@ def test_a_class_that_nothing_calls_is_not_read_for_names(project: Project) -> N
     project.write("zoo.py", f"class Adapter:\n{load}\nregister(Adapter)\n")
     assert project.write("train.py", "import zoo\n").check() == []
     project.write("train.py", "import zoo\nzoo.Adapter()\n")
-    assert "`org/other`" in project.only().message
+    assert "model org/other:" in project.only().message
 
 
 def test_a_word_of_the_command_wins_over_a_default(project: Project) -> None:
@@ -466,14 +470,14 @@ def test_a_word_of_the_command_wins_over_a_default(project: Project) -> None:
 )
 def test_a_repository_in_a_config_of_the_command(project: Project, name: str, text: str) -> None:
     found = project.write(name, text).only(f"llamafactory-cli train {name}")
-    assert found.message.startswith(f"{name}:2: asks for the model `org/other`")
+    assert found.message.startswith(f"{name}:2: asks for the model org/other: not in")
 
 
 @pytest.mark.parametrize(
     "text", ["dataset_mixer:\n  org/other: 0.5\n", "datasets:\n- path: org/other\n  type: alpaca\n"]
 )
 def test_datasets_in_a_config(project: Project, text: str) -> None:
-    assert "dataset `org/other`" in project.write("x.yaml", text).only("trl sft x.yaml").message
+    assert "dataset org/other" in project.write("x.yaml", text).only("trl sft x.yaml").message
 
 
 @pytest.mark.parametrize(
@@ -488,8 +492,8 @@ def test_a_repository_in_the_words_of_the_command(project: Project) -> None:
     words = "--model_name_or_path bert-base-cased --dataset_name glue --tokenizer_name=org/here"
     messages = [found.message for found in project.check(f"python train.py {words}")]
     assert messages == [
-        "the command: asks for the dataset `glue`, and the bundle does not have it.",
-        "the command: asks for the model `bert-base-cased`, and the bundle does not have it.",
+        "the command: asks for the dataset glue: not in this bundle.",
+        "the command: asks for the model bert-base-cased: not in this bundle.",
     ]
 
 
@@ -580,29 +584,12 @@ def test_variables_that_the_code_sets(project: Project, text: str) -> None:
         "os.environ['CUDA_VISIBLE_DEVICES'] = str(rank)",
         "if args.cpu:\n    os.environ['CUDA_VISIBLE_DEVICES'] = '-1'",
         "os.environ['TOKENIZERS_PARALLELISM'] = 'false'",
-        "os.environ['RANK']\nos.environ['SLURM_PROCID']\nos.environ['HOME']",
-        "os.environ.get('MINE')\nos.getenv('MINE')",
-        "os.environ['MINE'] = 'x'\nos.environ['MINE']",
         "os.environ['MINE'] = str(x)\nos.environ['MINE']",
-        "if x:\n    os.environ['MINE'] = 'x'\nos.environ['MINE']",
-        "load_dotenv()\nos.environ['MINE']",
-        "if 'MINE' in os.environ:\n    os.environ['MINE']",
-        "def f():\n    return os.environ['MINE']",
-        "x = os.environ['MINE'] if 'MINE' in os.environ else ''",
+        "os.environ['MINE']",
     ],
 )
 def test_variables_that_are_no_fault(project: Project, text: str) -> None:
     assert project.write("train.py", f"import os\n{text}\n").check() == []
-
-
-@obeys(OURS, "Begin the command with {}=VALUE.")
-def test_a_variable_that_nothing_sets(project: Project) -> None:
-    project.write("train.py", "import os\nx = os.environ['MY_DATA']\n")
-    found = project.only()
-    assert (
-        found.message == "train.py:2: reads the variable MY_DATA, and nothing sets it in the job."
-    )
-    assert project.check(f"{in_it(found.remedy, 'MY_DATA=VALUE')} python train.py") == []
 
 
 def test_offline_variables_before_the_program_do_no_harm(project: Project) -> None:
@@ -718,4 +705,4 @@ def test_an_own_name_is_no_repository_of_a_hub(project: Project) -> None:
     project.own = ["bundle/tiny-qwen"]
     command = "python train.py --model_name_or_path"
     assert "Did you mean `bundle/tiny-qwen`?" in project.only(f"{command} bundle/tiny-qwn").remedy
-    assert "Write `bundle/tiny-qwen`" in project.only(f"{command} tiny-qwen").remedy
+    assert "it is here as `bundle/tiny-qwen`" in project.only(f"{command} tiny-qwen").remedy

@@ -336,8 +336,8 @@ def test_what_was_missed_is_added_to_the_manifest_as_its_lines(project: Cluster)
     assert "added to m.yaml: not-there, nor-this" in said.stdout
     assert f"next: stage fetch m.yaml -o {project.bundle}" in said.stdout
     assert (project.folder / "m.yaml").read_text() == MANIFEST.replace(
-        "# small\n",
-        "# small\n"
+        "assets:\n",
+        "assets:\n"
         "    not-there:\n      model: acme/not-there\n"
         "    nor-this:\n      model: acme/nor-this\n",
     )
@@ -352,7 +352,7 @@ def test_what_was_missed_is_added_to_the_manifest_as_its_lines(project: Cluster)
     ("text", "becomes"),
     [
         ("format: 1\nassets:\n", "format: 1\nassets:\n  a:\n    model: x/a\n"),
-        ("assets:\n  b:\n    path: b", "assets:\n  b:\n    path: b\n  a:\n    model: x/a\n"),
+        ("assets:\n  b:\n    path: b", "assets:\n  a:\n    model: x/a\n  b:\n    path: b\n"),
         ("assets:\n  a: {path: b}\n", "assets:\n  a: {path: b}\n"),
         ("assets:\n  b: {model: x/a}\n", "assets:\n  b: {model: x/a}\n"),
         ("assets: {b: {path: b}}\n", None),

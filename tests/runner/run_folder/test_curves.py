@@ -6,22 +6,40 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from runner.run_folder.curves import MOST_NAMES, Curves, curves_of
-from runner.run_folder.history import History
+from runner.run_folder.curves import CURVES, MOST_NAMES, with_curves
+from runner.run_folder.history import Columns, History
+from runner.run_folder.layout import RunFolder
 from runner.run_folder.report import write_report
-from runner.run_folder.results import results
 from tests.runner.folders import HOSTILE
 from tests.runner.run_folder.test_report import drawn_in, page_of
 
 
-def read(work: Path) -> Curves:
-    return curves_of(work, results(work, {}))
+@dataclass(frozen=True)
+class Folder(RunFolder):
+    @property
+    def work(self) -> Path:
+        return self.root
+
+
+def read(work: Path) -> History:
+    """The history of a command that wrote into this folder."""
+    none: dict[str, Any] = {
+        "facts": {},
+        "memory": {},
+        "checkpoints": (),
+        "jobs": (),
+        "warnings": (),
+    }
+    settings = {"command": "x"}
+    empty = History(Folder(work), settings, steps=Columns(), validations=Columns(), **none)
+    return with_curves(empty)
 
 
 def write(path: Path, content: Any) -> None:
@@ -51,7 +69,9 @@ def test_the_state_of_trainer_gives_curves_by_our_names(tmp_path: Path) -> None:
     trainer_state(tmp_path, 2, checkpoint=2)
     trainer_state(tmp_path, 4, checkpoint=4)
     found = read(tmp_path)
-    assert found.source == "out/checkpoint-4/trainer_state.json" and found.notes == ()
+    assert (
+        found.facts[CURVES] == "work/out/checkpoint-4/trainer_state.json" and found.warnings == ()
+    )
     assert found.steps.points("loss") == [(1, 5.0), (2, 2.5), (3, 5 / 3), (4, 1.25)]
     assert found.steps.numbers("lr") == [1e-3] * 4 and found.steps.numbers("grad_norm") == [1] * 4
     assert found.validations.points("validation_loss") == [(2, 3.0), (4, 1.5)]
@@ -65,8 +85,8 @@ def test_a_newest_state_that_is_damaged_gives_way_to_the_one_before(tmp_path: Pa
     trainer_state(tmp_path, 4, checkpoint=4)
     write(tmp_path / "out/checkpoint-6/trainer_state.json", '{"log_history": [{"lo')
     found = read(tmp_path)
-    assert found.source == "out/checkpoint-4/trainer_state.json"
-    assert "out/checkpoint-6/trainer_state.json was not read" in found.notes[0]
+    assert found.facts[CURVES] == "work/out/checkpoint-4/trainer_state.json"
+    assert "out/checkpoint-6/trainer_state.json was not read" in found.warnings[0]
 
 
 def test_lines_of_json_with_a_step_are_curves(tmp_path: Path) -> None:
@@ -105,10 +125,10 @@ def test_the_event_files_of_tensorboard_give_curves(
     assert found.steps.numbers("train/entropy") == [0.5] * 6
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing", None)
     missing = read(tmp_path)
-    assert missing.source == ""
+    assert missing.facts[CURVES] is None
     assert (
         f"no package tensorboard; where one has: tensorboard --logdir {tmp_path}/runs/a"
-        in (missing.notes[0])
+        in (missing.warnings[0])
     )
 
 
@@ -125,7 +145,7 @@ def test_measures_at_the_end_are_a_table(tmp_path: Path) -> None:
 def test_files_of_wandb_are_named_with_the_command_that_sends_them(tmp_path: Path) -> None:
     write(tmp_path / "wandb/offline-run-20261128_101010-ab/run-ab.wandb", "x")
     write(tmp_path / "wandb/offline-run-20261128_101010-ab/files/output.log", "x")
-    (note,) = read(tmp_path).notes
+    (note,) = read(tmp_path).warnings
     assert note.endswith(f": wandb sync {tmp_path}/wandb/offline-run-20261128_101010-ab")
 
 
@@ -160,7 +180,7 @@ def test_values_that_are_no_numbers_and_too_many_names_are_bounded(tmp_path: Pat
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "metrics.jsonl", "wb") as file:
         file.truncate(65 * 10**6)
-    assert read(tmp_path).notes == ("metrics.jsonl was not read: it has 65 MB",)
+    assert read(tmp_path).warnings == ("metrics.jsonl was not read: it has 65 MB",)
 
 
 def command_run(root: Path, log: str = "") -> Path:

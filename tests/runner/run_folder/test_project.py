@@ -141,17 +141,6 @@ def test_submodules_clones_and_worktrees_travel(checkout: Path, tmp_path: Path) 
     git(checkout, "worktree", "add", "-q", str(tmp_path / "tree"))
     tree = list_project(tmp_path / "tree", (), ())
     assert "train.py" in tree.files and ".git" not in tree.files and not tree.is_dirty
-    (note,) = [note for note in tree.notes if "submodule" in note]
-    git(
-        tmp_path,
-        "-c",
-        "x.y=1",
-        *in_it(note, "(?<=git ).*").replace("'", "").split(" ")[:0],
-        "version",
-    )
-    command = in_it(note, "git -C .*").replace("git ", "git -c protocol.file.allow=always ", 1)
-    subprocess.run(command, shell=True, check=True, capture_output=True)
-    assert "sub/code.py" in list_project(tmp_path / "tree", (), ()).files
 
 
 def test_what_the_user_replaced_travels_as_it_is_now(
@@ -276,7 +265,7 @@ def test_a_large_file_is_named_with_its_way(
     with pytest.raises(UsageError) as caught:
         list_project(checkout, (), ())
     told = str(caught.value)
-    assert "`data/big [1].bin` (60 MB, 1 file)" in told and "no file above 50 MB" in told
+    assert "`data/big [1].bin` (60 MB)" in told and "no file above 50 MB" in told
     command = in_it(told, "(?<=Keep it out of the project: ).*")
     subprocess.run(command, shell=True, check=True)
     assert "data/small.bin" in list_project(checkout, (), ()).files
@@ -296,13 +285,11 @@ def test_many_files_or_bytes_are_named_by_their_folder(
     for number in range(30):
         write(checkout, **{f"images__{number}": "x" * 100})
     monkeypatch.setattr(project_module, "MOST_FILES", 30)
-    with pytest.raises(UsageError, match=r"`images` \(3 kB, 30 files\), `lib` \(0 B, 2 files\)"):
+    with pytest.raises(UsageError, match=r"`images` \(30 files\), `lib` \(2 files\)"):
         list_project(checkout, (), ())
     monkeypatch.setattr(project_module, "MOST_FILES", 100)
     monkeypatch.setattr(project_module, "MOST_BYTES", 2000)
-    with pytest.raises(
-        UsageError, match=r"(?s)`images` \(3 kB, 30 files\).*data/files/images"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"(?s)`images` \(3 kB\).*data/files/images") as caught:
         list_project(checkout, (), ())
     command = in_it(str(caught.value), "(?<=Keep it out of the project: ).*")
     subprocess.run(command, shell=True, check=True)
@@ -452,21 +439,18 @@ def test_work_stays_until_the_project_is_another(
 
 def hostile(folder: Path, members: dict[str, bytes | str], **more: Any) -> None:
     """An archive and a description of these files (bytes) and links (text)."""
-    project_files, links, entries = {}, {}, []
+    project_files, links = {}, {}
     with tarfile.open(folder / "project.tar", "w") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             if isinstance(content, str):
                 info.type, info.linkname, links[name] = tarfile.SYMTYPE, content, content
-                entries.append((name, info.mode, content))
                 tar.addfile(info)
             else:
                 sha256 = hashlib.sha256(content).hexdigest()
                 info.size, project_files[name] = len(content), [len(content), sha256]
-                entries.append((name, info.mode, sha256))
                 tar.addfile(info, io.BytesIO(content))
-    digest = project_module._digest(entries)
-    told = {"format": 1, "digest": digest, "commit": None, "dirty": None, "root": "/x"}
+    told = {"format": 1, "digest": "d", "commit": None, "dirty": None, "root": "/x"}
     told |= {"files": project_files, "links": links}
     (folder / "project.json").write_text(json.dumps({**told, **more}))
 

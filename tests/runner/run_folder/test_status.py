@@ -246,7 +246,7 @@ def test_logs_show_the_last_lines_of_the_newest_job_or_of_a_rank(
     done = CliRunner().invoke(main, ["logs", str(folder), "--rank", "5"])
     assert (
         done.exit_code == 2
-        and "There are: --rank 1, without --rank the log of job 10." in done.output
+        and "There are: without --rank the log of job 10, --rank 1." in done.output
     )
 
 
