@@ -267,9 +267,13 @@ def _unfinished(
             return "" if is_read else f"{_STATE} is cut off"
         if "training_args.bin" in files or any(_STATE in other.files for other in older):
             return f"it has no {_STATE}, which transformers' Trainer writes last"
-    if not older:
-        return ""  # DeepSpeed itself reads none before its `latest` is there
     is_just_written = max(files.values(), default=end) > end - _JUST_NOW_S
+    if not older:
+        is_named = not _OF_DEEPSPEED.fullmatch(checkpoint.name) or (
+            (work / checkpoint.path).with_name("latest").exists()
+        )
+        is_whole = is_named or not is_just_written
+        return "" if is_whole else "there is no file `latest`, which DeepSpeed writes last"
     # accelerate/checkpointing.py, save_accelerator_state: random_states_N.pkl last;
     # torch/distributed/checkpoint: .metadata last.
     missing = set.intersection(*(other.kinds for other in older)) - checkpoint.kinds

@@ -249,6 +249,12 @@ def test_a_checkpoint_of_deepspeed_counts_when_latest_names_it(tmp_path: Path) -
     assert torn(tmp_path) == {}
     write(tmp_path, ("out/latest", "global_step11"))
     assert torn(tmp_path) == {"out/latest": "it names global_step11, which is not there"}
+    (tmp_path / "alone").mkdir()
+    write(tmp_path / "alone", f"global_step1/{states}")
+    assert "latest" in torn(tmp_path / "alone")["global_step1"]
+    write(tmp_path / "alone", f"global_step1/{states}", age=60)
+    write(tmp_path / "alone", "later.txt")
+    assert torn(tmp_path / "alone") == {}, "it asked for no `latest`"
 
 
 def test_a_part_that_is_cut_off_takes_its_whole_checkpoint_along(tmp_path: Path) -> None:
