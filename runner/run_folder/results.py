@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from runner.from_stage import DamageError, IncompleteError, hash_file, read_start
+from runner.from_stage import DamageError, IncompleteError, hash_file, read_start, write_atomically
 from runner.run_folder.layout import read_json
 from stage.walk import matches
 
@@ -293,6 +293,9 @@ def _not_latest(
     """
     with suppress(OSError, UnicodeDecodeError), open(work / path, encoding="utf-8") as file:
         tag = file.read(200).strip()
+        parent = work / path.rpartition("/")[0]
+        if not tag and _newest_of_deepspeed(parent):  # the end came between open and write
+            return {path: "it is empty"}
         family = families.get((path.rpartition("/")[0], _without_numbers(tag)), ())
         names = [checkpoint.name for checkpoint in family]
         if tag in names:
@@ -364,7 +367,17 @@ def set_aside(work: Path, broken: Sequence[tuple[Path, str]], aside: Path) -> li
                 "Correct that, then run the same command again.",
             ) from None
         lines.append(f"{inside.as_posix()}: half-written ({why}); moved to {target}")
+        # Without the file DeepSpeed begins anew, without a word.
+        if path.name == "latest" and (tag := _newest_of_deepspeed(path.parent)):
+            write_atomically(path, tag.encode())
+            lines.append(f"{inside.as_posix()}: names {tag} now, the newest that is there")
     return lines
+
+
+def _newest_of_deepspeed(folder: Path) -> str:
+    """The name of DeepSpeed's newest checkpoint in a folder; empty: there is none."""
+    names = [path.name for path in folder.glob("global_step*") if path.is_dir()]
+    return max(filter(_OF_DEEPSPEED.fullmatch, names), key=_numbers, default="")
 
 
 def is_of_checkpoint(path: str) -> bool:

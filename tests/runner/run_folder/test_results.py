@@ -257,6 +257,22 @@ def test_a_checkpoint_of_deepspeed_counts_when_latest_names_it(tmp_path: Path) -
     assert torn(tmp_path / "alone") == {}, "it asked for no `latest`"
 
 
+@pytest.mark.parametrize("tag", ["", "global_step11"])
+def test_latest_of_deepspeed_names_the_newest_checkpoint_after_a_kill(
+    tmp_path: Path, tag: str
+) -> None:
+    """Empty, load_checkpoint fails; without it, the training begins anew, without a word."""
+    work = tmp_path / "work"
+    work.mkdir()
+    for step in (9, 10):
+        write(work, f"out/global_step{step}/mp_rank_00_model_states.pt")
+    write(work, ("out/latest", tag))
+    said = set_aside(work, half_written(work, results(work, {})), tmp_path / "aside")
+    assert said[-1] == "out/latest: names global_step10 now, the newest that is there"
+    assert (work / "out/latest").read_text() == "global_step10" and torn(work) == {}
+    assert (tmp_path / "aside/out/latest").read_text() == tag
+
+
 def test_a_part_that_is_cut_off_takes_its_whole_checkpoint_along(tmp_path: Path) -> None:
     write(tmp_path, "out/checkpoint-9/trainer_state.json", "out/checkpoint-5/trainer_state.json")
     write(tmp_path, ("out/checkpoint-9/global_step9/a.pt", ""), ("best.ckpt", ""))
