@@ -307,6 +307,11 @@ def launch(bundle: Path, output: Path, by_script: bool, overrides: tuple[str, ..
     help="With --to: what to fetch. Default: `manifest:` of RUN.",
 )
 @click.option("--logout", is_flag=True, help="With --to: close the connection at the end.")
+@click.option(
+    "--add",
+    is_flag=True,
+    help="With --to: first write into the manifest what an earlier job of RUN missed.",
+)
 @include_option
 @quiet_option
 def submit(
@@ -319,6 +324,7 @@ def submit(
     to: str | None,
     manifest: Path | None,
     logout: bool,
+    add: bool,
     include: tuple[str, ...],
     quiet: bool,
 ) -> None:
@@ -343,11 +349,11 @@ def submit(
             )
         from runner.remote.submit_to import start
 
-        options = {"dry_run": only_print, "quiet": quiet, "logout": logout}
+        options = {"add": add, "dry_run": only_print, "quiet": quiet, "logout": logout}
         sys.exit(start(run, to, bundle, manifest, overrides, axes, **options))
-    if manifest is not None or logout:
+    if manifest is not None or logout or add:
         raise UsageError(
-            "runner submit: --manifest and --logout go with --to.",
+            "runner submit: --manifest, --add and --logout go with --to.",
             "runner submit RUN --to CLUSTER; without: runner submit RUN --bundle BUNDLE",
         )
     from runner import offline

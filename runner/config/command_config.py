@@ -111,7 +111,9 @@ class CommandConfig(JobConfig):
     @property
     def project(self) -> Path | None:
         """The folder of `code:`; None: it is to be found."""
-        return None if self.code is None else (self.path.parent / self.code).resolve()
+        if self.code is None:
+            return None
+        return (self.path.parent / Path(self.code).expanduser()).resolve()
 
     def with_values(self) -> Words:
         """The command with the values in the place of `${NAME}`.

@@ -54,6 +54,7 @@ from runner.job.training_run import TrainingRun
 from runner.remote.road import OUTPUT, Road, sha256_of
 from runner.remote.there import End, There, plan_digest, sending, states_in, understood, walk
 from runner.run_folder.layout import RunFolder
+from runner.run_folder.missing import add_to_manifest, entries_in
 from stage.bundle.bundle import Bundle
 from stage.carry.probe import collect
 from stage.carry.push import drop_from_memory, push, run_rsync
@@ -169,13 +170,20 @@ def start(
     overrides: Sequence[str],
     axes: Sequence[str],
     *,
+    add: bool,
     dry_run: bool,
     logout: bool,
     quiet: bool,
 ) -> int:
-    """Walks the whole road, or shows it."""
+    """Walks the whole road, or shows it.
+
+    With `add`, first what an earlier job missed comes into the manifest.
+    """
     road = Road.of(run, to, bundle, manifest, overrides, axes)
     target = road.cluster.target
+    if add:
+        _add_missing(road)
+        road = Road.of(run, to, bundle, manifest, overrides, axes)
     if dry_run:
         show_road(road)
         return 0
@@ -188,6 +196,20 @@ def start(
     finally:
         if logout and target.host is not None:
             log_out(target)
+
+
+def _add_missing(road: Road) -> None:
+    """Writes into the manifest here what the job there asked for and its bundle does not have."""
+    manifest = road.here.manifest.path
+    with connected(road.cluster.target) as remote:
+        into = f"cd {remote.inside(road.output)} 2>/dev/null"
+        found = remote.ask(f"{into} && cat missing.yaml *=*/missing.yaml 2>/dev/null")
+    missing = entries_in(as_shown(found.text))
+    added = add_to_manifest(missing, manifest) if missing else []
+    what = "the job there asked for nothing that the bundle does not have"
+    if missing:
+        what = f"added to {manifest}: {', '.join(added)}" if added else f"{manifest} has all of it"
+    print_line(what)
 
 
 def _to_disk(road: Road, quiet: bool) -> int:

@@ -60,8 +60,9 @@ def lines_of_command(history: History) -> list[str]:
         lines.append("no result")
     if missing := missing_of(history.folder.missing):
         lines.append(
-            "the bundle lacks what it asked for; on the laptop: runner check RUN --add writes this "
-            "into the manifest, below `assets:`; then stage fetch and stage push:"
+            "the bundle lacks what it asked for; on the laptop: runner submit RUN --to CLUSTER "
+            "--add brings it; by hand: write this below `assets:` of the manifest, then stage "
+            "fetch and stage push:"
         )
         lines += [f"  {line}" for line in missing.splitlines()]
     return lines

@@ -25,9 +25,13 @@ def missing_of(path: Path) -> str:
     Each node of the job writes them.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return entries_in(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
+
+
+def entries_in(text: str) -> str:
+    """The entries in what the nodes of a job wrote, each once."""
     return "\n".join(dict.fromkeys(found[0] for found in _ENTRY.finditer(text)))
 
 
@@ -53,6 +57,13 @@ def add_to_manifest(missing: str, manifest: Path) -> list[str]:
     }
     if not new:
         return []
+    odd = [name for name, entry in new.items() if not _is_asked_of_a_hub(entry)]
+    if odd:
+        raise UsageError(
+            f"{manifest}: nothing was added: no job asks for an entry such as `{odd[0]}`.",
+            "It may be a trick: `path:` and `url:` would send what is on this machine, and "
+            "`allow_code:` lets code run. Write by hand what you want.",
+        )
     block = _ASSETS.search(text)
     margin = (block["margin"] if block else "") or "  "
     written = [
@@ -69,6 +80,14 @@ def add_to_manifest(missing: str, manifest: Path) -> list[str]:
         )
     write_atomically(manifest, changed.encode())
     return list(map(str, new))
+
+
+def _is_asked_of_a_hub(entry: object) -> bool:
+    """Whether an entry names a repository, as the bundle's Hub writes it; a job may write more."""
+    if not isinstance(entry, dict):
+        return False
+    allowed = {"model", "dataset", "metric", "include"}
+    return entry.keys() <= (allowed | {"allow_code"} if "metric" in entry else allowed)
 
 
 def _assets(text: str) -> object:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lib.hub.loopback_hub import LoopbackHub
 from tests.remedies.obeyed import obeys
-from tests.site.conftest import Site
+from tests.site.conftest import Site, tiny_bert
 from tests.site.road import PROGRAMS, Laptop, laptop_of
 from tests.support.commands import run_file, write_project
 
@@ -125,3 +126,32 @@ def test_a_project_goes_by_a_carried_disk(laptop: Laptop, site: Site) -> None:
     assert site.wait_for_end(job)["JobState"] == "COMPLETED"
     assert "the run is finished" in site.run(*go).stdout
     assert len([*laptop.work.glob("output/mine/work/out/rank-*.json")]) == 2
+
+
+ASK_PY = """\
+from huggingface_hub import hf_hub_download
+hf_hub_download("-".join(["acme/other", "one"]), "config.json")
+print("it is here")
+"""
+
+
+def test_what_a_job_missed_is_added_fetched_and_sent(
+    laptop: Laptop, site: Site, tmp_path: Path
+) -> None:
+    """A name that is computed: no reading finds it."""
+    write_project(laptop.folder / "project", ask_py=ASK_PY)
+    write(laptop, command="python ask.py", launch="once", slurm={"options": {"mem": "500M"}})
+    job = site.job_number(laptop.run(*SUBMIT))
+    assert site.wait_for_end(job)["JobState"] == "FAILED"
+    shown = laptop.run("status", "runs/mine.yaml", "--to", "site")
+    assert "model: acme/other-one" in shown, shown
+    with LoopbackHub(tmp_path / "hub") as hub:
+        hub.repositories.commit("models", "acme/other-one", tiny_bert(tmp_path / "model"))
+        laptop.variables["HF_ENDPOINT"] = hub.endpoint
+        said = laptop.run(*SUBMIT, "--add")
+    assert "added to tiny.yaml: other-one" in said, said
+    second = site.job_number(said)
+    assert second != job and site.wait_for_end(second)["JobState"] == "COMPLETED"
+    assert "it is here" in laptop.run("logs", "runs/mine.yaml", "--to", "site")
+    said = laptop.run(*SUBMIT, "--add")
+    assert "asked for nothing that the bundle does not have" in said and "is finished" in said

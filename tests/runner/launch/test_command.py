@@ -399,3 +399,26 @@ def test_a_private_file_stays_here_unless_it_is_asked_for(project: Cluster) -> N
     said = train(project, "test ! -e .env")
     assert "private files stay here: `.env`" in said and "include: [NAME]" in said
     assert "private files" not in train(project, "test -e .env", include=[".env"])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("path: /home/me/.ssh",),
+        ("url: http://x/y", "sha256: " + "0" * 64),
+        ("model: x/a", "path: ~/secrets"),
+        ("model: x/a", "allow_code: true"),
+        ("environment: ../environment.yml",),
+        ("dataset: x/a", "script: run.py"),
+    ],
+)
+def test_an_entry_that_no_job_asks_for_is_not_added(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    """The text comes from a cluster: by it, files of the laptop could be sent there."""
+    manifest, text = tmp_path / "m.yaml", "assets:\n  b: {path: b}\n"
+    manifest.write_text(text)
+    entry = "\n".join(("  trick:", *(f"    {line}" for line in lines)))
+    with pytest.raises(UsageError, match="no job asks for an entry such as `trick`"):
+        add_to_manifest(f"  a:\n    model: x/a\n{entry}", manifest)
+    assert manifest.read_text() == text
+    metric = "  accuracy:\n    metric: accuracy\n    allow_code: true"
+    assert add_to_manifest(metric, manifest) == ["accuracy"]
