@@ -160,6 +160,15 @@ def test_paths_folders_and_values_mean_what_they_meant(project: Cluster) -> None
     assert made == f"{there} {there} --lr 0.5 --text two words"
 
 
+def test_its_programs_are_those_of_the_environment_where_path_has_others(
+    project: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.defpath)  # as in a container: the PATH of its image
+    assert "/bin/python\n" in train(
+        project, "python -c 'import runner, sys; print(sys.executable)'"
+    )
+
+
 def test_what_is_not_in_the_bundle_is_kept_as_the_manifests_lines(project: Cluster) -> None:
     (project.folder / "missing.py").write_text(MISSING)
     train(project, "python missing.py")
