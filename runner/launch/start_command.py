@@ -163,8 +163,9 @@ class _Begun:
     def start(self, start: Start, environ: Mapping[str, str]) -> Outcome:
         """Starts the command and waits for its end."""
         run, folder = self.run, self.run.folder
-        for path in (folder.limit, folder.missing):
-            path.unlink(missing_ok=True)
+        folder.limit.unlink(missing_ok=True)
+        if environ.get("SLURM_RESTART_COUNT", "0") == "0":  # else an earlier start of this job
+            folder.missing.unlink(missing_ok=True)
         # Before its first checkpoint a command has often written its settings; Trainer ends where
         # it is to go on and has no checkpoint.
         saved = (one for one in self.before if not one.path.endswith(_SETTINGS))
@@ -345,9 +346,12 @@ class _Begun:
         said = last_words(_written_since(log, begun)) if log else last_words("")
         place = f"{log}:{said.line + _lines_before(log, begun)}" if log and said.line else ""
         outcome = outcome_of_command(ended, said, place, resumes=run.config.resumes, made=len(made))
-        self._note_end(outcome, after)
         for line in outcome.messages:
             print_line(line, err=True)
+        try:
+            self._note_end(outcome, after)
+        except OSError as error:  # the command may have filled the disk; its own words count
+            say(f"{folder.environment}: the end is not recorded: {error.strerror}")
         if outcome.kind == "stopped" and start.job is not None and run.config.resumes and made:
             if self.by_script:
                 (folder.step / STOPPED).touch()  # its script asks Slurm
