@@ -79,6 +79,11 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     is_here = run.known(CommandRun.queue) is not None
     gpus = run.config.slurm.gpus_per_node or None
     yield from findings(code, CommandJob(run.job_python, run.served, gpus, is_here))
+    if run.job_python.words is None and not run.job_python.packages:
+        yield note(
+            "not checked here: what the code imports, because slurm.setup brings the job's Python. "
+            "In a shell after the lines of slurm.setup, its own `runner check` does"
+        )
 
 
 ANYWHERE = (launch, project, disk, *after((CommandRun.verification,), own_code))

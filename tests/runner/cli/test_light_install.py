@@ -238,6 +238,9 @@ def test_the_light_install_checks_a_command(light: Path, home: Path) -> None:
     assert said[plain].code == 0 and "lacks" not in said[plain].out, said[plain]
     assert "`torchrun`, and there is no such program" in said[ranks].err, said[ranks]
     assert "Did you mean" not in said[ranks].err, said[ranks]
+    brought = f"{ranks} --set 'slurm.setup=[\". /envs/train/activate\"]'"
+    (done,) = run_all(light, home, [brought]).values()
+    assert "not checked here: what the code imports" in done.out, done
 
 
 def test_a_bundle_with_an_environment_is_the_first_remedy() -> None:
