@@ -276,7 +276,8 @@ class _Begun:
         """Waits for the end; after a stop signal, until it may be ended."""
         hang_after = self.run.config.hang_after
         looked = time.monotonic()
-        while process.poll() is None:
+        # Slurm's signal to all of a job ends the command before we look: that is no failure of it.
+        while process.poll() is None or received:
             if received:
                 number = received.popleft()
                 self._signals = frozenset({number})

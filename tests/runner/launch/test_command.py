@@ -227,6 +227,12 @@ def test_ctrl_c_ends_it_and_says_so(project: Cluster) -> None:
     assert "stopped by a signal" in status(project)
 
 
+def test_a_signal_that_ends_both_at_once_is_no_failure_of_the_command(project: Cluster) -> None:
+    """As `scancel` of a job whose command runs beside its launcher."""
+    said = train(project, ["bash", "-c", "touch made; kill $PPID $$"], code=5)
+    assert "stopped by a signal" in said and "Correct that" not in said, said
+
+
 def test_what_saves_on_sigterm_and_exits_well_has_not_finished(project: Cluster) -> None:
     process = started(project, "python train.py --sleep_at 2", "out/waits-0.log")
     process.send_signal(signal.SIGTERM)
