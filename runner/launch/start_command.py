@@ -64,7 +64,7 @@ from runner.slurm.environment import (
     srun_command,
     tasks_per_node,
 )
-from runner.slurm.jobs import step_name
+from runner.slurm.jobs import is_preempted, step_name
 from runner.slurm.requeue import STOPPED, requeue
 from runner.slurm.script import save_before_end_s
 
@@ -188,6 +188,12 @@ class _Begun:
             ended = self._here(argv, environ)
         else:
             ended = self._by_srun(argv, start.job, environ)
+        config = run.config
+        may_be = ended.code or config.on_limit or config.resumes  # what saves on it may exit with 0
+        if start.job is not None and not ended.signals and may_be:
+            # Before a preemption the step alone gets SIGTERM: that is no failure of the command.
+            by = frozenset({signal.SIGTERM}) if is_preempted(start.job.job_id) else frozenset()
+            ended = replace(ended, signals=by)
         return self._end(ended, start, environ, begun)
 
     def _here(self, argv: Sequence[str], environ: Mapping[str, str]) -> RanksExit:
