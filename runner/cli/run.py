@@ -26,6 +26,7 @@ from runner.from_stage import (
     print_json,
     print_line,
     quiet_option,
+    quoted,
     silent,
 )
 
@@ -415,7 +416,9 @@ def _submit(runs: Sequence[Run], alone: Run, wanted: SbatchRequest) -> None:
         alone.write_for_job()
 
     job = submit_job(wanted, alone.partition, write_for_job)
-    print_line(f"submitted job {job}; follow it: squeue -j {job}")
+    folder = quoted(alone.folder.root)
+    watch = f"runner status {folder}" if runs else f"runner logs -f {folder}"
+    print_line(f"submitted job {job}; follow it: {watch}")
     print_line(f"  script: {wanted.script}")
     log = str(wanted.log).replace("%j", str(job)).replace("%A", str(job)).replace("%a", "*")
     print_line(f"  log:    {log}")

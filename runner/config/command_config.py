@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import yaml
+
 from runner.config.fields import override
 from runner.config.job_config import FORMAT, NO_RESULT, JobConfig, name_of_file
 from runner.config.run_config import RunConfig
@@ -177,9 +179,13 @@ def has_command(path: Path, overrides: Sequence[str] = ()) -> bool:
         return True
     try:
         text = path.read_text("utf-8")
+        top = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError:
+        return re.search(r"^[\"']?command[\"']?[ \t]*:", text, re.MULTILINE) is not None
     except (OSError, ValueError):
         return False
-    return re.search(r"^[\"']?command[\"']?[ \t]*:", text, re.MULTILINE) is not None
+    # The keys as they stand, for a file in braces (JSON is YAML), too.
+    return isinstance(top, yaml.MappingNode) and any(key.value == "command" for key, _ in top.value)
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunConfig | CommandConfig:

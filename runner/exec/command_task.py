@@ -51,7 +51,7 @@ def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
     os.chdir(work)
     job = SlurmJobEnvironment.from_environ(environ)
     node = Node(number=0, nodes=1, processes=launch.processes, master="127.0.0.1", port=0, job="")
-    own = {"PWD": str(work)}
+    own = {"PWD": str(work), "PATH": _path_of_environment(environ)}
     if job is not None and job.step is not None and launch.mode != "once":
         info = RankInfo.of(environ)
         own |= info.variables() if launch.mode == "rank" else {"MASTER_PORT": str(info.port)}
@@ -77,6 +77,15 @@ def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
         between=partial(pass_on, folder.limit, os.getpid(), list[str]()),
     )
     os.execve(program, words, whole)
+
+
+def _path_of_environment(environ: Mapping[str, str]) -> str:
+    """PATH with the programs of the environment that runs this, which check has looked in.
+
+    A container has the PATH of its image, whose `python` is another one.
+    """
+    own, path = str(Path(sys.executable).parent), environ.get("PATH", os.defpath)
+    return path if own in path.split(os.pathsep) else f"{own}{os.pathsep}{path}"
 
 
 def _write_prolog(folder: RunFolder) -> Path:

@@ -319,7 +319,7 @@ def find_private_places(folders: Mapping[str, Path], mounts: str) -> Iterator[Fi
         if in_memory or (kind in LOCAL_DISKS and any(map(path.is_relative_to, LOCAL_NAMES))):
             where = "this node's memory" if in_memory else "a disk of this node"
             yield warning(
-                f"{what} {path} is on {where} ({kind}): the job's nodes have "
+                f"{what} {path} is on {where} ({kind}): the job's nodes may have "
                 "their own, in which it is not.",
                 "Use a folder on the shared disk; `runner rehearse RUN --bundle B --job` "
                 "shows what a node sees.",

@@ -169,7 +169,11 @@ class CommandRun(Run):
         if "/" not in name and shutil.which(name, path=path) is None and (here or is_mistyped):
             raise UsageError(
                 f"`command` starts `{name}`, and there is no such program.",
-                suggest(name, known, "Correct its name, or add its package to the environment."),
+                suggest(
+                    name,
+                    {*known} - {name},
+                    "Correct its name, or add its package to the environment.",
+                ),
                 place=self.config.place("command"),
             )
         return name

@@ -229,6 +229,12 @@ def _why_not_again(ended: RanksExit, *, resumes: bool, made: int) -> tuple[str, 
     """Why a job that a signal stopped is not requeued, and what helps; empty: it is."""
     if not ended.in_job:
         return "", ""
+    if not resumes and signal.SIGUSR1 not in ended.signals:
+        return (
+            "the job was cancelled, or was to make room, before the command had ended",
+            "Submit the run again. If the command goes on from its own checkpoints, write in the "
+            "run file: resumes: true",
+        )
     if not resumes:
         return (
             "the job's time was over before the command had ended",

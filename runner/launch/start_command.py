@@ -64,7 +64,7 @@ from runner.slurm.environment import (
     srun_command,
     tasks_per_node,
 )
-from runner.slurm.jobs import step_name
+from runner.slurm.jobs import is_preempted, step_name
 from runner.slurm.requeue import STOPPED, requeue
 from runner.slurm.script import save_before_end_s
 
@@ -163,8 +163,9 @@ class _Begun:
     def start(self, start: Start, environ: Mapping[str, str]) -> Outcome:
         """Starts the command and waits for its end."""
         run, folder = self.run, self.run.folder
-        for path in (folder.limit, folder.missing):
-            path.unlink(missing_ok=True)
+        folder.limit.unlink(missing_ok=True)
+        if environ.get("SLURM_RESTART_COUNT", "0") == "0":  # else an earlier start of this job
+            folder.missing.unlink(missing_ok=True)
         # Before its first checkpoint a command has often written its settings; Trainer ends where
         # it is to go on and has no checkpoint.
         saved = (one for one in self.before if not one.path.endswith(_SETTINGS))
@@ -187,6 +188,12 @@ class _Begun:
             ended = self._here(argv, environ)
         else:
             ended = self._by_srun(argv, start.job, environ)
+        config = run.config
+        may_be = ended.code or config.on_limit or config.resumes  # what saves on it may exit with 0
+        if start.job is not None and not ended.signals and may_be:
+            # Before a preemption the step alone gets SIGTERM: that is no failure of the command.
+            by = frozenset({signal.SIGTERM}) if is_preempted(start.job.job_id) else frozenset()
+            ended = replace(ended, signals=by)
         return self._end(ended, start, environ, begun)
 
     def _here(self, argv: Sequence[str], environ: Mapping[str, str]) -> RanksExit:
@@ -275,7 +282,8 @@ class _Begun:
         """Waits for the end; after a stop signal, until it may be ended."""
         hang_after = self.run.config.hang_after
         looked = time.monotonic()
-        while process.poll() is None:
+        # Slurm's signal to all of a job ends the command before we look: that is no failure of it.
+        while process.poll() is None or received:
             if received:
                 number = received.popleft()
                 self._signals = frozenset({number})
@@ -345,9 +353,12 @@ class _Begun:
         said = last_words(_written_since(log, begun)) if log else last_words("")
         place = f"{log}:{said.line + _lines_before(log, begun)}" if log and said.line else ""
         outcome = outcome_of_command(ended, said, place, resumes=run.config.resumes, made=len(made))
-        self._note_end(outcome, after)
         for line in outcome.messages:
             print_line(line, err=True)
+        try:
+            self._note_end(outcome, after)
+        except OSError as error:  # the command may have filled the disk; its own words count
+            say(f"{folder.environment}: the end is not recorded: {error.strerror}")
         if outcome.kind == "stopped" and start.job is not None and run.config.resumes and made:
             if self.by_script:
                 (folder.step / STOPPED).touch()  # its script asks Slurm

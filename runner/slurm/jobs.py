@@ -287,6 +287,18 @@ def states(job_id: int) -> frozenset[str] | None:
     return None if shown is None else frozenset(shown) - ENDS.keys()
 
 
+def is_preempted(job_id: int) -> bool:
+    """Whether Slurm has begun to take the nodes of a job, which runs on for its grace time.
+
+    It has sent SIGTERM to the steps of the job, and none to its batch script.
+    """
+    return details(str(job_id), timeout_s=20).get("PreemptTime", "None") not in (
+        "None",
+        "Unknown",
+        "",
+    )
+
+
 def over_job(environ: Mapping[str, str]) -> UsageError | None:
     """The error of a shell whose job is over, such as one of tmux after salloc; None: it is not.
 

@@ -37,6 +37,8 @@ _ENVIRONMENTS = {"subprocess.Popen": 3, "os.exec": 2, "os.posix_spawn": 2, "os.s
 
 def share(event: str, arguments: Tuple[Any, ...]) -> None:
     """Adds the variables to those of a new process, or records that it runs without them."""
+    if event == "socket.getaddrinfo":
+        refuse_names_below_loopback(arguments[0])
     at = _ENVIRONMENTS.get(event)
     if at is None or len(arguments) <= at:
         return
@@ -52,6 +54,17 @@ def share(event: str, arguments: Tuple[Any, ...]) -> None:
         with open(os.environ[UNRECORDED], "a", encoding="utf-8") as file:
             text = words if isinstance(words, str) else " ".join(map(os.fsdecode, words))
             file.write(" ".join(text.split()) + "\n")
+
+
+def refuse_names_below_loopback(host: object) -> None:
+    """Refuses `datasets-server.127.0.0.1`, which datasets makes of HF_ENDPOINT and does without.
+
+    On a node without internet a name server may keep each rank waiting for half a minute.
+    """
+    if isinstance(host, str) and host.endswith(".127.0.0.1"):
+        import socket
+
+        raise socket.gaierror(socket.EAI_NONAME, "airlift: there is no %s" % host)
 
 
 def is_in_the_way(name: str, value: str) -> bool:

@@ -289,6 +289,21 @@ def test_scontrol_requeue_goes_on_too(project: Project, signalled: dict[str, int
     assert project.ranks("requeued")[0]["first"] == 2, log
 
 
+def test_a_preempted_command_goes_on(project: Project) -> None:
+    """Its step gets SIGTERM, and its launcher no signal: the site has a grace time of 30 s."""
+    slurm = {**ALONE, "partition": "spare"}
+    job = project.submit(
+        "preempted", "python train.py --sleep_at 3 --steps 4", slurm=slurm, resumes=True,
+        on_resume="--resume_from_checkpoint latest",
+    )  # fmt: skip
+    project.site.wait((project.work("preempted") / "out" / "waits-0.log").exists)
+    words = ("--partition=batch", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    project.site.run("sbatch", *words)
+    log = project.ended("preempted", job)
+    assert project.ranks("preempted")[0]["first"] == 2, log
+    assert "failed" not in project.status("preempted")
+
+
 def test_a_rehearsal_on_the_nodes_passes_what_ends_well(project: Project) -> None:
     file = run_file(project.folder, "tried", "python train.py", slurm={"nodes": 2}, launch="rank")
     said = project.runner("rehearse", file.name, "--bundle", "../bundle", "--job").stdout

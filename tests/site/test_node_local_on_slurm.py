@@ -16,12 +16,14 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from stage.bundle.bundle import Bundle, finish_bundle
 from stage.files import sha256_of_bytes
 from stage.lock.model import LockedAsset, LockedEnvironment, LockedFile, Lockfile, Source
 from tests.site.conftest import RUN, RUNNER, Site, log
 from tests.site.test_train_on_slurm import losses
+from tests.support.commands import run_file, write_project
 from tests.support.node import TEMPLATES
 
 pytestmark = pytest.mark.site
@@ -49,7 +51,11 @@ PYTHON = f"""\
 echo "rank $SLURM_PROCID of $(uname -n) runs $0, conda prefix $CONDA_PREFIX"
 exec {sys.executable} "$@"
 """
-ACTIVATE = f"CONDA_PREFIX={OWN_DISK}/airlift-$(id -u)/{TREE[:16]}\nexport CONDA_PREFIX\n"
+ACTIVATE = f"""\
+CONDA_PREFIX={OWN_DISK}/airlift-$(id -u)/{TREE[:16]}
+PATH=$CONDA_PREFIX/bin:$PATH
+export CONDA_PREFIX PATH
+"""
 
 
 def environment_files() -> dict[str, bytes]:
@@ -140,3 +146,24 @@ def test_every_node_unpacks_once_and_its_ranks_run_from_its_own_disk(
     )
     assert later.stdout.split() == [prefix, prefix]
     assert later.stderr.count(f"reusing {prefix}, 3 files") == 2
+
+
+def test_the_python_of_a_command_is_the_one_on_the_nodes_own_disk(site: Site, asset: Path) -> None:
+    """Both the task of the launcher and `python` of the command, on each node."""
+    project = write_project(site.home / "own")
+    keys = yaml.safe_load(ENVIRONMENT)
+    keys["slurm"]["options"] = {"cpus-per-task": 1, "mem": "500M"}
+    run_file(project, "own", "python train.py", launch="rank", **keys)
+    owner = site.home.stat()
+    for path in (project, *project.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    bundle, output = asset.parents[2], site.home / "output" / "own"
+    options = ("--bundle", str(bundle), "--output", str(output))
+    said = site.run(*RUNNER, "submit", str(project / "own.yaml"), *options)
+    ended = site.wait_for_end(site.job_number(said.stdout))
+    text = log(output)
+    assert ended["JobState"] == "COMPLETED", text
+    prefix = f"{OWN_DISK}/airlift-{owner.st_uid}/{TREE[:16]}"
+    for rank, node in enumerate(("n1", "n2")):
+        assert text.count(f"rank {rank} of {node} runs {prefix}/bin/python") == 2, text
+        assert f"rank {rank} step 3 loss 0.25" in text

@@ -5,11 +5,14 @@ The checks read the facts of `CommandRun`. The table at the end gives the order.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
-from runner.from_stage import human_count, human_size
+from runner.errors import OTHER_DISK
+from runner.from_stage import IncompleteError, human_count, human_size
+from runner.job.access import nearest_folder
 from runner.job.command_run import CommandRun
-from runner.job.findings import Finding, after, fact_line, needs, note
+from runner.job.findings import Finding, after, errors_of, fact_line, needs, note
 from runner.job.own_code import CommandJob, findings
 from runner.job.reached_code import OwnCode
 
@@ -49,6 +52,21 @@ def project(run: CommandRun) -> Iterator[Finding]:
         )
 
 
+@needs(CommandRun.disk_needed)
+def disk(run: CommandRun) -> Iterator[Finding]:
+    """A disk that is too small for the project."""
+    free = shutil.disk_usage(nearest_folder(run.folder.root)).free
+    # Where an earlier start has unpacked the project, it is there already.
+    if free < run.disk_needed and not run.folder.work.exists():
+        yield from errors_of(
+            IncompleteError(
+                f"{run.folder.root}: the project needs {human_size(run.disk_needed)}, as it "
+                f"travels and as it is used; {human_size(free)} are free.",
+                f"Free space there, or choose {OTHER_DISK}",
+            )
+        )
+
+
 @needs(CommandRun.project, CommandRun.words)
 def own_code(run: CommandRun) -> Iterator[Finding]:
     """What the code and the words ask for, and the job has not."""
@@ -61,7 +79,12 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     is_here = run.known(CommandRun.queue) is not None
     gpus = run.config.slurm.gpus_per_node or None
     yield from findings(code, CommandJob(run.job_python, run.served, gpus, is_here))
+    if run.job_python.words is None and not run.job_python.packages:
+        yield note(
+            "not checked here: what the code imports, because slurm.setup brings the job's Python. "
+            "In a shell after the lines of slurm.setup, its own `runner check` does"
+        )
 
 
-ANYWHERE = (launch, project, *after((CommandRun.verification,), own_code))
+ANYWHERE = (launch, project, disk, *after((CommandRun.verification,), own_code))
 """What ends a command, wherever it starts."""

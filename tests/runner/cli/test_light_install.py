@@ -222,9 +222,25 @@ def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> N
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "submitted job 42" in done.stdout
+    follow = f"submitted job 42; follow it: runner logs -f {tmp_path / 'out'}\n"
+    assert follow in done.stdout
     assert f"warning: the job runs {light / 'python'}, which lacks torch" in done.stdout
     assert (tmp_path / "out" / "submit.sbatch").is_file()
+
+
+def test_the_light_install_checks_a_command(light: Path, home: Path) -> None:
+    """A command needs no package of a training; `torchrun` is not here, and is no mistyped name."""
+    (home / "own").mkdir()
+    for name, command in (("plain", "python -c pass"), ("ranks", "torchrun -m this")):
+        (home / "own" / f"{name}.yaml").write_text(f"format: 1\ncommand: {command}\n")
+    plain, ranks = (f"runner check own/{name}.yaml --bundle bundle" for name in ("plain", "ranks"))
+    said = run_all(light, home, [plain, ranks])
+    assert said[plain].code == 0 and "lacks" not in said[plain].out, said[plain]
+    assert "`torchrun`, and there is no such program" in said[ranks].err, said[ranks]
+    assert "Did you mean" not in said[ranks].err, said[ranks]
+    brought = f"{ranks} --set 'slurm.setup=[\". /envs/train/activate\"]'"
+    (done,) = run_all(light, home, [brought]).values()
+    assert "not checked here: what the code imports" in done.out, done
 
 
 def test_a_bundle_with_an_environment_is_the_first_remedy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,12 @@ def test_set_changes_the_command_and_its_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["'command': x", '"command" : x', "command: x", "command:\n  x"])
 def test_a_run_file_with_command_is_that_of_a_command(tmp_path: Path, line: str) -> None:
     assert isinstance(load(tmp_path, f"format: 1\n{line}\n"), CommandConfig)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_run_file_in_braces_is_that_of_a_command(tmp_path: Path, indent: int | None) -> None:
+    text = json.dumps({"format": 1, "command": "x"}, indent=indent)
+    assert isinstance(load(tmp_path, text), CommandConfig)
 
 
 def test_a_comment_or_an_inner_key_is_no_command(tmp_path: Path) -> None:

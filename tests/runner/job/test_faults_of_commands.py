@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from runner.job.check import check_run
 from runner.job.command_run import CommandRun
 from runner.job.findings import errors_of
 from runner.job.run import Asked
+from tests.remedies.obeyed import obeys
 
 GOOD = """\
 import argparse
@@ -52,12 +54,16 @@ def made(folder: Path) -> None:
     subprocess.run(["git", "init", "-q", folder], check=True)
 
 
-def found(folder: Path, bundle: Path, command: str, slurm: str = SLURM) -> list[str]:
+def found(
+    folder: Path, bundle: Path, command: str, slurm: str = SLURM, output: Path | None = None
+) -> list[str]:
     """Errors and warnings of `runner check`."""
     run_file = folder / "run.yaml"
     run_file.write_text(f"format: 1\ncommand: {command!r}\nslurm: {slurm}\n")
     try:
-        run = CommandRun.load(run_file, bundle, folder / "output/run", (), Asked(ahead=True))
+        run = CommandRun.load(
+            run_file, bundle, output or folder / "output/run", (), Asked(ahead=True)
+        )
         findings = check_run(run)
     except StageError as error:
         findings = list(errors_of(error))
@@ -154,3 +160,19 @@ def test_a_fault_of_a_script_is_found_before_the_queue(
     texts = found(project, bundle, command)
     assert any(said in text and "\n  -> " in text for text in texts), texts
     assert len(texts) == 1, texts
+
+
+@obeys("runner/job/checks/command.py", "Free space there, or choose ")
+def test_a_project_that_does_not_fit_on_the_disk_is_found(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs its size twice; whoever chooses another --output goes on."""
+    made(tmp_path / "project")
+    (tmp_path / "project/data.bin").write_bytes(bytes(10**6))
+    usage = shutil.disk_usage
+    full = usage(tmp_path)._replace(free=1_500_000)
+    small = tmp_path / "project"
+    monkeypatch.setattr(shutil, "disk_usage", lambda at: full if at == small else usage(at))
+    (text,) = found(tmp_path / "project", bundle, COMMAND)
+    assert "the project needs 2 MB" in text and "1.5 MB are free" in text, text
+    assert found(tmp_path / "project", bundle, COMMAND, output=tmp_path / "other") == []

@@ -140,6 +140,14 @@ def test_another_exit_code_is_that_of_the_command(project: Cluster) -> None:
     assert "exit code 37" in status(project)
 
 
+def test_where_its_end_cannot_be_recorded_it_is_printed(project: Cluster) -> None:
+    """As on a disk that the command has filled."""
+    ends = "rm ../environment.json; mkdir ../environment.json; echo the last words; exit 3"
+    said = train(project, ["bash", "-c", ends], code=3)
+    assert "the last words" in said.partition("exit code 3")[2], said
+    assert "environment.json: the end is not recorded: Is a directory" in said, said
+
+
 def test_a_program_that_is_not_there_is_refused_in_words(project: Cluster) -> None:
     said = train(project, "pyhton train.py", code=2)
     assert "run.yaml:2: `command` starts `pyhton`" in said and "Did you mean `python`?" in said
@@ -160,6 +168,15 @@ def test_paths_folders_and_values_mean_what_they_meant(project: Cluster) -> None
     assert made == f"{there} {there} --lr 0.5 --text two words"
 
 
+def test_its_programs_are_those_of_the_environment_where_path_has_others(
+    project: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.defpath)  # as in a container: the PATH of its image
+    assert "/bin/python\n" in train(
+        project, "python -c 'import runner, sys; print(sys.executable)'"
+    )
+
+
 def test_what_is_not_in_the_bundle_is_kept_as_the_manifests_lines(project: Cluster) -> None:
     (project.folder / "missing.py").write_text(MISSING)
     train(project, "python missing.py")
@@ -168,6 +185,23 @@ def test_what_is_not_in_the_bundle_is_kept_as_the_manifests_lines(project: Clust
     shown = status(project)
     assert shown.count("acme/not-there") == 1 and shown.count("acme/nor-this") == 1, shown
     assert "acme/nor-this" in ask(project, "status", "output/run", "--json")
+
+
+def test_what_was_missed_before_a_requeue_is_kept(project: Cluster) -> None:
+    """A start that goes on asks only for what it needs from there."""
+    asks = "from huggingface_hub import hf_hub_download\nhf_hub_download('acme/{}', 'a')\n"
+    missing = project.output("run") / "missing.yaml"
+    run_file(project.folder, "run", "python missing.py")
+    kept = []
+    for restart, name in (
+        (0, "not-there"),
+        (1, "nor-this"),
+        (0, "nor-this"),
+    ):  # the last: a new job
+        (project.folder / "missing.py").write_text(asks.format(name))
+        assert project.run("train", "run.yaml", SLURM_RESTART_COUNT=str(restart)).returncode == 1
+        kept.append(re.findall("model: acme/(.*)", missing.read_text()))
+    assert kept == [["not-there"], ["not-there", "nor-this"], ["nor-this"]]
 
 
 def test_a_command_that_makes_nothing_is_ended_after_hang_after(project: Cluster) -> None:
@@ -191,6 +225,12 @@ def test_ctrl_c_ends_it_and_says_so(project: Cluster) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 5 and "stopped by a signal" in err, (out, err)
     assert "stopped by a signal" in status(project)
+
+
+def test_a_signal_that_ends_both_at_once_is_no_failure_of_the_command(project: Cluster) -> None:
+    """As `scancel` of a job whose command runs beside its launcher."""
+    said = train(project, ["bash", "-c", "touch made; kill $PPID $$"], code=5)
+    assert "stopped by a signal" in said and "Correct that" not in said, said
 
 
 def test_what_saves_on_sigterm_and_exits_well_has_not_finished(project: Cluster) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
-from runner.launch.outcome import RanksExit, Traces, outcome_of
+from runner.launch.outcome import RanksExit, Traces, outcome_of, outcome_of_command
 from runner.run_folder.heartbeat import Failure
+from runner.run_folder.logs import last_words
 
 LOST = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
 
@@ -110,3 +112,14 @@ def test_what_ended_the_first_rank_is_one_sentence_and_what_it_wrote_is_shown(
 ) -> None:
     judged = outcome_of(*ended)
     assert (judged.cause, [*judged.report]) == (cause, report)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(signal.SIGUSR1, "the job's time was over"), (signal.SIGTERM, "the job was cancelled")],
+)
+def test_a_command_that_was_cancelled_was_not_out_of_time(number: int, cause: str) -> None:
+    ended = RanksExit(in_job=True, signals=frozenset({number}))
+    judged = outcome_of_command(ended, last_words(""), "", resumes=False, made=1)
+    assert judged.kind == "stopped" and judged.cause.startswith(cause)
+    assert "ubmit the run again. If the command goes on from its own checkpoints" in judged.remedy
