@@ -60,9 +60,6 @@ def become(folder: RunFolder, environ: Mapping[str, str]) -> NoReturn:
         )
     node = replace(node, job=environ.get("SLURM_JOB_ID", ""), port=node.port or free_port_here())
     variables, words = words_on_node(task["words"], launch, node, folder.work)
-    path, beside = environ.get("PATH", ""), str(Path(sys.executable).parent)
-    if beside not in path.split(os.pathsep):  # an image has a PATH of its own
-        own["PATH"] = f"{beside}{os.pathsep}{path}"
     whole = {**environ, **own, **variables}
     bundle = Path(task["bundle"])
     program = program_of(words, "command:", whole)
