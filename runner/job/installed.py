@@ -243,10 +243,9 @@ def note_for_job(config: JobConfig, inputs: JobInputs, packages: Packages) -> Fi
     if config.manifest and config.environment and not shutil.which("sbatch"):
         what = f"the job runs in `{config.environment.asset}`"
         return note(f"{what}: `runner submit --to` makes it on the cluster")
-    missing = _missing(packages.of_ranks)
-    if not missing:
+    if not packages.of_ranks:  # a command's own packages are looked up by its imports
         return None
-    lacks = f"the job runs {sys.executable}, which lacks {_listed(missing)}"
+    lacks = f"the job runs {sys.executable}, which lacks {_listed(_missing(packages.of_ranks))}"
     if config.slurm.modules:
         return note(f"{lacks}: slurm.modules must bring them, else it ends at once")
     return warning(
