@@ -29,7 +29,7 @@ from runner.from_stage import (
 from runner.inputs import JobInputs
 from runner.inputs.hub import catalogue_of
 from runner.job.access import environment_files
-from runner.job.commands import LAUNCHERS, as_words, read_command
+from runner.job.commands import PROGRAMS, as_words, read_command
 from runner.job.findings import fact
 from runner.job.installed import Packages, is_light
 from runner.job.launchers import Launch, Places, plan_launch
@@ -164,14 +164,15 @@ class CommandRun(Run):
         name = read_command(self.words).own[0]
         here = self.job_python.words == (sys.executable,)
         path = os.pathsep.join((str(Path(sys.executable).parent), self.environ.get("PATH", "")))
-        known = (*LAUNCHERS, "python", "python3", "bash", "sh")
+        launchers = [program for program in PROGRAMS if "." not in program]
+        known = {*launchers, "python", "python3", "bash", "sh"}
         is_mistyped = name not in known and nearest_name(name, known)
         if "/" not in name and shutil.which(name, path=path) is None and (here or is_mistyped):
             raise UsageError(
                 f"`command` starts `{name}`, and there is no such program.",
                 suggest(
                     name,
-                    {*known} - {name},
+                    () if name in known else known,
                     "Correct its name, or add its package to the environment.",
                 ),
                 place=self.config.place("command"),

@@ -100,7 +100,7 @@ LAUNCHERS = {
     "swift": BY_VARIABLES,
 }
 _FACTORY = "train sft dpo rm"  # the last three with USE_V1
-_PROGRAMS = {
+PROGRAMS = {
     "torchrun": ("torchrun", ""),
     "torch.distributed.run": ("torchrun", ""),
     "torch.distributed.launch": ("torchrun", ""),
@@ -267,7 +267,7 @@ def read_command(words: Sequence[str]) -> Command:
         while end < len(rest) and rest[end].startswith("-") and rest[end] != "-m":
             end += 1
         end = end + 2 if rest[end : end + 1] == ["-m"] and rest[end + 1 :] else 1
-    launcher, subcommands = _PROGRAMS.get(Path(rest[end - 1]).name, ("", ""))
+    launcher, subcommands = PROGRAMS.get(Path(rest[end - 1]).name, ("", ""))
     if subcommands:
         launcher = launcher if "".join(rest[end : end + 1]) in subcommands.split() else ""
         end += 2 if rest[end : end + 2] == ["run", "model"] else 1  # its name before lightning 2.3
@@ -342,7 +342,7 @@ def inner_command(words: Sequence[str]) -> list[str]:
         name = Path(word).name
         if re.search(r"\.py$|\.sh$", name):
             return ["python" if name.endswith(".py") else "bash", *words[n:]]
-        if re.fullmatch(r"python[\d.]*", name) or name in _PROGRAMS or name in _SHELLS:
+        if re.fullmatch(r"python[\d.]*", name) or name in PROGRAMS or name in _SHELLS:
             return [*words[n:]]
     for n, word in enumerate(words[1:], 1):  # not an option, nor a short option's value
         if re.match(r"[^-\d]", word) and not re.fullmatch(r"-\w", words[n - 1]):

@@ -310,7 +310,8 @@ class _Begun:
         """Returns when the command has ended, when nothing is being written, or in time."""
         config, work = self.run.config, self.run.folder.work
         is_limit = number == signal.SIGUSR1
-        most = BY_FORCE_S if not is_limit else _seconds_left(config.slurm.time) - TO_END_S
+        left = _seconds_left(config.slurm.time)
+        most = left - min(TO_END_S, left / 2) if is_limit else BY_FORCE_S  # of short jobs, half
         begun = time.monotonic()
         name = signal.Signals(number).name
         if config.on_limit:

@@ -130,6 +130,7 @@ def _read(
         return entries_of(work / result.path)
     except Exception as error:  # noqa: BLE001 - anyone wrote these bytes; protobuf has errors of its own
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        kind = "it has no " if isinstance(error, KeyError) else kind
         notes.append(f"{result.path} was not read: {kind}{str(error)[:MOST_WORDS]}")
         return ()
 

@@ -229,14 +229,14 @@ def test_the_light_install_submits(light: Path, home: Path, tmp_path: Path) -> N
 
 
 def test_the_light_install_checks_a_command(light: Path, home: Path) -> None:
-    """A command needs no package of a training; `torchrun` is not here, and is no mistyped name."""
+    """A command needs no package of a training; its launcher is not here, not mistyped."""
     (home / "own").mkdir()
-    for name, command in (("plain", "python -c pass"), ("ranks", "torchrun -m this")):
+    for name, command in (("plain", "python -c pass"), ("ranks", "llamafactory-cli train x")):
         (home / "own" / f"{name}.yaml").write_text(f"format: 1\ncommand: {command}\n")
     plain, ranks = (f"runner check own/{name}.yaml --bundle bundle" for name in ("plain", "ranks"))
     said = run_all(light, home, [plain, ranks])
     assert said[plain].code == 0 and "lacks" not in said[plain].out, said[plain]
-    assert "`torchrun`, and there is no such program" in said[ranks].err, said[ranks]
+    assert "`llamafactory-cli`, and there is no such program" in said[ranks].err, said[ranks]
     assert "Did you mean" not in said[ranks].err, said[ranks]
     brought = f"{ranks} --set 'slurm.setup=[\". /envs/train/activate\"]'"
     (done,) = run_all(light, home, [brought]).values()
