@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.from_stage import UsageError, as_shown, quoted, reading_yaml
-from stage.bundle.bundle import TAG_MANIFEST, Bundle, holds_bundle
+from stage.bundle.bundle import TAG_MANIFEST, Bundle, finish_bundle, holds_bundle
 from stage.bundle.verifier import state_folder
 from stage.carry.clusters import Cluster
 from stage.carry.push import push, run_rsync
@@ -19,6 +19,8 @@ from stage.environment.spec.conda_lock import lock_beside
 from stage.environment.spec.profile import Profile
 from stage.files import hash_file
 from stage.lock.manifest import Manifest
+from stage.lock.model import Lockfile
+from stage.lock.reader import Lines
 from stage.lock.requests import EnvironmentRequest, PathRequest
 from stage.progress import Reporter
 from stage.staging.resolve import read_previous, unanswered
@@ -35,6 +37,17 @@ class Here:
 
     manifest: Manifest
     bundle: Path
+
+    @staticmethod
+    def of_nothing(folder: Path) -> Here:
+        """A bundle with nothing in it, which is made in a folder."""
+        lock = Lockfile(name="nothing", assets={})
+        path, bundle, text = folder / "nothing.yaml", folder / "bundle", b"assets: {}\n"
+        bundle.mkdir()
+        finish_bundle(bundle, lock, text, ())
+        manifest = Manifest(path=path, text=text, name=lock.name, requests={}, lines=Lines(path))
+        manifest.lock_path.write_bytes(lock.to_json())
+        return Here(manifest, bundle)
 
     @property
     def is_locked(self) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 from runner.config.command_config import CommandConfig, has_command
 from runner.config.job_config import JobConfig
 from runner.config.run_config import RunConfig
+from runner.errors import say
 from runner.from_stage import (
     RUN_FILE,
     UsageError,
@@ -33,6 +34,7 @@ from runner.inputs.staged import Here
 from runner.job.devices import check_precision_on
 from runner.run_folder.layout import WORK, RunFolder
 from runner.run_folder.project import Project, find_root, list_project, pack
+from stage.bundle.bundle import holds_bundle
 from stage.bundle.verifier import VERIFIER
 from stage.carry.clusters import Cluster, find_cluster
 from stage.lock.manifest import Manifest
@@ -60,6 +62,7 @@ class Road:
         axes: the `--array` texts.
         files: name there -> the text of it: the run file first, then what it names.
         code: the project of a command; None: a training.
+        kept: the folder with the bundle of a command that needs none.
     """
 
     config: JobConfig
@@ -69,6 +72,7 @@ class Road:
     axes: tuple[str, ...]
     files: dict[str, str]
     code: Code | None
+    kept: TemporaryDirectory[str] | None = None
 
     @staticmethod
     def of(
@@ -78,29 +82,41 @@ class Road:
         manifest: Path | None = None,
         overrides: Sequence[str] = (),
         axes: Sequence[str] = (),
+        *,
+        add: bool = False,
     ) -> Road:
-        """Reads what a submit needs of this machine."""
+        """Reads what a submit needs of this machine.
+
+        With `add` it has a manifest, to which more is added.
+        """
         cluster = find_cluster(to, run.parent)
         config = load_run(run, overrides)
-        if manifest is None and config.manifest is None:
+        kept = None
+        needs_none = _needs_no_bundle(config) and not holds_bundle(bundle) and not add
+        if manifest is None and needs_none:
+            kept = TemporaryDirectory(prefix="airlift-")
+            say("no manifest: the command gets nothing of a Hub")
+            here = Here.of_nothing(Path(kept.name))
+        elif manifest is None and config.manifest is None:
             raise UsageError(
                 f"{run}: it names no manifest, so it is not known what to send.",
                 "Write into it: manifest: ../manifests/YOURS.yaml   (relative to the run file); "
                 "or give --manifest FILE.",
             )
-        path = manifest or _near(run.parent / str(config.manifest))
-        if not path.is_file():
-            where = "--manifest" if manifest else config.place("manifest")
-            raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
-        here = Here(Manifest.load(path), bundle)
-        here.check_fits(cluster)
+        else:
+            path = manifest or _near(run.parent / str(config.manifest))
+            if not path.is_file():
+                where = "--manifest" if manifest else config.place("manifest")
+                raise UsageError(f"{where}: {path}: no such file.", suggest_path(path))
+            here = Here(Manifest.load(path), bundle)
+            here.check_fits(cluster)
         files, code = {config.path.name: config.path.read_text("utf-8")}, None
         if isinstance(config, RunConfig):
             check_precision_on(config, [cluster.profile] if cluster.profile else [])
             files |= _ds_config(config)
         if isinstance(config, CommandConfig):
             code = Code.of(config, bundle)
-        return Road(config, cluster, here, tuple(overrides), tuple(axes), files, code)
+        return Road(config, cluster, here, tuple(overrides), tuple(axes), files, code, kept)
 
     @property
     def output(self) -> str:
@@ -268,6 +284,12 @@ class Code:
     def folder(self) -> str:
         """The folder there, relative to the cluster's: runs of one project share it."""
         return f"{CODE}/{self.digest[:16]}"
+
+
+def _needs_no_bundle(config: JobConfig) -> bool:
+    """Whether a run file has a command, and names nothing of a bundle."""
+    is_command = isinstance(config, CommandConfig)
+    return is_command and not {"manifest", "bundle", "environment"} & config.given
 
 
 def plan_text(plan: Mapping[str, str]) -> str:

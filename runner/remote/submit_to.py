@@ -179,7 +179,7 @@ def start(
 
     With `add`, first what an earlier job missed comes into the manifest.
     """
-    road = Road.of(run, to, bundle, manifest, overrides, axes)
+    road = Road.of(run, to, bundle, manifest, overrides, axes, add=add)
     target = road.cluster.target
     if add:
         _add_missing(road)

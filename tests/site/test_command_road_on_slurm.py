@@ -25,7 +25,8 @@ def write(laptop: Laptop, **keys: object) -> None:
     """The run file of the project, for one task on each of two nodes."""
     slurm = {"nodes": 2, "tasks_per_node": 1, "time": "00:10:00", "options": {"mem": "500M"}}
     more = {"manifest": "../tiny.yaml", "code": "../project", "launch": "rank", "slurm": slurm}
-    run_file(laptop.folder / "runs", "mine", COMMAND, **(more | keys))
+    given = {key: value for key, value in (more | keys).items() if value is not None}
+    run_file(laptop.folder / "runs", "mine", COMMAND, **given)
 
 
 @pytest.fixture
@@ -155,3 +156,16 @@ def test_what_a_job_missed_is_added_fetched_and_sent(
     assert "it is here" in laptop.run("logs", "runs/mine.yaml", "--to", "site")
     said = laptop.run(*SUBMIT, "--add")
     assert "asked for nothing that the bundle does not have" in said and "is finished" in said
+
+
+def test_a_command_that_needs_no_hub_goes_without_a_manifest(laptop: Laptop, site: Site) -> None:
+    for name in ("tiny.yaml", "tiny.lock"):
+        (laptop.folder / name).unlink()
+    shutil.rmtree(laptop.folder / "bundle")
+    write(laptop, manifest=None)
+    said = laptop.run(*SUBMIT)
+    assert "no manifest: the command gets nothing of a Hub" in said
+    assert site.wait_for_end(site.job_number(said))["JobState"] == "COMPLETED"
+    assert "finished" in laptop.run("status", "mine", "--to", "site")
+    assert "is finished" in laptop.run(*SUBMIT)
+    assert "it names no manifest" in laptop.run(*SUBMIT, "--add", code=2)
