@@ -181,6 +181,7 @@ def results(folder: Path, patterns: tuple[str, ...], checkpoints: bool) -> None:
     """List the results of a command, with size and sha256. `go.sh --list` asks this."""
     from runner.remote.listing import list_results
 
+    click.echo("== results")  # what a login shell prints stands before it
     for line in list_results(folder, patterns, every=checkpoints):
         click.echo(line)
 

@@ -318,7 +318,8 @@ list_command() { # as `list`: the names of its files are the user's, so its Pyth
   name=$1
   shift
   (cd "$here" && read_plan && run results "$here/output/$name/$at" "$@") >"$here/.airlift/listed.$$" || return
-  sed "s|^\([^ ]* [^ ]* \)|\1$at|" "$here/.airlift/listed.$$"
+  # Lines of SETUP may print something before it.
+  sed -n "/^== results\$/,\$ { /^== results\$/d; s|^\([^ ]* [^ ]* \)|\1$at|; p; }" "$here/.airlift/listed.$$"
   rm -f "$here/.airlift/listed.$$"
 }
 results() { # DISK RUN

@@ -33,6 +33,7 @@ def write(laptop: Laptop, **keys: object) -> None:
 def laptop(site: Site, staged: Path, tmp_path: Path) -> Iterator[Laptop]:
     with laptop_of(site, staged, tmp_path, tmp_path.name) as laptop:
         write_project(laptop.folder / "project")
+        laptop.cluster("echo 'a module greets'")
         write(laptop)
         yield laptop
         for job in laptop.jobs("mine"):
