@@ -113,8 +113,7 @@ def start_command(
     """
     run.folder.logs.mkdir(parents=True, exist_ok=True)
     with hold_run_folder(run.folder, environ):
-        begun = _Begun.of(run)
-        begun.by_script = by_script
+        begun = _Begun.of(run, by_script=by_script)
         return begun.start(start, environ).exit_code
 
 
@@ -127,14 +126,14 @@ class _Begun:
         by_script: whether the job's script runs srun, as this process is in a container.
     """
 
-    by_script = False
-
-    def __init__(self, run: CommandRun, packed: Packed, before: list[ResultFile]) -> None:
-        self.run, self.packed, self.before = run, packed, before
+    def __init__(
+        self, run: CommandRun, packed: Packed, before: list[ResultFile], *, by_script: bool
+    ) -> None:
+        self.run, self.packed, self.before, self.by_script = run, packed, before, by_script
         self.number = len(run.earlier) + 1
 
     @staticmethod
-    def of(run: CommandRun) -> _Begun:
+    def of(run: CommandRun, *, by_script: bool) -> _Begun:
         """Makes the working folder ready."""
         folder, config = run.folder, run.config
         description = description_of(folder)
@@ -158,7 +157,8 @@ class _Begun:
             for line in set_aside(folder.work, broken, aside):
                 say(line)
             before = results(folder.work, packed.files)
-        return _Begun(run.given(CommandRun.root, folder.work), packed, before)
+        made = run.given(CommandRun.root, folder.work)
+        return _Begun(made, packed, before, by_script=by_script)
 
     def start(self, start: Start, environ: Mapping[str, str]) -> Outcome:
         """Starts the command and waits for its end."""
