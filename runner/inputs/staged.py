@@ -63,6 +63,12 @@ class Here:
         written = self.manifest.lock_path.stat().st_mtime_ns
         return all(path.stat().st_ctime_ns <= written for path in self._files() if path.exists())
 
+    @property
+    def made(self) -> list[Path]:
+        """The files that `stage lock` writes."""
+        folder, requests = self.manifest.path.parent, self.environments().values()
+        return [self.manifest.lock_path, *(lock_beside(folder / r.environment) for r in requests)]
+
     def _files(self) -> list[Path]:
         """The files of this machine that the lock was made from."""
         folder, found = self.manifest.path.parent, list[Path]()

@@ -115,7 +115,9 @@ class Road:
             check_precision_on(config, [cluster.profile] if cluster.profile else [])
             files |= _ds_config(config)
         if isinstance(config, CommandConfig):
-            code = Code.of(config, bundle)
+            # Not what this road writes: then the second submit would be of another project.
+            ours = (Path(OUTPUT), bundle, *here.made, cluster.file, cluster.profile)
+            code = Code.of(config, [path for path in ours if path is not None])
         return Road(config, cluster, here, tuple(overrides), tuple(axes), files, code, kept)
 
     @property
@@ -268,14 +270,14 @@ class Code:
     digest: str
 
     @staticmethod
-    def of(config: CommandConfig, bundle: Path) -> Code:
-        """Packs the project of a run file.
+    def of(config: CommandConfig, leave: Sequence[Path]) -> Code:
+        """Packs the project of a run file, without the folders and files of `leave`.
 
         Raises:
             UsageError, IncompleteError: as `find_root`, `list_project` and `pack`.
         """
         root = find_root(config.project, config.path)
-        project = list_project(root, config.include, (Path("output"), bundle))
+        project = list_project(root, config.include, leave)
         packed = TemporaryDirectory(prefix="airlift-")
         made = RunFolder(Path(packed.name))
         return Code(project, packed, pack(project, made.project, made.packed))

@@ -140,7 +140,8 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
     Args:
         root: its folder.
         include: patterns of files that travel although they are private, or ignored by git.
-        leave: folders of which nothing travels. (One that the project is in does not count.)
+        leave: folders of which nothing travels, and files. (One that the project is in does not
+            count.)
 
     Raises:
         UsageError: the project is too large or has no file; a file cannot be read, or is a pointer
@@ -208,7 +209,7 @@ def _files_and_links(
     # What git tracks in a folder is no part of the project if that is a link by now.
     skipped = {*closed}
     for path in paths:
-        if any(str(above) in skipped for above in PurePosixPath(path).parents):
+        if any(str(one) in skipped for one in (path, *PurePosixPath(path).parents)):
             continue
         with suppress(FileNotFoundError, NotADirectoryError):  # git tracks what the user deleted
             status = os.lstat(root / path)

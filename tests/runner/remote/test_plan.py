@@ -191,3 +191,29 @@ def test_first_weights_that_another_run_exported_are_looked_for_there(folder: Pa
     run = folder / "runs/my.yaml"
     run.write_text(RUN.replace("init: scratch", "init: ../output/first/model"))
     assert "../output/first/model" in road(folder).files["my.yaml"]
+
+
+def test_what_the_road_writes_into_a_project_is_no_part_of_it(folder: Path) -> None:
+    """Else the second submit would be that of another project, and be refused."""
+    run = folder / "runs/my.yaml"
+    run.write_text(
+        "format: 1\nmanifest: ../manifests/small.yaml\ncode: ..\ncommand: python train.py\n"
+    )
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "manifests/small.yaml").write_text(MANIFEST + ENVIRONMENT)
+    for name, text in (("profile.yml", PROFILE), ("environment.yml", "dependencies: [python]\n")):
+        (folder / "manifests" / name).write_text(text)
+    first = road(folder, "  profile: ../manifests/profile.yml\n")
+    assert first.code is not None
+    names = {"train.py", "runs/my.yaml", "manifests/small.yaml", "manifests/environment.yml"}
+    assert first.code.project.files.keys() == names
+    for name in ("small.lock", "conda-lock.yml", "profile.yml"):
+        with (folder / "manifests" / name).open("a") as file:
+            file.write("# written by the road\n")
+    for name in ("bundle/data", "output/my"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").touch()
+    with (folder / "runs/clusters.yaml").open("a") as file:
+        file.write("# more\n")
+    again = road(folder, "  profile: ../manifests/profile.yml\n")
+    assert again.code is not None and again.code.digest == first.code.digest
