@@ -281,7 +281,28 @@ def launch(bundle: Path, output: Path, by_script: bool, overrides: tuple[str, ..
     sys.exit(start_command(run, Start.in_job(os.environ), os.environ, by_script=by_script))
 
 
-@click.command()
+WORDS = "runner.command"
+"""Where the words after `--` are kept (`click.Context.meta`)."""
+
+
+class OrCommand(click.Command):
+    """A command that takes a user's own command after `--` in the place of RUN."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Takes the words after `--`; RUN is then the run file that they get."""
+        if "--" in args:
+            at = args.index("--")
+            words = args[at + 1 :]
+            args = args[:at]
+            if words:
+                from runner.remote.begin import run_file_of
+
+                ctx.meta[WORDS] = words
+                args = [*args, str(run_file_of(words))]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=OrCommand)
 @run_options
 @click.option(
     "--dry-run",
@@ -340,9 +361,20 @@ def submit(
       runner submit runs/my.yaml --bundle bundle --dry-run      # the script
       runner submit runs/my.yaml --bundle bundle --array seed=1,2,3
       runner submit runs/my.yaml --to cluster
+      runner submit --to cluster -- torchrun --nproc-per-node 4 train.py --lr 1e-4
     """
     overrides = with_include(overrides, include)
+    words = click.get_current_context().meta.get(WORDS)
+    if words and to is None:
+        raise UsageError(
+            "runner submit: a command after `--` goes with --to.",
+            "Here: write it into a run file, as `command:`, and submit that.",
+        )
     if to is not None:
+        from runner.remote.begin import begin
+
+        if words and not begin(words, run, to, dry_run=only_print):
+            return
         if output is not None:
             raise UsageError(
                 "runner submit --to: no --output: there, a run is in output/<name>.",

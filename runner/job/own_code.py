@@ -178,6 +178,14 @@ def findings(code: OwnCode, job: CommandJob) -> Iterator[Finding]:
         yield note(f"more than {MAX_FILES} files of Python: the others are not read")
 
 
+def names_on_the_hub(code: OwnCode) -> list[Said]:
+    """The repositories that the code, its words and its configs name; each once, by its place."""
+    said = _everything_said(code, reach(code))
+    of_hub = [one for one in said if one.what in ("models", "datasets", "spaces")]
+    named = {(one.what, one.text): one for one in reversed(of_hub) if not _is_path(code, one.text)}
+    return list(named.values())[::-1]
+
+
 def _paths(code: OwnCode, reached: Reached) -> Iterator[Finding]:
     """Files that the command names, and that do not travel."""
     for script in reached.scripts:

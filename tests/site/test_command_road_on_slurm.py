@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def test_a_project_goes_by_a_carried_disk(laptop: Laptop, site: Site) -> None:
     assert len([*laptop.work.glob("output/mine/work/out/rank-*.json")]) == 2
 
 
+NAMES_PY = """\
+from huggingface_hub import hf_hub_download
+NAME = "acme/tiny"
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--times", type=int)
+for _ in range(parser.parse_args().times):
+    hf_hub_download(NAME, "config.json")
+    print("it is here")
+"""
 ASK_PY = """\
 from huggingface_hub import hf_hub_download
 hf_hub_download("-".join(["acme/other", "one"]), "config.json")
@@ -170,3 +181,39 @@ def test_a_command_that_needs_no_hub_goes_without_a_manifest(laptop: Laptop, sit
     assert "finished" in laptop.run("status", "mine", "--to", "site")
     assert "is finished" in laptop.run(*SUBMIT)
     assert "it names no manifest" in laptop.run(*SUBMIT, "--add", code=2)
+
+
+@obeys("runner/remote/begin.py", "To submit that: runner submit")
+def test_a_command_alone_gets_its_run_file_and_manifest(
+    laptop: Laptop, site: Site, tmp_path: Path
+) -> None:
+    """In a checkout that knows nothing of all this; the names are read in the code."""
+    folder = write_project(laptop.folder / "theirs", ask_py=NAMES_PY)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    (folder / "runs").mkdir()
+    shutil.copy(laptop.folder / "runs/clusters.yaml", folder / "runs")
+    laptop.folder, laptop.variables["HOME"] = folder, str(tmp_path)
+    words = ("submit", "--to", "site", "--set", "slurm.options.mem=500M", "--")
+    ask = ("python", "ask.py", "--times", "2")
+    shown = laptop.run(*words[:-1], "--dry-run", "--", *ask)
+    assert "would write runs/ask.yaml" in shown and not (folder / "runs/ask.yaml").exists()
+    with LoopbackHub(tmp_path / "hub") as hub:
+        hub.repositories.commit("models", "acme/tiny", tiny_bert(tmp_path / "model"))
+        laptop.variables["HF_ENDPOINT"] = hub.endpoint
+        said = laptop.run(*words, *ask)
+    assert "  # ask.py:7\n" in said and "model: acme/tiny" in said, said
+    job = site.job_number(said)
+    assert site.wait_for_end(job)["JobState"] == "COMPLETED"
+    assert "is finished" in laptop.run(*words, *ask)  # the same again: nothing is written or made
+    assert laptop.run("logs", "ask", "--to", "site").count("it is here") == 2
+    laptop.run("pull", "ask", "--to", "site")
+    refused = laptop.run(*words, *ask[:2], code=2)
+    assert "it is the run file of another command: python ask.py --times 2" in refused
+    that, rm = re.findall(r"(?:: )(runner submit [^.]*\.yaml --to site|rm \S+)", refused)
+    assert "is finished" in laptop.run(*that.split()[1:])
+    subprocess.run(rm.split(), cwd=folder, check=True)
+    assert "wrote runs/ask.yaml" in laptop.run(*words, *ask)
+    (folder / "local").joinpath("deep").mkdir()
+    shown = laptop.run(*words[:-1], "--dry-run", "--", "torchrun", "--nproc-per-node=2", "x.py")
+    assert 'command: "torchrun --nproc-per-node=2 x.py"' in shown, shown
+    assert "slurm: {gpus_per_node: 2}" in shown
