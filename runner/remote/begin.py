@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from runner.config.command_config import CommandConfig
@@ -26,15 +27,16 @@ from stage.serve.hub_api import entry
 
 RUNS, MANIFESTS = "runs", "manifests"
 _SPECS = ("environment.yml", "environment.yaml", "conda.yml", "conda.yaml")
-_FILE = re.compile(r"(?:.*/)?([^/]+)\.(?:py|sh|ya?ml|json)")
 
 
 def run_file_of(words: Sequence[str]) -> Path:
     """Where the run file of a command is: `runs/NAME.yaml` of the project, by its script's name."""
-    named = [match[1] for word in words if (match := _FILE.fullmatch(word))]
-    name = (
-        re.sub(r"[^\w.+-]+", "-", named[0] if named else Path(words[0]).name).strip("-.") or "run"
-    )
+    files = [Path(word) for word in words]
+    named = [path.stem for path in files if path.suffix in (".py", ".sh")]
+    # `python -m package.train`; a config, as of llamafactory-cli; else the program itself
+    named += [word.rpartition(".")[2] for before, word in pairwise(words) if before == "-m"]
+    named += [path.stem for path in files if path.suffix in (".yaml", ".yml", ".json")]
+    name = re.sub(r"[^\w.+-]+", "-", [*named, Path(words[0]).name][0]).strip("-.") or "run"
     root = find_root(None, Path("run.yaml"))
     return Path(os.path.relpath(root / RUNS / f"{name}.yaml"))
 
