@@ -22,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "scripts").mkdir(parents=True)
     subprocess.run(["git", "init", "-q", folder], check=True)
     (folder / "train.py").write_text(
-        "from transformers import AutoModel\nAutoModel.from_pretrained('acme/a')\n"
+        "from transformers import AutoModel\nAutoModel.from_pretrained('acme/model')\n"
     )
     users = tmp_path / "config/airlift"
     users.mkdir(parents=True)
@@ -61,8 +61,8 @@ def test_the_environment_of_the_project_and_the_names_in_its_code_are_the_manife
     assert config.command == " ".join(words) and config.project == project
     assert config.slurm.gpus_per_node == 4
     manifest = Manifest.load(run.parent / str(config.manifest))
-    assert [*manifest.requests] == ["env", "rows", "a"]
-    assert "  # train.py:2\n  a:\n    model: acme/a\n" in manifest.text.decode()
+    assert [*manifest.requests] == ["env", "rows", "model"]
+    assert "  # train.py:2\n  model:\n    model: acme/model\n" in manifest.text.decode()
     assert begin(words, run, "far", dry_run=False)  # again: nothing is written
     with pytest.raises(UsageError, match="the run file of another command"):
         begin([*words, "--more"], run, "far", dry_run=False)
