@@ -226,15 +226,15 @@ class Run(Facts):
     def queue(self) -> Partition:
         """The partition, where the run is to become a job: not with --processes, nor inside one."""
         self.require(Run.ahead)
-        inside = "SLURM_JOB_ID" in self.environ and self.over is None
+        inside = "SLURM_JOB_ID" in self.environ and not self.over
         if self.asked.processes is not None or inside or not self.partition.nodes:
             raise NotKnownError
         return self.partition
 
     @fact
-    def over(self) -> UsageError | None:
-        """The error of a shell whose job is over; None: it is not."""
-        return over_job(self.environ)
+    def over(self) -> Sequence[UsageError]:
+        """The error of a shell whose job is over; empty: it is not."""
+        return [error for error in (over_job(self.environ),) if error]
 
     @fact
     def ahead(self) -> bool:

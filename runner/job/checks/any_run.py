@@ -141,8 +141,8 @@ def slurm(run: Run) -> Iterator[Finding]:
 def variables(run: Run) -> Iterator[Finding]:
     """Variables of this shell that mean something to a job, and were meant for another."""
     yield from map(note, notes_on_variables(sbatch_script(run.request), run.environ))
-    if run.over is not None:
-        yield warning(f"{run.over.message}.", run.over.remedy)
+    for error in run.over:
+        yield warning(f"{error.message}.", error.remedy)
 
 
 @needs(Run.mounts)
