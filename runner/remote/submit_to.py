@@ -398,7 +398,8 @@ def _check_job(road: Road, there: There) -> None:
     if (job := there.job_of(road)) and here.is_locked and not there.made:
         raise UsageError(
             f"{road.config.path}: job {job[0]} ({job[1].lower()}) writes {road.output} there. It "
-            "was submitted with another text of this file, or with other options or data.",
+            "was submitted with another text of this file, with other options or data, or from "
+            "another project: a file that was added or changed since is enough.",
             f"Let it end, or: ssh {target.bare_host} scancel {job[0]}. For a run beside it, give "
             "this one another name: --set name=NAME",
         )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-from runner.errors import OTHER_DISK
-from runner.from_stage import IncompleteError, human_count, human_size
+from runner.errors import OTHER_DISK, OTHER_RUN
+from runner.from_stage import IncompleteError, UsageError, human_count, human_size
 from runner.job.access import nearest_folder
 from runner.job.command_run import CommandRun
 from runner.job.findings import Finding, after, errors_of, fact_line, needs, note
@@ -68,6 +68,20 @@ def disk(run: CommandRun) -> Iterator[Finding]:
 
 
 @needs(CommandRun.project, CommandRun.words)
+def not_over_results(run: CommandRun) -> Iterator[Finding]:
+    """A run that has ended well, and would go on in its results as another one."""
+    has_ended = bool(run.earlier) and run.earlier[-1].get("kind") == "done"
+    if has_ended and run.config.resumes and not run.known(CommandRun.finished):
+        raise UsageError(
+            f"{run.folder.root}: the command has ended with exit code 0 there. Its words, its "
+            "project or the bundle is another now, and with `resumes: true` it would go on in "
+            "these results and write over them.",
+            f"Give the run {OTHER_RUN}",
+        )
+    yield from ()
+
+
+@needs(CommandRun.project, CommandRun.words)
 def own_code(run: CommandRun) -> Iterator[Finding]:
     """What the code and the words ask for, and the job has not."""
     if not run.asked.tries_shell:  # the runs of a sweep have one project, which is read once
@@ -86,5 +100,5 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
         )
 
 
-ANYWHERE = (launch, project, disk, *after((CommandRun.verification,), own_code))
+ANYWHERE = (launch, project, disk, not_over_results, *after((CommandRun.verification,), own_code))
 """What ends a command, wherever it starts."""

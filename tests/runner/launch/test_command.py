@@ -462,3 +462,15 @@ def test_an_entry_that_no_job_asks_for_is_not_added(tmp_path: Path, lines: tuple
     assert manifest.read_text() == text
     metric = "  accuracy:\n    metric: accuracy\n    allow_code: true"
     assert add_to_manifest(metric, manifest) == ["accuracy"]
+
+
+def test_a_run_that_has_ended_well_is_not_written_over_by_another(project: Cluster) -> None:
+    """A stranger changed one line: the old result was resumed, and overwritten without a word."""
+    keys: dict[str, Any] = {"resumes": True, "on_resume": "--resume_from_checkpoint latest"}
+    train(project, "python train.py", **keys)
+    result = work(project) / "out/rank-0.json"
+    before = result.read_bytes()
+    assert "ended with exit code 0" in train(project, "python train.py", **keys)
+    said = train(project, "python train.py --steps 9", code=2, **keys)
+    assert "would go on in these results" in said and "another name (--set name=NAME" in said
+    assert result.read_bytes() == before
