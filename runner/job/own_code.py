@@ -9,6 +9,7 @@ take another way, it is a warning, or nothing.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -110,6 +111,9 @@ print("\\n" + json.dumps({"version": sys.version.split()[0], "faults": faults, "
 """For the Python of the job, from 3.6 on. It imports nothing, and writes no __pycache__."""
 
 
+_OF_SYSTEM = ("/usr/", "/bin/", "/dev/", "/etc/", "/lib", "/opt/", "/proc/", "/sys/")
+
+
 @dataclass(frozen=True)
 class JobPython:
     """The Python that runs the command.
@@ -124,7 +128,7 @@ class JobPython:
     name: str
     words: tuple[str, ...] | None = (sys.executable,)
     packages: tuple[str, ...] = ()
-    remedy: str = "pip install {}"
+    remedy: str = "Correct the name, or bring the package to that Python: pip install {}"
 
 
 @dataclass(frozen=True)
@@ -399,7 +403,10 @@ def _of_value(said: Said, calls: Collection[str]) -> Iterator[Said]:
     is_bare = key.endswith("name_or_path") or (key == "dataset_name" and "load_dataset" in calls)
     if (kind := kind_of_key(key)) and (is_bare or REPOSITORY.fullmatch(text)):
         yield said._replace(what=kind)
-    if OF_LAPTOP.fullmatch(text) or text.startswith("~/"):
+    # Anything else that is here, such as /tmp/rows.csv, is not there either.
+    is_absolute = text.startswith("/") and not text.startswith(_OF_SYSTEM)
+    is_here = is_absolute and os.path.exists(text)  # noqa: PTH110 - a text may be too long for Path
+    if OF_LAPTOP.fullmatch(text) or text.startswith("~/") or is_here:
         yield said._replace(what="path")
     if key == "report_to":
         yield said

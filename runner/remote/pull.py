@@ -333,7 +333,8 @@ def _tell(source: Host | Disk, folder: Path, right: Sequence[Result]) -> None:
     size = human_size(sum(result.size for result in right))
     print_line(f"{folder}: {len(right)} files, {size} of {source.name}, every byte compared")
     came = {group_of(result.name) for result in right}
-    for member in sorted({name.rpartition("config.yaml")[0] for name in came if "config" in name}):
+    configs = [name for name in came if name.endswith("config.yaml") and not is_of_command(name)]
+    for member in sorted(name.removesuffix("config.yaml") for name in configs):
         root = folder / member
         if f"{member}metrics.jsonl" in came and f"{member}report.html" not in came:
             with suppress(StageError):

@@ -532,7 +532,9 @@ def _show_log(text: str) -> None:
 def _say_job(road: Road, job: int, state: str) -> int:
     to, run = shlex.quote(road.cluster.name), road.named
     what = f"job {job}{f' ({state.lower()})' if state else ''}: {road.output} in {to}"
-    next_ = f"runner status --to {to}; runner logs {run} --to {to} -f"
+    next_ = f"runner status --to {to}"
+    if not road.axes:  # each run of a sweep has a log of its own
+        next_ += f"; runner logs {run} --to {to} -f"
     if not job:
         what = f"{road.output} in {to} is finished: nothing was submitted"
         next_ = f"runner pull {run} --to {to}"

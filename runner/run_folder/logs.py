@@ -135,7 +135,7 @@ _OURS = re.compile(rf"{_MARKS}error: (?P<text>.*?)\.?$")
 _REMEDY = re.compile(rf"{_MARKS}  -> (?P<text>.*)")
 _OF_OTHERS = re.compile(
     r"ChildFailedError|CalledProcessError|ProcessExitedException|Connection (closed|reset) by peer|"
-    r"DistBackendError|DistNetworkError|KeyboardInterrupt|SignalException"
+    r"DistBackendError|DistNetworkError(?!.*failed to listen)|KeyboardInterrupt|SignalException"
 )
 """Errors by which a launcher, or another rank, learns that a rank has failed."""
 _OF_LAUNCHERS = re.compile(
@@ -181,6 +181,6 @@ def last_words(text: str) -> LastWords:
     if not found.line:
         own = ((n, line) for n, line in enumerate(lines, 1) if not _OF_LAUNCHERS.match(line))
         for number, line in own:
-            if line.strip():
+            if re.search(r"[^\W_]", line):  # not a row of `=`, as torchrun draws
                 found = LastWords(number, re.sub(rf"^{_MARKS}", "", line).strip(), "")
     return found

@@ -165,9 +165,8 @@ def list_project(root: Path, include: Sequence[str], leave: Sequence[Path]) -> P
 
     walk = Walk(root, include, is_of_runs)
     try:
-        tracked, new = _list_checkout(root, include, walk)
+        tracked, new, notes = _list_checkout(root, include, walk)
         commit, is_dirty = _commit(root)
-        notes = []
     except GitError as error:
         walk.run()
         tracked, new = {*walk.sizes, *walk.others}, set()
@@ -221,14 +220,16 @@ def _files_and_links(
     return sizes, linked
 
 
-def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> tuple[set[str], set[str]]:
+def _list_checkout(
+    root: Path, include: Sequence[str], walk: Walk
+) -> tuple[set[str], set[str], list[str]]:
     """The files of a git checkout, and of those inside: submodules, and other clones.
 
     Args:
         walk: says what programs and earlier runs left there; of that, tracked files travel.
 
     Returns:
-        Paths of tracked files; of others.
+        Paths of tracked files; of others; a note on what git ignores.
 
     Raises:
         GitError: git says nothing about it, or lists no file.
@@ -239,7 +240,7 @@ def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> tuple[set[
         above = [folder.as_posix() for folder in PurePosixPath(path).parents][:-1]
         return bool(any(map(folder_is_left, above)) or walk.why_left(path, False))
 
-    all_tracked, all_new = set[str](), set[str]()
+    all_tracked, all_new, all_ignored = set[str](), set[str](), list[str]()
     # Without patterns, git need not look into ignored folders: a data set can be there.
     ignored = ("--ignored", *(() if include else ("--directory",)))
     inside = [""]
@@ -248,11 +249,11 @@ def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> tuple[set[
         tracked = _ls_files(root, prefix, "--cached")
         new = _ls_files(root, prefix, "--others")
         # `.env` is mostly ignored, and the user has to know that it stays.
-        new += [
-            path
-            for path in _ls_files(root, prefix, "--others", *ignored)
-            if private_by_name(path) or any(matches(path, pattern) for pattern in include)
-        ]
+        for path in _ls_files(root, prefix, "--others", *ignored):
+            if private_by_name(path) or any(matches(path, pattern) for pattern in include):
+                new.append(path)
+            elif not is_left(path) and not is_left(f"{path.rstrip('/')}/x"):
+                all_ignored.append(path)
         new = [path for path in new if not is_left(path)]
         folders = [path.rstrip("/") for path in (*tracked, *new)]
         inside += [
@@ -264,7 +265,10 @@ def _list_checkout(root: Path, include: Sequence[str], walk: Walk) -> tuple[set[
         all_new.update(new)
     if not all_tracked | all_new:
         raise GitError("git lists no file there")
-    return all_tracked, all_new
+    stays = join_limited(sorted(map(printable, all_ignored)), _SHOWN)
+    how = "where the command needs one, write in the run file: include: [NAME]"
+    note = f"git ignores, and so here stays: {stays}; {how}"
+    return all_tracked, all_new, [note] if all_ignored else []
 
 
 def _ls_files(root: Path, prefix: str, *words: str) -> list[str]:

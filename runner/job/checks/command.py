@@ -96,7 +96,7 @@ def own_code(run: CommandRun) -> Iterator[Finding]:
     if run.job_python.words is None and not run.job_python.packages:
         yield note(
             "not checked here: what the code imports, because slurm.setup brings the job's Python. "
-            "In a shell after the lines of slurm.setup, its own `runner check` does"
+            "`submit --to` checks it there; by hand: those lines, then runner check, in one shell"
         )
 
 

@@ -136,7 +136,7 @@ def test_a_package_that_the_python_of_the_job_does_not_have(project: Project) ->
     assert found.message == (
         "train.py:2: imports `nothing_such`, and this Python does not have it."
     )
-    assert found.remedy == "pip install nothing_such"
+    assert found.remedy.startswith("Correct the name, or bring the package to that Python")
 
 
 def test_a_package_has_another_name_for_pip(project: Project) -> None:
@@ -519,6 +519,15 @@ def test_a_path_of_this_laptop(
     assert [*Manifest.load(manifest).requests] == ["rows"]
     project.is_here = True
     assert project.check("python train.py --data_dir ~/rows") == []
+
+
+def test_a_path_that_is_here_alone_is_named_wherever_it_is(
+    project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").touch()
+    found = project.only(f"python train.py --data {tmp_path}/rows.csv")
+    assert f"names {tmp_path}/rows.csv, a path of this machine" in found.message
+    assert project.check("python train.py --lib /usr/lib --out /scratch/me/new") == []
 
 
 @pytest.mark.parametrize(

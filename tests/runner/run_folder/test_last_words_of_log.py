@@ -38,3 +38,11 @@ def test_without_an_exception_it_is_the_last_line_that_no_launcher_wrote() -> No
 def test_advice_after_the_exception_is_kept() -> None:
     text = "Traceback (most recent call last):\nValueError: x\nrunner exec: take y\n"
     assert last_words(text).advice == "take y"
+
+
+def test_a_port_that_is_taken_is_a_cause_and_a_row_of_signs_is_none() -> None:
+    taken = "torch.distributed.DistNetworkError: The server socket has failed to listen on any"
+    row = "=" * 60
+    log = f"Traceback (most recent call last):\n  File x\n{taken}\nfit.py FAILED\n{row}\n"
+    assert last_words(log).text == taken
+    assert last_words(f"fit.py FAILED\n{row}\n").text == "fit.py FAILED"

@@ -240,7 +240,7 @@ def test_links_lead_to_the_copy_or_to_where_they_led(
         assert (work / name).exists(), name
     assert (work / "lib/out").resolve() == tmp_path / "data"
     assert (work / "ignored").resolve() == checkout / "big/x"
-    (note,) = project.notes
+    *_, note = project.notes
     for name in ("lib/out", "gone", "ignored"):
         assert f"`{name}`" in note
     assert "`a`" not in note
@@ -537,3 +537,17 @@ def test_a_corrected_project_goes_on_from_what_the_command_wrote(
     (folder / "carried.json").write_text('{"from": "work-1", "project": []}')
     unpack(folder / "project.tar", folder / "project.json", work, goes_on=True)
     assert (work / "out/late.bin").is_file() and not (folder / "carried.json").exists()
+
+
+def test_what_git_ignores_is_named_unless_a_program_left_it(checkout: Path) -> None:
+    """A data file was in .gitignore: the job began, and did not find it."""
+    assert list_project(checkout, (), ()).notes == ()
+    for name in ("big/train.bin", "a.log", "wandb/a.log"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("rows")
+    (note,) = list_project(checkout, (), ()).notes
+    assert note.startswith("git ignores, and so here stays: `a.log`, `big/`; where the command")
+    project = list_project(checkout, ["big/"], ())
+    assert "big/train.bin" in project.files
+    (note,) = project.notes
+    assert "big" not in note.partition(";")[0]
