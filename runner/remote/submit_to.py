@@ -485,7 +485,8 @@ def _send_code(remote: RemoteShell, road: Road, near: str, quiet: bool) -> None:
     with sending(remote), connected(target) if road.cluster.copy else nullcontext(remote) as there:
         problem, its = f"{remote.target}: cannot be written", road.code.folder
         remote.run(f"mkdir -p {remote.inside(its)}", problem)
-        options = ["--compress", *([f"--copy-dest=../{near}"] if near else [])]
+        # By its bytes: what is damaged there can have the size and the time of the sound one.
+        options = ["--checksum", "--compress", *([f"--copy-dest=../{near}"] if near else [])]
         run_rsync(replace(there, target=target), made.root, *options, quiet=quiet)
         remote.run(f": >{remote.inside(f'{its}/sent')}", problem)
 

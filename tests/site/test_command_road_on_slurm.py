@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -109,7 +110,9 @@ def test_what_was_changed_or_damaged_there_starts_no_job(laptop: Laptop, site: S
     assert laptop.jobs("other") == []
     shutil.rmtree(work)
     archive = work.with_name("project.tar")
+    status = archive.stat()
     archive.write_bytes(archive.read_bytes().replace(b"step", b"stop"))
+    os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))  # for rsync, the same file
     said = laptop.run(*SUBMIT)
     assert "the project came damaged, and is sent again" in said, said
     assert len(laptop.jobs("other")) == 1
@@ -193,7 +196,8 @@ def test_a_command_alone_gets_its_run_file_and_manifest(
     (folder / "runs").mkdir()
     shutil.copy(laptop.folder / "runs/clusters.yaml", folder / "runs")
     laptop.folder, laptop.variables["HOME"] = folder, str(tmp_path)
-    words = ("submit", "--to", "site", "--set", "slurm.options.mem=500M", "--")
+    on_cpu = ("--set", "slurm.options.mem=500M", "--set", "slurm.gpus_per_node=0")
+    words = ("submit", "--to", "site", *on_cpu, "--")
     ask = ("python", "ask.py", "--times", "2")
     shown = laptop.run(*words[:-1], "--dry-run", "--", *ask)
     assert "would write runs/ask.yaml" in shown and not (folder / "runs/ask.yaml").exists()
@@ -210,7 +214,7 @@ def test_a_command_alone_gets_its_run_file_and_manifest(
     refused = laptop.run(*words, *ask[:2], code=2)
     assert "it is the run file of another command: python ask.py --times 2" in refused
     that, rm = re.findall(r"(?:: )(runner submit [^.]*\.yaml --to site|rm \S+)", refused)
-    assert "is finished" in laptop.run(*that.split()[1:])
+    assert "is finished" in laptop.run(*that.split()[1:], *on_cpu)
     subprocess.run(rm.split(), cwd=folder, check=True)
     assert "wrote runs/ask.yaml" in laptop.run(*words, *ask)
     (folder / "local").joinpath("deep").mkdir()
