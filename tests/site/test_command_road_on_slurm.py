@@ -119,6 +119,7 @@ def test_what_was_changed_or_damaged_there_starts_no_job(laptop: Laptop, site: S
     site.run("scancel", str(*laptop.jobs("other")))
 
 
+@pytest.mark.slow
 def test_a_project_goes_by_a_carried_disk(laptop: Laptop, site: Site) -> None:
     disk = site.home / f"disk-{laptop.work.name}"
     disk.mkdir()
@@ -173,6 +174,7 @@ def test_what_a_job_missed_is_added_fetched_and_sent(
     assert "asked for nothing that the bundle does not have" in said and "is finished" in said
 
 
+@pytest.mark.slow
 def test_a_command_that_needs_no_hub_goes_without_a_manifest(laptop: Laptop, site: Site) -> None:
     for name in ("tiny.yaml", "tiny.lock"):
         (laptop.folder / name).unlink()
