@@ -75,8 +75,10 @@ def _find_bundle(
 
 def _needs_no_bundle(run: Path) -> bool:
     """Whether a run file has a command, and names nothing of a bundle."""
+    from runner.config.command_config import names_a_bundle
+
     with suppress(StageError), reading_yaml(run) as (data, _):
-        return "command" in data and not {"manifest", "bundle", "environment"} & data.keys()
+        return "command" in data and not names_a_bundle(data.keys())
     return False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -186,6 +186,11 @@ def has_command(path: Path, overrides: Sequence[str] = ()) -> bool:
         return False
     # The keys as they stand, for a file in braces (JSON is YAML), too.
     return isinstance(top, yaml.MappingNode) and any(key.value == "command" for key, _ in top.value)
+
+
+def names_a_bundle(keys: Collection[str]) -> bool:
+    """Whether a run file with these keys names something of a bundle, which a command need not."""
+    return not {"manifest", "bundle", "environment"}.isdisjoint(keys)
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunConfig | CommandConfig:

@@ -113,8 +113,7 @@ def start_command(
     """
     run.folder.logs.mkdir(parents=True, exist_ok=True)
     with hold_run_folder(run.folder, environ):
-        begun = _Begun.of(run, by_script=by_script)
-        return begun.start(start, environ).exit_code
+        return _Begun.of(run, by_script=by_script).start(start, environ).exit_code
 
 
 class _Begun:

@@ -25,6 +25,7 @@ from stage.environment.spec.profile import Profile
 from stage.lock.yaml_lines import scalar
 from stage.serve.hub_api import entry
 
+_HEAD = ("# Written by `runner submit --to`; it is yours now.", "format: 1")
 RUNS, MANIFESTS = "runs", "manifests"
 _SPECS = ("environment.yml", "environment.yaml", "conda.yml", "conda.yaml")
 
@@ -66,13 +67,12 @@ def begin(words: Sequence[str], run: Path, to: str, *, dry_run: bool) -> bool:
     command, _ = _from_root(words, run)
     manifest = run.parent.parent / MANIFESTS / run.name
     assets = [*_environment(manifest, cluster), *_names(words, run)]
-    lines = ["# Written by `runner submit --to`; it is yours now.", "format: 1"]
+    lines = [*_HEAD]
     files = {}
     if assets or manifest.exists():
         lines.append(f"manifest: {os.path.relpath(manifest, run.parent)}")
     if assets and not manifest.exists():
-        head = ["# Written by `runner submit --to`; it is yours now.", "format: 1", "assets:"]
-        files[manifest] = "\n".join([*head, *assets, ""])
+        files[manifest] = "\n".join([*_HEAD, "assets:", *assets, ""])
     gpus = _gpus(words, cluster)
     files[run] = "\n".join(
         [*lines, f"command: {scalar(command)}", "code: ..", f"slurm: {{gpus_per_node: {gpus}}}", ""]

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from runner.config.command_config import CommandConfig, has_command
+from runner.config.command_config import CommandConfig, has_command, names_a_bundle
 from runner.config.job_config import JobConfig
 from runner.config.run_config import RunConfig
 from runner.errors import say
@@ -290,8 +290,7 @@ class Code:
 
 def _needs_no_bundle(config: JobConfig) -> bool:
     """Whether a run file has a command, and names nothing of a bundle."""
-    is_command = isinstance(config, CommandConfig)
-    return is_command and not {"manifest", "bundle", "environment"} & config.given
+    return isinstance(config, CommandConfig) and not names_a_bundle(config.given)
 
 
 def plan_text(plan: Mapping[str, str]) -> str:
